@@ -1,0 +1,57 @@
+"""The deployable: programs, weights and their meaning, in one signed folder or file."""
+
+from archipel.bundle.archive import MAX_ARCHIVE_BYTES, pack, unpack
+from archipel.bundle.keys import (
+    generate_key,
+    load_private_key,
+    load_public_key,
+    save_private_key,
+    save_public_key,
+)
+from archipel.bundle.manifest import (
+    FORMAT_VERSION,
+    WEIGHTS_FILE,
+    Limits,
+    Lineage,
+    Manifest,
+    Phase,
+    PrivacyPolicy,
+    TensorSpec,
+    decode_manifest,
+    encode_manifest,
+)
+from archipel.bundle.reader import Bundle, open_bundle
+from archipel.bundle.roles import Program, role_of
+from archipel.bundle.weights import TensorPlace, read_weights, weights_layout, write_weights
+from archipel.bundle.writer import parameter_specs, write_bundle
+
+__all__ = [
+    "FORMAT_VERSION",
+    "MAX_ARCHIVE_BYTES",
+    "WEIGHTS_FILE",
+    "Bundle",
+    "Limits",
+    "Lineage",
+    "Manifest",
+    "Phase",
+    "PrivacyPolicy",
+    "Program",
+    "TensorPlace",
+    "TensorSpec",
+    "decode_manifest",
+    "encode_manifest",
+    "generate_key",
+    "load_private_key",
+    "load_public_key",
+    "open_bundle",
+    "pack",
+    "parameter_specs",
+    "read_weights",
+    "role_of",
+    "save_private_key",
+    "save_public_key",
+    "unpack",
+    "weights_layout",
+    "write_bundle",
+    "write_weights",
+]

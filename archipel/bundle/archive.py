@@ -1,0 +1,121 @@
+"""A bundle as one file: an uncompressed zip, order and times fixed, so that equal folders give equal files."""
+
+from __future__ import annotations
+
+import os
+import struct
+import zipfile
+from pathlib import Path
+
+from archipel.bundle.manifest import (
+    MANIFEST_FILE,
+    MAX_MANIFEST_BYTES,
+    MAX_TENSOR_BYTES,
+    SIGNATURE_FILE,
+    check_file_name,
+)
+from archipel.errors import ArchiveError, UnsafePathError
+
+MAX_MEMBERS = 64
+MAX_ARCHIVE_BYTES = 4 << 30
+_EPOCH = (1980, 1, 1, 0, 0, 0)
+_CHUNK = 1 << 20
+
+
+def pack(folder: Path, file: Path) -> None:
+    """Write the folder's files into `file`: manifest and signature first, so that a reader can refuse early."""
+    names = sorted(path.name for path in folder.iterdir())
+    first = [MANIFEST_FILE, SIGNATURE_FILE]
+    temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
+    try:
+        with zipfile.ZipFile(temporary, "w", zipfile.ZIP_STORED, strict_timestamps=True) as archive:
+            for name in first + [name for name in names if name not in first]:
+                check_file_name(name)
+                info = zipfile.ZipInfo(name, _EPOCH)
+                info.create_system = 3
+                info.external_attr = 0o644 << 16
+                with archive.open(info, "w") as member, open(folder / name, "rb") as source:
+                    while chunk := source.read(_CHUNK):
+                        member.write(chunk)
+        with open(temporary, "rb") as written:
+            os.fsync(written.fileno())
+        os.replace(temporary, file)
+    except OSError as error:
+        raise ArchiveError(f"{file}: cannot be written ({error.strerror})") from None
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def unpack(file: Path, folder: Path) -> None:
+    """Write the members of `file` into the new folder `folder`.
+
+    Only what `pack` writes is accepted: plain names, each once, stored without compression, sizes within limits.
+    Raises ArchiveError or UnsafePathError; contents are not trusted until the manifest's digests were checked.
+    """
+    try:
+        size = file.stat().st_size
+        if size > MAX_ARCHIVE_BYTES:
+            raise ArchiveError(f"{file}: {size} bytes, the limit is {MAX_ARCHIVE_BYTES} (4 GiB)")
+        _check_directory_size(file, size)
+        with zipfile.ZipFile(file) as archive:
+            members = archive.infolist()
+            check_members(file, members, size)
+            folder.mkdir(parents=True)
+            for info in members:
+                _extract(archive, info, folder / info.filename)
+    except (zipfile.BadZipFile, EOFError, struct.error, ValueError, NotImplementedError, RuntimeError) as error:
+        raise ArchiveError(f"{file}: not a readable bundle file ({error})") from None
+    except OSError as error:
+        raise ArchiveError(f"{file}: {error.strerror or error}") from None
+
+
+def check_members(file: Path, members: list[zipfile.ZipInfo], size: int) -> None:
+    """Refuse what no bundle has, before a byte is unpacked. `size` is the archive's, in bytes."""
+    if not 2 <= len(members) <= MAX_MEMBERS:
+        raise ArchiveError(f"{file}: {len(members)} members, expected 2 to {MAX_MEMBERS}")
+    names = [info.filename for info in members]
+    for info in members:
+        try:
+            check_file_name(info.filename)
+        except UnsafePathError as error:
+            raise UnsafePathError(f"{file}: {error}") from None
+        if info.compress_type != zipfile.ZIP_STORED or info.compress_size != info.file_size:
+            raise ArchiveError(f"{file}: member {info.filename!r} is compressed; a bundle is stored uncompressed")
+        if info.flag_bits & 0x1:
+            raise ArchiveError(f"{file}: member {info.filename!r} is encrypted")
+        limit = MAX_MANIFEST_BYTES if info.filename == MANIFEST_FILE else MAX_TENSOR_BYTES * 2
+        if info.file_size > limit:
+            raise ArchiveError(f"{file}: member {info.filename!r} has {info.file_size} bytes, the limit is {limit}")
+    if len(set(names)) != len(names):
+        raise ArchiveError(f"{file}: a member is there twice")
+    if names[:2] != [MANIFEST_FILE, SIGNATURE_FILE]:
+        raise ArchiveError(f"{file}: expected {MANIFEST_FILE} and {SIGNATURE_FILE} first, got {names[:2]}")
+    if sum(info.file_size for info in members) > size:
+        # Stored members cannot be larger than the file: overlapping entries are how zip bombs hide.
+        raise ArchiveError(f"{file}: members overlap")
+
+
+def _check_directory_size(file: Path, size: int) -> None:
+    # zipfile reads the whole central directory into memory before it can be asked how many members there are.
+    with open(file, "rb") as source:
+        source.seek(max(0, size - (1 << 16) - 22))
+        tail = source.read()
+    at = tail.rfind(b"PK\x05\x06")
+    if at < 0 or len(tail) - at < 22:
+        raise ArchiveError(f"{file}: not a bundle file (no zip directory); expected a .bundle made by archipel")
+    count = struct.unpack_from("<H", tail, at + 10)[0]
+    directory_bytes = struct.unpack_from("<L", tail, at + 12)[0]
+    if count > MAX_MEMBERS or (directory_bytes > 512 * MAX_MEMBERS and directory_bytes != 0xFFFFFFFF):
+        raise ArchiveError(f"{file}: {count} members in {directory_bytes} bytes, at most {MAX_MEMBERS} are allowed")
+
+
+def _extract(archive: zipfile.ZipFile, info: zipfile.ZipInfo, target: Path) -> None:
+    written = 0
+    with archive.open(info) as member, open(target, "xb") as out:
+        while chunk := member.read(_CHUNK):
+            written += len(chunk)
+            if written > info.file_size:
+                raise ArchiveError(f"member {info.filename!r} is longer than its declared {info.file_size} bytes")
+            out.write(chunk)
+        out.flush()
+        os.fsync(out.fileno())

@@ -1,0 +1,84 @@
+"""Ed25519 keys as files: private ones as PKCS#8 PEM that only the owner can read, public ones as 64 hex digits."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
+
+from archipel.errors import SignatureError
+
+_MAX_KEY_FILE_BYTES = 16 << 10
+
+
+def generate_key() -> Ed25519PrivateKey:
+    return Ed25519PrivateKey.generate()
+
+
+def save_private_key(key: Ed25519PrivateKey, path: Path | str) -> None:
+    """Write PEM with mode 0600, durably. Raises SignatureError if the file exists: a key is never overwritten."""
+    data = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    _create(Path(path), data, 0o600)
+
+
+def load_private_key(path: Path | str) -> Ed25519PrivateKey:
+    """Read a PEM file. Raises SignatureError that names the file and what is wrong with it."""
+    data = _read(Path(path))
+    try:
+        key = load_pem_private_key(data, password=None)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        raise SignatureError(f"{path}: not an unencrypted private key in PEM; make one with `archipel keys`") from None
+    if not isinstance(key, Ed25519PrivateKey):
+        raise SignatureError(
+            f"{path}: expected an Ed25519 private key, got another kind; make one with `archipel keys`"
+        )
+    return key
+
+
+def save_public_key(key: Ed25519PrivateKey, path: Path | str) -> None:
+    """Write the public half as 64 hexadecimal digits."""
+    _create(Path(path), key.public_key().public_bytes_raw().hex().encode() + b"\n", 0o644)
+
+
+def load_public_key(path: Path | str) -> bytes:
+    """The raw 32 bytes. Raises SignatureError when the file does not hold 64 hexadecimal digits."""
+    text = _read(Path(path)).strip()
+    try:
+        key = bytes.fromhex(text.decode("ascii"))
+    except ValueError:
+        key = b""
+    if len(key) != 32 or len(text) != 64:
+        raise SignatureError(f"{path}: expected 64 hexadecimal digits (an Ed25519 public key), got {len(text)} bytes")
+    return key
+
+
+def _create(path: Path, data: bytes, mode: int) -> None:
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    except FileExistsError:
+        raise SignatureError(f"{path}: exists already; move it away first, a key is never overwritten") from None
+    except OSError as error:
+        raise SignatureError(f"{path}: cannot be written ({error.strerror})") from None
+    with os.fdopen(handle, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _read(path: Path) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            data = file.read(_MAX_KEY_FILE_BYTES + 1)
+    except OSError as error:
+        raise SignatureError(f"{path}: cannot be read ({error.strerror})") from None
+    if len(data) > _MAX_KEY_FILE_BYTES:
+        raise SignatureError(f"{path}: larger than {_MAX_KEY_FILE_BYTES} bytes, so not a key file")
+    return data

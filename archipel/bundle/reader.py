@@ -1,0 +1,175 @@
+"""Open a bundle: nothing of it is believed before its signature and every digest were checked."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+from archipel.bundle.archive import unpack
+from archipel.bundle.manifest import (
+    MANIFEST_FILE,
+    MAX_MANIFEST_BYTES,
+    MAX_TENSOR_BYTES,
+    SIGNATURE_FILE,
+    WEIGHTS_FILE,
+    Manifest,
+    decode_manifest,
+)
+from archipel.bundle.roles import Program
+from archipel.bundle.weights import read_weights
+from archipel.errors import (
+    BundleError,
+    DigestError,
+    ManifestError,
+    SignatureError,
+    TensorLayoutError,
+    UnsafePathError,
+)
+
+
+class Bundle:
+    """A verified bundle in a folder. Tensors are mapped from weights.safetensors, not copied."""
+
+    def __init__(self, folder: Path, manifest: Manifest, digest: str) -> None:
+        self.folder = folder
+        self.manifest = manifest
+        self.digest = digest
+
+    @cached_property
+    def tensors(self) -> Mapping[str, np.ndarray]:
+        """Every tensor of weights.safetensors by name: read-only, mapped."""
+        if WEIGHTS_FILE not in self.manifest.files:
+            return {}
+        return read_weights(self.folder / WEIGHTS_FILE)
+
+    def tensor(self, name: str) -> np.ndarray:
+        try:
+            return self.tensors[name]
+        except KeyError:
+            raise TensorLayoutError(f"bundle {self.manifest.name!r}: no tensor {name!r} in {WEIGHTS_FILE}") from None
+
+    def parameters(self) -> dict[str, np.ndarray]:
+        """The global model as it was published, in the manifest's order."""
+        return {spec.name: self.tensor(spec.name) for spec in self.manifest.parameters}
+
+    def program(self, name: str) -> Program:
+        """The program of that name. Raises BundleError that lists what there is."""
+        try:
+            return self.manifest.programs[name]
+        except KeyError:
+            there = ", ".join(sorted(self.manifest.programs)) or "none"
+            raise BundleError(f"bundle {self.manifest.name!r} has no program {name!r}; it has: {there}") from None
+
+    def program_path(self, name: str) -> Path:
+        return self.folder / self.program(name).file
+
+
+def open_bundle(path: Path | str, trusted_keys: Sequence[bytes], cache: Path | None = None) -> Bundle:
+    """Open a folder or a `.bundle` file and verify it with one of `trusted_keys` (raw 32-byte Ed25519 public keys).
+
+    A file is unpacked to CACHE/DIGEST first (default: a folder of the same name beside it); an unpacked copy that is
+    there already is verified again and used. Raises the BundleError that says what is wrong.
+    """
+    path = Path(path)
+    if path.is_dir():
+        return verify_folder(path, trusted_keys)
+    if not path.is_file():
+        raise BundleError(f"{path}: no such bundle (expected a folder or a .bundle file)")
+    root = cache if cache is not None else path.with_name(path.name + ".unpacked")
+    root.mkdir(parents=True, exist_ok=True)
+    staging = Path(tempfile.mkdtemp(prefix=".unpack-", dir=root))
+    try:
+        unpack(path, staging / "bundle")
+        digest = verify_folder(staging / "bundle", trusted_keys).digest
+        target = root / digest
+        if target.is_dir():
+            try:
+                return verify_folder(target, trusted_keys)
+            except BundleError:
+                # A half-written or damaged copy; the one just unpacked has been verified.
+                shutil.rmtree(target)
+        try:
+            os.replace(staging / "bundle", target)
+        except OSError:
+            # Another process put the same digest there between the check and the rename.
+            if not target.is_dir():
+                raise
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+    return verify_folder(target, trusted_keys)
+
+
+def verify_folder(folder: Path, trusted_keys: Sequence[bytes]) -> Bundle:
+    """Signature, manifest, digests of all files, no foreign file, parameters as declared."""
+    manifest_bytes = _read(folder, MANIFEST_FILE, MAX_MANIFEST_BYTES)
+    verify_signature(manifest_bytes, _read(folder, SIGNATURE_FILE, 64), trusted_keys, folder)
+    manifest = decode_manifest(manifest_bytes)
+    expected = {MANIFEST_FILE, SIGNATURE_FILE, *manifest.files}
+    for entry in folder.iterdir():
+        if entry.name not in expected:
+            raise UnsafePathError(f"{folder}: {entry.name!r} is not in the manifest; remove it")
+        if entry.is_symlink() or not entry.is_file():
+            raise UnsafePathError(f"{folder}: {entry.name!r} is not a regular file")
+    for name, digest in manifest.files.items():
+        actual = _file_digest(folder / name)
+        if actual != digest:
+            raise DigestError(f"{folder / name}: SHA-256 is {actual}, the manifest says {digest}; fetch it again")
+    bundle = Bundle(folder, manifest, hashlib.sha256(manifest_bytes).hexdigest())
+    _check_parameters(bundle)
+    return bundle
+
+
+def verify_signature(manifest: bytes, signature: bytes, trusted_keys: Sequence[bytes], where: Path | str) -> None:
+    """Raises SignatureError unless one of the keys signed the manifest's bytes."""
+    if not trusted_keys:
+        raise SignatureError(f"{where}: no trusted keys given, so nothing can be verified")
+    for key in trusted_keys:
+        try:
+            Ed25519PublicKey.from_public_bytes(key).verify(signature, manifest)
+            return
+        except (InvalidSignature, ValueError):
+            continue
+    raise SignatureError(f"{where}: none of the {len(trusted_keys)} trusted keys signed this manifest")
+
+
+def _check_parameters(bundle: Bundle) -> None:
+    for spec in bundle.manifest.parameters:
+        array = bundle.tensor(spec.name)
+        if array.dtype.name != spec.dtype or array.shape != spec.shape:
+            raise TensorLayoutError(
+                f"parameter {spec.name!r}: {WEIGHTS_FILE} holds {array.dtype}{list(array.shape)}, "
+                f"the manifest says {spec.dtype}{list(spec.shape)}"
+            )
+        if hashlib.sha256(array.tobytes()).hexdigest() != spec.sha256:
+            raise DigestError(f"parameter {spec.name!r}: its bytes differ from the manifest's SHA-256")
+
+
+def _read(folder: Path, name: str, limit: int) -> bytes:
+    try:
+        with open(folder / name, "rb") as file:
+            data = file.read(limit + 1)
+    except OSError as error:
+        raise BundleError(f"{folder / name}: cannot be read ({error.strerror}); is {folder} a bundle?") from None
+    if len(data) > limit:
+        kind = SignatureError if name == SIGNATURE_FILE else ManifestError
+        raise kind(f"{folder / name}: more than {limit} bytes")
+    return data
+
+
+def _file_digest(path: Path) -> str:
+    try:
+        if path.stat().st_size > 2 * MAX_TENSOR_BYTES:
+            raise TensorLayoutError(f"{path}: {path.stat().st_size} bytes, the limit is {2 * MAX_TENSOR_BYTES}")
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise DigestError(f"{path}: cannot be read ({error.strerror}), but the manifest lists it") from None

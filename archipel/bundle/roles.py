@@ -1,0 +1,221 @@
+"""Roles: what each input and output of a program means. They are all that an agent understands.
+
+A port is one graph input or output. `name` is the graph's own name for it; `tensor` is the logical tensor that it
+reads or writes, the same in every program of a bundle. For `example`, `label` and `example_weight` the name is at
+the same time the name of the field in the local data.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+DType = Literal[
+    "float16",
+    "float32",
+    "float64",
+    "int8",
+    "uint8",
+    "int16",
+    "uint16",
+    "int32",
+    "uint32",
+    "int64",
+    "uint64",
+    "bool",
+]
+Dim = int | str
+Lifetime = Literal["step", "round", "device"]
+
+
+class Port(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    omit_defaults=True,
+    tag_field="role",
+):
+    """One graph input or output. A `str` in `shape` is a symbolic dimension; the first axis of a field is the batch."""
+
+    name: str
+    dtype: DType
+    shape: tuple[Dim, ...]
+
+
+class Example(Port, frozen=True, kw_only=True, tag="example"):
+    """A field of the local batch that the model sees."""
+
+
+class Label(Port, frozen=True, kw_only=True, tag="label"):
+    """A field of the local batch that the loss compares with."""
+
+
+class ExampleWeight(Port, frozen=True, kw_only=True, tag="example_weight"):
+    """A weight for each example of the batch; 1 where the local data has none."""
+
+
+class Parameter(Port, frozen=True, kw_only=True, tag="parameter"):
+    """A global model tensor; as an output its new value."""
+
+    tensor: str
+
+
+class Start(Port, frozen=True, kw_only=True, tag="start"):
+    """The value that parameter `tensor` had when the round started."""
+
+    tensor: str
+
+
+class Personal(Port, frozen=True, kw_only=True, tag="personal"):
+    """Like `parameter`, but it never leaves the device.
+
+    Its first value is the tensor `init` of weights.safetensors (None: the tensor of its own name). Where `init` names
+    a parameter, the first value is that parameter as the device first received it.
+    """
+
+    tensor: str
+    init: str | None = None
+
+
+class State(Port, frozen=True, kw_only=True, tag="state"):
+    """Kept between steps: momentum, control variates, running statistics.
+
+    `init` is the number that fills it, or the name of a tensor of weights.safetensors. `lifetime` says when it goes
+    back to that: `step` (before every step), `round` (before every round), `device` (never).
+    """
+
+    tensor: str
+    lifetime: Lifetime
+    init: float | str = 0.0
+
+
+class Broadcast(Port, frozen=True, kw_only=True, tag="broadcast"):
+    """Sent by the server this round and not updated. The server half of the strategy makes its first value."""
+
+    tensor: str
+
+
+class Hyperparameter(Port, frozen=True, kw_only=True, tag="hyperparameter"):
+    """A scalar that the plan may set, within [minimum, maximum]."""
+
+    default: float
+    minimum: float
+    maximum: float
+
+
+class Count(Port, frozen=True, kw_only=True, tag="count"):
+    """How many examples the device trained on (each counted once), or how many steps it made, in this round."""
+
+    of: Literal["examples", "steps"]
+
+
+class Step(Port, frozen=True, kw_only=True, tag="step"):
+    """Number of the step within the round, from 0; supplied by the runtime."""
+
+
+class Seed(Port, frozen=True, kw_only=True, tag="seed"):
+    """Seed of the round for the counter-based hash; supplied by the runtime."""
+
+
+class Noise(Port, frozen=True, kw_only=True, tag="noise"):
+    """Exact samples for differential privacy, drawn by the runtime from a cryptographic generator, never from `seed`.
+
+    `scale` is the standard deviation (gaussian) or the parameter sigma (discrete_gaussian; Canonne et al. 2020).
+    """
+
+    distribution: Literal["gaussian", "discrete_gaussian"]
+    scale: float
+
+
+class Output(Port, frozen=True, kw_only=True, tag="output"):
+    """What `predict` answers."""
+
+
+class Derived(Port, frozen=True, kw_only=True, tag="derived"):
+    """Of `refresh`: the new value of the initializer `tensor` of the `predict` graph."""
+
+    tensor: str
+
+
+class Update(Port, frozen=True, kw_only=True, tag="update"):
+    """What is uploaded: an entry of the vector that the server sums, in the order of the program's outputs.
+
+    `kind`: `delta` (the change of parameter `tensor`), `weight` (scalar: the weight that this device's entries were
+    multiplied with, so that the sum of weights travels too) or `value` (anything that the strategy's server half reads
+    by its name `tensor`). The graph has applied the weight and the clipping already. `clip` is the L2 norm that it
+    holds all `delta` entries to, before weighting (None: not clipped). For the fixed-point encoding each element is
+    clamped to [-range, range] and rounded to `bits` bits.
+    """
+
+    tensor: str
+    kind: Literal["delta", "weight", "value"]
+    weighting: Literal["examples", "uniform", "steps"]
+    range: float
+    bits: int
+    clip: float | None = None
+
+
+class Metric(Port, frozen=True, kw_only=True, tag="metric"):
+    """A scalar, and how its values over steps or batches become one."""
+
+    reduction: Literal["sum", "mean", "last"]
+
+
+Input = (
+    Example
+    | Label
+    | ExampleWeight
+    | Parameter
+    | Start
+    | Personal
+    | State
+    | Broadcast
+    | Hyperparameter
+    | Count
+    | Step
+    | Seed
+    | Noise
+)
+Result = Output | Parameter | Personal | State | Derived | Update | Metric
+
+ProgramKind = Literal["predict", "evaluate", "train", "begin", "finish", "refresh", "analyze"]
+
+_DATA = {"example", "label", "example_weight"}
+_MODEL = {"parameter", "personal", "state"}
+
+ALLOWED: dict[str, tuple[frozenset[str], frozenset[str]]] = {
+    # kind: (roles of inputs, roles of outputs)
+    "predict": (frozenset({"example", *_MODEL, "hyperparameter"}), frozenset({"output"})),
+    "evaluate": (frozenset({*_DATA, *_MODEL, "hyperparameter"}), frozenset({"metric"})),
+    "train": (
+        frozenset({*_DATA, *_MODEL, "start", "broadcast", "hyperparameter", "count", "step", "seed", "noise"}),
+        frozenset({*_MODEL, "metric"}),
+    ),
+    "begin": (frozenset({*_MODEL, "broadcast", "hyperparameter", "seed"}), frozenset({"state", "personal"})),
+    "finish": (
+        frozenset({*_MODEL, "start", "broadcast", "hyperparameter", "count", "seed", "noise"}),
+        frozenset({"update", "state", "personal", "metric"}),
+    ),
+    "refresh": (frozenset(_MODEL), frozenset({"derived"})),
+    "analyze": (frozenset({*_DATA, *_MODEL, "hyperparameter", "seed", "noise"}), frozenset({"update"})),
+}
+"""Which roles each kind of program may read and write."""
+
+
+class Program(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A graph and the meaning of its inputs and outputs, each in the graph's own order.
+
+    `file` is the name of the graph's file in the bundle; empty while the program is not in a bundle yet.
+    """
+
+    kind: ProgramKind
+    inputs: tuple[Input, ...]
+    outputs: tuple[Result, ...]
+    file: str = ""
+
+
+def role_of(port: Port) -> str:
+    """The role's name as the manifest spells it, such as "example"."""
+    return str(port.__struct_config__.tag)

@@ -1,0 +1,128 @@
+"""Tensors as safetensors: strict reading with limits before allocation, deterministic writing.
+
+The format: 8 bytes little-endian header length, a JSON header {name: {dtype, shape, data_offsets}}, then the bytes of
+all tensors without holes. The reader here adds what a hostile file calls for: bounds on everything, no duplicate or
+overlapping tensors, and data aligned to its element size so that it can be mapped in place.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from safetensors.numpy import save
+
+from archipel.bundle.manifest import ITEM_BYTES, MAX_RANK, MAX_TENSOR_BYTES
+from archipel.errors import TensorLayoutError
+
+MAX_HEADER_BYTES = 4 << 20
+
+_DTYPES: dict[str, str] = {
+    "F16": "float16", "F32": "float32", "F64": "float64", "I8": "int8", "U8": "uint8", "I16": "int16", "U16": "uint16",
+    "I32": "int32", "U32": "uint32", "I64": "int64", "U64": "uint64", "BOOL": "bool",
+}  # fmt: skip
+
+
+class _Entry(msgspec.Struct, forbid_unknown_fields=True):
+    dtype: str
+    shape: list[int]
+    data_offsets: tuple[int, int]
+
+
+class TensorPlace(msgspec.Struct, frozen=True):
+    """Where a tensor's bytes lie in a safetensors file: `offset` from the start of the file, in bytes."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    nbytes: int
+
+
+def write_weights(tensors: Mapping[str, np.ndarray]) -> bytes:
+    """Safetensors bytes; the same tensors give the same bytes. Raises TensorLayoutError for a dtype it cannot hold."""
+    for name, array in tensors.items():
+        if array.dtype.name not in ITEM_BYTES:
+            raise TensorLayoutError(f"tensor {name!r}: dtype {array.dtype} cannot be stored in a bundle")
+    return bytes(save({name: np.asarray(tensors[name], order="C") for name in sorted(tensors)}))
+
+
+def weights_layout(head: bytes, file_bytes: int) -> dict[str, TensorPlace]:
+    """Check the header of a file of `file_bytes` bytes. `head` holds at least its header. Raises TensorLayoutError."""
+    if len(head) < 8:
+        raise TensorLayoutError(f"weights: {len(head)} bytes, too short for a safetensors header")
+    header_bytes = int.from_bytes(head[:8], "little")
+    if not 2 <= header_bytes <= min(MAX_HEADER_BYTES, file_bytes - 8):
+        raise TensorLayoutError(
+            f"weights: header length {header_bytes} is not from 2 to {min(MAX_HEADER_BYTES, file_bytes - 8)} bytes"
+        )
+    if len(head) < 8 + header_bytes:
+        raise TensorLayoutError(f"weights: the file ends inside its header ({len(head)} of {8 + header_bytes} bytes)")
+    try:
+        # The writer pads with spaces to align the data; JSON allows them.
+        entries = msgspec.json.decode(head[8 : 8 + header_bytes], type=dict[str, _Entry])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise TensorLayoutError(f"weights: header: {error}") from None
+    start = 8 + header_bytes
+    places = {name: _place(name, entry, start) for name, entry in entries.items()}
+    end = start
+    for name, place in sorted(places.items(), key=lambda item: (item[1].offset, item[1].nbytes)):
+        if place.offset != end:
+            raise TensorLayoutError(f"weights: tensor {name!r} starts at byte {place.offset}, expected {end}")
+        end += place.nbytes
+    if end != file_bytes:
+        raise TensorLayoutError(f"weights: tensors end at byte {end}, the file has {file_bytes}")
+    return places
+
+
+def read_weights(source: bytes | Path, max_bytes: int = MAX_TENSOR_BYTES) -> dict[str, np.ndarray]:
+    """Read-only arrays over the file's bytes (a path is mapped, not read). Raises TensorLayoutError."""
+    buffer: Any
+    if isinstance(source, Path):
+        try:
+            size = source.stat().st_size
+            if not 8 <= size <= max_bytes:
+                raise TensorLayoutError(f"{source}: {size} bytes, expected from 8 to {max_bytes}")
+            buffer = np.memmap(source, dtype=np.uint8, mode="r")
+        except OSError as error:
+            raise TensorLayoutError(f"{source}: cannot be read ({error.strerror})") from None
+    else:
+        size = len(source)
+        if size > max_bytes:
+            raise TensorLayoutError(f"weights: {size} bytes, the limit is {max_bytes}")
+        buffer = np.frombuffer(source, dtype=np.uint8)
+    head = buffer[: 8 + MAX_HEADER_BYTES].tobytes()
+    arrays = {}
+    for name, place in weights_layout(head, size).items():
+        raw = buffer[place.offset : place.offset + place.nbytes]
+        arrays[name] = np.asarray(raw.view(place.dtype).reshape(place.shape))
+        arrays[name].flags.writeable = False
+    return arrays
+
+
+def _place(name: str, entry: _Entry, start: int) -> TensorPlace:
+    if not 0 < len(name) <= 256 or not name.isprintable():
+        raise TensorLayoutError(f"weights: tensor name {name[:64]!r} is not 1 to 256 printable characters")
+    dtype = _DTYPES.get(entry.dtype)
+    if dtype is None:
+        raise TensorLayoutError(
+            f"weights: tensor {name!r} has dtype {entry.dtype[:16]!r}, expected one of {list(_DTYPES)}"
+        )
+    if len(entry.shape) > MAX_RANK or any(not 0 <= dim <= MAX_TENSOR_BYTES for dim in entry.shape):
+        raise TensorLayoutError(f"weights: tensor {name!r} has shape {entry.shape[:16]}, rank at most {MAX_RANK}")
+    nbytes = math.prod(entry.shape) * ITEM_BYTES[dtype]
+    if nbytes > MAX_TENSOR_BYTES:
+        raise TensorLayoutError(f"weights: tensor {name!r} has {nbytes} bytes, the limit is {MAX_TENSOR_BYTES} (2 GiB)")
+    first, last = entry.data_offsets
+    if first < 0 or last - first != nbytes:
+        raise TensorLayoutError(
+            f"weights: tensor {name!r}: {entry.dtype}{entry.shape} needs {nbytes} bytes, offsets give {last - first}"
+        )
+    if (start + first) % ITEM_BYTES[dtype]:
+        raise TensorLayoutError(
+            f"weights: tensor {name!r} is misaligned: byte {start + first} is not a multiple of {ITEM_BYTES[dtype]}"
+        )
+    return TensorPlace(dtype=dtype, shape=tuple(entry.shape), offset=start + first, nbytes=nbytes)

@@ -1,0 +1,102 @@
+"""Write and sign a bundle folder."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from archipel.bundle.manifest import (
+    FORMAT_VERSION,
+    MANIFEST_FILE,
+    SIGNATURE_FILE,
+    WEIGHTS_FILE,
+    Limits,
+    Lineage,
+    Manifest,
+    Phase,
+    PrivacyPolicy,
+    TensorSpec,
+    encode_manifest,
+)
+from archipel.bundle.reader import Bundle, verify_folder
+from archipel.bundle.roles import Program
+from archipel.errors import BundleError, TensorLayoutError
+
+
+def parameter_specs(tensors: Mapping[str, np.ndarray], names: Sequence[str]) -> tuple[TensorSpec, ...]:
+    """The manifest's entries for the parameters `names`, whose values are in `tensors`."""
+    specs = []
+    for name in names:
+        if name not in tensors:
+            raise TensorLayoutError(f"parameter {name!r} has no values among the bundle's tensors")
+        array = np.asarray(tensors[name], order="C")
+        digest = hashlib.sha256(array.tobytes()).hexdigest()
+        specs.append(TensorSpec(name=name, dtype=array.dtype.name, shape=array.shape, sha256=digest))  # type: ignore[arg-type]
+    return tuple(specs)
+
+
+def write_bundle(
+    folder: Path | str,
+    *,
+    name: str,
+    programs: Mapping[str, Program],
+    graphs: Mapping[str, bytes],
+    weights: bytes,
+    parameters: tuple[TensorSpec, ...],
+    limits: Limits,
+    privacy: PrivacyPolicy,
+    key: Ed25519PrivateKey,
+    schedule: tuple[Phase, ...] = (),
+    strategy: str = "",
+    lineage: Lineage | None = None,
+) -> Bundle:
+    """Write a new bundle folder, all or nothing, and read it back verified.
+
+    `graphs` maps the programs' file names to serialized ONNX whose external data is `weights` (safetensors bytes).
+    Raises BundleError if the folder exists, or what validation finds.
+    """
+    folder = Path(folder)
+    if folder.exists():
+        raise BundleError(f"{folder}: exists already; remove it or choose another name")
+    contents: dict[str, bytes] = {**graphs, WEIGHTS_FILE: weights}
+    manifest = Manifest(
+        format=FORMAT_VERSION,
+        name=name,
+        programs=dict(programs),
+        parameters=parameters,
+        limits=limits,
+        privacy=privacy,
+        files={path: hashlib.sha256(data).hexdigest() for path, data in contents.items()},
+        schedule=schedule,
+        strategy=strategy,
+        lineage=lineage or Lineage(),
+    )
+    manifest_bytes = encode_manifest(manifest)
+    contents[MANIFEST_FILE] = manifest_bytes
+    contents[SIGNATURE_FILE] = key.sign(manifest_bytes)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        staging = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    except OSError as error:
+        raise BundleError(f"{folder}: cannot be written ({error.strerror})") from None
+    try:
+        os.chmod(staging, 0o755)
+        for path, data in contents.items():
+            with open(staging / path, "xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+        verify_folder(staging, [key.public_key().public_bytes_raw()])
+        os.replace(staging, folder)
+    except OSError as error:
+        raise BundleError(f"{folder}: cannot be written ({error.strerror})") from None
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+    return verify_folder(folder, [key.public_key().public_bytes_raw()])

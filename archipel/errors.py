@@ -1,0 +1,176 @@
+"""Every error that archipel raises on purpose.
+
+ArchipelError
+├── MissingExtraError             an optional dependency is not installed
+├── DatasetError                  a data file cannot be read
+├── BundleError                   a bundle is not what it says it is
+│   ├── ArchiveError              the .bundle file is not a plain, uncompressed zip of known members
+│   ├── ManifestError             the manifest cannot be decoded or contradicts itself
+│   │   ├── UnknownVersionError   a format version this installation does not know
+│   │   └── UnknownRoleError      a program's input or output has a role this installation does not know
+│   ├── SignatureError            no trusted key signed the manifest
+│   ├── DigestError               bytes differ from their SHA-256
+│   ├── UnsafePathError           a path that leaves the bundle
+│   └── TensorLayoutError         a tensor that is too large, misaligned, overlapping or missing
+├── ProtocolError                 what server and devices exchange
+│   ├── MessageError              a message cannot be decoded
+│   ├── CertificateError          an enrolment chain or a signature does not verify
+│   ├── PolicyError               a plan outside the publisher's privacy policy
+│   └── SecureAggregationError    a secure round must not go on
+│       ├── ThresholdError        fewer participants than the threshold
+│       ├── ConsistencyError      participants were told different survivor sets
+│       └── ShareError            a secret share is missing, foreign or tampered with
+├── GraphError                    an ONNX graph is invalid or unsupported
+│   ├── ModelImportError          a source model cannot become a Model
+│   └── AutodiffError             a gradient cannot be built
+│       ├── MissingRuleError      no gradient rule for an operator
+│       └── NotDifferentiableError  no gradient exists along the path asked for
+├── TrainingError                 a training step cannot be built or run
+├── CompressionError              a recipe cannot be applied
+├── ConversionError               a bundle cannot be made
+├── RuntimeInputError             the caller's array does not fit the program's input
+├── RuntimeLimitError             a program needs more than its owner allows
+├── ServerError                   the server cannot start or go on
+│   └── ApiError                  a request is answered with a 4xx status
+├── ClientError                   the agent cannot go on
+│   ├── UnreachableError          the server did not answer
+│   ├── RefusedError              the server answered with an error
+│   └── RoundAbandonedError       the device left the round, cleanly
+└── CommandError                  the command line was given something unusable
+"""
+
+from __future__ import annotations
+
+
+class ArchipelError(Exception):
+    """Root of everything raised on purpose. Its text says what was expected, what came, and what to do."""
+
+
+class MissingExtraError(ArchipelError):
+    """An optional dependency is not installed; the text names the extra that brings it."""
+
+    def __init__(self, package: str, extra: str) -> None:
+        super().__init__(f"{package} is not installed; install it with: pip install 'archipel[{extra}]'")
+        self.package = package
+        self.extra = extra
+
+
+class DatasetError(ArchipelError): ...
+
+
+class BundleError(ArchipelError): ...
+
+
+class ArchiveError(BundleError): ...
+
+
+class ManifestError(BundleError): ...
+
+
+class UnknownVersionError(ManifestError): ...
+
+
+class UnknownRoleError(ManifestError): ...
+
+
+class SignatureError(BundleError): ...
+
+
+class DigestError(BundleError): ...
+
+
+class UnsafePathError(BundleError): ...
+
+
+class TensorLayoutError(BundleError): ...
+
+
+class ProtocolError(ArchipelError): ...
+
+
+class MessageError(ProtocolError): ...
+
+
+class CertificateError(ProtocolError): ...
+
+
+class PolicyError(ProtocolError): ...
+
+
+class SecureAggregationError(ProtocolError): ...
+
+
+class ThresholdError(SecureAggregationError): ...
+
+
+class ConsistencyError(SecureAggregationError): ...
+
+
+class ShareError(SecureAggregationError): ...
+
+
+class GraphError(ArchipelError): ...
+
+
+class ModelImportError(GraphError): ...
+
+
+class AutodiffError(GraphError): ...
+
+
+class MissingRuleError(AutodiffError): ...
+
+
+class NotDifferentiableError(AutodiffError): ...
+
+
+class TrainingError(ArchipelError): ...
+
+
+class CompressionError(ArchipelError): ...
+
+
+class ConversionError(ArchipelError): ...
+
+
+class RuntimeInputError(ArchipelError): ...
+
+
+class RuntimeLimitError(ArchipelError): ...
+
+
+class ServerError(ArchipelError): ...
+
+
+class ApiError(ServerError):
+    """A request that is answered with the JSON error shape and this status."""
+
+    def __init__(self, status: int, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.kind = kind
+
+
+class ClientError(ArchipelError): ...
+
+
+class UnreachableError(ClientError): ...
+
+
+class RefusedError(ClientError):
+    """The server answered with an error status.
+
+    `kind` is the error shape's `type` ("conflict", "gone", ...); `retry_after` is in seconds, None if not given.
+    """
+
+    def __init__(self, status: int, kind: str, message: str, retry_after: float | None = None) -> None:
+        super().__init__(f"{message} (HTTP {status}, {kind})")
+        self.status = status
+        self.kind = kind
+        self.retry_after = retry_after
+
+
+class RoundAbandonedError(ClientError): ...
+
+
+class CommandError(ArchipelError): ...

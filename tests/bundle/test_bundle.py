@@ -1,0 +1,215 @@
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import shutil
+import stat
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from archipel import bundle as b
+from archipel.errors import (
+    ArchiveError,
+    BundleError,
+    DigestError,
+    ManifestError,
+    SignatureError,
+    TensorLayoutError,
+    UnsafePathError,
+)
+
+
+def public(key: Any) -> bytes:
+    return key.public_key().public_bytes_raw()
+
+
+def test_folder_and_file_open_alike(folder: Path, key: Any, tensors: dict[str, np.ndarray], tmp_path: Path) -> None:
+    b.pack(folder, tmp_path / "linear.bundle")
+    from_folder = b.open_bundle(folder, [public(key)])
+    from_file = b.open_bundle(tmp_path / "linear.bundle", [os.urandom(32), public(key)], cache=tmp_path / "cache")
+    assert from_folder.manifest == from_file.manifest
+    assert from_folder.digest == from_file.digest == hashlib.sha256((folder / "manifest.json").read_bytes()).hexdigest()
+    assert from_file.folder == tmp_path / "cache" / from_file.digest
+    for name, values in tensors.items():
+        np.testing.assert_array_equal(from_file.tensor(name), values)
+    assert list(from_file.parameters()) == ["fc.weight", "fc.bias"]
+    assert from_file.program_path("train").read_bytes() == b"graph of train"
+    with pytest.raises(BundleError, match="finish, predict, train"):
+        from_file.program("refresh")
+    assert b.open_bundle(tmp_path / "linear.bundle", [public(key)], cache=tmp_path / "cache").digest == from_file.digest
+
+
+def test_a_damaged_cached_copy_is_replaced(folder: Path, key: Any, tmp_path: Path) -> None:
+    b.pack(folder, tmp_path / "l.bundle")
+    opened = b.open_bundle(tmp_path / "l.bundle", [public(key)], cache=tmp_path / "cache")
+    (opened.folder / "train.onnx").write_bytes(b"damaged")
+    again = b.open_bundle(tmp_path / "l.bundle", [public(key)], cache=tmp_path / "cache")
+    assert again.program_path("train").read_bytes() == b"graph of train"
+
+
+def test_the_file_is_a_deterministic_plain_zip(folder: Path, tmp_path: Path) -> None:
+    b.pack(folder, tmp_path / "one")
+    shutil.copytree(folder, tmp_path / "copy")
+    os.utime(tmp_path / "copy" / "train.onnx", (1, 1))
+    b.pack(tmp_path / "copy", tmp_path / "two")
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
+    with zipfile.ZipFile(tmp_path / "one") as archive:
+        assert archive.namelist()[:2] == ["manifest.json", "manifest.sig"]
+        assert archive.testzip() is None
+
+
+def test_wrong_signature(folder: Path, key: Any) -> None:
+    with pytest.raises(SignatureError, match="none of the 1 trusted keys"):
+        b.open_bundle(folder, [public(b.generate_key())])
+    with pytest.raises(SignatureError, match="no trusted keys"):
+        b.open_bundle(folder, [])
+    signature = bytearray((folder / "manifest.sig").read_bytes())
+    signature[0] ^= 1
+    (folder / "manifest.sig").write_bytes(signature)
+    with pytest.raises(SignatureError):
+        b.open_bundle(folder, [public(key)])
+
+
+def test_wrong_digest(folder: Path, key: Any) -> None:
+    (folder / "train.onnx").write_bytes(b"graph of trainx")
+    with pytest.raises(DigestError, match=r"train\.onnx: SHA-256 is"):
+        b.open_bundle(folder, [public(key)])
+    (folder / "train.onnx").unlink()
+    with pytest.raises(DigestError, match="cannot be read"):
+        b.open_bundle(folder, [public(key)])
+
+
+def test_foreign_files_and_links(folder: Path, key: Any) -> None:
+    (folder / "extra").write_bytes(b"")
+    with pytest.raises(UnsafePathError, match="'extra' is not in the manifest"):
+        b.open_bundle(folder, [public(key)])
+    (folder / "extra").unlink()
+    (folder / "train.onnx").rename(folder.parent / "elsewhere")
+    (folder / "train.onnx").symlink_to(folder.parent / "elsewhere")
+    with pytest.raises(UnsafePathError, match="not a regular file"):
+        b.open_bundle(folder, [public(key)])
+
+
+def test_parameters_must_match_the_weights(parts: dict[str, Any], tensors: Any, key: Any, tmp_path: Path) -> None:
+    other = {**tensors, "fc.bias": tensors["fc.bias"] + 1}
+    with pytest.raises(DigestError, match=r"fc\.bias"):
+        b.write_bundle(tmp_path / "x", key=key, **{**parts, "weights": b.write_weights(other)})
+    assert not (tmp_path / "x").exists()
+    other["fc.bias"] = np.zeros((1, 3), np.float32)
+    with pytest.raises(TensorLayoutError, match=r"fc\.bias"):
+        b.write_bundle(tmp_path / "x", key=key, **{**parts, "weights": b.write_weights(other)})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_existing_folder_is_never_overwritten(folder: Path, parts: dict[str, Any], key: Any) -> None:
+    with pytest.raises(BundleError, match="exists already"):
+        b.write_bundle(folder, key=key, **parts)
+
+
+def archive_with(path: Path, members: list[tuple[str, bytes]], compression: int = zipfile.ZIP_STORED) -> Path:
+    with zipfile.ZipFile(path, "w", compression) as archive:
+        for name, data in members:
+            archive.writestr(name, data)
+    return path
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+@pytest.mark.parametrize(
+    ("members", "compression", "error", "text"),
+    [
+        ([("manifest.json", b"{}")], 0, ArchiveError, "1 members"),
+        ([("a", b""), ("b", b"")], 0, ArchiveError, "first"),
+        ([("manifest.json", b"{}"), ("manifest.sig", b""), ("../x", b"")], 0, UnsafePathError, "'../x'"),
+        ([("manifest.json", b"{}"), ("manifest.sig", b""), ("/x", b"")], 0, UnsafePathError, "'/x'"),
+        ([("manifest.json", b"{}"), ("manifest.sig", b""), ("d/", b"")], 0, UnsafePathError, "'d/'"),
+        ([("manifest.json", b"{}"), ("manifest.sig", b""), ("x", b""), ("x", b"")], 0, ArchiveError, "twice"),
+        ([("manifest.json", b"{}" * 99), ("manifest.sig", b"0" * 64)], 8, ArchiveError, "compressed"),
+        ([("manifest.json", b"{}")] + [(f"f{i}", b"") for i in range(80)], 0, ArchiveError, "at most 64"),
+        ([("manifest.json", b"{}"), ("manifest.sig", b"0" * 64)], 0, SignatureError, "trusted"),
+    ],
+)
+def test_hostile_archives(tmp_path: Path, members: Any, compression: int, error: type, text: str) -> None:
+    file = archive_with(tmp_path / "x.bundle", members, compression)
+    with pytest.raises(error) as caught:
+        b.open_bundle(file, [os.urandom(32)], cache=tmp_path / "cache")
+    assert type(caught.value) is error
+    assert text in str(caught.value)
+    assert [p.name for p in (tmp_path / "cache").iterdir()] == []
+
+
+def test_not_an_archive(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(b"hello" * 100)
+    with pytest.raises(ArchiveError, match="not a bundle file"):
+        b.open_bundle(tmp_path / "x", [os.urandom(32)])
+    with pytest.raises(BundleError, match="no such bundle"):
+        b.open_bundle(tmp_path / "missing", [os.urandom(32)])
+
+
+def test_mutated_archives_raise_only_documented_errors(folder: Path, key: Any, tmp_path: Path) -> None:
+    b.pack(folder, tmp_path / "good")
+    data = (tmp_path / "good").read_bytes()
+    draw = random.Random(2)
+    opened = 0
+    for _ in range(300):
+        mutated = bytearray(data)
+        for _ in range(draw.randint(1, 5)):
+            if draw.random() < 0.3:
+                at = draw.randrange(len(mutated))
+                del mutated[at : at + draw.randint(1, 50)]
+            else:
+                # The structures of the zip are at its end and before every member.
+                at = draw.choice([draw.randrange(len(mutated)), len(mutated) - 1 - draw.randrange(500)])
+                mutated[at] = draw.randrange(256)
+        (tmp_path / "bad").write_bytes(mutated)
+        try:
+            b.open_bundle(tmp_path / "bad", [public(key)], cache=tmp_path / "cache")
+            opened += 1
+        except BundleError:
+            continue
+    # Bytes that no reader looks at (times, flags of the host system) may change and the bundle is still itself.
+    assert opened < 150
+
+
+def test_corpus_of_broken_bundles() -> None:
+    """Kept inputs that once reached an unexpected place; each must stay refused."""
+    corpus = sorted((Path(__file__).parent / "corpus").glob("*"))
+    assert len(corpus) >= 4
+    for path in corpus:
+        data = path.read_bytes()
+        if path.suffix == ".json":
+            with pytest.raises(ManifestError):
+                b.decode_manifest(data)
+        elif path.suffix == ".safetensors":
+            with pytest.raises(TensorLayoutError):
+                b.read_weights(data)
+
+
+def test_keys_as_files(tmp_path: Path, key: Any) -> None:
+    b.save_private_key(key, tmp_path / "k.pem")
+    b.save_public_key(key, tmp_path / "k.pub")
+    assert stat.S_IMODE((tmp_path / "k.pem").stat().st_mode) == 0o600
+    assert public(b.load_private_key(tmp_path / "k.pem")) == b.load_public_key(tmp_path / "k.pub") == public(key)
+    with pytest.raises(SignatureError, match="never overwritten"):
+        b.save_private_key(key, tmp_path / "k.pem")
+    (tmp_path / "bad").write_text("hello")
+    with pytest.raises(SignatureError, match="not an unencrypted private key"):
+        b.load_private_key(tmp_path / "bad")
+    with pytest.raises(SignatureError, match="64 hexadecimal"):
+        b.load_public_key(tmp_path / "bad")
+    with pytest.raises(SignatureError, match="cannot be read"):
+        b.load_private_key(tmp_path / "missing")
+
+
+def test_the_device_install_is_enough() -> None:
+    """Importing the room must not pull in anything that a device does not have."""
+    import subprocess
+    import sys
+
+    code = "import sys, archipel.bundle; print([m for m in ('onnx', 'torch', 'flask') if m in sys.modules])"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert out.strip() == "[]"

@@ -1,0 +1,161 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from archipel import bundle as b
+from archipel.bundle.manifest import MAX_MANIFEST_BYTES, validate_manifest
+from archipel.bundle.roles import ALLOWED, Input, Result, role_of
+from archipel.errors import (
+    BundleError,
+    ManifestError,
+    TensorLayoutError,
+    UnknownRoleError,
+    UnknownVersionError,
+    UnsafePathError,
+)
+
+
+@pytest.fixture
+def document(folder: Any) -> dict[str, Any]:
+    return json.loads((folder / "manifest.json").read_bytes())
+
+
+def canonical(document: dict[str, Any]) -> bytes:
+    """An independent writer of the canonical form: Python's json."""
+    return json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
+
+
+def test_round_trip_is_the_identity(folder: Any) -> None:
+    data = (folder / "manifest.json").read_bytes()
+    assert b.encode_manifest(b.decode_manifest(data)) == data
+    assert canonical(json.loads(data)) == data
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "text"),
+    [
+        (lambda d: d.update(format=2), UnknownVersionError, "format 2"),
+        (lambda d: d.update(extra=1), ManifestError, "extra"),
+        (lambda d: d.pop("limits"), ManifestError, "limits"),
+        (lambda d: d["programs"]["train"]["inputs"][0].update(role="spy"), UnknownRoleError, "spy"),
+        (lambda d: d["programs"]["train"]["inputs"][0].pop("role"), UnknownRoleError, "role"),
+        (lambda d: d["programs"]["predict"]["inputs"][0].update(role="label"), ManifestError, "cannot have 'label'"),
+        (lambda d: d["programs"]["train"].update(kind="spy"), ManifestError, "spy"),
+        (lambda d: d["programs"]["train"].update(file="other.onnx"), ManifestError, "not among the bundle's files"),
+        (lambda d: d["files"].update({"../evil": "0" * 64}), UnsafePathError, "'../evil'"),
+        (lambda d: d["files"].update({"/etc/passwd": "0" * 64}), UnsafePathError, "plain name"),
+        (lambda d: d["files"].update({"a.onnx": "xyz"}), ManifestError, "SHA-256"),
+        (lambda d: d["files"].update({"manifest.sig": "0" * 64}), ManifestError, "its own digest"),
+        (lambda d: d["parameters"][0].update(shape=[1 << 20, 1 << 20]), TensorLayoutError, "limit"),
+        (lambda d: d["parameters"][0].update(shape=[1] * 9), TensorLayoutError, "rank 9"),
+        (lambda d: d["parameters"][0].update(shape=[-1]), TensorLayoutError, "dimension -1"),
+        (lambda d: d["parameters"][0].update(dtype="float8"), ManifestError, "float8"),
+        (lambda d: d["parameters"].append(d["parameters"][0]), ManifestError, "listed twice"),
+        (lambda d: d["programs"]["train"]["inputs"][2].update(shape=[3, 5]), ManifestError, "but parameter"),
+        (lambda d: d["programs"]["train"]["inputs"][2].update(tensor="ghost"), ManifestError, "'ghost'"),
+        (lambda d: d["programs"]["train"]["inputs"][4].update(default=9.0), ManifestError, "minimum <= default"),
+        (lambda d: d["programs"]["finish"]["outputs"][0].update(bits=40), ManifestError, "bits"),
+        (lambda d: d["programs"]["finish"]["outputs"][0].update(range=0.0), ManifestError, "range"),
+        (lambda d: d["programs"]["finish"]["outputs"][0].update(shape=["n"]), ManifestError, "must be fixed"),
+        (lambda d: d["programs"]["train"].update(outputs=[]), ManifestError, "no outputs"),
+        (lambda d: d["schedule"][0].update(program="predict"), ManifestError, "not a train program"),
+        (lambda d: d["schedule"][0].update(steps=3), ManifestError, "either epochs or steps"),
+        (lambda d: d["schedule"][0].update(batch_size=0), ManifestError, "at least 1"),
+        (lambda d: d["schedule"][0].update(moves=["ghost"]), ManifestError, "does not write"),
+        (lambda d: d["privacy"].update(threshold=0.5), ManifestError, "above 0.5"),
+        (lambda d: d["privacy"].update(min_cohort=1), ManifestError, "min_cohort"),
+        (lambda d: d["privacy"].update(modes=[]), ManifestError, "modes"),
+        (lambda d: d["lineage"].update(parent="x") if "lineage" in d else d.update(lineage={"parent": "x"}),
+         ManifestError, "lineage.parent"),
+        (lambda d: d["limits"].update(peak_bytes=-1), ManifestError, "negative"),
+        (lambda d: d.update(name="a\nb"), ManifestError, "printable"),
+    ],
+)  # fmt: skip
+def test_each_rule_has_its_own_error(document: dict[str, Any], change: Any, error: type, text: str) -> None:
+    change(document)
+    with pytest.raises(error, match=None) as caught:
+        b.decode_manifest(canonical(document))
+    assert type(caught.value) is error
+    assert text in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"{", b"[]", b"null", b"\xff", b'{"format":"1"}', b"[" * 5000, b'{"format":1' + b"0" * 5000 + b"}"]
+)
+def test_garbage_is_refused(data: bytes) -> None:
+    with pytest.raises(ManifestError):
+        b.decode_manifest(data)
+
+
+def test_only_the_canonical_form_is_read(folder: Any) -> None:
+    data = (folder / "manifest.json").read_bytes()
+    for other in (
+        data.replace(b",", b", ", 1),
+        data + b"\n",
+        data.replace(b'"name":"linear"', b'"name":"linea\\u0072"'),
+    ):
+        with pytest.raises(ManifestError, match="canonical"):
+            b.decode_manifest(other)
+
+
+def test_too_large_is_refused_before_decoding() -> None:
+    with pytest.raises(ManifestError, match="limit"):
+        b.decode_manifest(b" " * (MAX_MANIFEST_BYTES + 1))
+
+
+def test_same_tensor_declared_differently(document: dict[str, Any]) -> None:
+    state = {
+        "role": "state",
+        "name": "m",
+        "tensor": "m",
+        "dtype": "float32",
+        "shape": [3],
+        "lifetime": "round",
+        "init": 0.0,
+    }
+    document["programs"]["train"]["inputs"].append(state)
+    document["programs"]["finish"]["inputs"].append({**state, "lifetime": "device"})
+    with pytest.raises(ManifestError, match="declared differently"):
+        b.decode_manifest(canonical(document))
+
+
+def test_every_role_is_allowed_somewhere() -> None:
+    roles = {role_of(kind) for union in (Input, Result) for kind in union.__args__}
+    allowed = set().union(*(side for sides in ALLOWED.values() for side in sides))
+    assert roles == allowed
+
+
+def test_mutated_manifests_raise_only_documented_errors(folder: Any) -> None:
+    import random
+
+    draw = random.Random(0)
+    data = (folder / "manifest.json").read_bytes()
+    for _ in range(1500):
+        mutated = bytearray(data)
+        for _ in range(draw.randint(1, 4)):
+            at = draw.randrange(len(mutated))
+            kind = draw.randrange(3)
+            if kind == 0:
+                mutated[at] = draw.randrange(256)
+            elif kind == 1:
+                del mutated[at : at + draw.randint(1, 20)]
+            else:
+                mutated[at:at] = data[draw.randrange(len(data)) :][: draw.randint(1, 20)]
+        try:
+            decoded = b.decode_manifest(bytes(mutated))
+        except BundleError:
+            continue
+        assert b.encode_manifest(decoded) == bytes(mutated)
+
+
+def test_validation_runs_on_encoding_too(folder: Any) -> None:
+    manifest = b.decode_manifest((folder / "manifest.json").read_bytes())
+    broken = msgspec.structs.replace(manifest, schedule=(b.Phase(program="ghost", epochs=1, batch_size=1),))
+    with pytest.raises(ManifestError, match="ghost"):
+        b.encode_manifest(broken)
+    with pytest.raises(ManifestError):
+        validate_manifest(broken)
