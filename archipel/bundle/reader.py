@@ -76,7 +76,7 @@ class Bundle:
 def open_bundle(path: Path | str, trusted_keys: Sequence[bytes], cache: Path | None = None) -> Bundle:
     """Open a folder or a `.bundle` file and verify it with one of `trusted_keys` (raw 32-byte Ed25519 public keys).
 
-    A file is unpacked to CACHE/DIGEST first (default: a folder of the same name beside it); an unpacked copy that is
+    A file is unpacked to CACHE/DIGEST first (default: archipel/ in the user's cache folder); an unpacked copy that is
     there already is verified again and used. Raises the BundleError that says what is wrong.
     """
     path = Path(path)
@@ -84,9 +84,12 @@ def open_bundle(path: Path | str, trusted_keys: Sequence[bytes], cache: Path | N
         return verify_folder(path, trusted_keys)
     if not path.is_file():
         raise BundleError(f"{path}: no such bundle (expected a folder or a .bundle file)")
-    root = cache if cache is not None else path.with_name(path.name + ".unpacked")
-    root.mkdir(parents=True, exist_ok=True)
-    staging = Path(tempfile.mkdtemp(prefix=".unpack-", dir=root))
+    root = cache if cache is not None else _default_cache()
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        staging = Path(tempfile.mkdtemp(prefix=".unpack-", dir=root))
+    except OSError as error:
+        raise BundleError(f"{root}: cannot unpack {path.name} there ({error.strerror}); pass another cache") from None
     try:
         unpack(path, staging / "bundle")
         digest = verify_folder(staging / "bundle", trusted_keys).digest
@@ -106,6 +109,11 @@ def open_bundle(path: Path | str, trusted_keys: Sequence[bytes], cache: Path | N
     finally:
         shutil.rmtree(staging, ignore_errors=True)
     return verify_folder(target, trusted_keys)
+
+
+def _default_cache() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "archipel"
 
 
 def verify_folder(folder: Path, trusted_keys: Sequence[bytes]) -> Bundle:

@@ -1,0 +1,19 @@
+"""The one table of federated algorithms. To add one: write NAME.py with a STRATEGY, add a line here."""
+
+from __future__ import annotations
+
+from archipel.errors import ArchipelError
+from archipel.strategies import fedavg
+from archipel.strategies.strategy import Strategy
+
+STRATEGIES: dict[str, Strategy] = {
+    "fedavg": fedavg.STRATEGY,
+}
+
+
+def get(name: str) -> Strategy:
+    """The strategy of that name. Raises ArchipelError that lists what there is."""
+    try:
+        return STRATEGIES[name]
+    except KeyError:
+        raise ArchipelError(f"no strategy {name!r}; there are: {', '.join(sorted(STRATEGIES))}") from None

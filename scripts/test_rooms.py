@@ -1,0 +1,78 @@
+"""Run the test suite room by room, print the seconds of each, and the coverage of all together.
+
+A room is a folder of tests/. It has 75 seconds; one that takes longer is named, so that it gets split or sped up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+BUDGET_SECONDS = 75
+NO_TESTS_COLLECTED = 5
+SUMMARY = re.compile(r"(\d+) (passed|failed|skipped|error)")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--slow", action="store_true", help="with the long suites, and without the time budget")
+    parser.add_argument("rooms", nargs="*", help="rooms to run; all by default")
+    options = parser.parse_args()
+    rooms = options.rooms or sorted(path.name for path in (ROOT / "tests").iterdir() if any(path.glob("test_*.py")))
+    for stale in ROOT.glob(".coverage*"):
+        stale.unlink()
+    counts: dict[str, int] = {}
+    rows: list[tuple[str, float, bool]] = []
+    for room in rooms:
+        print(f"== {room}", flush=True)
+        started = time.monotonic()
+        ok = run_room(room, options.slow, counts)
+        rows.append((room, time.monotonic() - started, ok))
+    subprocess.run([sys.executable, "-m", "coverage", "combine", "--quiet"], cwd=ROOT, check=False)
+    subprocess.run(
+        [sys.executable, "-m", "coverage", "report", "--skip-covered", "--skip-empty", "--sort=cover"],
+        cwd=ROOT,
+        check=False,
+    )
+    print("\nseconds per room")
+    for room, seconds, ok in rows:
+        late = "" if options.slow or seconds <= BUDGET_SECONDS else f"  over its {BUDGET_SECONDS} s"
+        print(f"  {room:<16}{seconds:7.1f}{'' if ok else '  FAILED'}{late}")
+    print(f"  {'all':<16}{sum(seconds for _, seconds, _ in rows):7.1f}\n")
+    passed, failed = counts.get("passed", 0), counts.get("failed", 0) + counts.get("error", 0)
+    print(f"{passed} passed, {failed} failed, {counts.get('skipped', 0)} skipped")
+    return 0 if passed and all(ok for _, _, ok in rows) else 1
+
+
+def run_room(room: str, slow: bool, counts: dict[str, int]) -> bool:
+    """Run one room with its output shown as it comes; add what it counted to `counts`."""
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        f"tests/{room}",
+        "--cov",
+        "--cov-report=",
+        "-m",
+        "" if slow else "not slow",
+    ]
+    environment = {**os.environ, "COVERAGE_FILE": str(ROOT / f".coverage.{room}")}
+    process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
+    last = ""
+    assert process.stdout is not None
+    for line in process.stdout:
+        print(line, end="", flush=True)
+        last = line if SUMMARY.search(line) else last
+    for number, word in SUMMARY.findall(last):
+        counts[word] = counts.get(word, 0) + int(number)
+    return process.wait() in (0, NO_TESTS_COLLECTED)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
