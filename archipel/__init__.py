@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -14,7 +15,5 @@ __all__ = ["Model", "__version__"]
 def __getattr__(name: str) -> Any:
     # Lazy, so that a device install (no onnx) can import archipel.
     if name == "Model":
-        from archipel.graph import Model
-
-        return Model
+        return import_module("archipel.graph").Model
     raise AttributeError(f"module 'archipel' has no attribute {name!r}")

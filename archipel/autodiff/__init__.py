@@ -1,0 +1,11 @@
+"""Source-to-source automatic differentiation of ONNX graphs, in standard operators only."""
+
+from archipel.graph import requirement as requirement  # isort: skip  (first: it names the missing extra)
+from archipel.autodiff.api import gradient as gradient
+from archipel.autodiff.api import vjp as vjp
+from archipel.autodiff.context import RuleContext as RuleContext
+from archipel.autodiff.registry import RULES as RULES
+from archipel.autodiff.registry import rule as rule
+from archipel.autodiff.reverse import differentiate as differentiate
+
+__all__ = ["RULES", "RuleContext", "differentiate", "gradient", "rule", "vjp"]

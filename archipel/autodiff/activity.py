@@ -1,0 +1,70 @@
+"""Which values a derivative passes through, and why one does not arrive."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import onnx_ir as ir
+
+from archipel.graph.shapes import is_float
+
+# These read the shape of their input and not its content.
+_SHAPE_ONLY = frozenset({"Shape", "Size"})
+
+
+def dependencies(node: ir.Node) -> list[ir.Value]:
+    """What a node reads: its inputs, and what its subgraphs capture from outside."""
+    values = [value for value in node.inputs if value is not None]
+    for attribute in node.attributes.values():
+        if attribute.type == ir.AttributeType.GRAPH:
+            values.extend(_captured(attribute.as_graph()))
+        elif attribute.type == ir.AttributeType.GRAPHS:
+            for graph in attribute.as_graphs():
+                values.extend(_captured(graph))
+    return values
+
+
+def active(nodes: Iterable[ir.Node], sources: Iterable[ir.Value]) -> set[ir.Value]:
+    """Floating-point values that depend on a source through floating-point values."""
+    found = set(sources)
+    for node in nodes:
+        if reads_content(node) and any(value in found for value in dependencies(node)):
+            found.update(value for value in node.outputs if is_float(value))
+    return found
+
+
+def influencing(nodes: Iterable[ir.Node], targets: Iterable[ir.Value]) -> set[ir.Value]:
+    """Values, of any type, whose content a target depends on. `nodes` in the graph's order."""
+    found = set(targets)
+    for node in reversed(list(nodes)):
+        if reads_content(node) and any(value in found for value in node.outputs):
+            found.update(dependencies(node))
+    return found
+
+
+def reads_content(node: ir.Node) -> bool:
+    return not (node.domain == "" and node.op_type in _SHAPE_ONLY)
+
+
+def obstacle(nodes: Iterable[ir.Node], source: ir.Value, relevant: set[ir.Value]) -> ir.Node | None:
+    """The first node that `source` reaches where the derivative towards the relevant values ends, if any."""
+    nodes = list(nodes)
+    reached = active(nodes, [source])
+    for node in nodes:
+        if not reads_content(node) or not any(value in reached for value in dependencies(node)):
+            continue
+        if any(value in relevant for value in node.outputs) and not all(
+            value in reached for value in node.outputs if value in relevant
+        ):
+            return node
+    return None
+
+
+def _captured(graph: ir.Graph) -> list[ir.Value]:
+    found: list[ir.Value] = []
+    own: set[ir.Value] = set(graph.inputs) | set(graph.initializers.values())
+    for node in graph:
+        found.extend(value for value in dependencies(node) if value not in own)
+        own.update(node.outputs)
+    found.extend(value for value in graph.outputs if value not in own)
+    return found

@@ -1,0 +1,6 @@
+"""From a trained model to the bundle that devices run."""
+
+from archipel.graph import requirement as requirement  # isort: skip  (first: it names the missing extra)
+from archipel.converter.pipeline import convert
+
+__all__ = ["convert"]

@@ -1,0 +1,87 @@
+"""Lowering: from one model to the programs of a bundle."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+import numpy as np
+
+from archipel import strategies
+from archipel.bundle import Program
+from archipel.bundle.roles import DType, Example, Output, Parameter
+from archipel.compression import StaticInt8, quantize_static, refresh_program
+from archipel.errors import ConversionError
+from archipel.graph import Model
+from archipel.graph.parameters import match
+from archipel.training import evaluate_graph, step_graph
+from archipel.training.losses import Loss
+from archipel.training.optimizers import Optimizer
+
+
+def predict_program(model: Model) -> Model:
+    """The model itself with the signature of `predict`: every input an example field, every output an answer."""
+    inputs = tuple(Example(name=info.name, dtype=cast(DType, info.dtype), shape=info.shape) for info in model.inputs)
+    outputs = tuple(Output(name=info.name, dtype=cast(DType, info.dtype), shape=info.shape) for info in model.outputs)
+    program = model.copy()
+    program.signature = Program(kind="predict", inputs=inputs, outputs=outputs)
+    return program
+
+
+def lower(
+    model: Model,
+    *,
+    loss: Loss | None,
+    optimizer: Optimizer | None,
+    trainable: str | Sequence[str],
+    recipe: Sequence[StaticInt8],
+    calibration: Mapping[str, np.ndarray] | None,
+    strategy: str,
+    strategy_options: Mapping[str, object],
+) -> dict[str, Model]:
+    """The programs by name, each a Model with its signature. Without a loss: `predict` only.
+
+    Raises ConversionError for options that do not fit together, CompressionError or TrainingError from the parts.
+    """
+    if len(recipe) > 1:
+        raise ConversionError(f"recipe: one StaticInt8 at most, got {len(recipe)} parts")
+    compressed = model
+    for part in recipe:
+        if calibration is None:
+            raise ConversionError("recipe: StaticInt8 needs calibration data; pass calibration={input name: array}")
+        compressed = quantize_static(model, part, calibration)
+    programs = {"predict": predict_program(compressed)}
+    if loss is None:
+        if optimizer is not None:
+            raise ConversionError("an optimizer without a loss: pass loss= too, or neither for a predict-only bundle")
+        return programs
+    if optimizer is None:
+        raise ConversionError("a loss without an optimizer: pass optimizer= too, or neither for a predict-only bundle")
+    names = match(model.parameter_names, trainable)
+    parameters = {name: model.parameters[name] for name in names}
+    programs["evaluate"] = evaluate_graph(model, loss, trainable=names)
+    programs["train"] = step_graph(model, loss, optimizer, trainable=names)
+    programs["refresh"] = refresh_program(programs["predict"], parameters)
+    programs["finish"] = _finish(parameters, strategy, strategy_options)
+    return programs
+
+
+def _finish(parameters: Mapping[str, np.ndarray], strategy: str, options: Mapping[str, object]) -> Model:
+    try:
+        proto, signature = strategies.get(strategy).finish(parameters, **options)
+    except TypeError as error:
+        raise ConversionError(f"strategy {strategy!r}: {error}") from None
+    model = Model.from_proto(proto, parameters=[])
+    model.signature = signature
+    return model
+
+
+def parameter_names(programs: Mapping[str, Model]) -> list[str]:
+    """Every tensor that some program reads as a parameter, in the order of first use."""
+    names: dict[str, None] = {}
+    for program in programs.values():
+        if program.signature is not None:
+            for port in program.signature.inputs:
+                if isinstance(port, Parameter):
+                    names.setdefault(port.tensor)
+    return list(names)

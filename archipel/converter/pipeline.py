@@ -1,0 +1,131 @@
+"""`convert`: any model to a signed bundle."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from archipel.bundle import (
+    Bundle,
+    Lineage,
+    Phase,
+    PrivacyPolicy,
+    Program,
+    open_bundle,
+    pack,
+    parameter_specs,
+    write_bundle,
+)
+from archipel.compression import StaticInt8
+from archipel.converter.limits import compute_limits
+from archipel.converter.lowering import lower, parameter_names
+from archipel.converter.weights import check_refresh, derived_tensors, share_weights
+from archipel.errors import ConversionError
+from archipel.graph import Model
+from archipel.training.losses import Loss
+from archipel.training.optimizers import Optimizer
+
+SUFFIX = ".bundle"
+DEFAULT_PRIVACY = PrivacyPolicy(modes=("secure",), min_cohort=3, threshold=0.6, max_clip=10.0, max_bits=24)
+
+
+def convert(
+    source: Any,
+    path: str | os.PathLike[str],
+    *,
+    trainable: str | Sequence[str] = "*",
+    loss: Loss | None = None,
+    optimizer: Optimizer | None = None,
+    recipe: Sequence[StaticInt8] | None = None,
+    sign_key: Ed25519PrivateKey | None = None,
+    target: str = "onnxruntime",
+    example: Any = None,
+    calibration: Mapping[str, np.ndarray] | None = None,
+    name: str | None = None,
+    epochs: int = 1,
+    batch_size: int = 16,
+    strategy: str = "fedavg",
+    strategy_options: Mapping[str, object] | None = None,
+    privacy: PrivacyPolicy = DEFAULT_PRIVACY,
+    lineage: Lineage | None = None,
+) -> Bundle:
+    """Make a bundle of `source`: an ONNX file's path, a Model, or a torch module with `example`.
+
+    `path` ending in ".bundle" becomes one file, anything else a folder; it must not exist. Without a loss the bundle
+    has `predict` only; with one it also has `evaluate`, `train` (one step of `optimizer` on the parameters that match
+    `trainable`), `refresh` and the strategy's `finish`, and a schedule of `epochs` in batches of `batch_size`.
+    `recipe` compresses `predict` (StaticInt8 needs `calibration`: an array for every input).
+    `sign_key` is the publisher's key; `strategy_options` go to the strategy's device half.
+
+    Returns the bundle, verified. Raises ConversionError, or the error of the part that failed.
+    """
+    path = Path(path)
+    if sign_key is None:
+        raise ConversionError(
+            "a bundle must be signed: pass sign_key=; `archipel keys FILE` makes one, bundle.load_private_key reads it"
+        )
+    if target != "onnxruntime":
+        raise ConversionError(f"target {target!r}: this version converts for 'onnxruntime'")
+    if path.exists():
+        raise ConversionError(f"{path}: exists already; remove it or choose another name")
+    model = _model(source, example)
+    programs = lower(
+        model,
+        loss=loss,
+        optimizer=optimizer,
+        trainable=trainable,
+        recipe=recipe or (),
+        calibration=calibration,
+        strategy=strategy,
+        strategy_options=strategy_options or {},
+    )
+    check_refresh(programs["predict"], derived_tensors(programs))
+    values = model.parameters
+    parameters = {tensor: values[tensor] for tensor in parameter_names(programs)}
+    graphs, weights = share_weights(programs, parameters)
+    files = {program: f"{program}.onnx" for program in programs}
+    write = partial(
+        write_bundle,
+        name=name or path.name.removesuffix(SUFFIX),
+        programs={program: _located(programs[program].signature, files[program]) for program in programs},
+        graphs={files[program]: graphs[program] for program in programs},
+        weights=weights,
+        parameters=parameter_specs(parameters, list(parameters)),
+        limits=compute_limits(programs, batch_size),
+        privacy=privacy,
+        key=sign_key,
+        schedule=(Phase(program="train", epochs=epochs, batch_size=batch_size),) if loss is not None else (),
+        strategy=strategy if loss is not None else "",
+        lineage=lineage or Lineage(recipe=tuple(map(repr, recipe or ()))),
+    )
+    if path.suffix != SUFFIX:
+        return write(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as folder:
+        pack(write(Path(folder) / "bundle").folder, path)
+    return open_bundle(path, [sign_key.public_key().public_bytes_raw()])
+
+
+def _located(signature: Program | None, file: str) -> Program:
+    if signature is None:
+        raise ConversionError(f"program for {file} has no signature")
+    return Program(kind=signature.kind, inputs=signature.inputs, outputs=signature.outputs, file=file)
+
+
+def _model(source: Any, example: Any) -> Model:
+    if isinstance(source, Model):
+        return source
+    if isinstance(source, str | os.PathLike):
+        return Model.from_onnx(source)
+    if hasattr(source, "state_dict"):
+        if example is None:
+            raise ConversionError(f"{type(source).__name__}: a torch module needs example=, a tensor that it takes")
+        return Model.from_torch(source, example)
+    raise ConversionError(f"source: expected a path, an archipel.Model or a torch module, got {type(source).__name__}")

@@ -1,0 +1,87 @@
+"""Move the weights of all programs into one safetensors file, each tensor once."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from archipel.bundle import WEIGHTS_FILE, weights_layout, write_weights
+from archipel.bundle.roles import Derived
+from archipel.errors import ConversionError
+from archipel.graph import Model
+
+# Below this a tensor (an axis list, a scale) costs more as external data than it takes.
+_INLINE_BYTES = 256
+
+
+def share_weights(
+    programs: Mapping[str, Model], parameters: Mapping[str, np.ndarray]
+) -> tuple[dict[str, bytes], bytes]:
+    """Serialize the programs with their weights as external data, and the weights.
+
+    `parameters` are the global model's values. Returns the graphs as ONNX bytes by program name, and the bytes of
+    weights.safetensors. Large initializers, parameters and derived tensors move out; what has the same bytes is stored
+    once.
+    """
+    kept = set(parameters) | derived_tensors(programs)
+    protos = {name: ir.to_proto(program.ir) for name, program in programs.items()}
+    tensors = {name: np.asarray(values) for name, values in parameters.items()}
+    stored: dict[tuple[str, tuple[int, ...], bytes], str] = {_content(a): name for name, a in tensors.items()}
+    places: dict[tuple[str, str], str] = {}
+    for program, proto in protos.items():
+        for initializer in proto.graph.initializer:
+            array = onnx.numpy_helper.to_array(initializer)
+            if initializer.name not in kept and array.nbytes < _INLINE_BYTES:
+                continue
+            content = _content(array)
+            name = stored.get(content)
+            # A tensor that `refresh` replaces needs its own name even where another one starts with equal bytes.
+            if name is None or (initializer.name in kept and name != initializer.name):
+                name = initializer.name
+                if name in tensors and _content(tensors[name]) != content:
+                    name = f"{program}/{name}"
+                tensors[name] = array
+                stored.setdefault(content, name)
+            places[program, initializer.name] = name
+    weights = write_weights(tensors)
+    layout = weights_layout(weights, len(weights))
+    for program, proto in protos.items():
+        for initializer in proto.graph.initializer:
+            stored_as = places.get((program, initializer.name))
+            if stored_as is not None:
+                place = layout[stored_as]
+                _make_external(initializer, place.offset, place.nbytes)
+    return {program: proto.SerializeToString(deterministic=True) for program, proto in protos.items()}, weights
+
+
+def derived_tensors(programs: Mapping[str, Model]) -> set[str]:
+    """Names of the initializers of `predict` that `refresh` replaces."""
+    found: set[str] = set()
+    for program in programs.values():
+        if program.signature is not None:
+            found.update(port.tensor for port in program.signature.outputs if isinstance(port, Derived))
+    return found
+
+
+def check_refresh(predict: Model, tensors: Collection[str]) -> None:
+    """Raises ConversionError unless each derived tensor is an initializer of `predict`."""
+    for name in tensors:
+        if name not in predict.ir.graph.initializers:
+            raise ConversionError(f"refresh derives {name!r}, which is not an initializer of predict")
+
+
+def _content(array: np.ndarray) -> tuple[str, tuple[int, ...], bytes]:
+    return array.dtype.name, array.shape, array.tobytes()
+
+
+def _make_external(tensor: onnx.TensorProto, offset: int, length: int) -> None:
+    name, dims, data_type = tensor.name, list(tensor.dims), tensor.data_type
+    tensor.Clear()
+    tensor.name, tensor.data_type = name, data_type
+    tensor.dims.extend(dims)
+    tensor.data_location = onnx.TensorProto.EXTERNAL
+    for key, value in (("location", WEIGHTS_FILE), ("offset", str(offset)), ("length", str(length))):
+        tensor.external_data.add(key=key, value=value)

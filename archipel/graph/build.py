@@ -1,0 +1,200 @@
+"""Emit nodes into a graph: named, typed and shaped as they are written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from archipel.graph.opset import OPSET
+from archipel.graph.shapes import dims, dtype_of, infer_node, is_static, rank, same_shape
+
+Operand = ir.Value | np.ndarray | float | int | bool | Sequence[int] | None
+"""What an operator takes: a value, or a constant that becomes one. Python floats take the type of the first value."""
+
+
+class Builder:
+    """Appends standard operators to `graph`; `op.Mul(a, b)` or `op("Mul", a, b)` returns the new value.
+
+    Attributes are keyword arguments; `_outputs=n` gives a tuple of n values; an input of None is one left out.
+    Constants become initializers, equal ones only once.
+    """
+
+    def __init__(self, graph: ir.Graph, scope: str = "") -> None:
+        self.graph = graph
+        self._scope = scope
+        self._names = _names_in(graph)
+        self._constants: dict[tuple[str, tuple[int, ...], bytes], ir.Value] = {}
+
+    def __getattr__(self, op_type: str) -> Callable[..., Any]:
+        if not op_type[:1].isupper():
+            raise AttributeError(op_type)
+        return lambda *inputs, **attributes: self(op_type, *inputs, **attributes)
+
+    def __call__(self, op_type: str, *inputs: Operand, _outputs: int = 1, **attributes: Any) -> Any:
+        values = self._values(inputs)
+        name = self.unique(f"{self._scope}/{op_type}" if self._scope else op_type)
+        outputs = [ir.Value(name=name if i == 0 else self.unique(f"{name}:{i}")) for i in range(_outputs)]
+        given = {key: value for key, value in attributes.items() if value is not None}
+        node = ir.Node("", op_type, values, ir.convenience.convert_attributes(given), outputs=outputs, name=name)
+        infer_node(node, OPSET)
+        self.graph.append(node)
+        return outputs[0] if _outputs == 1 else tuple(outputs)
+
+    @contextmanager
+    def scope(self, name: str) -> Iterator[None]:
+        """Names of what is emitted inside start with `name`."""
+        before, self._scope = self._scope, name
+        try:
+            yield
+        finally:
+            self._scope = before
+
+    def unique(self, name: str) -> str:
+        """`name`, or `name_2`, ... where it is taken."""
+        candidate, count = name, 1
+        while candidate in self._names:
+            count += 1
+            candidate = f"{name}_{count}"
+        self._names.add(candidate)
+        return candidate
+
+    def input(self, name: str, dtype: ir.DataType, shape: Sequence[int | str]) -> ir.Value:
+        """Add a graph input."""
+        self._names.add(name)
+        value = ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(shape))
+        self.graph.inputs.append(value)
+        return value
+
+    def constant(self, content: Any, dtype: ir.DataType | None = None) -> ir.Value:
+        """An initializer with this content; ints are int64 unless `dtype` says otherwise."""
+        array = np.asarray(content, None if dtype is None else dtype.numpy())
+        if array.size == 0 and dtype is None and array.dtype == np.float64:
+            array = array.astype(np.int64)
+        key = (array.dtype.str, array.shape, array.tobytes())
+        value = self._constants.get(key)
+        if value is None or value.graph is not self.graph:
+            tensor = ir.tensor(array, name=self.unique("const"))
+            value = ir.Value(
+                name=tensor.name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(array.shape), const_value=tensor
+            )
+            self.graph.register_initializer(value)
+            self._constants[key] = value
+        return value
+
+    def name_output(self, value: ir.Value, name: str) -> ir.Value:
+        """Make `value` a graph output called `name`, through Identity where it already has a name to keep."""
+        producer = value.producer()
+        if producer is None or value.is_graph_output() or value.is_graph_input():
+            value = self.Identity(value)
+        self._names.add(name)
+        value.name = name
+        self.graph.outputs.append(value)
+        return value
+
+    def free_name(self, name: str) -> None:
+        """Rename an inner value that uses `name`, so that an input or output can have it."""
+        for node in self.graph.all_nodes():
+            for value in node.outputs:
+                if value.name == name and not value.is_graph_output():
+                    value.name = self.unique(f"{name}_inner")
+
+    # What follows keeps symbolic dimensions symbolic and uses constants where the shape allows it.
+
+    def shape_of(self, value: ir.Value, free: int = 0) -> ir.Value:
+        """The value's shape, int64 [rank]: a constant if it is fixed, with -1 for one symbolic size if `free` is 1."""
+        shape = dims(value)
+        if is_static(shape):
+            return self.constant(np.array(shape, np.int64))
+        if free and sum(not isinstance(d, int) for d in shape) == 1 and 0 not in shape:
+            return self.constant(np.array([d if isinstance(d, int) else -1 for d in shape], np.int64))
+        found: ir.Value = self.Shape(value)
+        return found
+
+    def reshape_like(self, value: ir.Value, like: ir.Value) -> ir.Value:
+        if same_shape(dims(value), dims(like)):
+            return value
+        result: ir.Value = self.Reshape(value, self.shape_of(like, free=1))
+        result.shape = like.shape
+        return result
+
+    def expand_like(self, value: ir.Value, like: ir.Value) -> ir.Value:
+        if same_shape(dims(value), dims(like)):
+            return value
+        result: ir.Value = self.Expand(value, self.shape_of(like))
+        result.shape = like.shape
+        return result
+
+    def full_like(self, like: ir.Value, fill: float) -> ir.Value:
+        dtype = dtype_of(like)
+        content = ir.tensor(np.array([fill], dtype.numpy()))
+        result: ir.Value = self.ConstantOfShape(self.shape_of(like), value=content)
+        result.shape = like.shape
+        return result
+
+    def sum_to(self, value: ir.Value, like: ir.Value) -> ir.Value:
+        """Sum `value` over what broadcasting `like` to its shape repeated: the adjoint of broadcasting."""
+        have, want = dims(value), dims(like)
+        if same_shape(have, want):
+            return value
+        lead = len(have) - len(want)
+        pairs = list(enumerate(zip(have[lead:], want), start=lead))
+        if any(w != 1 and not (w is not None and w == h) for _, (h, w) in pairs):
+            return self._sum_to_at_runtime(value, like, lead)
+        axes = [*range(lead), *(i for i, (h, w) in pairs if w == 1 and h != 1)]
+        if lead == 0:
+            result: ir.Value = self.ReduceSum(value, axes, keepdims=1)
+        elif axes == list(range(lead)):
+            result = self.ReduceSum(value, axes, keepdims=0)
+        else:
+            result = self.reshape_like(self.ReduceSum(value, axes, keepdims=1), like)
+        result.shape = like.shape
+        return result
+
+    def _sum_to_at_runtime(self, value: ir.Value, like: ir.Value, lead: int) -> ir.Value:
+        # Which axes were repeated shows only when the sizes are there.
+        have, want = self.Shape(value), self.Shape(like)
+        padded = want
+        if lead:
+            padded = self.Concat(self.constant(np.ones(lead, np.int64)), want, axis=0)
+        repeated = self.Not(self.Equal(have, padded))
+        axes = self.Reshape(self.NonZero(repeated), [-1])
+        total = self.ReduceSum(value, axes, keepdims=1, noop_with_empty_axes=1)
+        result: ir.Value = self.Reshape(total, want)
+        result.shape = like.shape
+        return result
+
+    def swap_last(self, value: ir.Value) -> ir.Value:
+        """Transpose the last two axes."""
+        n = rank(value)
+        result: ir.Value = self.Transpose(value, perm=[*range(n - 2), n - 1, n - 2])
+        return result
+
+    def _values(self, inputs: Sequence[Operand]) -> list[ir.Value | None]:
+        like = next((v.dtype for v in inputs if isinstance(v, ir.Value)), None)
+        values: list[ir.Value | None] = []
+        for operand in inputs:
+            if operand is None or isinstance(operand, ir.Value):
+                values.append(operand)
+            elif isinstance(operand, np.ndarray):
+                values.append(self.constant(operand))
+            elif isinstance(operand, float):
+                values.append(self.constant(operand, like))
+            else:
+                values.append(self.constant(np.array(operand, bool if isinstance(operand, bool) else np.int64)))
+        return values
+
+
+def _names_in(graph: ir.Graph) -> set[str]:
+    names: set[str] = set()
+    for level in (graph, *graph.subgraphs()):
+        names.update(value.name for value in level.inputs if value.name)
+        names.update(level.initializers)
+    for node in graph.all_nodes():
+        names.update(value.name for value in node.outputs if value.name)
+        if node.name:
+            names.add(node.name)
+    return names

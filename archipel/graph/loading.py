@@ -1,0 +1,94 @@
+"""From ONNX as the world writes it to the one form used here."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+import onnx
+import onnx.inliner
+import onnx_ir as ir
+import onnx_ir.passes.common as common
+
+from archipel.errors import ModelImportError
+from archipel.graph.opset import upgrade
+from archipel.graph.parameters import parameter_names, record_parameters
+
+_MAX_PROTO_BYTES = 2**31 - 1
+
+
+def load(path: str | os.PathLike[str]) -> ir.Model:
+    """Read an ONNX file, its external data included. Raises ModelImportError that names the file."""
+    try:
+        proto = onnx.load(path, format="protobuf")
+    except FileNotFoundError as error:
+        missing = error.filename or path
+        raise ModelImportError(f"{os.fspath(path)}: {missing} does not exist") from None
+    except OSError as error:
+        raise ModelImportError(f"{os.fspath(path)}: {error.strerror or error}") from None
+    except onnx.checker.ValidationError as error:
+        raise ModelImportError(f"{os.fspath(path)}: external data: {error}") from None
+    except Exception as error:
+        # Protobuf's own DecodeError, or whatever reading external data with damaged offsets leads to.
+        raise ModelImportError(f"{os.fspath(path)}: not an ONNX file, or a damaged one ({error})") from error
+    try:
+        return normalize(proto)
+    except ModelImportError as error:
+        raise ModelImportError(f"{os.fspath(path)}: {error}") from error.__cause__
+
+
+def normalize(proto: onnx.ModelProto, parameters: Iterable[str] | None = None) -> ir.Model:
+    """Check, inline local functions, upgrade to the internal opset, infer shapes, name every dimension.
+
+    `parameters` names the initializers that are weights, where the importer knows. Raises ModelImportError.
+    """
+    if not proto.graph.output:
+        raise ModelImportError("the model has no graph outputs")
+    if proto.ByteSize() > _MAX_PROTO_BYTES:
+        raise ModelImportError(f"the model has {proto.ByteSize()} bytes; at most {_MAX_PROTO_BYTES} are supported")
+    _require_tensors(proto.graph)
+    try:
+        if not all(value.type.tensor_type.HasField("shape") for value in proto.graph.output):
+            # Many exporters leave output shapes out; the checker wants them.
+            proto = onnx.shape_inference.infer_shapes(proto)
+        onnx.checker.check_model(proto)
+        if proto.functions:
+            proto = onnx.inliner.inline_local_functions(proto, convert_version=True)
+        proto = upgrade(proto)
+        proto = onnx.shape_inference.infer_shapes(proto, check_type=True, strict_mode=True, data_prop=True)
+        model = ir.from_proto(proto)
+    except ModelImportError:
+        raise
+    except Exception as error:
+        # The C++ checker, inliner and inference each have their own exceptions, RuntimeError among them.
+        raise ModelImportError(f"not a valid ONNX model: {error}") from error
+    common.RemoveInitializersFromInputsPass()(model)
+    common.NameFixPass()(model)
+    _name_dimensions(model)
+    record_parameters(model, parameter_names(model) if parameters is None else parameters)
+    return model
+
+
+def _require_tensors(graph: onnx.GraphProto) -> None:
+    weights = {tensor.name for tensor in graph.initializer}
+    for kind, values in (("input", graph.input), ("output", graph.output)):
+        for value in values:
+            if value.name in weights:
+                continue
+            form = value.type.WhichOneof("value")
+            if form != "tensor_type":
+                raise ModelImportError(f"{kind} {value.name!r} is not a tensor but {form or 'untyped'}")
+            if kind == "input" and not value.type.tensor_type.HasField("shape"):
+                raise ModelImportError(f"input {value.name!r} has no shape; declare one (names for free sizes)")
+
+
+def _name_dimensions(model: ir.Model) -> None:
+    # An unnamed size equals nothing, not even itself; with a name, shapes can be compared.
+    for value in model.graph.inputs:
+        if value.shape is not None:
+            value.shape = ir.Shape(
+                [
+                    ir.SymbolicDim(f"{value.name}_dim{i}") if isinstance(d, ir.SymbolicDim) and not d.value else d
+                    for i, d in enumerate(value.shape)
+                ]
+            )

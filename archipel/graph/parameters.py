@@ -1,0 +1,76 @@
+"""Weights: which initializers are a model's parameters, and how they become inputs of a program."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
+
+import onnx_ir as ir
+
+from archipel.errors import GraphError
+from archipel.graph.shapes import is_float
+
+NAMES_KEY = "archipel.parameters"
+
+# Inputs that set an operator up rather than weigh anything, by position.
+_SETTINGS: dict[str, frozenset[int]] = {
+    "Resize": frozenset({1, 2}),
+    "Upsample": frozenset({1}),
+    "Pad": frozenset({2}),
+    "Clip": frozenset({1, 2}),
+    "Dropout": frozenset({1}),
+    "QuantizeLinear": frozenset({1, 2}),
+    "DequantizeLinear": frozenset({1, 2}),
+    "NonMaxSuppression": frozenset({2, 3, 4}),
+    "OneHot": frozenset({2}),
+    "Range": frozenset({0, 1, 2}),
+    "RoiAlign": frozenset({1}),
+}
+
+
+def parameter_names(model: ir.Model) -> tuple[str, ...]:
+    """Names of the initializers that are parameters, in the graph's order.
+
+    The importer records them in the model's metadata. For a file of other origin they are the float initializers of
+    rank 1 and above that some operator uses as more than a setting (scales of Resize and the like).
+    """
+    recorded = model.metadata_props.get(NAMES_KEY)
+    if recorded is not None:
+        known = set(json.loads(recorded))
+        return tuple(name for name in model.graph.initializers if name in known)
+    return tuple(name for name, value in model.graph.initializers.items() if _weighs(value))
+
+
+def record_parameters(model: ir.Model, names: Iterable[str]) -> None:
+    """Fix which initializers are parameters, so that constants added later are not taken for some."""
+    model.metadata_props[NAMES_KEY] = json.dumps(sorted(names))
+
+
+def promote(model: ir.Model, names: Iterable[str]) -> list[ir.Value]:
+    """Turn initializers into graph inputs of the same name, after the inputs there are. Changes `model`."""
+    promoted = []
+    for name in names:
+        value = model.graph.initializers.pop(name, None)
+        if value is None:
+            raise GraphError(f"{name!r} is not an initializer of the model")
+        value.const_value = None
+        model.graph.inputs.append(value)
+        promoted.append(value)
+    return promoted
+
+
+def match(names: Sequence[str], patterns: str | Sequence[str]) -> list[str]:
+    """The names that match a glob or one of several. Raises GraphError for a pattern that matches none."""
+    wanted = [patterns] if isinstance(patterns, str) else list(patterns)
+    for pattern in wanted:
+        if names and not any(fnmatchcase(name, pattern) for name in names):
+            raise GraphError(f"no parameter matches {pattern!r}; there are: {', '.join(names)}")
+    return [name for name in names if any(fnmatchcase(name, pattern) for pattern in wanted)]
+
+
+def _weighs(value: ir.Value) -> bool:
+    if not is_float(value) or value.shape is None or len(value.shape) == 0:
+        return False
+    uses = list(value.uses())
+    return any(use.idx not in _SETTINGS.get(use.node.op_type, ()) for use in uses)

@@ -1,0 +1,129 @@
+"""Static and symbolic shapes: what is known about a value, and how it is found out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from onnx import defs
+
+from archipel.errors import GraphError
+
+Dim = int | str | None
+"""A size, the name of a symbolic size, or None where nothing is known."""
+
+FLOATS = frozenset({ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
+
+# Larger constants say nothing about shapes, and serializing them costs time.
+_MAX_SHAPE_DATA = 64
+
+
+def dims(value: ir.Value) -> tuple[Dim, ...]:
+    """The value's dimensions. Raises GraphError if not even the rank is known."""
+    if value.shape is None:
+        raise GraphError(
+            f"the shape of {value.name!r}{produced_by(value)} is not known; "
+            "declare the shapes of the model's inputs, or add value_info for it"
+        )
+    return tuple(d if isinstance(d, int) else d.value for d in value.shape)
+
+
+def rank(value: ir.Value) -> int:
+    return len(dims(value))
+
+
+def dtype_of(value: ir.Value) -> ir.DataType:
+    """The value's element type. Raises GraphError if it is not known."""
+    if value.dtype is None:
+        raise GraphError(f"the element type of {value.name!r}{produced_by(value)} is not known")
+    return value.dtype
+
+
+def is_float(value: ir.Value) -> bool:
+    return value.dtype in FLOATS
+
+
+def same_dim(a: Dim, b: Dim) -> bool:
+    """Whether two dimensions are certainly equal."""
+    return a is not None and a == b
+
+
+def same_shape(a: Sequence[Dim], b: Sequence[Dim]) -> bool:
+    """Whether two shapes are certainly equal."""
+    return len(a) == len(b) and all(map(same_dim, a, b))
+
+
+def complete_shape(value: ir.Value, like: ir.Value) -> None:
+    """Take over from `like` the sizes that are not known, or not fixed, of a value that has the same shape."""
+    if like.shape is None:
+        return
+    if value.shape is None:
+        value.shape = like.shape
+        return
+    known = [
+        ours if isinstance(ours, int) or theirs is None else theirs for ours, theirs in zip(dims(value), dims(like))
+    ]
+    value.shape = ir.Shape(known)
+
+
+def static_size(shape: Sequence[Dim]) -> int | None:
+    """Number of elements, None if a dimension is symbolic."""
+    return math.prod(d for d in shape if isinstance(d, int)) if is_static(shape) else None
+
+
+def is_static(shape: Sequence[Dim]) -> bool:
+    return all(isinstance(d, int) for d in shape)
+
+
+def produced_by(value: ir.Value) -> str:
+    node = value.producer()
+    return f" (output of {node.op_type} {node.name!r})" if node is not None else ""
+
+
+def constant_array(value: ir.Value | None) -> np.ndarray | None:
+    """The value's content where the graph fixes it (initializer that is no input, or Constant node), else None."""
+    if value is None or value.is_graph_input():
+        return None
+    tensor = ir.convenience.get_const_tensor(value)
+    return None if tensor is None else tensor.numpy()
+
+
+def infer_node(node: ir.Node, opset: int) -> None:
+    """Fill in what ONNX's own inference knows about the outputs of one node."""
+    schema = defs.get_schema(node.op_type, opset, node.domain)
+    types: dict[str, onnx.TypeProto] = {}
+    data: dict[str, onnx.TensorProto] = {}
+    for value in node.inputs:
+        if value is None or value.name is None or value.dtype is None:
+            continue
+        shape = None if value.shape is None else dims(value)
+        types[value.name] = onnx.helper.make_tensor_type_proto(int(value.dtype), shape)
+        content = constant_array(value)
+        if content is not None and content.size <= _MAX_SHAPE_DATA:
+            data[value.name] = onnx.numpy_helper.from_array(content, value.name)
+    try:
+        inferred = onnx.shape_inference.infer_node_outputs(
+            schema,
+            ir.to_proto(node),
+            types,
+            data,
+            opset_imports=[onnx.helper.make_opsetid(node.domain, opset)],
+        )
+    except (onnx.shape_inference.InferenceError, KeyError) as error:
+        raise GraphError(f"{node.op_type} {node.name!r}: {error}") from error
+    for output in node.outputs:
+        proto = inferred.get(output.name or "")
+        if proto is None or not proto.HasField("tensor_type"):
+            continue
+        output.dtype = ir.DataType(proto.tensor_type.elem_type)
+        if proto.tensor_type.HasField("shape"):
+            output.shape = ir.Shape([_dim(d) for d in proto.tensor_type.shape.dim])
+
+
+def _dim(dim: onnx.TensorShapeProto.Dimension) -> int | ir.SymbolicDim:
+    if dim.HasField("dim_value"):
+        return int(dim.dim_value)
+    return ir.SymbolicDim(dim.dim_param or None)

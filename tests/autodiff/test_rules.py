@@ -1,0 +1,117 @@
+"""The contract of every gradient rule: it equals PyTorch and finite differences, in standard operators only."""
+
+from __future__ import annotations
+
+import importlib
+import zlib
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from gradient_cases.reference import evaluator
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from archipel import Model
+from archipel.autodiff import RULES, vjp
+from archipel.graph import check_model
+
+importlib.import_module("archipel.autodiff.rules")
+OWN = sorted(key for key, rule in RULES.items() if rule.__module__.startswith("archipel."))
+STEP = 1e-5
+
+
+def relative(found: np.ndarray, expected: np.ndarray) -> float:
+    scale = max(float(np.max(np.abs(expected), initial=0.0)), 1e-3)
+    return float(np.max(np.abs(found.astype(np.float64) - expected), initial=0.0)) / scale
+
+
+def test_every_rule_has_cases(gradient_cases: dict) -> None:
+    assert set(gradient_cases) == set(OWN)
+
+
+@pytest.mark.parametrize("key", OWN, ids=lambda key: key[1])
+def test_rule(key: tuple[str, str], gradient_cases: dict) -> None:
+    examples = 200 if key[1] in ("Conv", "MaxPool") else 40
+
+    @settings(
+        max_examples=examples,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(data=st.data())
+    def check(data: Any) -> None:
+        case = data.draw(gradient_cases[key])
+        check_case(case)
+
+    check()
+
+
+def check_case(case: Any) -> None:
+    rng = np.random.default_rng(zlib.crc32(repr(case).encode()))
+    names = [case.names[i] for i in case.wrt]
+    forward = evaluator(case.model(np.float64))
+    inputs = case.arrays(np.float64)
+    y = forward.run(["y"], inputs)[0]
+    cotangent = rng.standard_normal(np.shape(y)).astype(y.dtype)
+    feed = {**inputs, "y.cotangent": cotangent}
+
+    model = vjp(Model.from_proto(case.model(np.float64)), of=["y"], wrt=names)
+    check_model(model.ir)
+    outputs = [f"{name}.grad" for name in names]
+    gradients = evaluator(model.to_bytes()).run(outputs, feed)
+    for name, found in zip(names, gradients):
+        assert found.shape == inputs[name].shape
+        assert found.dtype == inputs[name].dtype
+
+    against_finite_differences(forward, inputs, cotangent, dict(zip(names, gradients)), rng)
+    if case.torch is not None:
+        for found, expected in zip(gradients, torch_gradients(case, cotangent)):
+            assert relative(found, expected) < 1e-6
+    against_onnx_runtime(case, feed, outputs, gradients)
+
+
+def against_finite_differences(forward: Any, inputs: dict, cotangent: np.ndarray, gradients: dict, rng: Any) -> None:
+    for name, gradient in gradients.items():
+        for _ in range(2):
+            direction = rng.standard_normal(inputs[name].shape)
+            step = STEP
+            if cotangent.dtype == np.float32:  # Cast rounds: a step that both types hold exactly
+                direction, step = np.sign(direction), 2.0**-10
+            ends = []
+            for sign in (1, -1):
+                moved = {**inputs, name: inputs[name] + sign * step * direction}
+                ends.append(np.sum(forward.run(["y"], moved)[0].astype(np.float64) * cotangent))
+            expected = (ends[0] - ends[1]) / (2 * step)
+            scale = max(float(np.linalg.norm(gradient) * np.linalg.norm(direction)), 1e-3)
+            assert abs(np.sum(gradient * direction) - expected) / scale < 1e-6
+
+
+def torch_gradients(case: Any, cotangent: np.ndarray) -> list[np.ndarray]:
+    tensors = [
+        None if value is None else torch.from_numpy(np.asarray(value)).requires_grad_(i in case.wrt)
+        for i, value in enumerate(case.inputs)
+    ]
+    y = case.torch(*tensors)
+    wanted = [tensors[i] for i in case.wrt]
+    return [g.numpy() for g in torch.autograd.grad(y, wanted, torch.from_numpy(cotangent))]
+
+
+def against_onnx_runtime(case: Any, feed: dict, outputs: list[str], expected: list[np.ndarray]) -> None:
+    names = [case.names[i] for i in case.wrt]
+    model = vjp(Model.from_proto(case.model(np.float32)), of=["y"], wrt=names)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(model.to_bytes(), options, providers=["CPUExecutionProvider"])
+    single = case.arrays(np.float32)
+    single["y.cotangent"] = feed["y.cotangent"].astype(np.float64 if case.op_type == "Cast" else np.float32)
+    taken = {port.name for port in session.get_inputs()}
+    found = session.run(outputs, {name: value for name, value in single.items() if name in taken})
+    for ours, theirs in zip(found, expected):
+        assert ours.shape == theirs.shape
+        assert relative(ours, theirs) < 1e-3

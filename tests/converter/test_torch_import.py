@@ -1,0 +1,163 @@
+"""Model.from_torch: names, shapes, numbers, silence, and what it refuses."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from torch import nn
+
+from archipel import Model
+from archipel.errors import MissingExtraError, ModelImportError
+from archipel.graph import check_model
+
+
+class Shared(nn.Module):
+    """Two inputs, two outputs, a transposed parameter used twice, a buffer, and one parameter never used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = nn.Parameter(torch.randn(6, 4))
+        self.norm = nn.BatchNorm1d(4)
+        self.drop = nn.Dropout(0.5)
+        self.unused = nn.Parameter(torch.zeros(3))
+
+    def forward(self, x: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        hidden = self.drop(self.norm(x @ self.embed)) * scale
+        return hidden @ self.embed.t(), hidden.flatten(1).sum(1)
+
+
+@pytest.fixture(scope="module")
+def shared() -> tuple[nn.Module, tuple[torch.Tensor, ...], Model]:
+    torch.set_num_threads(1)
+    module, example = Shared(), (torch.randn(3, 6), torch.rand(3, 1))
+    return module, example, Model.from_torch(module, example)
+
+
+def run(model: Model, *inputs: np.ndarray) -> list[np.ndarray]:
+    session = onnxruntime.InferenceSession(model.to_bytes(), providers=["CPUExecutionProvider"])
+    return session.run(None, {port.name: array for port, array in zip(model.inputs, inputs)})
+
+
+def test_parameters_have_the_names_and_values_of_the_state_dict(shared: Any) -> None:
+    module, _, model = shared
+    state = module.state_dict()
+    assert set(model.parameters) == {"embed", "norm.weight", "norm.bias", "norm.running_mean", "norm.running_var"}
+    for name, value in model.parameters.items():
+        np.testing.assert_array_equal(value, state[name].numpy())
+
+
+def test_batch_is_symbolic_and_outputs_are_named(shared: Any) -> None:
+    _, _, model = shared
+    assert [(p.name, p.dtype, p.shape) for p in model.inputs] == [
+        ("x", "float32", ("batch", 6)),
+        ("scale", "float32", ("batch", 1)),
+    ]
+    assert [(p.name, p.shape) for p in model.outputs] == [("output_0", ("batch", 6)), ("output_1", ("batch",))]
+    check_model(model.ir)
+
+
+def test_another_batch_size_gives_the_modules_outputs(shared: Any) -> None:
+    module, _, model = shared
+    x, scale = torch.randn(5, 6), torch.rand(5, 1)
+    was_training = module.training
+    with torch.no_grad():
+        expected = module.eval()(x, scale)
+    module.train(was_training)
+    for ours, theirs in zip(run(model, x.numpy(), scale.numpy()), expected):
+        np.testing.assert_allclose(ours, theirs.numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_the_module_is_left_in_its_mode(shared: Any) -> None:
+    module, _, _ = shared
+    assert module.training
+    assert module.drop.training
+
+
+def test_an_example_of_one_still_has_a_free_batch() -> None:
+    model = Model.from_torch(nn.Linear(2, 2), torch.zeros(1, 2))
+    assert model.inputs[0].shape == ("batch", 2)
+    assert run(model, np.zeros((7, 2), np.float32))[0].shape == (7, 2)
+
+
+def test_fixed_batch() -> None:
+    model = Model.from_torch(nn.Linear(2, 2), torch.zeros(3, 2), dynamic_batch=False)
+    assert model.inputs[0].shape == (3, 2)
+
+
+def test_the_exporter_is_silent(capfd: pytest.CaptureFixture[str]) -> None:
+    Model.from_torch(nn.Linear(2, 2), torch.zeros(1, 2))
+    assert capfd.readouterr() == ("", "")
+
+
+def test_no_path_of_this_machine_is_in_the_file(shared: Any) -> None:
+    _, _, model = shared
+    data = model.to_bytes()
+    assert b".py" not in data
+    assert b"site-packages" not in data
+
+
+def test_flatten_becomes_a_constant_reshape() -> None:
+    model = Model.from_torch(nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 2)), torch.zeros(1, 1, 4, 4))
+    assert [node.op_type for node in model.ir.graph] == ["Conv", "Reshape", "Gemm"]
+
+
+class Branches(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x if x.sum() > 0 else -x
+
+
+class Fixed(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.reshape(3, 4)
+
+
+class Named(nn.Module):
+    def forward(self, x: torch.Tensor) -> Any:
+        return {"a": x, "b": "text"}
+
+
+REFUSED = {
+    "data-dependent": (Branches(), torch.zeros(2, 2), {}, "Branches cannot be exported: .*dynamic_batch=False"),
+    "fixed batch": (
+        Fixed(),
+        torch.zeros(2, 6),
+        {},
+        r"one batch size only: input 'x' .* \[2, 6\]; .*dynamic_batch=False",
+    ),
+    "not a tensor": (nn.Linear(2, 2), [[1.0, 2.0]], {}, "example: expected tensors, got list"),
+    "batches differ": (nn.Bilinear(2, 2, 2), (torch.zeros(2, 2), torch.zeros(3, 2)), {}, r"the sizes are \[2, 3\]"),
+    "not tensors out": (Named(), torch.zeros(2, 2), {}, "the module returns str"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refusals_say_why(case: str) -> None:
+    module, example, options, message = REFUSED[case]
+    with pytest.raises(ModelImportError, match=message):
+        Model.from_torch(module, example, **options)
+
+
+def test_a_wrong_export_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = nn.Linear(2, 2)
+    real = torch.onnx.export
+
+    def wrong(*args: Any, **kwargs: Any) -> Any:
+        # As if the exporter had a bug: other weights than the module's.
+        changed = nn.Linear(2, 2)
+        return real(changed, *args[1:], **kwargs)
+
+    monkeypatch.setattr(torch.onnx, "export", wrong)
+    with pytest.raises(ModelImportError, match="Linear: the import differs from the module by"):
+        Model.from_torch(module, torch.ones(2, 2))
+
+
+def test_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(MissingExtraError, match=r"torch is not installed.*archipel\[cloud\]"):
+        Model.from_torch(object(), object())  # type: ignore[arg-type]
