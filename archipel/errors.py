@@ -30,6 +30,8 @@ ArchipelError
 ├── ConversionError               a bundle cannot be made
 ├── RuntimeInputError             the caller's array does not fit the program's input
 ├── RuntimeLimitError             a program needs more than its owner allows
+├── RuntimeProgramError           a bundle asks for what this runtime does not do
+├── NonFiniteLossError            training diverged: the loss or a weight is infinite or not a number
 ├── ServerError                   the server cannot start or go on
 │   └── ApiError                  a request is answered with a 4xx status
 ├── ClientError                   the agent cannot go on
@@ -40,6 +42,8 @@ ArchipelError
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 
 class ArchipelError(Exception):
@@ -106,7 +110,12 @@ class ThresholdError(SecureAggregationError): ...
 class ConsistencyError(SecureAggregationError): ...
 
 
-class ShareError(SecureAggregationError): ...
+class ShareError(SecureAggregationError):
+    """`devices` are the ids of those whose shares are wrong, as far as that is known."""
+
+    def __init__(self, message: str, devices: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.devices = tuple(devices)
 
 
 class GraphError(ArchipelError): ...
@@ -139,16 +148,23 @@ class RuntimeInputError(ArchipelError): ...
 class RuntimeLimitError(ArchipelError): ...
 
 
+class RuntimeProgramError(ArchipelError): ...
+
+
+class NonFiniteLossError(ArchipelError): ...
+
+
 class ServerError(ArchipelError): ...
 
 
 class ApiError(ServerError):
     """A request that is answered with the JSON error shape and this status."""
 
-    def __init__(self, status: int, kind: str, message: str) -> None:
+    def __init__(self, status: int, kind: str, message: str, detail: str = "") -> None:
         super().__init__(message)
         self.status = status
         self.kind = kind
+        self.detail = detail
 
 
 class ClientError(ArchipelError): ...

@@ -1,0 +1,129 @@
+"""Who a device is: enrolment key -> one-time token -> device key, a chain that every peer can check.
+
+The enrolment key is kept offline, so an online server cannot invent participants: it has no tokens.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from msgspec import Meta
+
+from archipel.errors import CertificateError
+from archipel.protocol.messages import (
+    Chain,
+    EnrolmentProof,
+    EnrolmentRequest,
+    IdentityCertificate,
+    Key,
+    Message,
+    Name,
+    TokenCertificate,
+)
+from archipel.protocol.sealed import Sealed, public_bytes, seal, unseal
+
+Kind = Literal["device", "aggregator"]
+
+
+@dataclass(frozen=True)
+class VerifiedDevice:
+    """What a chain proves. Keys are raw 32-byte Ed25519 public keys."""
+
+    device_id: str
+    device_key: bytes
+    token_key: bytes
+    population: str
+    kind: Kind
+
+
+class EnrolmentToken(Message, frozen=True, kw_only=True):
+    """The token file that an owner gets. `seed` is the token's private half: who holds it can enrol one device."""
+
+    server: str
+    server_key: Key
+    enrolment_key: Key
+    publisher_keys: list[Key]
+    population: Name
+    seed: Annotated[bytes, Meta(min_length=32, max_length=32)]
+    certificate: Sealed
+
+    def __repr__(self) -> str:
+        return f"EnrolmentToken(server={self.server!r}, population={self.population!r}, seed=...)"
+
+
+def device_id(device_key: bytes) -> str:
+    """First 32 hex digits of SHA-256("archipel/v1/device", zero byte, `device_key` [32 bytes])."""
+    return hashlib.sha256(b"archipel/v1/device\0" + device_key).hexdigest()[:32]
+
+
+def mint_token(
+    enrolment_key: Ed25519PrivateKey, *, population: str, not_after: int, seed: bytes, kind: Kind = "device"
+) -> Sealed:
+    """The certificate of the token whose private key is `seed` (32 random bytes). `not_after` is in Unix seconds."""
+    certificate = TokenCertificate(
+        kind=kind, token_key=public_bytes(_token_key(seed)), population=population, not_after=not_after
+    )
+    return seal("token", certificate, enrolment_key)
+
+
+def issue_identity(token_seed: bytes, certificate: Sealed, device_key: bytes) -> Chain:
+    """The token signs `device_key` (raw 32-byte public key)."""
+    identity = seal("identity", IdentityCertificate(device_key=device_key), _token_key(token_seed))
+    return Chain(token=certificate, identity=identity)
+
+
+def verify_chain(
+    chain: Chain, enrolment_key: bytes, *, population: str | None = None, now: float | None = None
+) -> VerifiedDevice:
+    """Check every link. The token's expiry is checked only when `now` (Unix seconds) is given: at enrolment.
+
+    Raises CertificateError (a link does not verify, another population, expired) or MessageError (not a chain).
+    """
+    token = unseal("token", chain.token, enrolment_key, TokenCertificate)
+    identity = unseal("identity", chain.identity, token.token_key, IdentityCertificate)
+    name = device_id(identity.device_key)
+    if population is not None and token.population != population:
+        raise CertificateError(f"device {name}: enrolled in population {token.population!r}, not in {population!r}")
+    if now is not None and now > token.not_after:
+        raise CertificateError(
+            f"device {name}: its enrolment token expired at {token.not_after}, it is {now:.0f}; ask for a new token"
+        )
+    return VerifiedDevice(name, identity.device_key, token.token_key, token.population, token.kind)
+
+
+def enrolment_request(token: EnrolmentToken, device_private_key: Ed25519PrivateKey) -> EnrolmentRequest:
+    """What a device sends once. Raises CertificateError when the token file contradicts itself."""
+    certificate = unseal("token", token.certificate, token.enrolment_key, TokenCertificate)
+    if certificate.token_key != public_bytes(_token_key(token.seed)):
+        raise CertificateError("enrolment token: its certificate is for another token's key; ask for a new token")
+    if certificate.population != token.population:
+        raise CertificateError(
+            f"enrolment token: certified for population {certificate.population!r}, but says {token.population!r}"
+        )
+    chain = issue_identity(token.seed, token.certificate, public_bytes(device_private_key))
+    proof = seal("enrol", EnrolmentProof(server_key=token.server_key), device_private_key)
+    return EnrolmentRequest(chain=chain, proof=proof)
+
+
+def verify_enrolment(request: EnrolmentRequest, enrolment_key: bytes, server_key: bytes, now: float) -> VerifiedDevice:
+    """Check the chain, its expiry at `now` (Unix seconds) and that the device holds the private half of its key.
+
+    That a token enrols once is for the caller to check, by `token_key`. Raises CertificateError or MessageError.
+    """
+    device = verify_chain(request.chain, enrolment_key, now=now)
+    proof = unseal("enrol", request.proof, device.device_key, EnrolmentProof)
+    if proof.server_key != server_key:
+        raise CertificateError(
+            f"device {device.device_id}: its enrolment is meant for server {proof.server_key.hex()[:16]}..., "
+            f"this one is {server_key.hex()[:16]}..."
+        )
+    return device
+
+
+def _token_key(seed: bytes) -> Ed25519PrivateKey:
+    if len(seed) != 32:
+        raise CertificateError(f"enrolment token: a seed has 32 bytes, got {len(seed)}")
+    return Ed25519PrivateKey.from_private_bytes(seed)

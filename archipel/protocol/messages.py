@@ -1,0 +1,256 @@
+"""Every message between device and server, and between devices through the server.
+
+JSON by msgspec; `bytes` travel as base64. Structs that are signed are marked with their label (see `sealed`). Keys are
+raw 32-byte public keys, digests are SHA-256 in hexadecimal, times are Unix seconds.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from archipel.protocol.sealed import Sealed
+
+Key = Annotated[bytes, Meta(min_length=32, max_length=32)]
+# Python's `$` also matches before a final newline: the lengths and the look-ahead shut that out.
+Digest = Annotated[str, Meta(max_length=64, pattern="^[0-9a-f]{64}$")]
+DeviceId = Annotated[str, Meta(max_length=32, pattern="^[0-9a-f]{32}$")]
+RoundId = Annotated[str, Meta(max_length=32, pattern="^[0-9a-f]{32}$")]
+Name = Annotated[str, Meta(min_length=1, max_length=128, pattern="^[A-Za-z0-9][A-Za-z0-9._-]*$(?!\\n)")]
+
+# Exact in every JSON reader, JavaScript's included.
+Whole = Annotated[int, Meta(ge=0, le=2**53 - 1)]
+
+MAX_COHORT = 4096
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Base of all messages: strict."""
+
+
+# --- identity -------------------------------------------------------------------------------------------------
+
+
+class TokenCertificate(Message, frozen=True, kw_only=True):
+    """Label "token"; sealed offline by the enrolment key. Lets one device enrol, until `not_after`."""
+
+    kind: Literal["device", "aggregator"]
+    token_key: Key
+    population: Name
+    not_after: Whole
+
+
+class IdentityCertificate(Message, frozen=True, kw_only=True):
+    """Label "identity"; sealed by the token key. Binds the device's own key."""
+
+    device_key: Key
+
+
+class Chain(Message, frozen=True, kw_only=True):
+    """Enrolment key -> token -> device; every peer checks it."""
+
+    token: Sealed
+    identity: Sealed
+
+
+class EnrolmentRequest(Message, frozen=True, kw_only=True):
+    """`proof` is label "enrol", an EnrolmentProof sealed by the device key: it holds the private half."""
+
+    chain: Chain
+    proof: Sealed
+
+
+class EnrolmentProof(Message, frozen=True, kw_only=True):
+    """Binds the request to one server."""
+
+    server_key: Key
+
+
+class EnrolmentResponse(Message, frozen=True, kw_only=True):
+    device_id: DeviceId
+
+
+class ChallengeRequest(Message, frozen=True, kw_only=True):
+    device_id: DeviceId
+
+
+class Challenge(Message, frozen=True, kw_only=True):
+    nonce: Annotated[bytes, Meta(min_length=32, max_length=32)]
+    expires: float
+
+
+class SessionProof(Message, frozen=True, kw_only=True):
+    """Label "session"; sealed by the device key."""
+
+    nonce: Annotated[bytes, Meta(min_length=32, max_length=32)]
+    server_key: Key
+
+
+class SessionRequest(Message, frozen=True, kw_only=True):
+    device_id: DeviceId
+    proof: Sealed
+
+
+class SessionResponse(Message, frozen=True, kw_only=True):
+    """`token` goes into `Authorization: Bearer`; the server keeps its hash only."""
+
+    token: str
+    expires: float
+
+    def __repr__(self) -> str:
+        return f"SessionResponse(token=..., expires={self.expires})"
+
+
+# --- rounds ---------------------------------------------------------------------------------------------------
+
+Phase = Literal[
+    "assigning", "advertising", "sharing", "masking", "confirming", "unmasking", "aggregating", "committed", "failed"
+]
+
+
+class RoundPlan(Message, frozen=True, kw_only=True):
+    """Label "plan"; sealed by the server key. The agent refuses it when outside the bundle's privacy policy.
+
+    `threshold` of secret sharing and `cohort` bounds are counts of devices; `modulus_bits` is b of the masks modulo
+    2^b; `weights` is the digest of the parameters (safetensors) to start from; `broadcast` likewise, if there is any.
+    """
+
+    round_id: RoundId
+    task_id: RoundId
+    number: Whole
+    bundle: Digest
+    weights: Digest
+    privacy: Literal["secure", "plain"]
+    min_cohort: Annotated[int, Meta(ge=1, le=MAX_COHORT)]
+    max_cohort: Annotated[int, Meta(ge=1, le=MAX_COHORT)]
+    threshold: Annotated[int, Meta(ge=1, le=MAX_COHORT)]
+    modulus_bits: Annotated[int, Meta(ge=8, le=32)]
+    hyperparameters: dict[str, float] = {}
+    broadcast: Digest | None = None
+
+
+class CheckIn(Message, frozen=True, kw_only=True):
+    """`attributes` are what the owner chose to tell."""
+
+    attributes: dict[str, str | float | bool] = {}
+
+
+class CheckInResponse(Message, frozen=True, kw_only=True):
+    """Assigned when `plan` is there; else check in again after `retry_after` seconds."""
+
+    plan: Sealed | None = None
+    retry_after: float = 1.0
+
+
+class RoundStatus(Message, frozen=True, kw_only=True):
+    """`phase_ends` is when the phase's deadline passes, Unix seconds by the server's clock."""
+
+    round_id: RoundId
+    phase: Phase
+    phase_ends: float
+    retry_after: float
+    reason: str = ""
+
+
+class Advertisement(Message, frozen=True, kw_only=True):
+    """Label "advertisement"; sealed by the device key. X25519 public keys made for this round alone."""
+
+    round_id: RoundId
+    plan: Digest
+    cipher_key: Key
+    mask_key: Key
+
+
+class Member(Message, frozen=True, kw_only=True):
+    """One participant as its peers see it. `chain` proves who it is, `advertisement` brings its round keys."""
+
+    chain: Chain
+    advertisement: Sealed
+
+
+class AdvertiseRequest(Message, frozen=True, kw_only=True):
+    advertisement: Sealed
+
+
+class Cohort(Message, frozen=True, kw_only=True):
+    """U1 of the paper: everybody who advertised keys."""
+
+    members: Annotated[list[Member], Meta(max_length=MAX_COHORT)]
+
+
+class EncryptedShare(Message, frozen=True, kw_only=True):
+    """AES-GCM of the sender's two shares for one peer. `peer` is the recipient in a request, the sender in an inbox."""
+
+    peer: DeviceId
+    ciphertext: Annotated[bytes, Meta(max_length=512)]
+
+
+class Shares(Message, frozen=True, kw_only=True):
+    """What a device sends to all peers, or (from the server) what all peers sent to it: U2 and their shares."""
+
+    shares: Annotated[list[EncryptedShare], Meta(max_length=MAX_COHORT)]
+
+
+class Survivors(Message, frozen=True, kw_only=True):
+    """U3: whose masked updates are in the sum, sorted."""
+
+    devices: Annotated[list[DeviceId], Meta(max_length=MAX_COHORT)]
+
+
+class Confirmation(Message, frozen=True, kw_only=True):
+    """Label "confirmation"; sealed by the device key: "I was told that these are the survivors".
+
+    `cohort` is the digest of U1 with the keys made for this session: a confirmation from an earlier attempt at the same
+    round is worthless, even if the server sends one plan twice.
+    """
+
+    round_id: RoundId
+    cohort: Digest
+    survivors: Digest
+
+
+class ConfirmRequest(Message, frozen=True, kw_only=True):
+    confirmation: Sealed
+
+
+class Confirmed(Message, frozen=True, kw_only=True):
+    device: DeviceId
+    confirmation: Sealed
+
+
+class Confirmations(Message, frozen=True, kw_only=True):
+    """U4: confirmations of the same survivor set; a device unmasks only with at least `threshold` valid ones."""
+
+    confirmations: Annotated[list[Confirmed], Meta(max_length=MAX_COHORT)]
+
+
+class RevealedShare(Message, frozen=True, kw_only=True):
+    device: DeviceId
+    share: Annotated[bytes, Meta(max_length=128)]
+
+    def __repr__(self) -> str:
+        return f"RevealedShare(device={self.device!r}, share=...)"
+
+
+class Unmasking(Message, frozen=True, kw_only=True):
+    """For each survivor the share of its self-mask seed, for each dropped device that of its mask key. Never both."""
+
+    self_seeds: Annotated[list[RevealedShare], Meta(max_length=MAX_COHORT)]
+    mask_keys: Annotated[list[RevealedShare], Meta(max_length=MAX_COHORT)]
+
+
+class Receipt(Message, frozen=True, kw_only=True):
+    """The server has stored the message durably."""
+
+    stored: Literal[True] = True
+
+
+class Problem(Message, frozen=True, kw_only=True):
+    """The one JSON error shape."""
+
+    type: str
+    message: str
+    request_id: str
+    detail: str = ""

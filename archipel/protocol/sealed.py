@@ -1,0 +1,69 @@
+"""Signed statements: bytes, an Ed25519 signature over a label and those bytes, and nothing else.
+
+The body travels as the bytes that were signed, so there is nothing to canonicalize and nothing to confuse: a
+signature for one purpose (label) is worthless for another.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import msgspec
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from archipel.errors import CertificateError, MessageError
+
+MAX_BODY_BYTES = 1 << 20
+
+T = TypeVar("T")
+_ENCODER = msgspec.json.Encoder(order="sorted")
+
+
+class Sealed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`body` is the JSON of one struct; `signature` is Ed25519 over `archipel/v1/LABEL`, a zero byte and the body."""
+
+    body: bytes
+    signature: bytes
+
+
+def public_bytes(key: Ed25519PrivateKey | Ed25519PublicKey) -> bytes:
+    """The raw 32 bytes of the public key."""
+    public = key.public_key() if isinstance(key, Ed25519PrivateKey) else key
+    return public.public_bytes_raw()
+
+
+def seal(label: str, statement: msgspec.Struct, key: Ed25519PrivateKey) -> Sealed:
+    body = _ENCODER.encode(statement)
+    return Sealed(body=body, signature=key.sign(_signed(label, body)))
+
+
+def unseal(label: str, sealed: Sealed, public_key: bytes, kind: type[T]) -> T:
+    """Verify with the raw 32-byte `public_key`, then decode strictly.
+
+    Raises CertificateError when the signature does not verify, MessageError when the body is not a `kind`.
+    """
+    if len(sealed.body) > MAX_BODY_BYTES:
+        raise MessageError(f"{label}: body of {len(sealed.body)} bytes, the limit is {MAX_BODY_BYTES}")
+    try:
+        Ed25519PublicKey.from_public_bytes(public_key).verify(sealed.signature, _signed(label, sealed.body))
+    except (InvalidSignature, ValueError):
+        raise CertificateError(f"{label}: the signature does not verify with key {public_key.hex()[:16]}...") from None
+    return decode(label, sealed.body, kind)
+
+
+def decode(label: str, data: bytes, kind: type[T]) -> T:
+    """Strict JSON decoding. Raises MessageError that names `label` and the place in the message."""
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise MessageError(f"{label}: {error}") from None
+
+
+def encode(message: msgspec.Struct) -> bytes:
+    """JSON with sorted keys."""
+    return _ENCODER.encode(message)
+
+
+def _signed(label: str, body: bytes) -> bytes:
+    return b"archipel/v1/" + label.encode() + b"\0" + body

@@ -1,0 +1,97 @@
+"""U1, the devices that advertised keys for a round: who they are, and their position in secret sharing."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from archipel.errors import ConsistencyError
+from archipel.protocol.identity import VerifiedDevice, device_id, verify_chain
+from archipel.protocol.messages import Advertisement, Cohort, IdentityCertificate, Member
+from archipel.protocol.sealed import decode
+from archipel.protocol.secagg.checks import check_advertisement
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A participant with the public keys that it made for the round. `position` is its x in secret sharing, from 1."""
+
+    device_id: str
+    device_key: bytes
+    cipher_key: bytes
+    mask_key: bytes
+    position: int
+
+
+def verify_cohort(
+    cohort: Cohort, own: VerifiedDevice, enrolment_key: bytes, round_id: str, plan_digest: str
+) -> dict[str, Peer]:
+    """Peers by device id, in sorted order, once every chain and every advertisement is verified.
+
+    All must be of `own` population and kind, and no device, token or round key may occur twice: else one device could
+    count as many. Raises CertificateError, MessageError or ConsistencyError.
+    """
+    tokens: set[bytes] = set()
+
+    def verified(member: Member) -> tuple[bytes, Advertisement]:
+        device = verify_chain(member.chain, enrolment_key, population=own.population)
+        if device.kind != own.kind:
+            raise ConsistencyError(f"cohort: {device.device_id} is a {device.kind}, this participant a {own.kind}")
+        if device.token_key in tokens:
+            raise ConsistencyError(f"cohort: {device.device_id} shares its enrolment token with another member")
+        tokens.add(device.token_key)
+        return device.device_key, check_advertisement(member.advertisement, device.device_key, round_id, plan_digest)
+
+    return _peers(cohort, verified)
+
+
+def read_cohort(cohort: Cohort) -> dict[str, Peer]:
+    """Peers by device id, in sorted order, of a cohort whose members the caller verified when they came."""
+
+    def trusted(member: Member) -> tuple[bytes, Advertisement]:
+        identity = decode("identity", member.chain.identity.body, IdentityCertificate)
+        return identity.device_key, decode("advertisement", member.advertisement.body, Advertisement)
+
+    return _peers(cohort, trusted)
+
+
+def cohort_digest(cohort: Cohort) -> str:
+    """SHA-256 (hex) over the device ids and what each advertised, sorted: names this one session of the round."""
+    rows = sorted(
+        device_id(decode("identity", member.chain.identity.body, IdentityCertificate).device_key)
+        + hashlib.sha256(member.advertisement.body).hexdigest()
+        for member in cohort.members
+    )
+    return hashlib.sha256(b"archipel/v1/cohort\0" + bytes.fromhex("".join(rows))).hexdigest()
+
+
+def advertised_plan(cohort: Cohort) -> str:
+    """The digest of the plan that all members advertised for. Raises ConsistencyError when they differ."""
+    plans = {decode("advertisement", member.advertisement.body, Advertisement).plan for member in cohort.members}
+    if len(plans) != 1:
+        raise ConsistencyError(f"cohort: expected advertisements for one plan, got {len(plans)}")
+    return plans.pop()
+
+
+def _peers(cohort: Cohort, read: Callable[[Member], tuple[bytes, Advertisement]]) -> dict[str, Peer]:
+    members = {}
+    for member in cohort.members:
+        device_key, advertisement = read(member)
+        name = device_id(device_key)
+        if name in members:
+            raise ConsistencyError(f"cohort: {name} is in it twice")
+        members[name] = (device_key, advertisement)
+    _require_distinct(key for _, ad in members.values() for key in (ad.cipher_key, ad.mask_key))
+    return {
+        name: Peer(name, members[name][0], members[name][1].cipher_key, members[name][1].mask_key, position)
+        for position, name in enumerate(sorted(members), start=1)
+    }
+
+
+def _require_distinct(keys: Iterable[bytes]) -> None:
+    seen: set[bytes] = set()
+    for key in keys:
+        if key in seen:
+            raise ConsistencyError(f"cohort: round key {key.hex()[:16]}... is advertised twice")
+        seen.add(key)

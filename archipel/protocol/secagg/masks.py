@@ -1,0 +1,49 @@
+"""Masks modulo 2^b: the key stream of AES-256-CTR, four bytes (little-endian) for each entry.
+
+Arithmetic is modulo 2^32, which 2^b divides, and is reduced once at the end. Every key is derived for one pair (or one
+self mask) and one round and expands to one mask only, so no key ever sees two nonces: the nonce is zero.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import AES256
+from cryptography.hazmat.primitives.ciphers.modes import CTR
+
+from archipel.errors import ProtocolError
+from archipel.protocol.vector import Vector, check_vector
+
+# Entries at a time, so that the key stream stays in the processor's cache.
+_CHUNK = 1 << 15
+_ZEROS = bytes(4 * _CHUNK)
+
+
+def apply_mask(vector: Vector, key: bytes, sign: int) -> None:
+    """Add (`sign` 1) or subtract (-1) the mask of the 32-byte `key` in place, modulo 2^32; `reduce` afterwards."""
+    stream = Cipher(AES256(key), CTR(bytes(16))).encryptor()
+    operation = np.add if sign > 0 else np.subtract
+    buffer = bytearray(4 * min(_CHUNK, vector.size) + 15)
+    for start in range(0, vector.size, _CHUNK):
+        part = vector[start : start + _CHUNK]
+        stream.update_into(memoryview(_ZEROS)[: 4 * part.size], buffer)
+        operation(part, np.frombuffer(buffer, "<u4", part.size), out=part)
+
+
+def reduce(vector: Vector, modulus_bits: int) -> None:
+    """Modulo 2^modulus_bits, in place."""
+    vector &= np.uint32(2**modulus_bits - 1)
+
+
+def add_masked(total: Vector, vector: Vector, modulus_bits: int) -> None:
+    """total += vector modulo 2^modulus_bits, in place; both uint32 [length]. Raises ProtocolError when they differ."""
+    check_vector("masked vector", vector, modulus_bits, total.size)
+    if total.dtype != np.uint32 or total.ndim != 1:
+        raise ProtocolError(f"running sum: expected a uint32 array with one axis, got {total.dtype}{list(total.shape)}")
+    np.add(total, vector, out=total)
+    reduce(total, modulus_bits)
+
+
+def pairwise_sign(own: str, peer: str) -> int:
+    """Bonawitz et al. 2017, section 4: the one with the larger id adds the pair's mask, the other subtracts it."""
+    return 1 if own > peer else -1

@@ -1,0 +1,191 @@
+"""From update arrays to the one vector of integers that is masked and summed, and from the sum back to numbers.
+
+Fixed point: an element x of an update port with `range` R and `bits` k becomes the nearest integer to x / step (ties to
+even), clamped to [-M, M], where M = 2^(k-1) - 1 and step = R / M in float64. It is stored modulo 2^b (two's
+complement), so that zero is exact and sums need no knowledge of who took part.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from archipel.bundle.roles import Program, Update
+from archipel.errors import MessageError, ProtocolError
+
+Vector = NDArray[np.uint32]
+
+
+@dataclass(frozen=True)
+class DecodedSum:
+    """Sums over the cohort, by tensor name, float64 in the shape of the update.
+
+    `deltas` were weighted on the device; dividing them by `weight` (the sum of the weights) gives the weighted mean.
+    `weight` is None when the program uploads none.
+    """
+
+    deltas: dict[str, NDArray[np.float64]]
+    values: dict[str, NDArray[np.float64]]
+    weight: float | None
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where each `update` output of a `finish` or `analyze` program lies in the vector, in the outputs' order."""
+
+    updates: tuple[Update, ...]
+
+    @classmethod
+    def of(cls, program: Program) -> Layout:
+        """Raises ProtocolError when the program uploads nothing, or more than one weight."""
+        updates = tuple(port for port in program.outputs if isinstance(port, Update))
+        if not updates:
+            raise ProtocolError(f"a {program.kind} program without update outputs has nothing to upload")
+        if sum(port.kind == "weight" for port in updates) > 1:
+            raise ProtocolError(f"a {program.kind} program may upload one weight, this one uploads several")
+        return cls(updates)
+
+    @property
+    def length(self) -> int:
+        """Number of entries of the vector."""
+        return sum(_size(port) for port in self.updates)
+
+    def modulus_bits(self, max_cohort: int) -> int:
+        """The smallest whole number of bytes, in bits (8 to 32), in which `max_cohort` devices cannot overflow."""
+        for bits in (8, 16, 24, 32):
+            if self.fits(bits, max_cohort):
+                return bits
+        raise ProtocolError(
+            f"{max_cohort} devices with {max(port.bits for port in self.updates)} bits per entry overflow 32 bits; "
+            "make the cohort smaller or the update's bits fewer"
+        )
+
+    def encode(self, arrays: Mapping[str, NDArray[Any]], *, modulus_bits: int, max_cohort: int) -> Vector:
+        """Fixed point of `arrays` (by output name, floating point, in the declared shapes): uint32 [length].
+
+        Raises ProtocolError for a missing, unknown or misshapen array, for NaN or infinity, or when the modulus could
+        overflow.
+        """
+        self._check_modulus(modulus_bits, max_cohort)
+        unknown = set(arrays) - {port.name for port in self.updates}
+        if unknown:
+            raise ProtocolError(f"update: {sorted(unknown)} are not update outputs of the program")
+        vector = np.empty(self.length, np.uint32)
+        start = 0
+        for port in self.updates:
+            stop = start + _size(port)
+            vector[start:stop] = _quantize(port, arrays.get(port.name))
+            start = stop
+        vector &= np.uint32(2**modulus_bits - 1)
+        return vector
+
+    def decode_sum(self, total: Vector, *, cohort: int, modulus_bits: int) -> DecodedSum:
+        """Back from the sum modulo 2^b of the vectors of `cohort` devices. uint32 [length].
+
+        Raises ProtocolError when an entry is beyond what that many devices can sum to: then it is no sum of theirs.
+        """
+        self._check_modulus(modulus_bits, cohort)
+        check_vector("sum", total, modulus_bits, self.length)
+        signed = total.astype(np.int64)
+        signed[signed >= 1 << (modulus_bits - 1)] -= 1 << modulus_bits
+        deltas: dict[str, NDArray[np.float64]] = {}
+        values: dict[str, NDArray[np.float64]] = {}
+        weight: float | None = None
+        start = 0
+        for port in self.updates:
+            stop = start + _size(port)
+            part = signed[start:stop]
+            start = stop
+            limit = cohort * _largest(port)
+            if part.size and max(int(part.max()), -int(part.min())) > limit:
+                raise ProtocolError(
+                    f"sum: an entry of {port.tensor!r} is beyond ±{limit}, the most that {cohort} devices can sum to; "
+                    "a mask is left in it or a device sent something else than its update"
+                )
+            decoded = np.multiply(part, _step(port), dtype=np.float64).reshape(_shape(port))
+            if port.kind == "weight":
+                weight = float(decoded)
+            else:
+                (deltas if port.kind == "delta" else values)[port.tensor] = decoded
+        return DecodedSum(deltas, values, weight)
+
+    def fits(self, modulus_bits: int, cohort: int) -> bool:
+        """Whether sums of `cohort` devices cannot overflow modulo 2^modulus_bits."""
+        return all(cohort * _largest(port) < 1 << (modulus_bits - 1) for port in self.updates)
+
+    def _check_modulus(self, modulus_bits: int, cohort: int) -> None:
+        if not 1 <= modulus_bits <= 32 or not self.fits(modulus_bits, cohort):
+            raise ProtocolError(
+                f"a modulus of {modulus_bits} bits cannot hold the sum of {cohort} devices with up to "
+                f"{max(port.bits for port in self.updates)} bits per entry"
+            )
+
+
+def pack(vector: Vector, modulus_bits: int) -> bytes:
+    """Little-endian, ceil(modulus_bits / 8) bytes per entry, no header. Raises ProtocolError for a wrong vector."""
+    check_vector("vector", vector, modulus_bits)
+    width = -(-modulus_bits // 8)
+    return vector.astype("<u4").view(np.uint8).reshape(-1, 4)[:, :width].tobytes()
+
+
+def unpack(data: bytes, length: int, modulus_bits: int) -> Vector:
+    """The uint32 [length] that `pack` made. Raises MessageError for any other number of bytes or an entry >= 2^b."""
+    width = -(-modulus_bits // 8)
+    if len(data) != length * width:
+        raise MessageError(
+            f"vector: expected {length} entries of {width} bytes = {length * width} bytes, got {len(data)}"
+        )
+    words = np.zeros((length, 4), np.uint8)
+    words[:, :width] = np.frombuffer(data, np.uint8).reshape(length, width)
+    vector = words.reshape(-1).view("<u4").astype(np.uint32, copy=False)
+    if length and int(vector.max()) >> modulus_bits:
+        raise MessageError(f"vector: entry {int(np.argmax(vector))} is not below 2^{modulus_bits}")
+    return vector
+
+
+def check_vector(where: str, vector: Vector, modulus_bits: int, length: int | None = None) -> None:
+    """Raises ProtocolError unless `vector` is uint32 [length] with every entry below 2^modulus_bits."""
+    if not isinstance(vector, np.ndarray) or vector.dtype != np.uint32 or vector.ndim != 1:
+        kind = f"{vector.dtype}{list(vector.shape)}" if isinstance(vector, np.ndarray) else type(vector).__name__
+        raise ProtocolError(f"{where}: expected a uint32 array with one axis, got {kind}")
+    if length is not None and vector.size != length:
+        raise ProtocolError(f"{where}: expected {length} entries, got {vector.size}")
+    if vector.size and int(vector.max()) >> modulus_bits:
+        raise ProtocolError(f"{where}: entry {int(np.argmax(vector))} is not below 2^{modulus_bits}")
+
+
+def _quantize(port: Update, array: NDArray[Any] | None) -> Vector:
+    here = f"update {port.name!r}"
+    if array is None:
+        raise ProtocolError(f"{here}: missing; every update output of the program must be there")
+    array = np.asarray(array)
+    if array.shape != tuple(port.shape) or not np.issubdtype(array.dtype, np.floating):
+        raise ProtocolError(f"{here}: expected floating point {list(port.shape)}, got {array.dtype}{list(array.shape)}")
+    steps = array.astype(np.float64).reshape(-1)
+    if not np.isfinite(steps).all():
+        raise ProtocolError(f"{here}: has NaN or infinite entries; the local round diverged, lower its learning rate")
+    steps /= _step(port)
+    np.rint(steps, out=steps)
+    np.clip(steps, -_largest(port), _largest(port), out=steps)
+    return steps.astype(np.int32).view(np.uint32)
+
+
+def _shape(port: Update) -> tuple[int, ...]:
+    return tuple(int(dim) for dim in port.shape)
+
+
+def _size(port: Update) -> int:
+    return math.prod(_shape(port))
+
+
+def _largest(port: Update) -> int:
+    return (1 << (port.bits - 1)) - 1
+
+
+def _step(port: Update) -> float:
+    return port.range / _largest(port)

@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+import hashlib
+
+import msgspec
+import pytest
+
+from archipel.errors import CertificateError, MessageError
+from archipel.protocol import (
+    EnrolmentToken,
+    decode,
+    device_id,
+    encode,
+    enrolment_request,
+    issue_identity,
+    mint_token,
+    public_bytes,
+    seal,
+    verify_chain,
+    verify_enrolment,
+)
+from archipel.protocol.messages import Chain, EnrolmentProof, EnrolmentRequest, TokenCertificate
+
+NOT_AFTER = 2_000_000_000
+
+
+@pytest.fixture
+def token(signing_key, fixed) -> EnrolmentToken:
+    enrolment = signing_key("enrolment")
+    seed = fixed("token")
+    return EnrolmentToken(
+        server="https://example.org",
+        server_key=public_bytes(signing_key("server")),
+        enrolment_key=public_bytes(enrolment),
+        publisher_keys=[public_bytes(signing_key("publisher"))],
+        population="pupils",
+        seed=seed,
+        certificate=mint_token(enrolment, population="pupils", not_after=NOT_AFTER, seed=seed),
+    )
+
+
+def test_device_id():
+    assert device_id(b"k" * 32) == hashlib.sha256(b"archipel/v1/device\0" + b"k" * 32).hexdigest()[:32]
+
+
+def test_enrolment(token, signing_key):
+    device = signing_key("device")
+    request = decode("enrolment", encode(enrolment_request(token, device)), EnrolmentRequest)
+    verified = verify_enrolment(request, token.enrolment_key, token.server_key, now=NOT_AFTER)
+    assert verified.device_key == public_bytes(device)
+    assert verified.device_id == device_id(verified.device_key)
+    assert (verified.population, verified.kind) == ("pupils", "device")
+    assert verify_chain(request.chain, token.enrolment_key, population="pupils") == verified
+
+
+def test_the_token_file_survives_json_and_hides_its_seed(token):
+    assert decode("token", encode(token), EnrolmentToken) == token
+    assert repr(token.seed) not in repr(token)
+    assert token.seed.hex() not in repr(token)
+
+
+def test_expiry_is_checked_at_enrolment_only(token, signing_key):
+    request = enrolment_request(token, signing_key("device"))
+    with pytest.raises(CertificateError, match="expired"):
+        verify_enrolment(request, token.enrolment_key, token.server_key, now=NOT_AFTER + 1)
+    verify_chain(request.chain, token.enrolment_key)
+
+
+def test_an_enrolment_is_for_one_server(token, signing_key):
+    request = enrolment_request(token, signing_key("device"))
+    with pytest.raises(CertificateError, match="meant for server"):
+        verify_enrolment(request, token.enrolment_key, public_bytes(signing_key("other")), now=0)
+
+
+def test_the_proof_needs_the_private_half(token, signing_key):
+    request = enrolment_request(token, signing_key("device"))
+    proof = seal("enrol", EnrolmentProof(server_key=token.server_key), signing_key("thief"))
+    with pytest.raises(CertificateError, match="enrol"):
+        verify_enrolment(msgspec.structs.replace(request, proof=proof), token.enrolment_key, token.server_key, now=0)
+
+
+def test_a_signature_for_another_purpose_is_no_proof(token, signing_key):
+    device = signing_key("device")
+    request = enrolment_request(token, device)
+    proof = seal("session", EnrolmentProof(server_key=token.server_key), device)
+    with pytest.raises(CertificateError):
+        verify_enrolment(msgspec.structs.replace(request, proof=proof), token.enrolment_key, token.server_key, now=0)
+
+
+def test_the_server_cannot_mint(token, signing_key, fixed):
+    server = signing_key("server")
+    forged = mint_token(server, population="pupils", not_after=NOT_AFTER, seed=fixed("forged"))
+    chain = issue_identity(fixed("forged"), forged, public_bytes(signing_key("device")))
+    with pytest.raises(CertificateError, match="token"):
+        verify_chain(chain, token.enrolment_key)
+
+
+def test_a_certificate_of_the_wrong_shape(token, signing_key):
+    enrolment = signing_key("enrolment")
+    strange = seal("token", EnrolmentProof(server_key=token.server_key), enrolment)
+    chain = issue_identity(token.seed, token.certificate, public_bytes(signing_key("device")))
+    with pytest.raises(MessageError, match="token"):
+        verify_chain(Chain(token=strange, identity=chain.identity), token.enrolment_key)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"seed": b"x" * 32}, "another token's key"),
+        ({"population": "staff"}, "certified for population"),
+        ({"enrolment_key": b"x" * 32}, "does not verify"),
+    ],
+)
+def test_a_token_file_that_contradicts_itself(token, signing_key, change, why):
+    with pytest.raises(CertificateError, match=why):
+        enrolment_request(msgspec.structs.replace(token, **change), signing_key("device"))
+
+
+def test_seeds_have_32_bytes(token, signing_key):
+    with pytest.raises(CertificateError, match="32 bytes"):
+        mint_token(signing_key("enrolment"), population="pupils", not_after=0, seed=b"short")
+
+
+def test_aggregators_are_a_kind_of_their_own(token, signing_key, fixed):
+    sealed = mint_token(
+        signing_key("enrolment"), population="pupils", not_after=NOT_AFTER, seed=fixed("edge"), kind="aggregator"
+    )
+    assert msgspec.json.decode(sealed.body, type=TokenCertificate).kind == "aggregator"
+    chain = issue_identity(fixed("edge"), sealed, public_bytes(signing_key("device")))
+    assert verify_chain(chain, token.enrolment_key).kind == "aggregator"

@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import hashlib
+
+import msgspec
+import pytest
+
+from archipel.bundle.manifest import PrivacyPolicy
+from archipel.bundle.roles import Program, Update
+from archipel.errors import PolicyError
+from archipel.protocol import Layout, check_plan, plan_digest, seal
+
+POLICY = PrivacyPolicy(modes=("secure",), min_cohort=10, threshold=0.56, max_clip=2.0, max_bits=16)
+GOOD = {"privacy": "secure", "min_cohort": 10, "max_cohort": 25, "threshold": 14, "modulus_bits": 24}
+
+
+def layout(**changes: object) -> Layout:
+    delta = Update(
+        name="w",
+        dtype="float32",
+        shape=(4,),
+        tensor="w",
+        kind="delta",
+        weighting="examples",
+        range=1.0,
+        bits=16,
+        clip=2.0,
+    )
+    weight = Update(
+        name="n", dtype="float32", shape=(), tensor="n", kind="weight", weighting="examples", range=100.0, bits=16
+    )
+    return Layout.of(Program(kind="finish", inputs=(), outputs=(msgspec.structs.replace(delta, **changes), weight)))
+
+
+def test_a_plan_at_every_bound(make_plan):
+    # 0.56 of 25 is 14 exactly, though not in floating point.
+    assert 0.56 * 25 > 14
+    check_plan(make_plan(**GOOD), POLICY, layout())
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"privacy": "plain"}, "mode 'plain'"),
+        ({"min_cohort": 9}, "min_cohort 9"),
+        ({"threshold": 13}, "threshold 13"),
+        ({"max_cohort": 26}, "threshold 14 of max_cohort 26"),
+        ({"max_cohort": 9}, "max_cohort 9"),
+        ({"threshold": 26}, "max_cohort 25"),
+        ({"modulus_bits": 20}, "modulus of 20 bits"),
+    ],
+)
+def test_plans_outside_the_policy(make_plan, change, why):
+    with pytest.raises(PolicyError, match=why):
+        check_plan(make_plan(**{**GOOD, **change}), POLICY, layout())
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [({"bits": 17}, "17 bits"), ({"clip": 2.1}, "clipped to 2.1"), ({"clip": None}, "is not clipped")],
+)
+def test_updates_outside_the_policy(make_plan, change, why):
+    with pytest.raises(PolicyError, match=why):
+        check_plan(make_plan(**{**GOOD, "modulus_bits": 32}), POLICY, layout(**change))
+
+
+def test_half_is_not_enough_even_if_the_policy_says_so(make_plan):
+    loose = msgspec.structs.replace(POLICY, threshold=0.5)
+    with pytest.raises(PolicyError, match="more than half"):
+        check_plan(make_plan(**{**GOOD, "max_cohort": 28}), loose, layout())
+
+
+def test_plain_rounds_share_no_secrets(make_plan):
+    plain = msgspec.structs.replace(POLICY, modes=("plain",))
+    check_plan(make_plan(**{**GOOD, "privacy": "plain", "threshold": 1}), plain, layout())
+
+
+def test_the_digest_is_over_the_signed_bytes(make_plan, signing_key):
+    sealed = seal("plan", make_plan(), signing_key("server"))
+    assert plan_digest(sealed) == hashlib.sha256(sealed.body).hexdigest()

@@ -1,0 +1,200 @@
+"""A second implementation, straight from the definitions, that must agree with the committed round.
+
+Integers, hashlib and hmac; of the crypto package only AES (one block at a time) and AES-GCM.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import json
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+ROUND = json.loads((Path(__file__).parents[2] / "vectors" / "protocol" / "round.json").read_text())
+PRIME = 2**256 + 297
+FIELD = 2**255 - 19
+BITS, THRESHOLD = 24, 3
+
+
+def x25519(scalar: bytes, point: bytes) -> bytes:
+    """RFC 7748, section 5: the Montgomery ladder."""
+    k = (int.from_bytes(scalar, "little") & ~7 & ~(128 << 248)) | (64 << 248)
+    u = int.from_bytes(point, "little") % 2**255
+    x2, z2, x3, z3, swap = 1, 0, u, 1, 0
+    for t in reversed(range(255)):
+        bit = k >> t & 1
+        if swap ^ bit:
+            x2, z2, x3, z3 = x3, z3, x2, z2
+        swap = bit
+        a, b, c, d = x2 + z2, x2 - z2, x3 + z3, x3 - z3
+        x3, z3 = (d * a + c * b) ** 2 % FIELD, u * (d * a - c * b) ** 2 % FIELD
+        e = a * a - b * b
+        x2, z2 = a * a * b * b % FIELD, e * (a * a + 121665 * e) % FIELD
+    if swap:
+        x2, z2 = x3, z3
+    return (x2 * pow(z2, FIELD - 2, FIELD) % FIELD).to_bytes(32, "little")
+
+
+BASE = (9).to_bytes(32, "little")
+
+
+def hkdf(secret: bytes, label: str, *public: bytes) -> bytes:
+    """RFC 5869 with one block of output."""
+    plan = ROUND["plan_digest"]
+    round_id = json.loads(b64(ROUND["sealed_plan"]["body"]))["round_id"]
+    salt = b"archipel/v1/secagg\0" + bytes.fromhex(round_id) + bytes.fromhex(plan)
+    extracted = hmac.new(salt, secret, hashlib.sha256).digest()
+    info = b"archipel/v1/" + label.encode() + b"\0" + b"".join(public)
+    return hmac.new(extracted, info + b"\1", hashlib.sha256).digest()
+
+
+def mask(key: bytes, length: int) -> list[int]:
+    block = Cipher(algorithms.AES(key), modes.ECB()).encryptor()
+    stream = b"".join(block.update(counter.to_bytes(16, "big")) for counter in range(length // 4 + 1))
+    return [int.from_bytes(stream[4 * i : 4 * i + 4], "little") for i in range(length)]
+
+
+def b64(text: str) -> bytes:
+    return base64.b64decode(text)
+
+
+def body(sealed: dict[str, str]) -> dict[str, object]:
+    return json.loads(b64(sealed["body"]))
+
+
+class Secrets:
+    """What a device draws, cut from its stream in the order of the protocol."""
+
+    def __init__(self, device: dict, peers: int) -> None:
+        stream = bytes.fromhex(device["randomness"])
+        self.cipher, self.mask, self.seed = stream[:32], stream[32:64], stream[64:96]
+        numbers = [
+            int.from_bytes(stream[96 + 64 * i : 160 + 64 * i], "big") % PRIME for i in range(2 * (THRESHOLD - 1))
+        ]
+        # Highest power first, then the secret itself.
+        self.mask_polynomial = [*numbers[:2], int.from_bytes(self.mask, "big")]
+        self.seed_polynomial = [*numbers[2:], int.from_bytes(self.seed, "big")]
+        rest = stream[96 + 64 * len(numbers) :]
+        self.nonces = [rest[12 * i : 12 * i + 12] for i in range(peers)]
+        assert len(rest) == 12 * peers
+
+
+def value(polynomial: list[int], x: int) -> bytes:
+    degree = len(polynomial) - 1
+    return (sum(c * x ** (degree - i) for i, c in enumerate(polynomial)) % PRIME).to_bytes(33, "big")
+
+
+DEVICES = {device["device_id"]: device for device in ROUND["devices"]}
+SECRETS = {name: Secrets(device, len(DEVICES) - 1) for name, device in DEVICES.items()}
+ORDER = sorted(DEVICES)
+
+
+@pytest.mark.parametrize("name", ORDER)
+def test_advertised_keys(name):
+    advertised = body(DEVICES[name]["advertisement"])
+    assert b64(advertised["cipher_key"]) == x25519(SECRETS[name].cipher, BASE)
+    assert b64(advertised["mask_key"]) == x25519(SECRETS[name].mask, BASE)
+    assert advertised["plan"] == hashlib.sha256(b64(ROUND["sealed_plan"]["body"])).hexdigest() == ROUND["plan_digest"]
+
+
+@pytest.mark.parametrize("name", ORDER)
+def test_signatures_and_ids(name):
+    device = DEVICES[name]
+    token, identity = device["chain"]["token"], device["chain"]["identity"]
+    device_key = b64(body(identity)["device_key"])
+    for label, sealed, key in (
+        ("token", token, bytes.fromhex(ROUND["enrolment_key"])),
+        ("identity", identity, b64(body(token)["token_key"])),
+        ("advertisement", device["advertisement"], device_key),
+        ("plan", ROUND["sealed_plan"], bytes.fromhex(ROUND["server_key"])),
+    ):
+        signed = b"archipel/v1/" + label.encode() + b"\0" + b64(sealed["body"])
+        Ed25519PublicKey.from_public_bytes(key).verify(b64(sealed["signature"]), signed)
+    assert name == hashlib.sha256(b"archipel/v1/device\0" + device_key).hexdigest()[:32]
+
+
+def cohort_digest() -> str:
+    rows = b"".join(
+        bytes.fromhex(name) + hashlib.sha256(b64(DEVICES[name]["advertisement"]["body"])).digest() for name in ORDER
+    )
+    return hashlib.sha256(b"archipel/v1/cohort\0" + rows).hexdigest()
+
+
+def test_digests():
+    assert ROUND["cohort_digest"] == cohort_digest()
+    survivors = ROUND["survivors"]["devices"]
+    assert survivors == sorted(name for name in ORDER if DEVICES[name]["masked"] is not None)
+    text = '{"devices":[' + ",".join(f'"{name}"' for name in survivors) + "]}"
+    assert ROUND["survivors_digest"] == hashlib.sha256(text.encode()).hexdigest()
+    for item in ROUND["confirmations"]["confirmations"]:
+        assert body(item["confirmation"]) == {
+            "cohort": cohort_digest(),
+            "round_id": body(ROUND["sealed_plan"])["round_id"],
+            "survivors": ROUND["survivors_digest"],
+        }
+
+
+@pytest.mark.parametrize("name", ORDER)
+def test_envelopes(name):
+    sent = {share["peer"]: b64(share["ciphertext"]) for share in DEVICES[name]["shares"]["shares"]}
+    peers = [peer for peer in ORDER if peer != name]
+    assert sorted(sent) == peers
+    mine = SECRETS[name]
+    for nonce, peer in zip(mine.nonces, peers):
+        theirs = x25519(SECRETS[peer].cipher, BASE)
+        both = sorted([x25519(mine.cipher, BASE), theirs])
+        key = hkdf(x25519(mine.cipher, theirs), "envelope", *both)
+        ids = bytes.fromhex(body(ROUND["sealed_plan"])["round_id"] + cohort_digest() + name + peer)
+        x = ORDER.index(peer) + 1
+        shares = value(mine.mask_polynomial, x) + value(mine.seed_polynomial, x)
+        assert sent[peer] == nonce + AESGCM(key).encrypt(nonce, shares, b"archipel/v1/envelope\0" + ids)
+
+
+@pytest.mark.parametrize("name", [name for name in ORDER if DEVICES[name]["masked"] is not None])
+def test_masked_vectors(name):
+    mine = SECRETS[name]
+    public = x25519(mine.mask, BASE)
+    result = list(DEVICES[name]["vector"])
+    masks = [(1, mask(hkdf(mine.seed, "self-mask", public), len(result)))]
+    for peer in ORDER:
+        if peer != name:
+            theirs = x25519(SECRETS[peer].mask, BASE)
+            key = hkdf(x25519(mine.mask, theirs), "pairwise-mask", *sorted([public, theirs]))
+            masks.append((1 if name > peer else -1, mask(key, len(result))))
+    for sign, entries in masks:
+        result = [(a + sign * b) % 2**BITS for a, b in zip(result, entries)]
+    assert result == DEVICES[name]["masked"]
+
+
+def test_answers_and_sum():
+    survivors = ROUND["survivors"]["devices"]
+    for name in survivors:
+        x = ORDER.index(name) + 1
+        answer = DEVICES[name]["answer"]
+        assert [share["device"] for share in answer["self_seeds"]] == survivors
+        for share in answer["self_seeds"]:
+            assert b64(share["share"]) == value(SECRETS[share["device"]].seed_polynomial, x)
+        (dropped,) = answer["mask_keys"]
+        assert dropped["device"] not in survivors
+        assert b64(dropped["share"]) == value(SECRETS[dropped["device"]].mask_polynomial, x)
+    columns = list(zip(*(DEVICES[name]["vector"] for name in survivors)))
+    assert ROUND["sum"] == [sum(column) for column in columns]
+    masked = list(zip(*(DEVICES[name]["masked"] for name in survivors)))
+    assert ROUND["masked_sum"] == [sum(column) % 2**BITS for column in masked]
+    assert ROUND["masked_sum"] != ROUND["sum"]
+
+
+def test_the_ladder_itself():
+    # RFC 7748, section 5.2: one and a thousand iterations.
+    k = u = BASE
+    for iteration in range(1000):
+        k, u = x25519(k, u), k
+        if iteration == 0:
+            assert k.hex() == "422c8e7a6227d7bca1350b3e2bb7279f7897b87bb6854b783c60e80311ae3079"
+    assert k.hex() == "684cf59ba83309552800ef566f2f4d3c1c3887c49360e3875f2eb94d99532c51"
