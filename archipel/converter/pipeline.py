@@ -33,7 +33,7 @@ from archipel.training.losses import Loss
 from archipel.training.optimizers import Optimizer
 
 SUFFIX = ".bundle"
-DEFAULT_PRIVACY = PrivacyPolicy(modes=("secure",), min_cohort=3, threshold=0.6, max_clip=10.0, max_bits=24)
+DEFAULT_PRIVACY = PrivacyPolicy(modes=("secure",), min_cohort=3, threshold=0.67, max_clip=10.0, max_bits=24)
 
 
 def convert(

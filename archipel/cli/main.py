@@ -1,0 +1,90 @@
+"""`archipel`: the table of commands, and one clear line for everything that goes wrong."""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import sys
+from typing import NoReturn
+
+import click
+
+from archipel.errors import ArchipelError, MissingExtraError
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    # name: ("module:function", one line for --help). Imported when called, so that a device needs no extra to start.
+    "demo": ("archipel.cli.demo.command:demo", "Run the main job end to end on real data and write report.html."),
+    "doctor": ("archipel.cli.doctor:doctor", "Show what is installed and what is missing."),
+    "inspect": ("archipel.cli.bundles:inspect", "Show a bundle's programs, roles, parameters and limits."),
+    "keys": ("archipel.cli.keys:keys", "Make an Ed25519 key pair for signing or enrolment."),
+    "serve": ("archipel.cli.serve:serve", "Set up and run a federation server."),
+    "token": ("archipel.cli.token:token", "Make one-time enrolment tokens for devices."),
+    "verify": ("archipel.cli.bundles:verify", "Check a bundle's signature, digests and layout."),
+    "version": ("archipel.cli.version:version", "Print the version."),
+}
+
+EXTRAS = {"onnx": "convert", "onnx_ir": "convert", "onnxscript": "convert", "torch": "cloud", "flask": "server",
+          "sqlalchemy": "server", "alembic": "server", "gunicorn": "server", "fsspec": "server", "rich": "demo",
+          "matplotlib": "demo", "psutil": "demo"}  # fmt: skip
+
+
+class LazyGroup(click.Group):
+    """Lists every command from the table and imports a command's module only when it is called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, function = COMMANDS[cmd_name][0].partition(":")
+        command: click.Command = getattr(importlib.import_module(module), function)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, COMMANDS[name][1]) for name in self.list_commands(ctx)])
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+def archipel() -> None:
+    """Device-edge-cloud federated learning: one ONNX graph that predicts, trains and federates everywhere.
+
+    Start with `archipel demo`. `archipel COMMAND --help` explains each command.
+    """
+
+
+def main() -> NoReturn:
+    """The console entry point: exit code 0, 1 for errors (one line on stderr), 2 for wrong usage, 130 for Ctrl-C."""
+    try:
+        archipel.main(standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        fail("interrupted", 130)
+    except ArchipelError as error:
+        fail(str(error))
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in EXTRAS:
+            raise
+        fail(str(MissingExtraError(package, EXTRAS[package])))
+    except BrokenPipeError:
+        # The reader of our output has left (`archipel ... | head`); there is nobody to tell.
+        sys.stderr.close()
+        sys.exit(1)
+    except OSError as error:
+        name = f"{error.filename}: " if error.filename else ""
+        hint = "; free some space and run again" if error.errno == errno.ENOSPC else ""
+        fail(f"{name}{error.strerror or error}{hint}")
+    sys.exit(0)
+
+
+def fail(message: str, code: int = 1) -> NoReturn:
+    click.echo(f"archipel: {message}", err=True)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""`archipel token`: mint one-time enrolment tokens, offline."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from pathlib import Path
+
+import click
+
+from archipel.bundle import load_private_key, load_public_key
+from archipel.errors import CommandError
+from archipel.protocol.identity import EnrolmentToken, mint_token
+from archipel.protocol.sealed import encode
+
+
+@click.command()
+@click.option("--enrolment-key", type=click.Path(path_type=Path), required=True, help="Private enrolment key (PEM).")
+@click.option("--server-key", type=click.Path(path_type=Path), required=True, help="The server's public key file.")
+@click.option(
+    "--publisher-key",
+    "publisher_keys",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    required=True,
+    help="Public key of who signs bundles; may be given several times.",
+)
+@click.option("--server", required=True, help="The server's address, such as https://federation.example:8443")
+@click.option("--population", required=True, help="Name of the population the devices join.")
+@click.option("--days", default=30, show_default=True, help="How long a token can be used.")
+@click.option("--count", default=1, show_default=True, help="How many tokens; each enrols one device.")
+@click.argument("folder", type=click.Path(path_type=Path))
+def token(
+    enrolment_key: Path,
+    server_key: Path,
+    publisher_keys: tuple[Path, ...],
+    server: str,
+    population: str,
+    days: int,
+    count: int,
+    folder: Path,
+) -> None:
+    """Write one-time enrolment tokens into FOLDER, one file (mode 0600) for each device.
+
+    Runs offline: the server never sees the enrolment key, so it cannot invent devices.
+    """
+    if days < 1 or count < 1:
+        raise CommandError("--days and --count must be at least 1")
+    key = load_private_key(enrolment_key)
+    pinned = load_public_key(server_key)
+    publishers = [load_public_key(file) for file in publisher_keys]
+    folder.mkdir(parents=True, exist_ok=True)
+    for _ in range(count):
+        seed = secrets.token_bytes(32)
+        certificate = mint_token(key, population=population, not_after=int(time.time()) + days * 86400, seed=seed)
+        document = EnrolmentToken(
+            server=server,
+            server_key=pinned,
+            enrolment_key=key.public_key().public_bytes_raw(),
+            publisher_keys=publishers,
+            population=population,
+            seed=seed,
+            certificate=certificate,
+        )
+        path = folder / f"{population}-{secrets.token_hex(4)}.token"
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(encode(document))
+        click.echo(path)

@@ -1,0 +1,219 @@
+from __future__ import annotations
+
+import errno
+import importlib.metadata
+import os
+import re
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+
+import archipel
+from archipel import bundle as b
+from archipel.bundle.roles import Example, Output
+from archipel.cli import main as cli
+from archipel.protocol.identity import EnrolmentToken, enrolment_request, verify_enrolment
+from archipel.protocol.sealed import decode
+
+
+def run(*arguments: str, code: int = 0, **environment: str) -> tuple[str, str]:
+    """The installed command, as a user runs it."""
+    done = subprocess.run(
+        [sys.executable, "-m", "archipel.cli.main", *arguments],
+        capture_output=True, text=True, timeout=60, env={**os.environ, **environment}, check=False,
+    )  # fmt: skip
+    assert done.returncode == code, done.stderr
+    return done.stdout, done.stderr
+
+
+def test_help_shows_every_command_with_one_line() -> None:
+    out, _ = run("--help")
+    for name, (_, text) in cli.COMMANDS.items():
+        assert re.search(rf"^  {name} +{re.escape(text)}$", out, re.M), name
+
+
+@pytest.mark.parametrize("name", sorted(cli.COMMANDS))
+def test_each_command_has_a_help_that_teaches(name: str) -> None:
+    result = CliRunner().invoke(cli.archipel, [name, "--help"])
+    assert result.exit_code == 0
+    command = cli.LazyGroup.get_command(cli.archipel, click.Context(cli.archipel), name)  # type: ignore[arg-type]
+    assert command is not None
+    assert len(command.help or "") > 15
+    for parameter in command.params:
+        if isinstance(parameter, click.Option):
+            assert parameter.help, parameter.name
+
+
+def test_starting_needs_no_extra() -> None:
+    code = (
+        "import sys; from click.testing import CliRunner; from archipel.cli.main import archipel as a;"
+        "CliRunner().invoke(a, ['--help']); CliRunner().invoke(a, ['version']);"
+        "print([m for m in ('onnx', 'torch', 'flask', 'sqlalchemy', 'rich', 'onnxruntime') if m in sys.modules])"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_version() -> None:
+    assert run("version")[0].strip() == archipel.__version__ == importlib.metadata.version("archipel")
+
+
+def test_doctor_names_what_is_there() -> None:
+    out, _ = run("doctor")
+    for word in ("Python", "ONNX Runtime", "CPUExecutionProvider", "PyTorch", "device (base)", "convert", "server"):
+        assert word in out
+    assert "missing" not in out  # the development environment has every extra
+
+
+def test_doctor_names_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    from archipel.cli import doctor
+
+    there = doctor._version
+    monkeypatch.setattr(doctor, "_version", lambda name: None if name.lower() == "flask" else there(name))
+    out = CliRunner().invoke(cli.archipel, ["doctor"]).output
+    assert re.search(r"^server +missing: flask\n +install with: pip install 'archipel\[server\]'$", out, re.M)
+
+
+@pytest.mark.parametrize(("package", "extra"), sorted(cli.EXTRAS.items()))
+def test_every_optional_package_has_its_extra(package: str, extra: str) -> None:
+    wanted = {"onnx_ir": "onnx-ir"}.get(package, package)
+    requires = importlib.metadata.requires("archipel") or []
+    assert any(re.match(rf"{wanted}\W.*extra == ['\"]{extra}['\"]", line) for line in requires)
+
+
+def test_a_missing_extra_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "flask.py").write_text("raise ModuleNotFoundError(\"No module named 'flask'\", name='flask')")
+    (tmp_path / "sqlalchemy.py").write_text("raise ModuleNotFoundError(\"No module named 'x'\", name='sqlalchemy')")
+    _, err = run("serve", "--help", code=1, PYTHONPATH=str(tmp_path))
+    assert err.count("\n") == 1
+    assert "pip install 'archipel[server]'" in err
+
+
+@pytest.mark.parametrize(
+    ("error", "text", "code"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device", "/data/x"), "/data/x: No space left on device; free some", 1),
+        (PermissionError(errno.EACCES, "Permission denied", "x.bundle"), "x.bundle: Permission denied", 1),
+        (KeyboardInterrupt(), "interrupted", 130),
+        (ModuleNotFoundError("No module named 'torch'", name="torch.nn"), "pip install 'archipel[cloud]'", 1),
+        (click.UsageError("no such thing"), "no such thing", 2),
+    ],
+)
+def test_errors_are_one_line(error: Any, text: str, code: int, monkeypatch: Any, capsys: Any) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(cli.archipel, "main", fails)
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    assert stop.value.code == code
+    err = capsys.readouterr().err
+    assert text in err
+    assert "Traceback" not in err
+
+
+def test_a_mistake_of_ours_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(cli.archipel, "main", fails)
+    with pytest.raises(ZeroDivisionError):
+        cli.main()
+
+
+def test_keys_and_tokens(tmp_path: Path) -> None:
+    for name in ("publisher", "enrolment", "server"):
+        run("keys", str(tmp_path / name))
+        assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o600
+    out, _ = run(
+        "token", "--enrolment-key", str(tmp_path / "enrolment"), "--server-key", str(tmp_path / "server.pub"),
+        "--publisher-key", str(tmp_path / "publisher.pub"), "--server", "https://example.org", "--population", "phones",
+        "--count", "2", str(tmp_path / "tokens"),
+    )  # fmt: skip
+    files = [Path(line) for line in out.split()]
+    assert len(files) == 2
+    devices = set()
+    for file in files:
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+        token = decode("token", file.read_bytes(), EnrolmentToken)
+        request = enrolment_request(token, b.generate_key())
+        verified = verify_enrolment(
+            request, b.load_public_key(tmp_path / "enrolment.pub"), b.load_public_key(tmp_path / "server.pub"), now=0
+        )
+        devices.add(verified.device_id)
+        assert token.publisher_keys == [b.load_public_key(tmp_path / "publisher.pub")]
+    assert len(devices) == 2
+    _, err = run("keys", str(tmp_path / "publisher"), code=1)
+    assert "never overwritten" in err
+
+
+@pytest.fixture
+def signed(tmp_path: Path) -> Path:
+    key = b.generate_key()
+    b.save_public_key(key, tmp_path / "k.pub")
+    program = b.Program(
+        kind="predict",
+        file="predict.onnx",
+        inputs=(Example(name="x", dtype="float32", shape=("batch", 4)),),
+        outputs=(Output(name="y", dtype="float32", shape=("batch", 3)),),
+    )
+    opened = b.write_bundle(
+        tmp_path / "m", name="tiny", programs={"predict": program}, graphs={"predict.onnx": b"graph"}, key=key,
+        weights=b.write_weights({}), parameters=(), limits=b.Limits(peak_bytes=1, flops_per_example=2, upload_bytes=3),
+        privacy=b.PrivacyPolicy(modes=("secure",), min_cohort=3, threshold=0.6, max_clip=1.0, max_bits=16),
+    )  # fmt: skip
+    b.pack(opened.folder, tmp_path / "m.bundle")
+    return tmp_path
+
+
+def test_verify_and_inspect(signed: Path) -> None:
+    for name in ("m", "m.bundle"):
+        out, _ = run("verify", str(signed / name), "--key", str(signed / "k.pub"))
+        assert "good; 'tiny', digest " in out
+        out, _ = run("inspect", str(signed / name), "--key", str(signed / "k.pub"))
+        assert "<- example        x: float32[batch, 4]" in out
+        assert "-> output         y: float32[batch, 3]" in out
+    (signed / "m" / "predict.onnx").write_bytes(b"other")
+    _, err = run("verify", str(signed / "m"), "--key", str(signed / "k.pub"), code=1)
+    assert err.startswith("archipel: ")
+    assert "the manifest says" in err
+    _, err = run("verify", str(signed / "none"), "--key", str(signed / "k.pub"), code=1)
+    assert "no such bundle" in err
+
+
+def test_serve_says_what_is_wrong(tmp_path: Path) -> None:
+    import socket
+
+    for name in ("publisher", "enrolment"):
+        run("keys", str(tmp_path / name))
+    keys = ["--enrolment-key", str(tmp_path / "enrolment.pub"), "--publisher-key", str(tmp_path / "publisher.pub")]
+    out, _ = run("serve", "init", str(tmp_path / "data"), *keys)
+    assert "operator token" in out
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        _, err = run("serve", "start", str(tmp_path / "data"), "--port", port, code=1)
+    assert err.count("\n") == 1
+    assert f"port {port}: in use by another program" in err
+    _, err = run("serve", "start", str(tmp_path / "nothing"), code=1)
+    assert "cannot be read" in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--rounds", "0"], "--rounds"),
+        (["--devices", "3"], "at least 12"),
+        (["--devices", "100000"], "devices"),
+        (["--output", "/nonexistent/folder/report.html"], "cannot be written"),
+    ],
+)
+def test_demo_refuses_early(arguments: list[str], text: str) -> None:
+    _, err = run("demo", *arguments, code=1)
+    assert err.count("\n") == 1
+    assert text in err

@@ -1,0 +1,106 @@
+"""Every code block of the README and of docs/ runs, in order, as one story for each page."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+BLOCK = re.compile(r"^```(\w+)?( background)?\n(.*?)^```$", re.M | re.S)
+RUNNABLE = {"python", "sh"}
+SHOWN = {"text", "json"}  # drawings, and the manifests that test_design.py validates
+
+
+def blocks(page: str) -> list[tuple[str, bool, str]]:
+    return [
+        (language, bool(background), text) for language, background, text in BLOCK.findall((ROOT / page).read_text())
+    ]
+
+
+def pages() -> list[str]:
+    return ["README.md", *(str(path.relative_to(ROOT)) for path in sorted((ROOT / "docs").glob("*.md")))]
+
+
+def test_every_block_says_what_it_is() -> None:
+    """And code is only on the pages that are run below."""
+    for page in pages():
+        for language, _, text in blocks(page):
+            assert language in RUNNABLE | SHOWN, (page, text)
+            assert language in SHOWN or page in ("README.md", "docs/quickstart.md"), (page, text)
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> dict[str, str]:
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return {**os.environ, "PATH": path, "HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+
+
+def test_readme(tmp_path: Path, shell: dict[str, str]) -> None:
+    code = "\n".join(text for language, _, text in blocks("README.md") if language == "python")
+    done = subprocess.run(
+        [sys.executable, "-W", "error::DeprecationWarning:archipel", "-c", code],
+        cwd=tmp_path, env=shell, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    first, last = map(float, re.match(r"(\S+) -> (\S+)", done.stdout).groups())  # type: ignore[union-attr]
+    assert last < first
+    assert {"digits.bundle", "step.onnx"} <= {path.name for path in tmp_path.iterdir()}
+
+
+def test_quickstart(tmp_path: Path, shell: dict[str, str]) -> None:
+    """Shell blocks one by one; Python blocks up to the next shell block share one process, as at a prompt."""
+    servers: list[subprocess.Popen[bytes]] = []
+    python = subprocess.Popen(
+        [sys.executable, "-u", "-i", "-q"], cwd=tmp_path, env=shell, text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    try:
+        for language, background, text in blocks("docs/quickstart.md"):
+            if language == "python":
+                text = text.replace('os.environ["OPERATOR_TOKEN"]', repr(shell.get("OPERATOR_TOKEN")))
+                run_python(python, text)
+            elif background:
+                servers.append(subprocess.Popen(["bash", "-c", f"exec {text}"], cwd=tmp_path, env=shell))
+                time.sleep(4)
+            else:
+                done = subprocess.run(
+                    ["bash", "-e", "-c", text], cwd=tmp_path, env=shell, capture_output=True, text=True, check=False
+                )
+                assert done.returncode == 0, done.stderr
+                token = re.search(r"operator token\s+(\S+)", done.stdout)
+                if token:
+                    shell["OPERATOR_TOKEN"] = token.group(1)
+        outcome = run_python(python, "print('finished')")
+    finally:
+        python.kill()
+        python.communicate()
+        for server in servers:
+            server.send_signal(signal.SIGTERM)
+            assert server.wait(timeout=20) == 0
+    assert "completed 2 rounds" in outcome
+    assert "finished" in outcome
+
+
+OUTPUT: list[str] = []
+
+
+def run_python(python: subprocess.Popen[str], text: str) -> str:
+    """Run a block in the interpreter and fail where it raises. Returns all that was printed so far."""
+    assert python.stdin is not None
+    assert python.stdout is not None
+    python.stdin.write(f"exec({text!r})\nprint('=' * 8 + 'done')\n")
+    python.stdin.flush()
+    for line in python.stdout:
+        OUTPUT.append(line)
+        if "========done" in line:
+            break
+    printed = "".join(OUTPUT)
+    assert "Traceback" not in printed, printed
+    return printed

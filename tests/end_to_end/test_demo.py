@@ -1,0 +1,133 @@
+"""The main job, small and through all its processes."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import psutil
+import pytest
+
+from archipel.cli.demo.fleet import vanish_plan
+from archipel.cli.demo.report import print_results, write_report
+from archipel.cli.demo.story import Options, Story
+from archipel.datasets import digits_by_writer
+
+
+def test_small_run_through_every_stage(few_writers: Any, quiet: Any, processes: Any, tmp_path: Path) -> None:
+    started = time.monotonic()
+    story = Story(Options(rounds=2, devices=12, seed=0), tmp_path, processes, quiet, few_writers)
+    results = story.run()
+    assert time.monotonic() - started < 60
+    assert processes.count >= 1 + 4 + 3  # this one, four hosts, supervisor with web and coordinator
+    assert [row.phase for row in results.rounds] == ["committed", "committed"]
+    plan = vanish_plan([device.name for device in results.fleet], 2, 0)
+    for row in results.rounds:
+        assert len(row.survivors) == 10
+        assert set(row.dropped) == {name for name, rounds in plan.items() if row.number in rounds}
+    assert {score.name for score in results.scores} == {"cloud", "federated", "federated, int8"}
+    assert {score.name for score in results.halves} == {"cloud", "federated", "personalised"}
+    assert results.agreement > 0.97
+    assert all(0.3 < score.accuracy <= 1 for score in results.scores)
+    # A masked update has 3 bytes for each parameter and for the weight; every survivor sent at least that.
+    for device in results.fleet:
+        masked = 3 * (results.parameters + 1)
+        assert device.sent >= masked * sum(furthest == "unmasking" for furthest in device.furthest)
+    assert 0 < results.peak_memory < 2e9
+
+    write_report(results, tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text()
+    assert page.count("<svg") == 6
+    for svg in re.findall(r"<svg.*?</svg>", page, re.S):
+        assert len(list(ElementTree.fromstring(svg).iter())) > 20
+    assert f"{100 * results.score('federated').accuracy:.2f}%" in page
+    assert str(tmp_path) not in page
+    quiet.console.file.truncate(0)
+    print_results(results, quiet.console)
+    assert "secure rounds" in quiet.console.file.getvalue()
+
+    before = psutil.Process().children(recursive=True)
+    processes.close()
+    _, alive = psutil.wait_procs(before, timeout=5)
+    assert alive == []
+
+
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+def test_no_process_is_left_behind(sign: signal.Signals, tmp_path: Path) -> None:
+    """Interrupt the command while server and devices run; SIGKILL leaves them to notice by themselves."""
+    code = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from archipel.datasets import digits_by_writer
+import archipel.cli.demo.story as story
+whole = digits_by_writer()
+few = whole.of([*whole.writers_in([0])[:8], *whole.writers_in([4])[:20]])
+story.digits_by_writer = lambda: few
+from archipel.cli.main import main
+sys.argv = ["archipel", "demo", "--rounds", "500", "--devices", "12", "--output", {str(tmp_path)!r}]
+main()
+"""
+    demo = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )  # fmt: skip
+    try:
+        deadline = time.monotonic() + 60
+        below: list[psutil.Process] = []
+        while len(below) < 7 and time.monotonic() < deadline and demo.poll() is None:
+            time.sleep(0.2)
+            below = psutil.Process(demo.pid).children(recursive=True)
+        assert len(below) >= 7
+        time.sleep(1)
+        below = psutil.Process(demo.pid).children(recursive=True)
+        demo.send_signal(sign)
+        _, err = demo.communicate(timeout=30)
+    finally:
+        demo.kill()
+        demo.wait()
+    _, alive = psutil.wait_procs(below, timeout=15)
+    assert [process.name() for process in alive] == []
+    if sign == signal.SIGINT:
+        assert demo.returncode == 130
+        assert err.decode().strip() == "archipel: interrupted"
+    if sign == signal.SIGTERM:
+        assert demo.returncode == 143
+    if sign != signal.SIGKILL:
+        assert list(tmp_path.glob("archipel-demo-*")) == []
+        assert list(tmp_path.glob("*report*")) == []
+
+
+def test_two_others_vanish_in_every_round() -> None:
+    names = [f"d{index}" for index in range(24)]
+    plan = vanish_plan(names, 50, seed=1)
+    for number in range(1, 51):
+        assert sum(number in rounds for rounds in plan.values()) == 2
+    assert len({tuple(rounds) for rounds in plan.values()}) > 12
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_federated_beats_cloud(seed: int, quiet: Any, processes: Any, tmp_path: Path) -> None:
+    """The claim of the report, with the command's own defaults."""
+    options = {option.name: option.default for option in demo_options()}
+    chosen = Options(rounds=options["rounds"], devices=options["devices"], seed=seed)
+    results = Story(chosen, tmp_path, processes, quiet, digits_by_writer()).run()
+    interval = results.score("federated").interval
+    assert interval is not None
+    assert interval.low > 0, interval
+    assert results.agreement >= 0.99
+    assert results.total_seconds < 240
+    assert results.peak_memory < 2e9
+
+
+def demo_options() -> list[Any]:
+    from archipel.cli.demo.command import demo
+
+    return demo.params
