@@ -27,7 +27,7 @@ def accuracy_per_round(results: Results) -> str:
     axes.set_xticks(numbers)
     axes.set_xlabel("round")
     axes.set_ylabel("accuracy on held-out pupils, %")
-    axes.legend(frameon=False, loc="lower right")
+    axes.legend(frameon=False, loc="center right")
     return _svg(figure)
 
 

@@ -1,0 +1,51 @@
+"""What an agent tells the program that embeds it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+EventName = Literal[
+    "enrolled", "waiting", "paused", "assigned", "trained", "advertised", "shared", "masked", "uploaded", "confirmed",
+    "unmasked", "committed", "dropped", "refused",
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened. `bytes_sent` and `bytes_received` are of bodies, in this round so far.
+
+    `detail` depends on the name: "trained" has examples, steps, loss and seconds, "masked" the bytes to upload,
+    "dropped" and "refused" the reason.
+    """
+
+    name: EventName
+    device_id: str = ""
+    round_id: str = ""
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    detail: Mapping[str, str | float] = field(default_factory=dict)
+
+
+OutcomeKind = Literal["waiting", "paused", "took_part", "dropped", "refused"]
+
+OnEvent = Callable[[Event], object]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one `run_once` came to. Bytes are of bodies; `wait` is in how many seconds to call again.
+
+    "waiting": no round for this device now; "paused": conditions do not hold; "took_part": the round was committed
+    with this device's update in it; "dropped": the device left a round, or the round failed; "refused": the plan is
+    not one that this device carries out.
+    """
+
+    kind: OutcomeKind
+    wait: float
+    round_id: str = ""
+    reason: str = ""
+    examples: int = 0
+    bytes_sent: int = 0
+    bytes_received: int = 0

@@ -1,0 +1,305 @@
+"""HTTP, and nothing that it says is believed: limits before reading, strict decoding, bounded retries.
+
+A request is tried again when the connection fails, the answer is cut short or cannot be decoded, and for 429, 500, 502,
+503 and 504. Everything that the agent sends may be sent twice: the server answers the same bytes in the same way.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+from typing import TypeVar
+
+import urllib3
+
+from archipel.client.config import AgentConfig, check_url
+from archipel.errors import ClientError, MessageError, RefusedError, UnreachableError
+from archipel.protocol.messages import Problem
+from archipel.protocol.sealed import decode
+
+MAX_MESSAGE_BYTES = 16 << 20
+_MAX_PROBLEM_BYTES = 64 << 10
+_CHUNK = 64 << 10
+_TRY_AGAIN = {429, 500, 502, 503, 504}
+_KINDS = {
+    400: "bad_request", 401: "unauthorized", 403: "forbidden", 404: "not_found", 409: "conflict", 410: "gone",
+    411: "length_required", 413: "too_large", 415: "unsupported", 422: "unprocessable", 429: "rate_limited",
+    500: "internal", 503: "unavailable",
+}  # fmt: skip
+
+T = TypeVar("T")
+
+
+@dataclass
+class Traffic:
+    """Bytes since the last `take`. Bodies are counted exactly, request lines and headers as they are written."""
+
+    sent: int = 0
+    received: int = 0
+    headers_sent: int = 0
+    headers_received: int = 0
+    requests: int = 0
+
+    def take(self) -> Traffic:
+        """The counts so far; counting starts again."""
+        taken = Traffic(**vars(self))
+        self.__init__()  # type: ignore[misc]
+        return taken
+
+
+class Transport:
+    """One server's connection. `pause(seconds)` waits between attempts and may raise to give up."""
+
+    def __init__(self, server: str, config: AgentConfig, pause: Callable[[float], None] = time.sleep) -> None:
+        check_url(server)
+        self._server = server.rstrip("/")
+        self._config = config
+        self._pause = pause
+        self._random = random.Random()
+        self._pool = urllib3.PoolManager(num_pools=1, maxsize=1)
+        self._clock: tuple[float, float] | None = None
+        self.attempts = config.attempts
+        self.traffic = Traffic()
+
+    def server_time(self) -> float | None:
+        """Unix seconds by the server's clock, from the last answer's Date header; None if it sent none."""
+        return None if self._clock is None else self._clock[0] + time.monotonic() - self._clock[1]
+
+    def wait(self, attempt: int, retry_after: float | None = None) -> None:
+        """Pause before attempt `attempt` + 1: as long as the server asked for, else longer each time."""
+        growing = min(self._config.backoff * 2 ** (attempt - 1), self._config.max_wait)
+        self._pause(self.jittered(growing if retry_after is None else min(retry_after, self._config.max_wait)))
+
+    def jittered(self, seconds: float) -> float:
+        """`seconds`, longer or shorter by up to the configured share."""
+        return seconds * (1 + self._config.poll_jitter * self._random.uniform(-1, 1))
+
+    def call(
+        self,
+        method: str,
+        path: str,
+        kind: type[T],
+        *,
+        body: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+        retry: bool = True,
+    ) -> T:
+        """Send, and decode the answer strictly as a `kind`.
+
+        Raises RefusedError for an error status, UnreachableError when no attempt brought an answer.
+        """
+
+        def read(response: urllib3.BaseHTTPResponse) -> T:
+            if response.status not in (200, 201):
+                raise _unexpected(response.status)
+            return decode(f"{method} {path}", self._read(response, MAX_MESSAGE_BYTES), kind)
+
+        return self._attempts(method, path, read, body, headers or {}, retry)
+
+    def download(self, path: str, target: Path, limit: int, headers: Mapping[str, str] | None = None) -> None:
+        """Fetch `path` into the file `target`; a part of it that is there already is kept and continued.
+
+        The bytes are not verified here. Raises ClientError when there are more than `limit`, RefusedError,
+        UnreachableError, or OSError when the file cannot be written.
+        """
+
+        def read(response: urllib3.BaseHTTPResponse) -> None:
+            if response.status == 416:
+                # The part does not fit what the server has: start again.
+                target.unlink(missing_ok=True)
+                raise _TryAgainError("the server cannot continue the download", None)
+            if response.status not in (200, 206):
+                raise _unexpected(response.status)
+            there = target.stat().st_size if response.status == 206 and target.exists() else 0
+            if response.status == 206 and not response.headers.get("Content-Range", "").startswith(f"bytes {there}-"):
+                target.unlink(missing_ok=True)
+                raise _TryAgainError("the server sent another part than the one asked for", None)
+            with open(target, "ab" if there else "wb") as file:
+                for chunk in self._chunks(response, limit - there):
+                    file.write(chunk)
+
+        def with_range() -> Mapping[str, str]:
+            size = target.stat().st_size if target.exists() else 0
+            return {**(headers or {}), **({"Range": f"bytes={size}-"} if size else {})}
+
+        self._attempts("GET", path, read, None, with_range, True)
+
+    def close(self) -> None:
+        self._pool.clear()
+
+    # --- inside ---------------------------------------------------------------------------------------------------
+
+    def _attempts(
+        self,
+        method: str,
+        path: str,
+        read: Callable[[urllib3.BaseHTTPResponse], T],
+        body: bytes | None,
+        headers: Mapping[str, str] | Callable[[], Mapping[str, str]],
+        retry: bool,
+    ) -> T:
+        attempts = self.attempts if retry else 1
+        for attempt in range(1, attempts + 1):
+            try:
+                return self._once(method, path, read, body, headers() if callable(headers) else headers)
+            except (_TryAgainError, MessageError) as error:
+                asked = error.retry_after if isinstance(error, _TryAgainError) else None
+                refused = error.refused if isinstance(error, _TryAgainError) else None
+                if attempt == attempts or (asked is not None and asked > self._config.max_wait):
+                    raise refused or UnreachableError(
+                        f"{self._server}: {method} {path} failed {attempt} times, last: {error}"
+                    ) from None
+                self.wait(attempt, asked)
+        raise AssertionError("unreachable")
+
+    def _once(
+        self,
+        method: str,
+        path: str,
+        read: Callable[[urllib3.BaseHTTPResponse], T],
+        body: bytes | None,
+        headers: Mapping[str, str],
+    ) -> T:
+        all_headers = {"Accept-Encoding": "identity", "User-Agent": "archipel", **headers}
+        if body is not None:
+            all_headers.setdefault("Content-Type", "application/json")
+            all_headers["Content-Length"] = str(len(body))
+        with self._network_errors():
+            response = self._pool.request(
+                method,
+                self._server + path,
+                body=body,
+                headers=all_headers,
+                timeout=urllib3.Timeout(connect=self._config.connect_timeout, read=self._config.read_timeout),
+                retries=False,
+                redirect=False,
+                preload_content=False,
+                decode_content=False,
+            )
+        self._count(method, path, all_headers, body, response)
+        finished = False
+        try:
+            if response.status >= 400 and response.status != 416:
+                raise self._problem(response)
+            result = read(response)
+            finished = True
+            return result
+        finally:
+            # What was not read to its end cannot be followed by another answer on the same connection.
+            if finished:
+                response.release_conn()
+            else:
+                response.close()
+
+    def _problem(self, response: urllib3.BaseHTTPResponse) -> Exception:
+        status = response.status
+        retry_after = _retry_after(response.headers.get("Retry-After"))
+        kind, message = _KINDS.get(status, "error"), "the server gave no reason"
+        data = self._read(response, _MAX_PROBLEM_BYTES)
+        try:
+            problem = decode("problem", data, Problem)
+            kind = problem.type
+            message = f"{problem.message}: {problem.detail}" if problem.detail else problem.message
+        except MessageError:
+            # Some proxy's page: the status says enough.
+            pass
+        refused = RefusedError(status, kind, message, retry_after)
+        return _TryAgainError(str(refused), retry_after, refused) if status in _TRY_AGAIN else refused
+
+    def _read(self, response: urllib3.BaseHTTPResponse, limit: int) -> bytes:
+        return b"".join(self._chunks(response, limit))
+
+    def _chunks(self, response: urllib3.BaseHTTPResponse, limit: int) -> Iterator[bytes]:
+        if response.headers.get("Content-Encoding", "identity") != "identity":
+            raise _TryAgainError("the answer is compressed, which was not asked for", None)
+        declared = response.headers.get("Content-Length", "")
+        if declared.isdigit() and int(declared) > limit:
+            raise ClientError(f"{self._server}: the answer has {declared} bytes, the limit here is {limit}")
+        deadline = time.monotonic() + self._config.request_timeout
+        total = 0
+        while True:
+            with self._network_errors():
+                chunk = response.read1(_CHUNK)
+            if not chunk:
+                break
+            total += len(chunk)
+            self.traffic.received += len(chunk)
+            if total > limit:
+                raise ClientError(f"{self._server}: the answer has more than {limit} bytes, the limit here")
+            if time.monotonic() > deadline:
+                raise _TryAgainError(f"the answer took longer than {self._config.request_timeout:g} s", None)
+            yield chunk
+        if declared.isdigit() and total < int(declared):
+            raise _TryAgainError(f"the answer ended after {total} of {declared} bytes", None)
+
+    @contextmanager
+    def _network_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except urllib3.exceptions.HTTPError as error:
+            raise _TryAgainError(_plain(error), None) from None
+        except OSError as error:
+            raise _TryAgainError(error.strerror or str(error), None) from None
+
+    def _count(
+        self,
+        method: str,
+        path: str,
+        headers: Mapping[str, str],
+        body: bytes | None,
+        response: urllib3.BaseHTTPResponse,
+    ) -> None:
+        date = _date(response.headers.get("Date"))
+        if date is not None:
+            self._clock = (date, time.monotonic())
+        traffic = self.traffic
+        traffic.requests += 1
+        traffic.sent += len(body or b"")
+        traffic.headers_sent += len(f"{method} {path} HTTP/1.1\r\n\r\n") + _header_bytes(headers)
+        traffic.headers_received += len("HTTP/1.1 200 OK\r\n\r\n") + _header_bytes(response.headers)
+
+
+class _TryAgainError(Exception):
+    """A failure that another attempt may mend. `refused` is the server's own error, if it answered at all."""
+
+    def __init__(self, message: str, retry_after: float | None, refused: RefusedError | None = None) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+        self.refused = refused
+
+
+def _unexpected(status: int) -> RefusedError:
+    return RefusedError(status, "error", "the server answered with a status that this request does not have")
+
+
+def _header_bytes(headers: Mapping[str, str]) -> int:
+    return sum(len(name) + len(value) + len(": \r\n") for name, value in headers.items())
+
+
+def _retry_after(value: str | None) -> float | None:
+    """Seconds from a Retry-After header: a number, or a date."""
+    try:
+        seconds = float(value or "")
+    except ValueError:
+        date = _date(value)
+        seconds = math.nan if date is None else date - time.time()
+    return max(0.0, seconds) if math.isfinite(seconds) else None
+
+
+def _date(value: str | None) -> float | None:
+    try:
+        return parsedate_to_datetime(value or "").timestamp()
+    except (ValueError, OverflowError, IndexError, TypeError):
+        return None
+
+
+def _plain(error: Exception) -> str:
+    # urllib3 wraps: the innermost error says what happened.
+    reason = getattr(error, "reason", None)
+    return str(reason if isinstance(reason, Exception) else error)

@@ -1,0 +1,111 @@
+"""From a plan to the vector that will be masked: fetch, check against policy and owner's limits, train."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from archipel.bundle import Bundle
+from archipel.client.cache import Cache
+from archipel.client.config import AgentConfig
+from archipel.client.identity import DeviceRecord
+from archipel.client.session import DeviceSession
+from archipel.errors import PolicyError, RuntimeLimitError
+from archipel.lite_runtime import DeviceState, LocalUpdate, Progress, Runtime
+from archipel.lite_runtime.driver import need_program
+from archipel.protocol.messages import RoundPlan
+from archipel.protocol.policy import check_plan
+from archipel.protocol.vector import Layout
+
+_CHECK_SECONDS = 0.25
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Everything that a round needs, verified. `parameters` and `broadcast` are what it starts from."""
+
+    bundle: Bundle
+    layout: Layout
+    parameters: Mapping[str, np.ndarray]
+    broadcast: Mapping[str, np.ndarray]
+
+
+def prepare(
+    plan: RoundPlan, record: DeviceRecord, cache: Cache, session: DeviceSession, config: AgentConfig
+) -> Prepared:
+    """Fetch the plan's bundle and weights.
+
+    Raises BundleError (not signed by a pinned publisher, damaged), PolicyError, RuntimeLimitError (more than the owner
+    allows), RuntimeProgramError, ClientError, RefusedError, UnreachableError.
+    """
+    limit = config.max_download_bytes
+    bundle = cache.bundle(plan.bundle, record.publisher_keys, session.download, limit)
+    manifest = bundle.manifest
+    layout = Layout.of(bundle.program(need_program(bundle, "finish", "take part in a round")))
+    upload = max(manifest.limits.upload_bytes, layout.length * -(-plan.modulus_bits // 8))
+    for what, need, allowed, setting in (
+        ("memory", manifest.limits.peak_bytes, config.max_peak_bytes, "max_peak_bytes"),
+        ("upload", upload, config.max_upload_bytes, "max_upload_bytes"),
+    ):
+        if need > allowed:
+            raise RuntimeLimitError(
+                f"bundle {manifest.name!r}: up to {need} bytes of {what}, its owner allows {allowed} ({setting})"
+            )
+    if plan.privacy != "secure":
+        raise PolicyError(
+            f"plan {plan.round_id}: privacy {plan.privacy!r}; this agent takes part in secure rounds only"
+        )
+    layout = Layout.of(bundle.program(need_program(bundle, "finish", "take part in a round")))
+    check_plan(plan, manifest.privacy, layout)
+    parameters = cache.weights(plan.weights, session.download, limit)
+    broadcast = {} if plan.broadcast is None else cache.weights(plan.broadcast, session.download, limit)
+    cache.prune(keep=[name for name in (plan.bundle, plan.weights, plan.broadcast) if name is not None])
+    return Prepared(bundle, layout, parameters, broadcast)
+
+
+def train(
+    prepared: Prepared,
+    plan: RoundPlan,
+    *,
+    seed: int,
+    fields: Mapping[str, np.ndarray],
+    state: DeviceState,
+    config: AgentConfig,
+    check: Callable[[], None],
+) -> LocalUpdate:
+    """The local round. `state` moves on when it is complete; `check` is called between steps and may raise.
+
+    Raises RuntimeInputError, RuntimeProgramError, NonFiniteLossError, or what `check` raises.
+    """
+    runtime = Runtime(prepared.bundle, threads=config.threads, memory_limit=config.max_peak_bytes, state=state)
+    next_check = time.monotonic()
+
+    def between_steps(progress: Progress) -> None:
+        nonlocal next_check
+        if time.monotonic() >= next_check:
+            check()
+            next_check = time.monotonic() + _CHECK_SECONDS
+
+    return runtime.local_round(
+        fields,
+        seed=seed,
+        parameters=prepared.parameters,
+        broadcast=prepared.broadcast,
+        hyperparameters=plan.hyperparameters,
+        callbacks=[between_steps],
+    )
+
+
+def round_seed(digest: str, device_id: str) -> int:
+    """The seed of data order and of randomness inside graphs: the same when a round is trained again."""
+    return int.from_bytes(hashlib.sha256(f"archipel/v1/seed\0{digest}{device_id}".encode()).digest()[:4], "big")
+
+
+def state_path(folder: Path, bundle: Bundle) -> Path:
+    """Where the device's state for this model lies; versions of a model share their name."""
+    return folder / f"{hashlib.sha256(bundle.manifest.name.encode()).hexdigest()[:32]}.safetensors"

@@ -1,0 +1,141 @@
+"""The caller's arrays, checked against the ports that will read them before anything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from archipel.bundle.roles import Example, ExampleWeight, Label, Port
+from archipel.errors import RuntimeInputError, RuntimeProgramError
+
+FIELD_ROLES = (Example, Label, ExampleWeight)
+
+
+class Fields:
+    """Local data: arrays by field name with the same number of examples, `count`, on their first axis."""
+
+    def __init__(self, arrays: Mapping[str, np.ndarray], count: int) -> None:
+        self.arrays = dict(arrays)
+        self.count = count
+
+    def get(self, port: Port) -> np.ndarray | None:
+        return self.arrays.get(port.name)
+
+
+def collect(
+    where: str,
+    ports: Iterable[Port],
+    x: np.ndarray | Mapping[str, np.ndarray],
+    y: np.ndarray | None = None,
+) -> Fields:
+    """Give the arrays their field names and check each against its port.
+
+    `x` is a mapping from field name to array, or the array of the only example field; `y` is the array of the only
+    label field. Fields that no port reads are left aside. Raises RuntimeInputError.
+    """
+    ports = list(ports)
+    given = _named(where, ports, x, y)
+    dims: dict[str, tuple[int, str]] = {}
+    count: int | None = None
+    arrays: dict[str, np.ndarray] = {}
+    for port in ports:
+        array = given.get(port.name)
+        if array is None:
+            if isinstance(port, ExampleWeight):
+                continue
+            there = ", ".join(sorted(given)) or "nothing"
+            raise RuntimeInputError(f"{where}: field {port.name!r} ({describe(port)}) is missing; given: {there}")
+        check_array(where, port, array, dims, free_batch=True)
+        if not port.shape:
+            raise RuntimeInputError(f"{where}: field {port.name!r} has no batch axis in the manifest")
+        if count is None:
+            count = array.shape[0]
+        elif array.shape[0] != count:
+            raise RuntimeInputError(
+                f"{where}: field {port.name!r} has {array.shape[0]} examples, the fields before it have {count}"
+            )
+        arrays[port.name] = array
+    if count == 0:
+        raise RuntimeInputError(f"{where}: no examples; give at least one")
+    return Fields(arrays, count or 0)
+
+
+def check_array(
+    where: str,
+    port: Port,
+    array: object,
+    dims: dict[str, tuple[int, str]] | None = None,
+    free_batch: bool = False,
+) -> None:
+    """Raises RuntimeInputError unless `array` has the port's dtype and shape.
+
+    `dims` collects the sizes of symbolic dimensions, so that equal symbols are held to equal sizes; `free_batch`
+    leaves the first axis alone.
+    """
+    if not isinstance(array, np.ndarray):
+        raise RuntimeInputError(
+            f"{where}: {port.name!r} must be a numpy array ({describe(port)}), got {type(array).__name__}"
+        )
+    if array.dtype.name != port.dtype or not array.dtype.isnative:
+        raise _wrong(where, port, array, f"; convert it with .astype({port.dtype!r})")
+    if array.ndim != len(port.shape):
+        hint = "; add the batch axis with x[None]" if free_batch and array.ndim == len(port.shape) - 1 else ""
+        raise _wrong(where, port, array, hint)
+    for axis, (expected, size) in enumerate(zip(port.shape, array.shape)):
+        if free_batch and axis == 0:
+            continue
+        if isinstance(expected, int):
+            if size != expected:
+                raise _wrong(where, port, array, f" (axis {axis} differs)")
+        elif dims is not None:
+            before, owner = dims.setdefault(expected, (size, port.name))
+            if size != before:
+                raise _wrong(where, port, array, f" ({expected} = {before} in {owner!r})")
+
+
+def fixed_rows(ports: Iterable[Port]) -> int | None:
+    """The number of rows that a graph with these fields is made for, None if it takes any number.
+
+    Raises RuntimeProgramError if two fields differ.
+    """
+    sizes = sorted({port.shape[0] for port in ports if port.shape and isinstance(port.shape[0], int)})
+    if len(sizes) > 1:
+        raise RuntimeProgramError(f"fields of one program have batch axes of different sizes: {sizes}")
+    return sizes[0] if sizes else None
+
+
+def describe(port: Port) -> str:
+    """Such as float32[batch, 1, 28, 28]."""
+    return f"{port.dtype}[{', '.join(str(dim) for dim in port.shape)}]"
+
+
+def _wrong(where: str, port: Port, array: np.ndarray, hint: str) -> RuntimeInputError:
+    got = f"{array.dtype.name}{list(array.shape)}"
+    return RuntimeInputError(f"{where}: {port.name!r} must be {describe(port)}, got {got}{hint}")
+
+
+def _named(
+    where: str,
+    ports: list[Port],
+    x: np.ndarray | Mapping[str, np.ndarray],
+    y: np.ndarray | None,
+) -> dict[str, np.ndarray]:
+    given: dict[str, np.ndarray] = {}
+    if isinstance(x, Mapping):
+        given.update(x)
+    else:
+        given[_only(where, ports, Example, "x")] = x
+    if y is not None:
+        given[_only(where, ports, Label, "y")] = y
+    return given
+
+
+def _only(where: str, ports: list[Port], role: type[Port], argument: str) -> str:
+    names = [port.name for port in ports if isinstance(port, role)]
+    if len(names) != 1:
+        raise RuntimeInputError(
+            f"{where}: an array as {argument} needs exactly one field of that role, the program has {names or 'none'}; "
+            "give a mapping from field name to array as x"
+        )
+    return names[0]

@@ -1,0 +1,67 @@
+"""Answers of the `predict` program for the present parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from archipel.bundle import Program
+from archipel.bundle.roles import Example
+from archipel.errors import RuntimeInputError
+from archipel.lite_runtime.fields import check_array
+from archipel.lite_runtime.sessions import Session, bound_value
+from archipel.lite_runtime.values import Values
+
+
+class Predictor:
+    """A session with everything bound that is not an example. Made anew when parameters change."""
+
+    def __init__(self, session: Session, program: Program, values: Values) -> None:
+        self._session = session
+        self._examples = [port for port in program.inputs if isinstance(port, Example)]
+        self._constant = {
+            port.name: bound_value(np.asarray(values.read(port), order="C"))
+            for port in program.inputs
+            if not isinstance(port, Example)
+        }
+        self._outputs = [port.name for port in program.outputs]
+        # What the usual array looks like, so that it costs three comparisons and nothing more.
+        self._only = self._examples[0] if len(self._examples) == len(self._outputs) == 1 else None
+        self._dtype = np.dtype(self._examples[0].dtype) if self._examples else None
+        self._rest = self._examples[0].shape[1:] if self._examples and self._batched(self._examples[0]) else None
+
+    def one(self, x: np.ndarray) -> np.ndarray:
+        only = self._only
+        if only is not None and type(x) is np.ndarray and x.shape[1:] == self._rest and x.dtype == self._dtype:
+            return self._session.run(self._outputs, {only.name: x, **self._constant})[0]
+        if len(self._examples) != 1 or len(self._outputs) != 1:
+            raise RuntimeInputError(
+                f"predict: array in, array out needs one example field and one output; the program has "
+                f"{[port.name for port in self._examples]} and {self._outputs}; give and take dicts"
+            )
+        port = self._examples[0]
+        check_array("predict", port, x, {})
+        return self._session.run(self._outputs, {port.name: np.asarray(x, order="C"), **self._constant})[0]
+
+    @staticmethod
+    def _batched(port: Example) -> bool:
+        # Only the batch axis is free: then the other axes say all about the shape.
+        free = [axis for axis, dim in enumerate(port.shape) if isinstance(dim, str)]
+        return free == [0]
+
+    def many(self, x: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        dims: dict[str, tuple[int, str]] = {}
+        feed = dict(self._constant)
+        for port in self._examples:
+            if port.name not in x:
+                raise RuntimeInputError(f"predict: field {port.name!r} is missing; given: {', '.join(sorted(x))}")
+            check_array("predict", port, x[port.name], dims)
+            feed[port.name] = np.asarray(x[port.name], order="C")
+        unknown = sorted(set(x) - {port.name for port in self._examples})
+        if unknown:
+            raise RuntimeInputError(
+                f"predict: {', '.join(unknown)} is not a field of the program: "
+                f"{', '.join(port.name for port in self._examples)}"
+            )
+        return dict(zip(self._outputs, self._session.run(self._outputs, feed)))

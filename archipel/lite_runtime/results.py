@@ -1,0 +1,90 @@
+"""What training gives back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from archipel.bundle.roles import Metric
+
+
+class Progress(NamedTuple):
+    """One training step that was made. `step` counts from 0 over all phases; `loss` is None without a metric."""
+
+    phase: int
+    epoch: int
+    step: int
+    loss: float | None
+
+
+Callback = Callable[[Progress], object]
+"""Called after every step. Returning True ends a `fit` after this step; raising leaves the runtime as it was."""
+
+
+@dataclass(frozen=True)
+class History:
+    """A `fit`: `losses` and each of `metrics` hold one float per step, `validation` one result per epoch.
+
+    `examples` counts the examples used, each once.
+    """
+
+    losses: list[float]
+    metrics: dict[str, list[float]]
+    validation: list[dict[str, float]]
+    steps: int
+    examples: int
+
+
+@dataclass(frozen=True)
+class LocalUpdate:
+    """A local round: `arrays` by the name of the `finish` program's update outputs, ready to be encoded.
+
+    `metrics` are the reduced metrics of training and of `finish`; `losses` has one float per step; `parameters` are
+    the model as it was trained here, which stays on the device.
+    """
+
+    arrays: dict[str, np.ndarray]
+    examples: int
+    steps: int
+    metrics: dict[str, float]
+    losses: list[float]
+    parameters: dict[str, np.ndarray] = field(repr=False)
+
+
+class MetricTable:
+    """Collects metrics over steps or batches and reduces each as its role declares."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, list[float]] = {}
+        self._weights: dict[str, list[float]] = {}
+        self._reductions: dict[str, str] = {}
+
+    def add(self, port: Metric, value: float, weight: float) -> None:
+        """`weight` is how many examples the value stands for; only the reduction "mean" looks at it."""
+        self._reductions[port.name] = port.reduction
+        self.values.setdefault(port.name, []).append(value)
+        self._weights.setdefault(port.name, []).append(weight)
+
+    def reduced(self) -> dict[str, float]:
+        return {name: self._reduce(name, values) for name, values in self.values.items()}
+
+    def _reduce(self, name: str, values: list[float]) -> float:
+        reduction = self._reductions[name]
+        if reduction == "last":
+            return values[-1]
+        if reduction == "sum":
+            return math.fsum(values)
+        weights = self._weights[name]
+        total = math.fsum(weights)
+        if total == 0:
+            return math.nan
+        return math.fsum(value * weight for value, weight in zip(values, weights)) / total
+
+
+def loss_of(metrics: Sequence[Metric]) -> Metric | None:
+    """The metric that is the loss: the one called "loss", else the program's first."""
+    return next((port for port in metrics if port.name == "loss"), metrics[0] if metrics else None)

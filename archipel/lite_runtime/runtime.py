@@ -1,0 +1,342 @@
+"""A bundle that predicts, evaluates and keeps learning on this device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal, overload
+
+import numpy as np
+
+from archipel.bundle import Bundle, Phase, open_bundle
+from archipel.bundle.roles import Derived, Noise, Parameter, Personal, State
+from archipel.errors import NonFiniteLossError, RuntimeInputError, RuntimeLimitError, RuntimeProgramError
+from archipel.lite_runtime.device_state import DeviceState
+from archipel.lite_runtime.driver import (
+    collect_data,
+    find_program,
+    finish,
+    need_program,
+    run_once,
+    run_phases,
+)
+from archipel.lite_runtime.evaluation import evaluate
+from archipel.lite_runtime.fields import check_array
+from archipel.lite_runtime.noise import Randomness
+from archipel.lite_runtime.predictor import Predictor
+from archipel.lite_runtime.results import Callback, History, LocalUpdate, Progress
+from archipel.lite_runtime.sessions import Sessions
+from archipel.lite_runtime.values import Values, check_noise
+
+Arrays = Mapping[str, np.ndarray]
+
+
+def load(
+    path: Path | str,
+    trusted_keys: Sequence[bytes],
+    *,
+    threads: int = 1,
+    cache: Path | None = None,
+    memory_limit: int | None = None,
+    state: DeviceState | None = None,
+) -> Runtime:
+    """Open a bundle (folder or file) whose manifest one of `trusted_keys` signed.
+
+    `threads` run one operator together; a file is unpacked below `cache`; `memory_limit` is in bytes. Raises the
+    BundleError that says what is wrong, RuntimeLimitError, or RuntimeProgramError.
+    """
+    return Runtime(open_bundle(path, trusted_keys, cache), threads=threads, memory_limit=memory_limit, state=state)
+
+
+class Runtime:
+    """Holds a model's present parameters and the device's own state; ONNX Runtime runs the programs.
+
+    Sessions are made when first needed. `state` is what a caller persists (`DeviceState.save`) to keep personal
+    tensors and control variates over restarts.
+    """
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        *,
+        threads: int = 1,
+        memory_limit: int | None = None,
+        state: DeviceState | None = None,
+    ) -> None:
+        need = bundle.manifest.limits.peak_bytes
+        if memory_limit is not None and need > memory_limit:
+            raise RuntimeLimitError(
+                f"bundle {bundle.manifest.name!r} needs up to {need} bytes of memory, the limit here is "
+                f"{memory_limit}; raise memory_limit or use a smaller model"
+            )
+        for program in bundle.manifest.programs.values():
+            for port in program.inputs:
+                if isinstance(port, Noise):
+                    check_noise(port)
+        self.bundle = bundle
+        self.state = state if state is not None else DeviceState()
+        self._sessions = Sessions(bundle, threads)
+        self._parameters = bundle.parameters()
+        self._published = True
+        self._predictor: Predictor | None = None
+
+    # --- use ------------------------------------------------------------------------------------------------------
+
+    @overload
+    def predict(self, x: np.ndarray) -> np.ndarray: ...
+    @overload
+    def predict(self, x: Arrays) -> dict[str, np.ndarray]: ...
+    def predict(self, x: np.ndarray | Arrays) -> np.ndarray | dict[str, np.ndarray]:
+        """Array in, array out for a program with one example field and one output; dict in, dict out by output name.
+
+        Follows the present parameters: after training or `set_parameters`, `refresh` gives the graph its new derived
+        tensors. Raises RuntimeInputError.
+        """
+        predictor = self._predictor
+        if predictor is None:
+            predictor = self._predictor = self._make_predictor()
+        return predictor.many(x) if isinstance(x, Mapping) else predictor.one(x)
+
+    def evaluate(
+        self, x: np.ndarray | Arrays, y: np.ndarray | None = None, *, batch_size: int = 256
+    ) -> dict[str, float]:
+        """Run `evaluate` over all examples: its metrics, each reduced over the batches as its role declares."""
+        return self._evaluate(self._values(), x, y, batch_size)
+
+    def parameters(self) -> dict[str, np.ndarray]:
+        """The present global parameters by name, read-only."""
+        return dict(self._parameters)
+
+    def set_parameters(self, parameters: Arrays) -> None:
+        """Replace some or all parameters. Raises RuntimeInputError for an unknown name, a wrong dtype or shape."""
+        self._adopt(self._checked(parameters))
+
+    def reset(self, what: Literal["personal", "state", "parameters"]) -> None:
+        """Forget the personal tensors, the device's state, or go back to the bundle's own parameters."""
+        if what == "parameters":
+            self._parameters = self.bundle.parameters()
+            self._published = True
+        elif what == "personal":
+            self.state.personal.clear()
+        elif what == "state":
+            self.state.state.clear()
+        else:
+            raise RuntimeInputError(f"reset: expected 'personal', 'state' or 'parameters', got {what!r}")
+        self._predictor = None
+
+    # --- learning -------------------------------------------------------------------------------------------------
+
+    def fit(
+        self,
+        x: np.ndarray | Arrays,
+        y: np.ndarray | None = None,
+        *,
+        epochs: int = 1,
+        batch_size: int = 32,
+        shuffle: bool = True,
+        seed: int = 0,
+        hyperparameters: Mapping[str, float] | None = None,
+        validation: tuple[np.ndarray | Arrays, np.ndarray | None] | None = None,
+        callbacks: Sequence[Callback] = (),
+        program: str | None = None,
+        moves: Sequence[str] | None = None,
+        broadcast: Arrays | None = None,
+    ) -> History:
+        """Learn from local data with the bundle's train program; nothing leaves the device.
+
+        `validation` is evaluated after every epoch. A callback ends training by returning True. `moves` limits which
+        parameters and personal tensors change (None: all that `program` writes). Raises RuntimeInputError, or
+        NonFiniteLossError after keeping the last weights whose loss was finite; any other error, or one raised by a
+        callback, leaves the runtime as it was.
+        """
+        name = program or need_program(self.bundle, "train", "learn")
+        if epochs < 1 or batch_size < 1:
+            raise RuntimeInputError(f"epochs and batch_size must be at least 1, got {epochs} and {batch_size}")
+        chosen = None if moves is None else self._movable(name, moves)
+        schedule = [Phase(program=name, epochs=epochs, batch_size=batch_size, moves=chosen)]
+        fields = collect_data(self.bundle, schedule, x, y)
+        values = self._values(broadcast=broadcast, hyperparameters=hyperparameters, seed=seed, examples=fields.count)
+        history: list[dict[str, float]] = []
+
+        def on_epoch() -> None:
+            if validation is not None:
+                history.append(self._evaluate(values, *validation, batch_size=256))
+
+        try:
+            self._begin(values)
+            training = run_phases(
+                self._sessions,
+                self.bundle,
+                schedule,
+                values,
+                fields,
+                shuffle=shuffle,
+                on_step=_all_of(callbacks),
+                on_epoch=on_epoch,
+            )
+        except NonFiniteLossError:
+            self._take(values)
+            raise
+        self._take(values)
+        return History(
+            losses=training.losses,
+            metrics=training.metrics.values,
+            validation=history,
+            steps=values.steps,
+            examples=training.examples,
+        )
+
+    def local_round(
+        self,
+        x: np.ndarray | Arrays,
+        y: np.ndarray | None = None,
+        *,
+        seed: int,
+        parameters: Arrays | None = None,
+        broadcast: Arrays | None = None,
+        hyperparameters: Mapping[str, float] | None = None,
+        callbacks: Sequence[Callback] = (),
+        randomness: Randomness | None = None,
+    ) -> LocalUpdate:
+        """One device's part of a federated round: `begin`, the bundle's schedule, `finish`.
+
+        Starts from `parameters` (default: the present ones), which must be all of them. The runtime's own parameters
+        stay as they are; `state` moves on when the round is complete, and only then. `randomness` is where `noise`
+        comes from (default: the operating system's generator). Raises RuntimeInputError, NonFiniteLossError,
+        RuntimeProgramError, or what a callback raises; a callback that returns True raises RuntimeInputError.
+        """
+        schedule = self.bundle.manifest.schedule
+        need_program(self.bundle, "finish", "take part in a round")
+        if not schedule:
+            raise RuntimeProgramError(f"bundle {self.bundle.manifest.name!r} has no schedule, so no local round")
+        start = self._parameters if parameters is None else self._complete(parameters)
+        fields = collect_data(self.bundle, schedule, x, y)
+        values = Values(
+            self.bundle,
+            start,
+            self.state,
+            broadcast=broadcast,
+            hyperparameters=hyperparameters,
+            seed=seed,
+            examples=fields.count,
+            randomness=randomness,
+        )
+        self._begin(values)
+        training = run_phases(self._sessions, self.bundle, schedule, values, fields, on_step=_all_of(callbacks))
+        if training.stopped:
+            raise RuntimeInputError("local_round: a callback asked to stop; a round is whole or raises")
+        update, metrics = finish(self._sessions, self.bundle, values)
+        values.keep()
+        self._predictor = None
+        return LocalUpdate(
+            arrays=update,
+            examples=training.examples,
+            steps=values.steps,
+            metrics={**training.metrics.reduced(), **metrics},
+            losses=training.losses,
+            parameters=values.parameters,
+        )
+
+    # --- inside ---------------------------------------------------------------------------------------------------
+
+    def _values(
+        self,
+        *,
+        broadcast: Arrays | None = None,
+        hyperparameters: Mapping[str, float] | None = None,
+        seed: int = 0,
+        examples: int = 0,
+    ) -> Values:
+        return Values(
+            self.bundle,
+            self._parameters,
+            self.state,
+            broadcast=broadcast,
+            hyperparameters=hyperparameters,
+            seed=seed,
+            examples=examples,
+        )
+
+    def _begin(self, values: Values) -> None:
+        name = find_program(self.bundle, "begin")
+        if name is not None:
+            run_once(self._sessions, self.bundle, name, values)
+
+    def _movable(self, name: str, moves: Sequence[str]) -> tuple[str, ...]:
+        ports = self.bundle.program(name).outputs
+        written = [port.tensor for port in ports if isinstance(port, Parameter | Personal)]
+        for tensor in moves:
+            if tensor not in written:
+                raise RuntimeInputError(f"moves: {tensor!r} is not one that {name!r} writes: {', '.join(written)}")
+        return tuple(moves)
+
+    def _take(self, values: Values) -> None:
+        values.keep()
+        self._adopt(values.parameters)
+
+    def _adopt(self, parameters: Arrays) -> None:
+        for name, array in parameters.items():
+            if array is not self._parameters[name]:
+                self._published = False
+                array.flags.writeable = False
+            self._parameters[name] = array
+        self._predictor = None
+
+    def _evaluate(
+        self, values: Values, x: np.ndarray | Arrays, y: np.ndarray | None, batch_size: int
+    ) -> dict[str, float]:
+        name = need_program(self.bundle, "evaluate", "evaluate")
+        return evaluate(self._sessions.get(name), self.bundle.program(name), values, x, y, batch_size)
+
+    def _make_predictor(self) -> Predictor:
+        name = need_program(self.bundle, "predict", "predict")
+        values = self._values()
+        derived = self._derived(values)
+        session = self._sessions.open(name, derived) if derived else self._sessions.get(name)
+        return Predictor(session, self.bundle.program(name), values)
+
+    def _derived(self, values: Values) -> dict[str, np.ndarray]:
+        refresh = find_program(self.bundle, "refresh")
+        if refresh is None:
+            return {}
+        program = self.bundle.program(refresh)
+        if self._published and not any(
+            (isinstance(port, Personal) and port.tensor in self.state.personal)
+            or (isinstance(port, State) and port.tensor in self.state.state)
+            for port in program.inputs
+        ):
+            # Nothing has changed since conversion: the graph's own initializers are right.
+            return {}
+        outputs = run_once(self._sessions, self.bundle, refresh, values)
+        return {port.tensor: outputs[port.name] for port in program.outputs if isinstance(port, Derived)}
+
+    def _checked(self, parameters: Arrays) -> dict[str, np.ndarray]:
+        specs = {spec.name: spec for spec in self.bundle.manifest.parameters}
+        checked = {}
+        for name, array in parameters.items():
+            spec = specs.get(name)
+            if spec is None:
+                raise RuntimeInputError(
+                    f"parameter {name!r} is not one of bundle {self.bundle.manifest.name!r}: {', '.join(specs)}"
+                )
+            port = Parameter(name=name, tensor=name, dtype=spec.dtype, shape=spec.shape)
+            check_array("parameters", port, array)
+            checked[name] = array.copy() if array.flags.writeable else array
+        return checked
+
+    def _complete(self, parameters: Arrays) -> dict[str, np.ndarray]:
+        missing = [name for name in self._parameters if name not in parameters]
+        if missing:
+            raise RuntimeInputError(f"parameters: {', '.join(missing)} missing; a round starts from all of them")
+        return self._checked(parameters)
+
+
+def _all_of(callbacks: Sequence[Callback]) -> Callback | None:
+    if not callbacks:
+        return None
+
+    def call(progress: Progress) -> bool:
+        # All are called, even after one has asked to stop.
+        return True in [callback(progress) for callback in callbacks]
+
+    return call

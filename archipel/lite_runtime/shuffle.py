@@ -1,0 +1,88 @@
+"""The order of the local data: a permutation that every runtime can draw in the same way.
+
+NumPy may change its generators' streams between versions and a browser has others, so the order comes from a
+counter-based hash on uint32 (multiply, shift, exclusive or) of seed, phase, epoch and position: position i of n gets
+a 32-bit key, and the order is the positions sorted by key. The mixing function is a bijection of 32-bit words, hence
+keys never collide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+_MASK = 0xFFFFFFFF
+_GOLDEN = 0x9E3779B9
+_M1 = 0x7FEB352D
+_M2 = 0x846CA68B
+
+
+class Batch(NamedTuple):
+    """`indices` into the local data, int64 `[rows]`; `epoch` counts from 0 within the phase."""
+
+    epoch: int
+    indices: np.ndarray
+    last_of_epoch: bool
+
+
+def permutation(count: int, seed: int, phase: int, epoch: int) -> np.ndarray:
+    """Positions 0 ... count - 1 in the order of (seed, phase, epoch), all below 2**32: int64 `[count]`."""
+    first = _fold(seed, phase, epoch, 0)
+    second = _fold(seed, phase, epoch, 1)
+    keys = np.arange(count, dtype=np.uint32)
+    keys += np.uint32(first)
+    keys = _mix_array(_mix_array(keys) ^ np.uint32(second))
+    return np.argsort(keys, kind="stable")
+
+
+def batches(
+    count: int,
+    batch_size: int,
+    *,
+    epochs: int | None,
+    steps: int | None,
+    shuffle: bool,
+    seed: int,
+    phase: int,
+    whole: bool,
+) -> Iterator[Batch]:
+    """Cut the data into batches for `epochs` passes or for `steps` batches (as many passes as they need).
+
+    The last batch of a pass has the rows that are left; where `whole` asks for batches of one size it is left out.
+    """
+    step = epoch = 0
+    stop = count - count % batch_size if whole else count
+    while (epoch < epochs) if epochs is not None else (step < (steps or 0)):
+        order = permutation(count, seed, phase, epoch) if shuffle else np.arange(count)
+        for first in range(0, stop, batch_size):
+            if epochs is None and step == steps:
+                return
+            yield Batch(epoch, order[first : first + batch_size], first + batch_size >= stop)
+            step += 1
+        epoch += 1
+
+
+def _fold(*words: int) -> int:
+    value = 0
+    for word in words:
+        value = _mix(((value ^ word) + _GOLDEN) & _MASK)
+    return value
+
+
+def _mix(word: int) -> int:
+    word ^= word >> 16
+    word = word * _M1 & _MASK
+    word ^= word >> 15
+    word = word * _M2 & _MASK
+    return word ^ word >> 16
+
+
+def _mix_array(words: np.ndarray) -> np.ndarray:
+    words = words ^ (words >> np.uint32(16))
+    words *= np.uint32(_M1)
+    words ^= words >> np.uint32(15)
+    words *= np.uint32(_M2)
+    words ^= words >> np.uint32(16)
+    return words

@@ -1,0 +1,116 @@
+"""Bundles go in through the operator and out to devices; so do the weights of each version."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from flask import Response, request, send_file
+from sqlalchemy import select
+
+from archipel.bundle import encode_manifest, open_bundle
+from archipel.errors import BundleError
+from archipel.server.durable import CHUNK_BYTES
+from archipel.server.models import Blob, BundleRow
+from archipel.server.problems import refuse
+from archipel.server.resources import BundleInfo
+from archipel.server.routes import DEVICE, OPERATOR, Call, Route
+
+DEVICE_KINDS = ("weights", "broadcast")
+
+
+def publish_bundle(call: Call[None]) -> tuple[BundleInfo, int]:
+    """Store a signed .bundle file; the same bundle again changes nothing."""
+    services = call.services
+    length = declared_length(services.settings.max_bundle_bytes)
+    written = services.blobs.receive(body_chunks(length))
+    try:
+        try:
+            bundle = open_bundle(written.temporary, services.settings.trusted_keys, services.settings.bundle_folder)
+        except BundleError as error:
+            raise refuse(422, "the body is not a bundle that this server accepts", _plain(error)) from None
+        with services.database.read() as session:
+            known = session.get(BundleRow, bundle.digest)
+        if known is not None:
+            return _info(known), 200
+        services.blobs.keep(written)
+    finally:
+        written.discard()
+    now = services.clock()
+    row = BundleRow(
+        digest=bundle.digest,
+        file_digest=written.digest,
+        name=bundle.manifest.name,
+        size=written.size,
+        strategy=bundle.manifest.strategy,
+        manifest=encode_manifest(bundle.manifest),
+        published=now,
+    )
+    with services.database.write() as session:
+        known = session.get(BundleRow, bundle.digest)
+        if known is not None:
+            return _info(known), 200
+        session.merge(Blob(digest=written.digest, kind="bundle", size=written.size, created=now))
+        session.add(row)
+    return _info(row), 201
+
+
+def download_bundle(call: Call[None], digest: str) -> Response:
+    """The .bundle file; ranges and ETag are honoured, so that a device can resume."""
+    with call.services.database.read() as session:
+        file_digest = session.scalar(select(BundleRow.file_digest).where(BundleRow.digest == digest))
+    if file_digest is None:
+        raise refuse(404, f"no bundle {digest}")
+    return _file(call, file_digest, digest, "application/zip")
+
+
+def download_blob(call: Call[None], digest: str) -> Response:
+    """Weights (safetensors) by digest; ranges and ETag are honoured."""
+    query = select(Blob.digest).where(Blob.digest == digest, Blob.kind.in_(DEVICE_KINDS)).limit(1)
+    with call.services.database.read() as session:
+        if session.scalar(query) is None:
+            raise refuse(404, f"no blob {digest}")
+    return _file(call, digest, digest, "application/octet-stream")
+
+
+def declared_length(limit: int) -> int:
+    """Content-Length of an upload, checked before anything is read. Raises ApiError 411 or 413."""
+    length = request.content_length
+    if length is None:
+        raise refuse(411, "an upload needs a Content-Length header")
+    if length > limit:
+        raise refuse(413, f"{length} bytes, the limit is {limit}")
+    return length
+
+
+def body_chunks(length: int) -> Iterator[bytes]:
+    """The request's body of exactly `length` bytes, as a stream. Raises ApiError 400 when it ends early."""
+    request.max_content_length = length
+    left = length
+    while left:
+        chunk = request.stream.read(min(left, CHUNK_BYTES))
+        if not chunk:
+            raise refuse(400, f"the body ended after {length - left} of {length} bytes")
+        left -= len(chunk)
+        yield chunk
+
+
+def _file(call: Call[None], blob: str, etag: str, mimetype: str) -> Response:
+    path = call.services.blobs.path(blob)
+    return send_file(path, mimetype, conditional=True, etag=etag, last_modified=None, max_age=31536000)
+
+
+def _info(row: BundleRow) -> BundleInfo:
+    return BundleInfo(digest=row.digest, name=row.name, bytes=row.size, strategy=row.strategy)
+
+
+def _plain(error: BundleError) -> str:
+    # Without the path of the server's temporary file, which means nothing to the sender.
+    text = str(error)
+    return text.rsplit("/", 1)[-1] if text.startswith("/") else text
+
+
+ROUTES = (
+    Route("POST", "/v1/bundles", OPERATOR, publish_bundle, response=BundleInfo, status=201),
+    Route("GET", "/v1/bundles/<digest:digest>", DEVICE | OPERATOR, download_bundle),
+    Route("GET", "/v1/blobs/<digest:digest>", DEVICE | OPERATOR, download_blob),
+)

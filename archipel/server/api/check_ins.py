@@ -1,0 +1,71 @@
+"""A device says that it is there, and learns whether it has something to do."""
+
+from __future__ import annotations
+
+from sqlalchemy import bindparam, select
+
+from archipel.protocol.messages import CheckIn, CheckInResponse
+from archipel.protocol.sealed import Sealed, decode
+from archipel.server.models import Answer, CheckInRow, Device, Round
+from archipel.server.problems import refuse
+from archipel.server.rounds import ORDER, RULES
+from archipel.server.routes import DEVICE, Call, Route
+
+WRITES_PER_WINDOW = 4
+MAX_BYTES = 16 << 10
+
+
+_CHECK_IN = (
+    select(CheckInRow.last_seen, CheckInRow.attributes, Round.round_id, Round.phase, Round.plan)
+    .outerjoin(Round, Round.round_id == CheckInRow.round_id)
+    .where(CheckInRow.device_id == bindparam("device_id"))
+)
+
+
+def check_in(call: Call[CheckIn]) -> CheckInResponse:
+    """The plan of the round that the device is in, while it still has a part in it; else when to ask again."""
+    if len(call.raw) > MAX_BYTES:
+        raise refuse(413, f"{len(call.raw)} bytes of attributes, the limit is {MAX_BYTES}")
+    services = call.services
+    now = services.clock()
+    device_id = call.identity.device_id
+    wait = CheckInResponse(retry_after=services.settings.retry_after)
+    row = services.database.look(_CHECK_IN, device_id=device_id)
+    if row is not None and row.round_id is not None:
+        given = select(Answer.phase).where(Answer.round_id == row.round_id, Answer.device_id == device_id)
+        with services.database.read() as session:
+            answers = set(session.scalars(given))
+        if not has_part(row.phase, answers):
+            return wait
+        return CheckInResponse(plan=decode("plan", row.plan, Sealed), retry_after=wait.retry_after)
+    # Most check-ins only read: the time is written a few times per window, not with every poll.
+    stale = services.settings.check_in_window / WRITES_PER_WINDOW
+    if row is None or row.last_seen < now - stale or row.attributes != call.body.attributes:
+        with services.database.write() as session:
+            device = session.get_one(Device, device_id)
+            if device.kind != "device":
+                raise refuse(403, f"a member of kind {device.kind!r} takes no part in this server's rounds")
+            seen = session.get(CheckInRow, device_id, with_for_update=True)
+            if seen is None:
+                seen = CheckInRow(device_id=device_id, population=device.population)
+                session.add(seen)
+            seen.attributes = dict(call.body.attributes)
+            if seen.round_id is None:
+                seen.last_seen = now
+    return wait
+
+
+def has_part(phase: str, answers: set[str]) -> bool:
+    """Whether a participant that answered in the phases `answers` can still do something in `phase`.
+
+    One that dropped out, or has done everything, is not sent the plan again: it would train in vain.
+    """
+    if ORDER[phase] <= ORDER["advertising"]:
+        return True
+    rule = RULES[phase]
+    if rule.waits_for != "answers" or rule.previous not in answers:
+        return False
+    return not (phase == "unmasking" and phase in answers)
+
+
+ROUTES = (Route("POST", "/v1/check-ins", DEVICE, check_in, CheckIn, CheckInResponse),)

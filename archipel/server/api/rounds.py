@@ -1,0 +1,171 @@
+"""The steps of a secure round, but for the masked update itself. Nothing here changes a round's phase."""
+
+from __future__ import annotations
+
+import hashlib
+
+from sqlalchemy import and_, bindparam, insert, select
+from sqlalchemy.orm import Session
+
+from archipel.protocol.messages import (
+    AdvertiseRequest,
+    Cohort,
+    Confirmations,
+    ConfirmRequest,
+    EncryptedShare,
+    Receipt,
+    RoundStatus,
+    Shares,
+    Survivors,
+    Unmasking,
+)
+from archipel.protocol.sealed import encode
+from archipel.protocol.secagg import check_advertisement, check_confirmation, check_shares, check_unmasking
+from archipel.server.models import Participant, Round, Share
+from archipel.server.problems import refuse, refusing
+from archipel.server.routes import DEVICE, OPERATOR, B, Call, Route
+from archipel.server.seats import Seat, store_answer, take_seat
+
+_STATUS = (
+    select(Round.phase, Round.phase_ends, Round.reason, Participant.device_id)
+    .outerjoin(
+        Participant, and_(Participant.round_id == Round.round_id, Participant.device_id == bindparam("device_id"))
+    )
+    .where(Round.round_id == bindparam("round_id"))
+)
+
+
+def round_status(call: Call[None], round_id: str) -> RoundStatus:
+    """The round's phase, when its deadline passes, and when to ask again."""
+    row = call.services.database.look(_STATUS, round_id=round_id, device_id=call.identity.device_id)
+    if row is None:
+        raise refuse(404, f"no round {round_id}")
+    if call.identity.role == "device" and row.device_id is None:
+        raise refuse(403, "this device is not in the round")
+    return RoundStatus(
+        round_id=round_id,
+        phase=row.phase,
+        phase_ends=row.phase_ends,
+        reason=row.reason,
+        retry_after=call.services.settings.retry_after,
+    )
+
+
+def advertise(call: Call[AdvertiseRequest], round_id: str) -> Receipt:
+    """Round keys, signed by the device."""
+    seat, digest = _seat(call, round_id), _digest(call)
+    if not seat.may_send("advertising", digest):
+        return Receipt()
+    with refusing(422):
+        check_advertisement(call.body.advertisement, seat.device_key, round_id, seat.plan_digest)
+    body = encode(call.body.advertisement)
+    return store_answer(call.services, seat, "advertising", digest=digest, size=len(call.raw), body=body)
+
+
+def cohort(call: Call[None], round_id: str) -> bytes:
+    """U1: everybody who advertised keys, with proofs of who they are."""
+    with call.services.database.read() as session:
+        take_seat(session, round_id, call.identity.device_id).may_read("sharing")
+        return call.services.frozen.cohort(session, round_id).message
+
+
+def send_shares(call: Call[Shares], round_id: str) -> Receipt:
+    """Encrypted secret shares, one for every other member of U1."""
+    digest = _digest(call)
+    with call.services.database.read() as session:
+        seat = take_seat(session, round_id, call.identity.device_id)
+        if not seat.may_send("sharing", digest):
+            return Receipt()
+        members = call.services.frozen.cohort(session, round_id).members
+    with refusing(422):
+        check_shares(call.body, seat.device_id, members)
+    rows = [
+        {
+            "round_id": round_id,
+            "recipient": share.peer,
+            "sender": seat.device_id,
+            "ciphertext": share.ciphertext,
+        }
+        for share in call.body.shares
+    ]
+
+    def store_shares(session: Session) -> None:
+        session.execute(insert(Share), rows)
+
+    return store_answer(call.services, seat, "sharing", digest=digest, size=len(call.raw), also=store_shares)
+
+
+def inbox(call: Call[None], round_id: str) -> Shares:
+    """What the other members of U2 sent to this device."""
+    device_id = call.identity.device_id
+    query = select(Share.sender, Share.ciphertext).where(Share.round_id == round_id, Share.recipient == device_id)
+    with call.services.database.read() as session:
+        take_seat(session, round_id, device_id).may_read("masking")
+        rows = session.execute(query.order_by(Share.sender)).all()
+    return Shares(shares=[EncryptedShare(peer=row.sender, ciphertext=row.ciphertext) for row in rows])
+
+
+def survivors(call: Call[None], round_id: str) -> bytes:
+    """U3: whose masked updates are in the sum."""
+    with call.services.database.read() as session:
+        take_seat(session, round_id, call.identity.device_id).may_read("confirming")
+        return call.services.frozen.survivors(session, round_id).message
+
+
+def confirm(call: Call[ConfirmRequest], round_id: str) -> Receipt:
+    """The survivors' set, signed by the device."""
+    digest = _digest(call)
+    with call.services.database.read() as session:
+        seat = take_seat(session, round_id, call.identity.device_id)
+        if not seat.may_send("confirming", digest):
+            return Receipt()
+        told = call.services.frozen.survivors(session, round_id).survivors
+        session_digest = call.services.frozen.cohort(session, round_id).digest
+    with refusing(422):
+        check_confirmation(call.body.confirmation, seat.device_key, round_id, told, cohort=session_digest)
+    body = encode(call.body.confirmation)
+    return store_answer(call.services, seat, "confirming", digest=digest, size=len(call.raw), body=body)
+
+
+def confirmations(call: Call[None], round_id: str) -> bytes:
+    """U4: the survivors' signatures under the same set."""
+    with call.services.database.read() as session:
+        take_seat(session, round_id, call.identity.device_id).may_read("unmasking")
+        return call.services.frozen.confirmations(session, round_id)
+
+
+def unmask(call: Call[Unmasking], round_id: str) -> Receipt:
+    """Of each survivor the share of its seed, of each dropped device that of its mask key."""
+    digest = _digest(call)
+    with call.services.database.read() as session:
+        seat = take_seat(session, round_id, call.identity.device_id)
+        if not seat.may_send("unmasking", digest):
+            return Receipt()
+        frozen = call.services.frozen.survivors(session, round_id)
+    with refusing(422):
+        check_unmasking(call.body, seat.device_id, frozen.sharers, frozen.survivors.devices)
+    return store_answer(call.services, seat, "unmasking", digest=digest, size=len(call.raw), body=encode(call.body))
+
+
+def _seat(call: Call[B], round_id: str) -> Seat:
+    with call.services.database.read() as session:
+        return take_seat(session, round_id, call.identity.device_id)
+
+
+def _digest(call: Call[B]) -> str:
+    return hashlib.sha256(call.raw).hexdigest()
+
+
+_ROUND = "/v1/rounds/<id:round_id>"
+
+ROUTES = (
+    Route("GET", _ROUND, DEVICE | OPERATOR, round_status, response=RoundStatus, members=True),
+    Route("PUT", f"{_ROUND}/advertisement", DEVICE, advertise, AdvertiseRequest, Receipt, members=True),
+    Route("GET", f"{_ROUND}/cohort", DEVICE, cohort, response=Cohort, members=True),
+    Route("PUT", f"{_ROUND}/shares", DEVICE, send_shares, Shares, Receipt, members=True),
+    Route("GET", f"{_ROUND}/shares", DEVICE, inbox, response=Shares, members=True),
+    Route("GET", f"{_ROUND}/survivors", DEVICE, survivors, response=Survivors, members=True),
+    Route("PUT", f"{_ROUND}/confirmation", DEVICE, confirm, ConfirmRequest, Receipt, members=True),
+    Route("GET", f"{_ROUND}/confirmations", DEVICE, confirmations, response=Confirmations, members=True),
+    Route("PUT", f"{_ROUND}/unmasking", DEVICE, unmask, Unmasking, Receipt, members=True),
+)

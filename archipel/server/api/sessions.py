@@ -1,0 +1,64 @@
+"""A device proves that it holds its key by signing a fresh nonce, and gets a short-lived token."""
+
+from __future__ import annotations
+
+import secrets
+
+from sqlalchemy import delete, select
+
+from archipel.protocol.messages import Challenge, ChallengeRequest, SessionProof, SessionRequest, SessionResponse
+from archipel.protocol.sealed import unseal
+from archipel.server.auth import token_hash
+from archipel.server.models import ChallengeRow, Device, DeviceSession
+from archipel.server.problems import refuse, refusing
+from archipel.server.routes import PUBLIC, Call, Route
+
+OPEN_CHALLENGES = 8
+
+
+def challenge(call: Call[ChallengeRequest]) -> Challenge:
+    """A nonce for the device to sign; it is good once, for a minute."""
+    now = call.services.clock()
+    device_id = call.body.device_id
+    made = Challenge(nonce=secrets.token_bytes(32), expires=now + call.services.settings.challenge_seconds)
+    with call.services.database.write() as session:
+        if session.get(Device, device_id) is None:
+            raise refuse(404, f"device {device_id} is not enrolled")
+        # Anybody may ask in a device's name, so the oldest go: refusing would let them keep the device out.
+        mine = select(ChallengeRow).where(ChallengeRow.device_id == device_id).order_by(ChallengeRow.expires.desc())
+        for index, row in enumerate(session.scalars(mine).all()):
+            if row.expires <= now or index >= OPEN_CHALLENGES - 1:
+                session.delete(row)
+        session.add(ChallengeRow(nonce=made.nonce, device_id=device_id, expires=made.expires))
+    return made
+
+
+def open_session(call: Call[SessionRequest]) -> SessionResponse:
+    """A bearer token for the signed nonce."""
+    services = call.services
+    now = services.clock()
+    device_id = call.body.device_id
+    with services.database.read() as session:
+        device = session.get(Device, device_id)
+    if device is None:
+        raise refuse(404, f"device {device_id} is not enrolled")
+    with refusing(403):
+        proof = unseal("session", call.body.proof, device.device_key, SessionProof)
+    if proof.server_key != services.settings.public_key:
+        raise refuse(403, "the proof was made for another server")
+    token = secrets.token_urlsafe(32)
+    expires = now + services.settings.session_seconds
+    with services.database.write() as session:
+        row = session.get(ChallengeRow, proof.nonce, with_for_update=True)
+        if row is None or row.device_id != device_id or row.expires <= now:
+            raise refuse(403, "the nonce is unknown, used or expired; ask for a new challenge")
+        session.delete(row)
+        session.execute(delete(DeviceSession).where(DeviceSession.device_id == device_id, DeviceSession.expires <= now))
+        session.add(DeviceSession(token_hash=token_hash(token), device_id=device_id, expires=expires))
+    return SessionResponse(token=token, expires=expires)
+
+
+ROUTES = (
+    Route("POST", "/v1/challenges", PUBLIC, challenge, ChallengeRequest, Challenge),
+    Route("POST", "/v1/sessions", PUBLIC, open_session, SessionRequest, SessionResponse),
+)

@@ -1,0 +1,181 @@
+"""Tasks: what the operator asks for, and how it goes."""
+
+from __future__ import annotations
+
+import secrets
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from archipel.bundle import decode_manifest
+from archipel.errors import ArchipelError
+from archipel.server.models import Answer, BundleRow, Participant, Round, Task
+from archipel.server.problems import refuse
+from archipel.server.resources import ParticipantInfo, RoundInfo, TaskInfo, TaskRequest
+from archipel.server.rounds import DEADLINES, ORDER, count_waiting
+from archipel.server.routes import OPERATOR, Call, Route
+from archipel.server.services import Services
+from archipel.server.task_checks import check_task
+
+
+def create_task(call: Call[TaskRequest]) -> TaskInfo:
+    """Start training a bundle over a population."""
+    services = call.services
+    now = services.clock()
+    with services.database.read() as session:
+        bundle = session.get(BundleRow, call.body.bundle)
+    if bundle is None:
+        raise refuse(422, f"no bundle {call.body.bundle}; upload it first")
+    try:
+        request = check_task(
+            call.body,
+            decode_manifest(bundle.manifest),
+            max_update_bytes=services.settings.max_update_bytes,
+        )
+    except ArchipelError as error:
+        raise refuse(422, f"the task is not possible: {error}") from None
+    task = Task(
+        task_id=secrets.token_hex(16),
+        name=request.name,
+        population=request.population,
+        bundle=request.bundle,
+        state="running",
+        reason="",
+        rounds=request.rounds,
+        rounds_committed=0,
+        failed_rounds=0,
+        privacy=request.privacy,
+        min_cohort=request.min_cohort,
+        cohort=request.cohort,
+        threshold=request.threshold,
+        goal=request.goal,
+        hyperparameters=dict(request.hyperparameters),
+        deadlines={**DEADLINES, **request.deadlines},
+        model=None,
+        strategy_state=None,
+        created=now,
+        ended=None,
+    )
+    with services.database.write() as session:
+        session.add(task)
+        session.flush()
+        return _info(call.services, session, task)
+
+
+def list_tasks(call: Call[None]) -> list[TaskInfo]:
+    """Every task, newest first."""
+    with call.services.database.read() as session:
+        return [
+            _info(call.services, session, task) for task in session.scalars(select(Task).order_by(Task.created.desc()))
+        ]
+
+
+def show_task(call: Call[None], task_id: str) -> TaskInfo:
+    """One task."""
+    with call.services.database.read() as session:
+        return _info(call.services, session, _task(session, task_id))
+
+
+def cancel_task(call: Call[None], task_id: str) -> TaskInfo:
+    """Stop a running task; its live round fails closed. A task that has ended stays as it is."""
+    with call.services.database.write() as session:
+        task = _task(session, task_id, lock=True)
+        if task.state == "running":
+            task.state = "cancelled"
+            task.reason = "cancelled by the operator"
+            task.ended = call.services.clock()
+            session.flush()
+        return _info(call.services, session, task)
+
+
+def list_rounds(call: Call[None], task_id: str) -> list[RoundInfo]:
+    """The task's rounds, oldest first, with how far each participant came."""
+    with call.services.database.read() as session:
+        _task(session, task_id)
+        rounds = session.scalars(select(Round).where(Round.task_id == task_id).order_by(Round.started)).all()
+        phases: dict[tuple[str, str], list[str]] = {}
+        sizes: dict[tuple[str, str], int] = {}
+        assigned = select(Participant.round_id, Participant.device_id).join(Round).where(Round.task_id == task_id)
+        for row in session.execute(assigned.order_by(Participant.device_id)):
+            phases[row.round_id, row.device_id] = ["assigning"]
+        sent = select(Answer.round_id, Answer.device_id, Answer.phase, Answer.size).join(Round)
+        for answer in session.execute(sent.where(Round.task_id == task_id)):
+            key = (answer.round_id, answer.device_id)
+            phases[key].append(answer.phase)
+            sizes[key] = sizes.get(key, 0) + answer.size
+    participants: dict[str, list[ParticipantInfo]] = {}
+    survivors: dict[str, list[str]] = {}
+    for (round_id, device_id), reached in phases.items():
+        furthest = max(reached, key=ORDER.__getitem__)
+        participants.setdefault(round_id, []).append(
+            ParticipantInfo(
+                device_id=device_id,
+                furthest=furthest,  # type: ignore[arg-type]
+                bytes_uploaded=sizes.get((round_id, device_id), 0),
+            )
+        )
+        if "masking" in reached:
+            survivors.setdefault(round_id, []).append(device_id)
+    return [_round_info(row, participants.get(row.round_id, []), survivors.get(row.round_id, [])) for row in rounds]
+
+
+def _round_info(row: Round, participants: list[ParticipantInfo], survivors: list[str]) -> RoundInfo:
+    settled = row.phase != "failed" and ORDER[row.phase] > ORDER["masking"]
+    return RoundInfo(
+        round_id=row.round_id,
+        task_id=row.task_id,
+        number=row.number,
+        phase=row.phase,  # type: ignore[arg-type]
+        phase_ends=row.phase_ends,
+        reason=row.reason,
+        participants=participants,
+        survivors=survivors if settled else [],
+        weights_in=row.weights_in,
+        weights_out=row.weights_out,
+        weight_sum=row.weight_sum,
+        started=row.started,
+        ended=row.ended,
+    )
+
+
+def _task(session: Session, task_id: str, *, lock: bool = False) -> Task:
+    task = session.get(Task, task_id, with_for_update=lock or None)
+    if task is None:
+        raise refuse(404, f"no task {task_id}")
+    return task
+
+
+def _info(services: Services, session: Session, task: Task) -> TaskInfo:
+    window = services.settings.check_in_window
+    waiting = count_waiting(session, task.population, now=services.clock(), window=window)
+    return TaskInfo(
+        task_id=task.task_id,
+        name=task.name,
+        population=task.population,
+        bundle=task.bundle,
+        state=task.state,  # type: ignore[arg-type]
+        reason=task.reason,
+        rounds=task.rounds,
+        rounds_committed=task.rounds_committed,
+        failed_rounds=task.failed_rounds,
+        privacy=task.privacy,  # type: ignore[arg-type]
+        min_cohort=task.min_cohort,
+        cohort=task.cohort,
+        threshold=task.threshold,
+        goal=task.goal,
+        hyperparameters=task.hyperparameters,
+        deadlines=task.deadlines,
+        model=task.model,
+        waiting=waiting,
+        created=task.created,
+        ended=task.ended,
+    )
+
+
+ROUTES = (
+    Route("POST", "/v1/tasks", OPERATOR, create_task, TaskRequest, TaskInfo, status=201),
+    Route("GET", "/v1/tasks", OPERATOR, list_tasks, response=list[TaskInfo]),
+    Route("GET", "/v1/tasks/<id:task_id>", OPERATOR, show_task, response=TaskInfo),
+    Route("POST", "/v1/tasks/<id:task_id>/cancel", OPERATOR, cancel_task, response=TaskInfo),
+    Route("GET", "/v1/tasks/<id:task_id>/rounds", OPERATOR, list_rounds, response=list[RoundInfo]),
+)

@@ -1,0 +1,49 @@
+"""Masked updates: spooled durably, then recorded, then acknowledged."""
+
+from __future__ import annotations
+
+import re
+
+from flask import request
+
+from archipel.errors import ApiError
+from archipel.protocol.messages import Receipt
+from archipel.server.api.bundles import body_chunks, declared_length
+from archipel.server.problems import refuse
+from archipel.server.routes import DEVICE, Call, Route
+from archipel.server.seats import store_answer, take_seat
+
+DIGEST_HEADER = "Digest-SHA256"
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+def upload_update(call: Call[None], round_id: str) -> Receipt:
+    """The packed masked vector. Any bytes of the right length are valid: plans use whole bytes per entry."""
+    services = call.services
+    length = declared_length(services.settings.max_update_bytes)
+    digest = request.headers.get(DIGEST_HEADER, "")
+    if not _DIGEST.fullmatch(digest):
+        raise refuse(400, f"header {DIGEST_HEADER}: expected the body's SHA-256 in 64 lower-case hexadecimal digits")
+    with services.database.read() as session:
+        seat = take_seat(session, round_id, call.identity.device_id)
+    if not seat.may_send("masking", digest):
+        return Receipt()
+    if length != seat.update_bytes:
+        status = 413 if length > seat.update_bytes else 422
+        raise refuse(status, f"{length} bytes, an update of this round has {seat.update_bytes}")
+    try:
+        written = services.spool.receive(round_id, body_chunks(length))
+        if written.digest != digest:
+            written.discard()
+            raise refuse(422, f"the body's SHA-256 is {written.digest}, header {DIGEST_HEADER} says {digest}")
+        path = services.spool.keep(round_id, seat.device_id, written)
+    except FileNotFoundError:
+        raise refuse(410, "the round is over: its updates were discarded") from None
+    try:
+        return store_answer(services, seat, "masking", digest=digest, size=length)
+    except ApiError:
+        path.unlink(missing_ok=True)
+        raise
+
+
+ROUTES = (Route("PUT", "/v1/rounds/<id:round_id>/update", DEVICE, upload_update, response=Receipt, members=True),)

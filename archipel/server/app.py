@@ -1,0 +1,34 @@
+"""The web application: blueprints, one per resource, around the shared services."""
+
+from __future__ import annotations
+
+import time
+
+from flask import Flask
+
+from archipel.server import problems, request_log
+from archipel.server.api import ROUTES
+from archipel.server.auth import Authenticator
+from archipel.server.routes import CONVERTERS, blueprint
+from archipel.server.services import Clock, Services
+from archipel.server.settings import Settings
+
+
+def create_app(settings: Settings, *, clock: Clock = time.time) -> Flask:
+    """The WSGI application on a data folder whose schema is up to date (`Services.prepare`).
+
+    Stateless: any number of processes may serve the same data folder. Raises ServerError when it cannot.
+    """
+    services = Services.open(settings, connections=settings.threads, clock=clock)
+    services.database.check()
+    settings.private_key  # noqa: B018 - fail now, not in the first request
+    app = Flask("archipel.server", static_folder=None)
+    app.config["MAX_CONTENT_LENGTH"] = settings.max_json_bytes
+    app.extensions["archipel"] = services
+    app.url_map.converters.update(CONVERTERS)
+    problems.register(app)
+    request_log.register(app, settings.request_log)
+    authenticator = Authenticator(services)
+    for name, routes in ROUTES.items():
+        app.register_blueprint(blueprint(name, routes, services, authenticator))
+    return app

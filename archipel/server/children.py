@@ -1,0 +1,28 @@
+"""How the supervisor tells its child processes where they work: by environment variables, which are named here."""
+
+from __future__ import annotations
+
+import os
+
+from archipel.server.settings import ENVIRONMENT_PREFIX, Settings, load_settings
+
+FOLDER = "ARCHIPEL_DATA_FOLDER"
+PARENT = "ARCHIPEL_PARENT"
+LISTEN_FD = "ARCHIPEL_LISTEN_FD"
+READY_FD = "ARCHIPEL_READY_FD"
+
+
+def child_environment(settings: Settings) -> dict[str, str]:
+    """This process's environment, with everything a child needs to arrive at the same settings."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(ENVIRONMENT_PREFIX)}
+    return {**inherited, **settings.environment(), FOLDER: settings.folder, PARENT: str(os.getpid())}
+
+
+def settings_from_environment() -> Settings:
+    """The settings that the supervisor passed on. Raises ServerError outside of a child process."""
+    return load_settings(os.environ.get(FOLDER, "."))
+
+
+def parent() -> int:
+    """Process id of the supervisor."""
+    return int(os.environ[PARENT])

@@ -1,0 +1,14 @@
+"""What Alembic runs: migrate over the connection that it is handed, inside that connection's transaction."""
+
+from __future__ import annotations
+
+from alembic import context
+
+from archipel.server.models import Base
+
+context.configure(
+    connection=context.config.attributes["connection"],
+    target_metadata=Base.metadata,
+    render_as_batch=True,
+)
+context.run_migrations()

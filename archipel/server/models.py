@@ -1,0 +1,202 @@
+"""The tables. Times are Unix seconds, digests SHA-256 in hexadecimal, ids 32 hexadecimal digits.
+
+What a round has collected is in `answers`: one row per device and phase, so "who is in U2" is "who answered in phase
+sharing". Nothing here holds an unmasked update, a private key or a usable token.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import JSON, BigInteger, Float, ForeignKey, Index, Integer, LargeBinary, MetaData, String, text
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+Id = String(32)
+Digest = String(64)
+
+
+class Base(DeclarativeBase):
+    metadata = MetaData(
+        naming_convention={
+            "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+            "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+            "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+            "pk": "pk_%(table_name)s",
+        }
+    )
+
+
+class Device(Base):
+    """An enrolled device. `chain` is the JSON of messages.Chain, which its peers check for themselves."""
+
+    __tablename__ = "devices"
+    device_id: Mapped[str] = mapped_column(Id, primary_key=True)
+    device_key: Mapped[bytes] = mapped_column(LargeBinary(32))
+    token_key: Mapped[bytes] = mapped_column(LargeBinary(32), unique=True)
+    population: Mapped[str] = mapped_column(String(128))
+    kind: Mapped[str] = mapped_column(String(16))
+    chain: Mapped[bytes] = mapped_column(LargeBinary)
+    enrolled: Mapped[float] = mapped_column(Float)
+
+
+class CheckInRow(Base):
+    """When a device was last seen waiting, and the live round it is assigned to: at most one."""
+
+    __tablename__ = "check_ins"
+    device_id: Mapped[str] = mapped_column(ForeignKey("devices.device_id"), primary_key=True)
+    population: Mapped[str] = mapped_column(String(128))
+    last_seen: Mapped[float] = mapped_column(Float)
+    attributes: Mapped[dict[str, Any]] = mapped_column(JSON)
+    round_id: Mapped[str | None] = mapped_column(ForeignKey("rounds.round_id"), index=True)
+    __table_args__ = (Index(None, "population", "last_seen"),)
+
+
+class ChallengeRow(Base):
+    """A nonce that a device may sign once."""
+
+    __tablename__ = "challenges"
+    nonce: Mapped[bytes] = mapped_column(LargeBinary(32), primary_key=True)
+    device_id: Mapped[str] = mapped_column(ForeignKey("devices.device_id"), index=True)
+    expires: Mapped[float] = mapped_column(Float, index=True)
+
+
+class DeviceSession(Base):
+    """A bearer token, as its SHA-256."""
+
+    __tablename__ = "sessions"
+    token_hash: Mapped[bytes] = mapped_column(LargeBinary(32), primary_key=True)
+    device_id: Mapped[str] = mapped_column(ForeignKey("devices.device_id"), index=True)
+    expires: Mapped[float] = mapped_column(Float, index=True)
+
+
+class Blob(Base):
+    """What a blob is used as: `bundle`, `weights`, `broadcast` or `state`. Devices may fetch weights and broadcasts."""
+
+    __tablename__ = "blobs"
+    digest: Mapped[str] = mapped_column(Digest, primary_key=True)
+    kind: Mapped[str] = mapped_column(String(16), primary_key=True)
+    size: Mapped[int] = mapped_column(BigInteger)
+    created: Mapped[float] = mapped_column(Float)
+
+
+class BundleRow(Base):
+    """`digest` is that of the manifest, `file_digest` that of the .bundle file among the blobs."""
+
+    __tablename__ = "bundles"
+    digest: Mapped[str] = mapped_column(Digest, primary_key=True)
+    file_digest: Mapped[str] = mapped_column(Digest)
+    name: Mapped[str] = mapped_column(String(256))
+    size: Mapped[int] = mapped_column(BigInteger)
+    strategy: Mapped[str] = mapped_column(String(128))
+    manifest: Mapped[bytes] = mapped_column(LargeBinary)
+    published: Mapped[float] = mapped_column(Float)
+
+
+class Task(Base):
+    """What an operator asked for, and how far it is. `model` and `strategy_state` are blobs, None before round 1.
+
+    `failed_rounds` counts those since the last committed one.
+    """
+
+    __tablename__ = "tasks"
+    task_id: Mapped[str] = mapped_column(Id, primary_key=True)
+    name: Mapped[str] = mapped_column(String(128))
+    population: Mapped[str] = mapped_column(String(128))
+    bundle: Mapped[str] = mapped_column(ForeignKey("bundles.digest"))
+    state: Mapped[str] = mapped_column(String(16), index=True)
+    reason: Mapped[str] = mapped_column(String(1024))
+    rounds: Mapped[int] = mapped_column(Integer)
+    rounds_committed: Mapped[int] = mapped_column(Integer)
+    failed_rounds: Mapped[int] = mapped_column(Integer)
+    privacy: Mapped[str] = mapped_column(String(16))
+    min_cohort: Mapped[int] = mapped_column(Integer)
+    cohort: Mapped[int] = mapped_column(Integer)
+    threshold: Mapped[int] = mapped_column(Integer)
+    goal: Mapped[int | None] = mapped_column(Integer)
+    hyperparameters: Mapped[dict[str, float]] = mapped_column(JSON)
+    deadlines: Mapped[dict[str, float]] = mapped_column(JSON)
+    model: Mapped[str | None] = mapped_column(Digest)
+    strategy_state: Mapped[str | None] = mapped_column(Digest)
+    created: Mapped[float] = mapped_column(Float)
+    ended: Mapped[float | None] = mapped_column(Float)
+
+
+class Round(Base):
+    """One round; live while `ended` is None. `plan` is the JSON of the sealed messages.RoundPlan.
+
+    `number` is that of the model version it makes, so a round that repeats a failed one has the same number.
+    """
+
+    __tablename__ = "rounds"
+    round_id: Mapped[str] = mapped_column(Id, primary_key=True)
+    task_id: Mapped[str] = mapped_column(ForeignKey("tasks.task_id"), index=True)
+    number: Mapped[int] = mapped_column(Integer)
+    phase: Mapped[str] = mapped_column(String(16))
+    phase_ends: Mapped[float] = mapped_column(Float)
+    reason: Mapped[str] = mapped_column(String(1024))
+    plan: Mapped[bytes] = mapped_column(LargeBinary)
+    plan_digest: Mapped[str] = mapped_column(Digest)
+    update_bytes: Mapped[int] = mapped_column(BigInteger)
+    weights_in: Mapped[str] = mapped_column(Digest)
+    weights_out: Mapped[str | None] = mapped_column(Digest)
+    weight_sum: Mapped[float | None] = mapped_column(Float)
+    started: Mapped[float] = mapped_column(Float)
+    ended: Mapped[float | None] = mapped_column(Float)
+    __table_args__ = (
+        Index(
+            "ix_rounds_live",
+            "round_id",
+            sqlite_where=text("ended IS NULL"),
+            postgresql_where=text("ended IS NULL"),
+        ),
+    )
+
+
+class Participant(Base):
+    """A device that was assigned to a round."""
+
+    __tablename__ = "participants"
+    round_id: Mapped[str] = mapped_column(ForeignKey("rounds.round_id"), primary_key=True)
+    device_id: Mapped[str] = mapped_column(ForeignKey("devices.device_id"), primary_key=True)
+
+
+class Answer(Base):
+    """What a device sent in a phase. `digest` and `size` (bytes) are those of the request's body.
+
+    `body` is None where it is kept elsewhere (shares in their table, masked updates in the spool) and after the round.
+    """
+
+    __tablename__ = "answers"
+    round_id: Mapped[str] = mapped_column(ForeignKey("rounds.round_id"), primary_key=True)
+    phase: Mapped[str] = mapped_column(String(16), primary_key=True)
+    device_id: Mapped[str] = mapped_column(ForeignKey("devices.device_id"), primary_key=True)
+    digest: Mapped[str] = mapped_column(Digest)
+    size: Mapped[int] = mapped_column(BigInteger)
+    body: Mapped[bytes | None] = mapped_column(LargeBinary)
+    received: Mapped[float] = mapped_column(Float)
+
+
+class Share(Base):
+    """An encrypted secret share on its way from `sender` to `recipient`; deleted when the round ends."""
+
+    __tablename__ = "shares"
+    round_id: Mapped[str] = mapped_column(ForeignKey("rounds.round_id"), primary_key=True)
+    recipient: Mapped[str] = mapped_column(Id, primary_key=True)
+    sender: Mapped[str] = mapped_column(Id, primary_key=True)
+    ciphertext: Mapped[bytes] = mapped_column(LargeBinary(512))
+    __table_args__ = {"sqlite_with_rowid": False}
+
+
+class Version(Base):
+    """A model version and where it came from. Version 0 of a task holds the bundle's own parameters."""
+
+    __tablename__ = "versions"
+    task_id: Mapped[str] = mapped_column(ForeignKey("tasks.task_id"), primary_key=True)
+    number: Mapped[int] = mapped_column(Integer, primary_key=True)
+    weights: Mapped[str] = mapped_column(Digest)
+    strategy_state: Mapped[str | None] = mapped_column(Digest)
+    parent: Mapped[str | None] = mapped_column(Digest)
+    round_id: Mapped[str | None] = mapped_column(ForeignKey("rounds.round_id"), unique=True)
+    cohort: Mapped[int] = mapped_column(Integer)
+    weight_sum: Mapped[float | None] = mapped_column(Float)
+    created: Mapped[float] = mapped_column(Float)

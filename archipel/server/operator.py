@@ -1,0 +1,165 @@
+"""The operator's client: typed calls over HTTP."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+import urllib3
+
+from archipel.bundle import read_weights
+from archipel.errors import ClientError, RefusedError, UnreachableError
+from archipel.protocol.messages import Problem, RoundStatus
+from archipel.server.resources import BundleInfo, Health, RoundInfo, ServerInfo, TaskInfo, TaskRequest
+
+T = TypeVar("T")
+CHUNK_BYTES = 1 << 20
+
+
+class OperatorClient:
+    """Calls one server with the operator's token. Raises UnreachableError, or RefusedError for an error status.
+
+    `server` is such as "http://127.0.0.1:8470". Reading is retried. `upload_bundle` may be repeated;
+    `create_task` makes a new task every time it succeeds.
+    """
+
+    def __init__(self, server: str, token: str, *, timeout: float = 30.0) -> None:
+        self._server = server.rstrip("/")
+        self._headers = {"Authorization": f"Bearer {token}"}
+        self._pool = urllib3.PoolManager(timeout=timeout)
+
+    def __enter__(self) -> OperatorClient:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._pool.clear()
+
+    def health(self) -> Health:
+        return self._call("GET", "/v1/health", Health)
+
+    def server(self) -> ServerInfo:
+        return self._call("GET", "/v1/server", ServerInfo)
+
+    def upload_bundle(self, path: Path | str) -> BundleInfo:
+        """Send a .bundle file. Raises ClientError when it cannot be read."""
+        path = Path(path)
+        try:
+            with open(path, "rb") as file:
+                headers = {"Content-Type": "application/zip", "Content-Length": str(path.stat().st_size)}
+                return self._call("POST", "/v1/bundles", BundleInfo, body=file, headers=headers)
+        except OSError as error:
+            raise ClientError(f"{path}: cannot be read ({error.strerror})") from None
+
+    def create_task(self, request: TaskRequest) -> TaskInfo:
+        headers = {"Content-Type": "application/json"}
+        return self._call("POST", "/v1/tasks", TaskInfo, body=msgspec.json.encode(request), headers=headers)
+
+    def tasks(self) -> list[TaskInfo]:
+        return self._call("GET", "/v1/tasks", list[TaskInfo])
+
+    def task(self, task_id: str) -> TaskInfo:
+        return self._call("GET", f"/v1/tasks/{task_id}", TaskInfo)
+
+    def cancel(self, task_id: str) -> TaskInfo:
+        return self._call("POST", f"/v1/tasks/{task_id}/cancel", TaskInfo)
+
+    def rounds(self, task_id: str) -> list[RoundInfo]:
+        """Every round of the task, failed ones too, oldest first."""
+        return self._call("GET", f"/v1/tasks/{task_id}/rounds", list[RoundInfo])
+
+    def round_status(self, round_id: str) -> RoundStatus:
+        return self._call("GET", f"/v1/rounds/{round_id}", RoundStatus)
+
+    def blob(self, digest: str) -> bytes:
+        """Weights of a version, as they are stored."""
+        return self._request("GET", f"/v1/blobs/{digest}").data
+
+    def bundle(self, digest: str) -> bytes:
+        """The .bundle file."""
+        return self._request("GET", f"/v1/bundles/{digest}").data
+
+    def weights(self, digest: str) -> dict[str, np.ndarray]:
+        """Parameters of a version by name, read-only."""
+        return read_weights(self.blob(digest))
+
+    def wait_task(
+        self,
+        task_id: str,
+        *,
+        timeout: float | None = None,
+        poll: float = 0.5,
+        on_change: Callable[[TaskInfo], None] | None = None,
+    ) -> TaskInfo:
+        """Wait until the task has ended, whichever way. `on_change` sees it whenever it has changed.
+
+        `timeout` and `poll` are in seconds. Raises ClientError when the time is over.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        seen: tuple[object, ...] = ()
+        while True:
+            task = self.task(task_id)
+            state = (task.state, task.rounds_committed, task.failed_rounds, task.model)
+            if state != seen and on_change is not None:
+                on_change(task)
+            seen = state
+            if task.state != "running":
+                return task
+            if deadline is not None and time.monotonic() > deadline:
+                raise ClientError(
+                    f"task {task.name!r} is still running after {timeout:g} s: {task.rounds_committed} of "
+                    f"{task.rounds} rounds, {task.waiting} devices waiting, at least {task.min_cohort} needed"
+                )
+            time.sleep(poll)
+
+    def _call(
+        self, method: str, path: str, kind: type[T], *, body: Any = None, headers: Mapping[str, str] | None = None
+    ) -> T:
+        data = self._request(method, path, body=body, headers=headers).data
+        try:
+            return msgspec.json.decode(data, type=kind)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise ClientError(f"{method} {path}: not an answer of an archipel server ({error})") from None
+
+    def _request(
+        self, method: str, path: str, *, body: Any = None, headers: Mapping[str, str] | None = None
+    ) -> urllib3.BaseHTTPResponse:
+        retries = urllib3.Retry(
+            total=3,
+            status_forcelist=(429, 503),
+            backoff_factor=0.1,
+            redirect=False,
+            raise_on_status=False,
+            raise_on_redirect=False,
+        )
+        try:
+            response = self._pool.request(
+                method,
+                self._server + path,
+                body=body,
+                headers={**self._headers, **(headers or {})},
+                retries=retries if method == "GET" else False,
+            )
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            reason = getattr(error, "reason", None) or error
+            raise UnreachableError(f"{self._server}: no answer to {method} {path} ({reason})") from None
+        if response.status >= 300:
+            raise _refused(response)
+        return response
+
+
+def _refused(response: urllib3.BaseHTTPResponse) -> RefusedError:
+    retry_after = response.headers.get("Retry-After", "")
+    seconds = float(retry_after) if retry_after.isdigit() else None
+    try:
+        problem = msgspec.json.decode(response.data, type=Problem)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return RefusedError(response.status, "unknown", "not an answer of an archipel server", seconds)
+    message = f"{problem.message}: {problem.detail}" if problem.detail else problem.message
+    return RefusedError(response.status, problem.type, message, seconds)

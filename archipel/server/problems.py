@@ -1,0 +1,112 @@
+"""The one JSON error shape, for every error there is: ours, the framework's and the unexpected."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import msgspec
+from flask import Flask, Response, g
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+from werkzeug.exceptions import HTTPException
+
+from archipel.errors import ApiError, ProtocolError
+from archipel.protocol.messages import Problem
+
+log = logging.getLogger("archipel.server")
+
+TYPES: dict[int, str] = {
+    400: "bad_request",
+    401: "unauthorized",
+    403: "forbidden",
+    404: "not_found",
+    405: "unsupported",
+    406: "unsupported",
+    409: "conflict",
+    410: "gone",
+    411: "length_required",
+    413: "too_large",
+    414: "too_large",
+    415: "unsupported",
+    416: "unprocessable",
+    422: "unprocessable",
+    429: "rate_limited",
+    431: "too_large",
+    500: "internal",
+    503: "unavailable",
+}
+RETRY_SECONDS = 1
+
+
+def refuse(status: int, message: str, detail: str = "") -> ApiError:
+    """The error to raise for a request that cannot be served."""
+    return ApiError(status, TYPES[status], message, detail)
+
+
+@contextmanager
+def refusing(status: int) -> Iterator[None]:
+    """What devices or operators sent wrongly is their error and is answered with `status`."""
+    try:
+        yield
+    except ProtocolError as error:
+        raise refuse(status, str(error)) from None
+
+
+def problem_response(status: int, message: str, detail: str = "") -> Response:
+    kind = TYPES.get(status, "internal" if status >= 500 else "bad_request")
+    problem = Problem(type=kind, message=message, detail=detail, request_id=g.request_id)
+    response = Response(msgspec.json.encode(problem), status, mimetype="application/json")
+    if status in (429, 503):
+        response.headers["Retry-After"] = str(RETRY_SECONDS)
+    if status == 401:
+        response.headers["WWW-Authenticate"] = "Bearer"
+    return response
+
+
+def register(app: Flask) -> None:
+    """Let every error leave `app` in the one shape."""
+
+    @app.errorhandler(ApiError)
+    def _(error: ApiError) -> Response:
+        return problem_response(error.status, str(error), error.detail)
+
+    @app.errorhandler(HTTPException)
+    def _(error: HTTPException) -> Response:
+        response = problem_response(error.code or 500, error.description or error.name)
+        for name, value in error.get_headers():
+            if name in ("Allow", "Content-Range"):
+                response.headers[name] = value
+        return response
+
+    @app.errorhandler(Exception)
+    def _(error: Exception) -> Response:
+        why = _overloaded(error)
+        if why:
+            log.warning("request %s: %s", g.request_id, why)
+            return problem_response(503, f"{why}; try again")
+        log.error("request %s failed", g.request_id, exc_info=error)
+        return problem_response(500, "the server made an error; its log has it under this request id")
+
+
+def _overloaded(error: Exception) -> str:
+    """A plain word for the errors that pass, empty for all others."""
+    if isinstance(error, PoolTimeout):
+        return "the server is busy"
+    if isinstance(error, DBAPIError):
+        code = error.orig.sqlite_errorcode if isinstance(error.orig, sqlite3.Error) else None
+        if code is not None:
+            primary = code & 0xFF
+            return {
+                sqlite3.SQLITE_BUSY: "the database is busy",
+                sqlite3.SQLITE_LOCKED: "the database is busy",
+                sqlite3.SQLITE_FULL: "the server's disk is full",
+                sqlite3.SQLITE_CONSTRAINT: "the same request is being served",
+            }.get(primary, "")
+        return "the database is not reachable" if error.connection_invalidated else ""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "the server's disk is full"
+    return ""

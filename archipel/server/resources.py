@@ -1,0 +1,112 @@
+"""What the operator's side of the API speaks; the devices' side is in archipel.protocol.messages."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from archipel.protocol.messages import MAX_COHORT, DeviceId, Digest, Key, Message, Name, Phase, RoundId
+
+Count = Annotated[int, Meta(ge=1, le=MAX_COHORT)]
+Deadline = Annotated[float, Meta(gt=0, le=86400)]
+TaskState = Literal["running", "completed", "cancelled", "failed"]
+DeadlinePhase = Literal["assigning", "advertising", "sharing", "masking", "confirming", "unmasking", "aggregating"]
+
+
+class Health(Message, frozen=True, kw_only=True):
+    status: Literal["ok"]
+    version: str
+
+
+class ServerInfo(Message, frozen=True, kw_only=True):
+    """The server's public key and the key that certifies enrolment tokens."""
+
+    server_key: Key
+    enrolment_key: Key
+    version: str
+
+
+class BundleInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
+    """`digest` is the SHA-256 of manifest.json, `bytes` the size of the .bundle file."""
+
+    digest: Digest
+    name: str
+    bytes: int
+    strategy: str
+
+
+class TaskRequest(Message, frozen=True, kw_only=True):
+    """Train `bundle` over `population` for `rounds` rounds.
+
+    `cohort` devices are assigned to each round, at least `min_cohort` of them must come through; `threshold` is that of
+    secret sharing (None: the smallest that the bundle's privacy policy allows). The masking phase ends early when
+    `goal` updates are in. `deadlines` are in seconds. `hyperparameters` go to the devices or to the strategy.
+    """
+
+    name: Name
+    population: Name
+    bundle: Digest
+    rounds: Annotated[int, Meta(ge=1, le=1_000_000)]
+    min_cohort: Count
+    cohort: Count
+    privacy: Literal["secure"] = "secure"
+    threshold: Count | None = None
+    goal: Count | None = None
+    hyperparameters: dict[str, float] = {}
+    deadlines: dict[DeadlinePhase, Deadline] = {}
+
+
+class TaskInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
+    """`model` is the digest of the newest weights (null until the first round was opened), `waiting` the number of
+    devices of the population that are checking in and in no round."""
+
+    task_id: RoundId
+    name: Name
+    population: Name
+    bundle: Digest
+    state: TaskState
+    reason: str
+    rounds: int
+    rounds_committed: int
+    failed_rounds: int
+    privacy: Literal["secure"]
+    min_cohort: int
+    cohort: int
+    threshold: int
+    goal: int | None
+    hyperparameters: dict[str, float]
+    deadlines: dict[str, float]
+    model: Digest | None
+    waiting: int
+    created: float
+    ended: float | None
+
+
+class ParticipantInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
+    """`furthest` is the last phase that the device answered in; `assigning`: it was not heard of since."""
+
+    device_id: DeviceId
+    furthest: Phase
+    bytes_uploaded: int
+
+
+class RoundInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
+    """`survivors` are the devices whose updates are in the sum; `weight_sum` is the sum of their weights.
+
+    `number` is that of the model version which the round makes; a round that repeats a failed one has the same.
+    """
+
+    round_id: RoundId
+    task_id: RoundId
+    number: int
+    phase: Phase
+    phase_ends: float
+    reason: str
+    participants: list[ParticipantInfo]
+    survivors: list[DeviceId]
+    weights_in: Digest
+    weights_out: Digest | None
+    weight_sum: float | None
+    started: float
+    ended: float | None

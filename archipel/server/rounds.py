@@ -1,0 +1,235 @@
+"""A round's state machine, as data, and its transitions, each within one transaction.
+
+    assigning -> advertising -> sharing -> masking -> confirming -> unmasking -> aggregating -> committed | failed
+
+Devices' messages never change a round's phase: handlers add rows to `answers`, and only the coordinator calls
+`advance`, `commit_round` and `fail_round`. Every phase has a deadline, so no round can hang.
+"""
+
+from __future__ import annotations
+
+import enum
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from sqlalchemy import ColumnElement, bindparam, delete, func, insert, select, update
+from sqlalchemy.orm import Session
+
+from archipel.protocol.messages import Phase, RoundPlan
+from archipel.protocol.sealed import Sealed, decode
+from archipel.server.models import Answer, CheckInRow, Participant, Round, Share, Task
+
+MAX_REASON = 1024
+
+
+@dataclass(frozen=True)
+class PhaseRule:
+    """One row of the state machine.
+
+    `previous` names the phase whose answers say who must answer now: the phase ends as soon as all of them have, or at
+    its deadline (`seconds` by default) if at least `minimum` have; otherwise the round fails with `lacking`. Phase
+    `assigning` waits for devices that check in, `aggregating` for the coordinator's own work.
+    """
+
+    name: Phase
+    seconds: float
+    waits_for: Literal["check-ins", "answers", "work"]
+    previous: Phase | None
+    minimum: Literal["cohort", "threshold", "none"]
+    next: Phase
+    lacking: str
+    goal: bool = False
+
+
+RULES: Mapping[str, PhaseRule] = {
+    rule.name: rule
+    for rule in (
+        PhaseRule("assigning", 60, "check-ins", None, "cohort", "advertising", "devices checked in"),
+        PhaseRule("advertising", 120, "answers", "assigning", "cohort", "sharing", "devices advertised keys"),
+        PhaseRule("sharing", 60, "answers", "advertising", "cohort", "masking", "devices shared their secrets"),
+        PhaseRule("masking", 60, "answers", "sharing", "cohort", "confirming", "masked updates arrived", goal=True),
+        PhaseRule("confirming", 30, "answers", "masking", "cohort", "unmasking", "devices confirmed the survivors"),
+        PhaseRule(
+            "unmasking", 30, "answers", "confirming", "threshold", "aggregating", "devices sent unmasking shares"
+        ),
+        PhaseRule("aggregating", 120, "work", "unmasking", "none", "committed", "the sum was not ready in time"),
+    )
+}
+ORDER: Mapping[str, int] = {name: place for place, name in enumerate((*RULES, "committed", "failed"))}
+DEADLINES: Mapping[str, float] = {rule.name: rule.seconds for rule in RULES.values()}
+
+
+class Verdict(enum.Enum):
+    STAY = "stay"
+    ADVANCE = "advance"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Numbers of devices. `expected` must answer, `answered` have, `minimum` are enough at the deadline.
+
+    `goal` (None: all of them) many answers end the phase early.
+    """
+
+    expected: int
+    answered: int
+    minimum: int
+    goal: int | None = None
+
+
+@dataclass(frozen=True)
+class Transition:
+    """What `advance` did. `reason` is empty unless the round failed."""
+
+    round_id: str
+    phase: Phase
+    reason: str = ""
+
+
+def decide(rule: PhaseRule, counts: Counts, *, now: float, phase_ends: float) -> Verdict:
+    """Whether a phase goes on, is over, or was in vain."""
+    late = now >= phase_ends
+    if rule.waits_for == "work":
+        return Verdict.FAIL if late else Verdict.STAY
+    complete = counts.answered >= counts.expected
+    if rule.goal and counts.goal is not None:
+        complete = complete or counts.answered >= counts.goal
+    if not (complete or late):
+        return Verdict.STAY
+    return Verdict.ADVANCE if counts.answered >= counts.minimum else Verdict.FAIL
+
+
+def required(task: Task, rule: PhaseRule) -> int:
+    """How few answers are enough for `rule` at its deadline."""
+    if rule.minimum == "cohort":
+        return max(task.threshold, task.min_cohort)
+    return task.threshold if rule.minimum == "threshold" else 0
+
+
+def count(session: Session, current: Round, task: Task, *, now: float, window: float) -> Counts:
+    """Who must answer and who has. `window`: seconds for which a check-in is believed."""
+    rule = RULES[current.phase]
+    if rule.waits_for == "work":
+        return Counts(0, 0, 0)
+    if rule.waits_for == "check-ins":
+        waiting = count_waiting(session, task.population, now=now, window=window)
+        return Counts(task.cohort, waiting, required(task, rule))
+    return Counts(
+        expected=_count_answers(session, current.round_id, rule.previous or ""),
+        answered=_count_answers(session, current.round_id, rule.name),
+        minimum=required(task, rule),
+        goal=task.goal,
+    )
+
+
+def advance(session: Session, round_id: str, *, now: float, window: float, max_failed: int) -> Transition | None:
+    """Take the round one step, if it is due. `session` is a writing transaction: all of it happens or nothing.
+
+    Returns None when the round stays in its phase or has ended.
+    """
+    current = session.get(Round, round_id, with_for_update=True)
+    if current is None or current.ended is not None:
+        return None
+    task = session.get_one(Task, current.task_id, with_for_update=True)
+    if task.state != "running":
+        return fail_round(session, current, task, f"the task is {task.state}", now=now, max_failed=max_failed)
+    rule = RULES[current.phase]
+    counts = count(session, current, task, now=now, window=window)
+    verdict = decide(rule, counts, now=now, phase_ends=current.phase_ends)
+    if verdict is Verdict.STAY:
+        return None
+    if verdict is Verdict.FAIL:
+        reason = rule.lacking
+        if rule.waits_for != "work":
+            reason = f"{counts.answered} {rule.lacking} by the deadline of phase {rule.name}, {counts.minimum} needed"
+        return fail_round(session, current, task, reason, now=now, max_failed=max_failed)
+    if rule.waits_for == "check-ins":
+        _assign(session, current, task, now=now, window=window)
+    current.phase = rule.next
+    current.phase_ends = now + task.deadlines[rule.next]
+    return Transition(round_id, rule.next)
+
+
+def fail_round(session: Session, current: Round, task: Task, reason: str, *, now: float, max_failed: int) -> Transition:
+    """Fail closed: the round's messages are deleted; after `max_failed` failures in a row the task fails too."""
+    _end(session, current, "failed", reason, now)
+    if task.state == "running":
+        task.failed_rounds += 1
+        if task.failed_rounds >= max_failed:
+            task.state = "failed"
+            task.reason = f"{task.failed_rounds} rounds in a row failed; the last one: {reason}"[:MAX_REASON]
+            task.ended = now
+    return Transition(current.round_id, "failed", current.reason)
+
+
+def commit_round(session: Session, current: Round, task: Task, *, now: float) -> None:
+    """The round's result counts. The caller records the new version in the same transaction."""
+    _end(session, current, "committed", "", now)
+    task.rounds_committed += 1
+    task.failed_rounds = 0
+    if task.rounds_committed >= task.rounds:
+        task.state = "completed"
+        task.ended = now
+
+
+def answered(session: Session, round_id: str, phase: str) -> list[str]:
+    """Ids of the devices that answered in `phase`, sorted: U1 is phase advertising, U2 sharing, U3 masking."""
+    query = select(Answer.device_id).where(Answer.round_id == round_id, Answer.phase == phase)
+    return list(session.scalars(query.order_by(Answer.device_id)))
+
+
+def count_waiting(session: Session, population: str, *, now: float, window: float) -> int:
+    """Devices that checked in within the last `window` seconds and are in no round."""
+    query = select(func.count()).select_from(CheckInRow).where(*_waiting(population, now, window))
+    return session.scalar(query) or 0
+
+
+def read_plan(current: Round) -> RoundPlan:
+    """The plan that the devices were given; this server signed it itself."""
+    return decode("plan", decode("plan", current.plan, Sealed).body, RoundPlan)
+
+
+def _waiting(population: str, now: float, window: float) -> tuple[ColumnElement[bool], ...]:
+    return (
+        CheckInRow.population == population,
+        CheckInRow.last_seen > now - window,
+        CheckInRow.round_id.is_(None),
+    )
+
+
+_PARTICIPANTS = select(func.count()).where(Participant.round_id == bindparam("in_round"))
+_ANSWERS = select(func.count()).where(Answer.round_id == bindparam("in_round"), Answer.phase == bindparam("in_phase"))
+
+
+def _count_answers(session: Session, round_id: str, phase: str) -> int:
+    if phase == "assigning":
+        return session.scalar(_PARTICIPANTS, {"in_round": round_id}) or 0
+    return session.scalar(_ANSWERS, {"in_round": round_id, "in_phase": phase}) or 0
+
+
+def _assign(session: Session, current: Round, task: Task, *, now: float, window: float) -> None:
+    query = select(CheckInRow.device_id).where(*_waiting(task.population, now, window)).with_for_update()
+    waiting = list(session.scalars(query))
+    # Unpredictable, so that nobody can arrange which devices end up in one sum.
+    chosen = secrets.SystemRandom().sample(waiting, min(task.cohort, len(waiting)))
+    session.execute(
+        insert(Participant), [{"round_id": current.round_id, "device_id": device} for device in sorted(chosen)]
+    )
+    # last_seen = 0: after the round a device counts as waiting only once it has checked in again.
+    session.execute(
+        update(CheckInRow).where(CheckInRow.device_id.in_(chosen)).values(round_id=current.round_id, last_seen=0.0)
+    )
+
+
+def _end(session: Session, current: Round, phase: Phase, reason: str, now: float) -> None:
+    current.phase = phase
+    current.phase_ends = now
+    current.ended = now
+    current.reason = reason[:MAX_REASON]
+    round_id = current.round_id
+    session.execute(update(CheckInRow).where(CheckInRow.round_id == round_id).values(round_id=None))
+    session.execute(delete(Share).where(Share.round_id == round_id))
+    session.execute(update(Answer).where(Answer.round_id == round_id).values(body=None))

@@ -1,0 +1,119 @@
+"""Routes as data: method, path, who may call it, what it takes and gives. Handlers get decoded bodies."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, TypeVar
+
+import msgspec
+from flask import Blueprint, Response, request
+from werkzeug.routing import BaseConverter
+
+from archipel.server.auth import ANYONE, Authenticator, Identity, Role
+from archipel.server.problems import refuse
+from archipel.server.services import Services
+
+B = TypeVar("B")
+PUBLIC: frozenset[Role] = frozenset({"anyone", "device", "operator"})
+DEVICE: frozenset[Role] = frozenset({"device"})
+OPERATOR: frozenset[Role] = frozenset({"operator"})
+
+
+@dataclass(frozen=True)
+class Call(Generic[B]):
+    """One request, as a handler sees it. `raw` are the bytes that `body` was decoded from."""
+
+    services: Services
+    identity: Identity
+    body: B
+    raw: bytes
+
+
+@dataclass(frozen=True)
+class Route:
+    """One line of the API. `request` and `response` are structs (or lists of them), None where the body is bytes.
+
+    `path` is in Flask's syntax. With `members` the devices among `roles` must be participants of the round in the path.
+    The handler returns the response struct, already encoded JSON (bytes), a pair of struct and status, or a Response.
+    """
+
+    method: Literal["GET", "POST", "PUT"]
+    path: str
+    roles: frozenset[Role]
+    handler: Callable[..., Any]
+    request: Any = None
+    response: Any = None
+    status: int = 200
+    members: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.handler.__name__
+
+    @property
+    def summary(self) -> str:
+        return (self.handler.__doc__ or "").strip().split("\n", 1)[0]
+
+
+class IdConverter(BaseConverter):
+    """A round's, task's or device's id."""
+
+    regex = "[0-9a-f]{32}"
+
+
+class DigestConverter(BaseConverter):
+    """A SHA-256 in hexadecimal."""
+
+    regex = "[0-9a-f]{64}"
+
+
+CONVERTERS: dict[str, type[BaseConverter]] = {"id": IdConverter, "digest": DigestConverter}
+
+
+def blueprint(name: str, routes: Iterable[Route], services: Services, authenticator: Authenticator) -> Blueprint:
+    """The routes of one resource. Authentication, decoding and encoding happen here, once for all of them."""
+    made = Blueprint(name, __name__)
+    for route in routes:
+        made.add_url_rule(
+            route.path,
+            route.name,
+            _view(route, services, authenticator),
+            methods=[route.method],
+            provide_automatic_options=False,
+        )
+    return made
+
+
+def _view(route: Route, services: Services, authenticator: Authenticator) -> Callable[..., Response]:
+    decoder = None if route.request is None else msgspec.json.Decoder(route.request)
+    encoder = msgspec.json.Encoder(order="sorted")
+    what = re.sub(r"[^A-Za-z]+", " ", getattr(route.request, "__name__", "")).strip()
+
+    def view(**arguments: str) -> Response:
+        identity = ANYONE if "anyone" in route.roles else authenticator.identify(request.headers.get("Authorization"))
+        _note(identity)
+        if identity.role not in route.roles:
+            if identity.role == "anyone":
+                raise refuse(401, "this needs a token: 'Authorization: Bearer TOKEN'")
+            raise refuse(403, f"this is not for the role {identity.role!r}")
+        raw, body = b"", None
+        if decoder is not None:
+            raw = request.get_data(cache=False)
+            try:
+                body = decoder.decode(raw)
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+                raise refuse(400, f"the body is not a {what}", str(error)) from None
+        answer = route.handler(Call(services, identity, body, raw), **arguments)
+        if isinstance(answer, Response):
+            return answer
+        answer, status = answer if isinstance(answer, tuple) else (answer, route.status)
+        data = answer if isinstance(answer, bytes) else encoder.encode(answer)
+        return Response(data, status, mimetype="application/json")
+
+    return view
+
+
+def _note(identity: Identity) -> None:
+    request.environ["archipel.device"] = identity.device_id or None

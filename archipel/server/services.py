@@ -1,0 +1,44 @@
+"""What handlers and coordinator work with: settings, database, files, clock."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from archipel.server.blobs import BlobStore
+from archipel.server.database import Database
+from archipel.server.frozen import FrozenRounds
+from archipel.server.settings import Settings
+from archipel.server.spool import UpdateSpool
+
+Clock = Callable[[], float]
+
+
+@dataclass(frozen=True)
+class Services:
+    """`clock` gives Unix seconds."""
+
+    settings: Settings
+    database: Database
+    blobs: BlobStore
+    spool: UpdateSpool
+    frozen: FrozenRounds
+    clock: Clock
+
+    @classmethod
+    def open(cls, settings: Settings, *, connections: int = 4, clock: Clock = time.time) -> Services:
+        """Nothing is read or written yet. Raises ServerError for an unusable database URL."""
+        return cls(
+            settings=settings,
+            database=Database(settings.database_url, connections=connections),
+            blobs=BlobStore(settings.blob_folder),
+            spool=UpdateSpool(settings.blob_folder),
+            frozen=FrozenRounds(),
+            clock=clock,
+        )
+
+    def prepare(self) -> None:
+        """Make the folders and bring the schema up to date. Raises ServerError."""
+        self.blobs.prepare()
+        self.database.migrate()

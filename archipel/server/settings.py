@@ -1,0 +1,212 @@
+"""The server's settings: one TOML file in the data folder, each of them overridable by an environment variable."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import tempfile
+import tomllib
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+import msgspec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from msgspec import Meta
+
+from archipel.bundle import generate_key, load_private_key, save_private_key
+from archipel.errors import BundleError, ServerError
+
+SETTINGS_FILE = "server.toml"
+SERVER_KEY_FILE = "server.key"
+ENVIRONMENT_PREFIX = "ARCHIPEL_SERVER_"
+
+HexKey = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+Seconds = Annotated[float, Meta(gt=0, le=86400)]
+Bytes = Annotated[int, Meta(ge=1)]
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
+    """Everything a server process needs to know. Keys are 64 hexadecimal digits, times seconds, sizes bytes.
+
+    The environment variable ARCHIPEL_SERVER_NAME overrides setting NAME (upper case; lists separated by commas).
+    """
+
+    folder: str
+    """The data folder; every relative path below starts there."""
+    enrolment_key: HexKey
+    """Public half of the key that certifies enrolment tokens."""
+    publisher_keys: Annotated[tuple[HexKey, ...], Meta(min_length=1)]
+    """Bundles signed by one of these are accepted."""
+    operator_token_sha256: HexKey
+    server_key: str = SERVER_KEY_FILE
+    """File of the private key that signs plans."""
+    database: str = ""
+    """SQLAlchemy URL; empty: SQLite in the data folder."""
+    blobs: str = "blobs"
+    """Folder of bundles, weights and spooled updates."""
+    host: str = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65535)] = 8470
+    workers: Annotated[int, Meta(ge=1, le=256)] = 1
+    """Web processes. SQLite has one writer at a time, so more than one pays off with PostgreSQL only."""
+    threads: Annotated[int, Meta(ge=1, le=256)] = 16
+    """Threads of each web process."""
+    max_json_bytes: Bytes = 4 << 20
+    max_bundle_bytes: Bytes = 1 << 30
+    max_update_bytes: Bytes = 1 << 30
+    retry_after: Annotated[float, Meta(ge=0.01, le=86400)] = 1.0
+    """How long a device is told to wait before it asks again."""
+    check_in_window: Seconds = 10.0
+    """A device that checked in no longer ago than this may be assigned to a round; above 3 x `retry_after`."""
+    session_seconds: Seconds = 900.0
+    challenge_seconds: Seconds = 60.0
+    poll_seconds: Annotated[float, Meta(ge=0.005, le=10)] = 0.05
+    """How often the coordinator looks."""
+    max_failed_rounds: Annotated[int, Meta(ge=1, le=1000)] = 5
+    """After this many failed rounds in a row a task fails."""
+
+    def __post_init__(self) -> None:
+        if self.check_in_window < 3 * self.retry_after:
+            raise ValueError(
+                f"check_in_window ({self.check_in_window} s) must be at least 3 x retry_after ({self.retry_after} s), "
+                "or waiting devices are taken for gone"
+            )
+
+    @property
+    def database_url(self) -> str:
+        return self.database or f"sqlite:///{self.path('archipel.db')}"
+
+    @property
+    def blob_folder(self) -> Path:
+        return self.path(self.blobs)
+
+    @property
+    def bundle_folder(self) -> Path:
+        """Verified bundles, unpacked; a cache that may be deleted."""
+        return self.path("bundles")
+
+    @property
+    def request_log(self) -> Path:
+        return self.path("requests.log")
+
+    @property
+    def process_log(self) -> Path:
+        """What the web and coordinator processes print."""
+        return self.path("server.log")
+
+    @property
+    def trusted_keys(self) -> list[bytes]:
+        return [bytes.fromhex(key) for key in self.publisher_keys]
+
+    @property
+    def enrolment_public_key(self) -> bytes:
+        return bytes.fromhex(self.enrolment_key)
+
+    @cached_property
+    def private_key(self) -> Ed25519PrivateKey:
+        """The server's key. Raises ServerError when its file cannot be read."""
+        try:
+            return load_private_key(self.path(self.server_key))
+        except BundleError as error:
+            raise ServerError(f"server key: {error}") from None
+
+    @cached_property
+    def public_key(self) -> bytes:
+        """Raw 32 bytes of the server key's public half."""
+        return self.private_key.public_key().public_bytes_raw()
+
+    def path(self, name: str) -> Path:
+        return Path(self.folder) / name
+
+    def environment(self) -> dict[str, str]:
+        """Environment variables with which `load_settings` of the same folder gives equal settings."""
+        values = {name: getattr(self, name) for name in self.__struct_fields__ if name != "folder"}
+        return {
+            ENVIRONMENT_PREFIX + name.upper(): ",".join(value) if isinstance(value, tuple) else str(value)
+            for name, value in values.items()
+        }
+
+
+def load_settings(folder: Path | str, *, environment: Mapping[str, str] | None = None, **overrides: object) -> Settings:
+    """Read FOLDER/server.toml, then the environment, then `overrides`. Raises ServerError that names the setting."""
+    folder = Path(folder).absolute()
+    path = folder / SETTINGS_FILE
+    try:
+        values: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ServerError(
+            f"{path}: cannot be read ({error.strerror}); `archipel serve init` makes a data folder"
+        ) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ServerError(f"{path}: {error}") from None
+    if "folder" in values:
+        raise ServerError(f"{path}: 'folder' is where this file lies and cannot be set")
+    values.update(_from_environment(os.environ if environment is None else environment))
+    values.update(overrides)
+    try:
+        return msgspec.convert({**values, "folder": str(folder)}, Settings)
+    except msgspec.ValidationError as error:
+        raise ServerError(f"{path}: {error}") from None
+
+
+def init_data_folder(folder: Path | str, *, enrolment_key: bytes, publisher_keys: Sequence[bytes]) -> str:
+    """Make a data folder: the server's key, server.toml, and an operator token, which is returned and kept nowhere.
+
+    `enrolment_key` and `publisher_keys` are raw 32-byte Ed25519 public keys. Raises ServerError if the folder is in use
+    already or cannot be written.
+    """
+    folder = Path(folder)
+    if (folder / SETTINGS_FILE).exists():
+        raise ServerError(f"{folder / SETTINGS_FILE}: exists already; choose another folder or start this one")
+    for key in (enrolment_key, *publisher_keys):
+        if len(key) != 32:
+            raise ServerError(f"a public key has 32 bytes, got {len(key)}")
+    if not publisher_keys:
+        raise ServerError("at least one publisher key is needed, or no bundle could be accepted")
+    token = secrets.token_urlsafe(32)
+    lines = [
+        "# Settings of an archipel server. Environment variables ARCHIPEL_SERVER_NAME override them.",
+        f'enrolment_key = "{enrolment_key.hex()}"',
+        f"publisher_keys = [{', '.join(chr(34) + key.hex() + chr(34) for key in publisher_keys)}]",
+        f'operator_token_sha256 = "{hashlib.sha256(token.encode()).hexdigest()}"',
+    ]
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        save_private_key(generate_key(), folder / SERVER_KEY_FILE)
+        _write_new(folder / SETTINGS_FILE, "\n".join(lines) + "\n")
+    except OSError as error:
+        raise ServerError(f"{folder}: cannot be written ({error.strerror})") from None
+    except BundleError as error:
+        raise ServerError(f"server key: {error}") from None
+    return token
+
+
+def _write_new(path: Path, text: str) -> None:
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.rename(temporary, path)
+
+
+def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
+    hints = get_type_hints(Settings, include_extras=True)
+    names = {ENVIRONMENT_PREFIX + name.upper(): name for name in Settings.__struct_fields__ if name != "folder"}
+    values: dict[str, Any] = {}
+    for variable, text in environment.items():
+        if not variable.startswith(ENVIRONMENT_PREFIX):
+            continue
+        name = names.get(variable)
+        if name is None:
+            raise ServerError(
+                f"environment variable {variable}: no such setting; there are: {', '.join(sorted(names))}"
+            )
+        raw: object = text.split(",") if name == "publisher_keys" else text
+        try:
+            values[name] = msgspec.convert(raw, hints[name], strict=False)
+        except msgspec.ValidationError as error:
+            raise ServerError(f"environment variable {variable}: {error}") from None
+    return values

@@ -1,0 +1,293 @@
+"""Agents in secure rounds with the real server."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from sqlalchemy import delete
+
+from archipel.client import Agent, Event
+from archipel.errors import ClientError, RefusedError, UnreachableError
+from archipel.lite_runtime import DeviceState
+from archipel.protocol.messages import RoundStatus
+from archipel.server.models import DeviceSession
+
+
+def ended(federation: Any, task: Any) -> Any:
+    return lambda: federation.operator.task(task.task_id).state != "running"
+
+
+def check_sum(federation: Any, task: Any, survivors: list[tuple[Agent, int]]) -> None:
+    [info] = [r for r in federation.rounds(task) if r.phase == "committed"][-1:]
+    assert sorted(info.survivors) == sorted(agent.device_id for agent, _ in survivors)
+    start = federation.operator.weights(info.weights_in)["w"]
+    expected = federation.expected_weights(start, survivors, task)
+    np.testing.assert_allclose(federation.operator.weights(info.weights_out)["w"], expected, rtol=1e-6)
+
+
+def test_rounds_end_with_the_plain_sum(federation: Any) -> None:
+    agents = [federation.agent(number) for number in range(4)]
+    task = federation.task(rounds=2)
+    federation.run(agents, ended(federation, task))
+    assert federation.wait(task).state == "completed"
+    check_sum(federation, task, list(zip(agents, range(4))))
+    for number, agent in enumerate(agents):
+        steps = ["assigned", "trained", "advertised", "shared", "masked", "uploaded", "confirmed", "unmasked"]
+        assert federation.names(agent) == ["enrolled", *[*steps, "committed"] * 2]
+        entries = agent.rounds
+        assert [(e.number, e.result, e.step, e.examples) for e in entries] == [
+            (1, "took_part", "closed", 5 + number),
+            (2, "took_part", "closed", 5 + number),
+        ]
+        # Four entries of three bytes are the update; the rest are keys, shares and signatures.
+        assert min(entry.sent for entry in entries) > 12
+        # The bundle is fetched once.
+        assert entries[0].received > federation.bundle_file.stat().st_size
+        assert entries[0].received > entries[1].received + 3000
+        # State that lives on the device counted the steps of both rounds.
+        [state] = (agent.config.folder / "state").glob("*.safetensors")
+        steps_made = 2 * 2 * -(-(5 + number) // 4)
+        assert float(DeviceState.load(state).state["seen"]) == steps_made
+
+
+def test_events_tell_bytes_and_details(federation: Any) -> None:
+    agents = [federation.agent(number) for number in range(3)]
+    task = federation.task(cohort=3)
+    federation.run(agents, ended(federation, task))
+    mine: list[Event] = [e for e in federation.events if e.device_id == agents[1].device_id and e.round_id]
+    by_name = {event.name: event for event in mine}
+    assert by_name["trained"].detail["examples"] == 6
+    assert by_name["trained"].detail["steps"] == 4
+    assert by_name["masked"].detail == {"bytes": 12}
+    assert by_name["shared"].detail == {"cohort": 3}
+    assert by_name["confirmed"].detail == {"survivors": 3}
+    sent = [event.bytes_sent for event in mine]
+    assert sent == sorted(sent)
+    assert by_name["uploaded"].bytes_sent == by_name["masked"].bytes_sent + 12
+    assert sent[-1] == agents[1].rounds[0].sent
+
+
+def test_devices_that_vanish_after_sharing_keys_are_left_out(federation: Any) -> None:
+    willing = {3: True, 4: True}
+
+    def leave(number: int) -> Any:
+        def on_event(event: Event) -> None:
+            federation.events.append(event)
+            if event.name == "shared":
+                willing[number] = False
+
+        return on_event
+
+    agents = [federation.agent(number) for number in range(3)]
+    leavers = [
+        federation.agent(number, on_event=leave(number), conditions=lambda n=number: willing[n]) for number in (3, 4)
+    ]
+    task = federation.task(cohort=5, min_cohort=3, threshold=3, deadlines={"masking": 0.7})
+    federation.run([*agents, *leavers], ended(federation, task))
+    assert federation.wait(task).state == "completed"
+    check_sum(federation, task, list(zip(agents, range(3))))
+    for agent in leavers:
+        assert "dropped" in federation.names(agent)
+        [entry] = agent.rounds
+        assert (entry.result, entry.masked) == ("dropped", None)
+        assert "conditions" in entry.reason
+        # What was learnt in a round that did not count is not remembered.
+        assert not list((agent.config.folder / "state").glob("*.safetensors"))
+
+
+def test_a_round_below_the_threshold_fails_and_nobody_remembers_it(federation: Any) -> None:
+    willing = {1: True, 2: True}
+
+    def leave(number: int) -> Any:
+        def on_event(event: Event) -> None:
+            federation.events.append(event)
+            if event.name == "shared":
+                willing[number] = False
+
+        return on_event
+
+    first = federation.agent(0)
+    leavers = [
+        federation.agent(number, on_event=leave(number), conditions=lambda n=number: willing[n]) for number in (1, 2)
+    ]
+    task = federation.task(cohort=3, deadlines={"masking": 0.5, "assigning": 3.0})
+    federation.run([first, *leavers], lambda: "dropped" in federation.names(first))
+    [entry] = first.rounds
+    assert entry.result == "dropped"
+    assert "1 masked updates arrived" in entry.reason
+    assert federation.operator.task(task.task_id).failed_rounds == 1
+    assert not list((first.config.folder / "state").glob("*.safetensors"))
+    assert not list((first.config.folder / "rounds").glob("*.masked"))
+
+
+def test_conditions_are_asked_before_work(federation: Any) -> None:
+    agent = federation.agent(0, conditions=lambda: False)
+    outcome = agent.run_once()
+    assert (outcome.kind, outcome.wait) == ("paused", agent.config.pause_seconds)
+    assert federation.names(agent) == ["enrolled", "paused"]
+
+
+def test_conditions_that_end_in_training_pause_a_round_that_can_be_taken_up_again(
+    federation: Any, outcome_of: Any
+) -> None:
+    asked = {"count": 0}
+
+    def conditions() -> bool:
+        asked["count"] += 1
+        # Allowed: the check before work; refused: the one after the weights are here; then allowed for good.
+        return asked["count"] != resume["refuse"]
+
+    resume = {"refuse": -1}
+    agents = [federation.agent(number) for number in range(2)]
+    pausing = federation.agent(2, conditions=conditions)
+    task = federation.task(cohort=3)
+    stop = threading.Event()
+    threads = [threading.Thread(target=agent.run_forever, args=(stop,)) for agent in agents]
+    for thread in threads:
+        thread.start()
+    try:
+        while pausing.run_once().kind == "waiting" and not pausing.rounds:
+            resume["refuse"] = asked["count"] + 2
+            time.sleep(0.02)
+        [entry] = pausing.rounds
+        assert (entry.step, entry.result) == ("assigned", "")
+        resume["refuse"] = -1
+        assert outcome_of(pausing, "took_part").examples == 7
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    assert federation.wait(task).state == "completed"
+    assert len(pausing.rounds) == 1
+
+
+def test_stopping_leaves_the_round(federation: Any) -> None:
+    agent = federation.agent(0)
+    federation.agent(1).run_once()
+    federation.agent(2).run_once()
+    federation.task(cohort=3)
+    # Its peers checked in, but will not advertise: the round cannot leave that phase.
+    federation.run([agent], lambda: "advertised" in federation.names(agent))
+    [entry] = agent.rounds
+    assert (entry.result, entry.reason) == ("dropped", "the agent was stopped")
+    # The agent can go on afterwards, and does not take that round up again.
+    assert agent.run_once().kind == "waiting"
+
+
+def test_an_error_of_the_owners_code_is_passed_on(federation: Any) -> None:
+    def broken() -> Any:
+        raise KeyError("no examples today")
+
+    agent = federation.agent(0, examples=broken)
+    for number in (1, 2):
+        federation.agent(number).run_once()
+    federation.task(cohort=3)
+    with pytest.raises(KeyError, match="no examples today"):
+        federation.run([agent], lambda: False)
+    [entry] = agent.rounds
+    assert entry.step == "assigned"
+
+
+def test_examples_that_do_not_fit_are_refused(federation: Any, outcome_of: Any) -> None:
+    agent = federation.agent(0, examples=lambda: {"x": np.zeros((3, 2), np.float32), "y": np.zeros(3, np.float32)})
+    for number in (1, 2):
+        federation.agent(number).run_once()
+    federation.task(cohort=3)
+    outcome = outcome_of(agent, "refused")
+    assert "'x' must be float32[n, 3], got float32[3, 2]" in outcome.reason
+    assert agent.run_once().kind == "waiting"
+
+
+def test_a_loss_that_is_not_finite_drops_the_device(federation: Any, outcome_of: Any) -> None:
+    bad = {"x": np.full((3, 3), np.nan, np.float32), "y": np.zeros(3, np.float32)}
+    agent = federation.agent(0, examples=lambda: bad)
+    for number in (1, 2):
+        federation.agent(number).run_once()
+    federation.task(cohort=3)
+    assert "the loss is nan" in outcome_of(agent, "dropped").reason
+
+
+# --- sessions and the server's absence ----------------------------------------------------------------------------
+
+
+def test_a_revoked_session_is_renewed(federation: Any) -> None:
+    agent = federation.agent(0)
+    assert agent.run_once().kind == "waiting"
+    with federation.server._services.database.write() as session:
+        session.execute(delete(DeviceSession))
+    federation.server.stop()
+    federation.server.start()
+    assert agent.run_once().kind == "waiting"
+
+
+def test_a_session_is_renewed_before_it_expires(federation: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    agent = federation.agent(0)
+    agent.run_once()
+    session = agent._session
+    assert session is not None
+    token = session._token
+    # The server's sessions last 900 s; it is renewed at 80 % of that.
+    assert 650 < session._renew_at - time.monotonic() < 725
+    session._renew_at = time.monotonic() - 1
+    agent.run_once()
+    assert session._token != token
+
+
+def test_a_server_that_is_away_is_waited_out(federation: Any) -> None:
+    agents = [federation.agent(number) for number in range(3)]
+    task = federation.task(cohort=3, rounds=2)
+    federation.server.stop()
+    with pytest.raises(UnreachableError, match="failed 3 times"):
+        agents[0].run_once()
+    back = threading.Timer(0.4, federation.server.start)
+    back.start()
+    federation.run(agents, lambda: sum(e.name == "committed" for e in federation.events) == 6)
+    back.join()
+    assert federation.wait(task).state == "completed"
+    check_sum(federation, task, list(zip(agents, range(3))))
+
+
+def test_a_server_that_restarts_within_a_round_goes_on_with_it(federation: Any) -> None:
+    restarted = threading.Event()
+
+    def restart(event: Event) -> None:
+        federation.events.append(event)
+        if event.name == "shared" and not restarted.is_set():
+            restarted.set()
+            federation.server.stop()
+            federation.server.start()
+
+    agents = [federation.agent(0, on_event=restart), *(federation.agent(number) for number in (1, 2))]
+    task = federation.task(cohort=3)
+    federation.run(agents, ended(federation, task))
+    assert restarted.is_set()
+    assert federation.wait(task).state == "completed"
+    check_sum(federation, task, list(zip(agents, range(3))))
+
+
+def test_a_device_that_the_server_does_not_know_is_told(federation: Any) -> None:
+    agent = federation.agent(0)
+    other = federation.agent(1, enrol=False)
+    # Its identity is from another server with the same key, say one that lost its database.
+    federation.server.stop()
+    federation.server._services.database.dispose()
+    for path in (federation.folder / "server").glob("archipel.db*"):
+        path.unlink()
+    federation.server._services.prepare()
+    federation.server.start()
+    with pytest.raises(RefusedError, match="not enrolled"):
+        agent.run_forever(threading.Event())
+    with pytest.raises(ClientError, match="not enrolled; call enrol"):
+        other.run_once()
+
+
+def test_phases_are_those_of_the_protocol() -> None:
+    from typing import get_type_hints
+
+    from archipel.client.round import _ORDER
+
+    assert get_type_hints(RoundStatus)["phase"].__args__ == _ORDER

@@ -1,0 +1,268 @@
+"""Settings, schema, files: what is on disk and what becomes of it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sqlite3
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+
+from archipel.bundle import load_private_key
+from archipel.errors import ServerError
+from archipel.server.blobs import BlobStore
+from archipel.server.database import MIGRATIONS, SCHEMA, Database
+from archipel.server.durable import make_folder, write_temporary
+from archipel.server.models import Base
+from archipel.server.settings import Settings, init_data_folder, load_settings
+from archipel.server.spool import UpdateSpool
+
+KEY = bytes(range(32))
+
+
+def test_a_data_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "deep" / "server"
+    token = init_data_folder(folder, enrolment_key=KEY, publisher_keys=[KEY, KEY[::-1]])
+    settings = load_settings(folder, environment={})
+    assert settings.operator_token_sha256 == hashlib.sha256(token.encode()).hexdigest()
+    assert settings.trusted_keys == [KEY, KEY[::-1]]
+    assert settings.enrolment_public_key == KEY
+    assert settings.public_key == load_private_key(folder / "server.key").public_key().public_bytes_raw()
+    assert settings.database_url == f"sqlite:///{folder}/archipel.db"
+    assert stat.S_IMODE((folder / "server.key").stat().st_mode) == 0o600
+    assert stat.S_IMODE((folder / "server.toml").stat().st_mode) == 0o600
+    assert all(token not in path.read_text() for path in folder.iterdir())
+    with pytest.raises(ServerError, match="exists already"):
+        init_data_folder(folder, enrolment_key=KEY, publisher_keys=[KEY])
+
+
+def test_bad_keys(tmp_path: Path) -> None:
+    with pytest.raises(ServerError, match="32 bytes, got 3"):
+        init_data_folder(tmp_path, enrolment_key=b"abc", publisher_keys=[KEY])
+    with pytest.raises(ServerError, match="at least one publisher key"):
+        init_data_folder(tmp_path, enrolment_key=KEY, publisher_keys=[])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_settings_from_the_environment_and_the_caller(data_folder: Any) -> None:
+    folder, _, _ = data_folder
+    environment = {
+        "ARCHIPEL_SERVER_PORT": "9000",
+        "ARCHIPEL_SERVER_RETRY_AFTER": "0.1",
+        "ARCHIPEL_SERVER_PUBLISHER_KEYS": "ab" * 32 + "," + "cd" * 32,
+        "UNRELATED": "1",
+    }
+    settings = load_settings(folder, environment=environment, port=0)
+    assert (settings.port, settings.retry_after) == (0, 0.1)
+    assert settings.publisher_keys == ("ab" * 32, "cd" * 32)
+    assert load_settings(folder, environment=settings.environment()) == settings
+
+
+def test_every_setting_can_be_set_by_the_environment(data_folder: Any) -> None:
+    folder, _, _ = data_folder
+    settings = load_settings(folder, environment={})
+    assert len(settings.environment()) == len(Settings.__struct_fields__) - 1
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("port = 'high'", r"Expected `int`, got `str` - at `\$.port`"),
+        ("port = 70000", r"\$.port"),
+        ("prot = 80", "unknown field `prot`"),
+        ("folder = '/'", "'folder'"),
+        ("port = ", "Invalid value"),
+        ("retry_after = 5.0", "check_in_window"),
+        ("enrolment_key = 'zz'", r"\$.enrolment_key"),
+    ],
+)
+def test_settings_that_cannot_be(data_folder: Any, text: str, said: str) -> None:
+    folder, _, _ = data_folder
+    path = folder / "server.toml"
+    name = text.split(" =")[0]
+    kept = [line for line in path.read_text().splitlines() if not line.startswith(name)]
+    path.write_text("\n".join([*kept, text]))
+    with pytest.raises(ServerError, match=said):
+        load_settings(folder, environment={})
+
+
+def test_environment_variables_that_cannot_be(data_folder: Any) -> None:
+    folder, _, _ = data_folder
+    with pytest.raises(ServerError, match="ARCHIPEL_SERVER_PROT: no such setting"):
+        load_settings(folder, environment={"ARCHIPEL_SERVER_PROT": "80"})
+    with pytest.raises(ServerError, match="ARCHIPEL_SERVER_PORT: Expected `int`"):
+        load_settings(folder, environment={"ARCHIPEL_SERVER_PORT": "high"})
+
+
+def test_no_data_folder(tmp_path: Path) -> None:
+    with pytest.raises(ServerError, match="archipel serve init"):
+        load_settings(tmp_path)
+
+
+def test_models_and_migrations_agree(world: Any) -> None:
+    with world.services.database.engine.connect() as connection:
+        assert compare_metadata(MigrationContext.configure(connection), Base.metadata) == []
+    assert ScriptDirectory(str(MIGRATIONS)).get_current_head() == SCHEMA
+
+
+def test_the_database_is_as_durable_as_it_can_be(world: Any) -> None:
+    with world.services.database.engine.connect() as connection:
+        pragmas = {
+            name: connection.exec_driver_sql(f"PRAGMA {name}").scalar()
+            for name in ("journal_mode", "synchronous", "foreign_keys", "busy_timeout")
+        }
+    assert pragmas == {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1, "busy_timeout": 10_000}
+
+
+def test_migrating_twice_and_a_database_from_the_future(world: Any) -> None:
+    world.services.database.migrate()
+    world.services.database.check()
+    with world.services.database.engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
+    with pytest.raises(ServerError, match="made by a newer version"):
+        world.services.database.migrate()
+    with pytest.raises(ServerError, match=f"schema 9999, expected {SCHEMA}"):
+        world.services.database.check()
+
+
+def test_databases_that_cannot_be_opened(tmp_path: Path) -> None:
+    (tmp_path / "text.db").write_text("this is not a database, it is some text" * 100)
+    for url, said in (
+        (f"sqlite:///{tmp_path}/text.db", "file is not a database"),
+        (f"sqlite:///{tmp_path}/missing/x.db", "unable to open database file"),
+    ):
+        database = Database(url)
+        with pytest.raises(ServerError, match=said):
+            database.migrate()
+        database.dispose()
+    with pytest.raises(ServerError, match="expected an SQLAlchemy URL"):
+        Database("nonsense")
+    with pytest.raises(ServerError, match="expected an SQLAlchemy URL"):
+        Database("oracle9://host/db")
+
+
+def test_a_reader_does_not_wait_for_a_writer(world: Any) -> None:
+    with world.services.database.write() as writing:
+        writing.connection().exec_driver_sql("SELECT 1")
+        other = sqlite3.connect(world.settings.path("archipel.db"), timeout=0.05)
+        with pytest.raises(sqlite3.OperationalError, match="locked"):
+            other.execute("BEGIN IMMEDIATE")
+        other.close()
+        with world.services.database.read() as reading:
+            assert reading.connection().exec_driver_sql("SELECT count(*) FROM tasks").scalar() == 0
+
+
+def test_a_write_that_fails_leaves_nothing(world: Any) -> None:
+    with pytest.raises(RuntimeError), world.services.database.write() as session:  # noqa: PT012
+        session.connection().exec_driver_sql("INSERT INTO blobs VALUES ('a', 'b', 1, 1.0)")
+        raise RuntimeError
+    with world.services.database.read() as session:
+        assert session.connection().exec_driver_sql("SELECT count(*) FROM blobs").scalar() == 0
+
+
+def test_blobs(tmp_path: Path) -> None:
+    store = BlobStore(tmp_path)
+    store.prepare()
+    store.check()
+    digest = store.put(b"hello")
+    assert digest == "2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824"
+    assert store.put(b"hello") == digest
+    assert store.read(digest) == store.path(digest).read_bytes() == b"hello"
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == [digest]
+    with pytest.raises(ServerError, match="cannot be read"):
+        store.read("0" * 64)
+
+
+def test_an_interrupted_upload_leaves_nothing(tmp_path: Path) -> None:
+    store = BlobStore(tmp_path)
+    store.prepare()
+
+    def broken() -> Any:
+        yield b"some"
+        raise ConnectionError
+
+    with pytest.raises(ConnectionError):
+        store.receive(broken())
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_leftovers_are_swept_when_they_are_old(tmp_path: Path) -> None:
+    store = BlobStore(tmp_path)
+    store.prepare()
+    old, new = store.receive([b"old"]), store.receive([b"new"])
+    os.utime(old.temporary, (1000.0, 1000.0))
+    store.sweep(before=2000.0)
+    assert not old.temporary.exists()
+    assert new.temporary.exists()
+
+
+def test_the_spool(tmp_path: Path) -> None:
+    spool = UpdateSpool(tmp_path)
+    spool.open_round("r1")
+    spool.open_round("r2")
+    written = spool.receive("r1", [b"up", b"date"])
+    assert (written.size, written.digest) == (6, hashlib.sha256(b"update").hexdigest())
+    path = spool.keep("r1", "d1", written)
+    assert path == tmp_path / "updates" / "r1" / f"d1.{written.digest}"
+    assert spool.read("r1", "d1", written.digest) == b"update"
+    path.write_bytes(b"updatE")
+    with pytest.raises(ServerError, match="differ from the acknowledged"):
+        spool.read("r1", "d1", written.digest)
+    spool.sweep(["r1"])
+    assert [folder.name for folder in spool.folder.iterdir()] == ["r1"]
+    spool.discard("r1")
+    with pytest.raises(ServerError, match="cannot be read"):
+        spool.read("r1", "d1", written.digest)
+    with pytest.raises(FileNotFoundError):
+        spool.receive("r1", [b"late"])
+
+
+def test_a_full_disk_is_an_error_and_leaves_nothing() -> None:
+    # /dev/full takes nothing; as a folder it cannot be used, so the write goes to a size-limited process instead.
+    code = """
+import resource, sys, signal
+from pathlib import Path
+from archipel.server.durable import write_temporary
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+try:
+    write_temporary(Path(sys.argv[1]), [b"x" * 600, b"y" * 600])
+except OSError as error:
+    print(error.errno, list(Path(sys.argv[1]).iterdir()))
+"""
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run([sys.executable, "-c", code, folder], capture_output=True, text=True, check=True)
+    assert done.stdout == "27 []\n"
+
+
+def test_folders_are_made_once(tmp_path: Path) -> None:
+    make_folder(tmp_path / "a" / "b" / "c")
+    make_folder(tmp_path / "a" / "b" / "c")
+    written = write_temporary(tmp_path / "a" / "b" / "c", [b"1"])
+    written.publish(tmp_path / "a" / "b" / "c" / "one")
+    assert (tmp_path / "a" / "b" / "c" / "one").read_bytes() == b"1"
+    assert len(list((tmp_path / "a" / "b" / "c").iterdir())) == 1
+
+
+def test_importing_the_server_needs_neither_onnx_nor_torch() -> None:
+    code = """
+import sys
+import archipel.server
+assert "flask" not in sys.modules and "sqlalchemy" not in sys.modules
+for name in archipel.server.__all__:
+    getattr(archipel.server, name)
+import archipel.server.app, archipel.server.coordinator, archipel.server.operator
+print(sorted(set(sys.modules) & {"onnx", "torch", "onnxruntime", "onnx_ir", "onnxscript"}))
+"""
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
