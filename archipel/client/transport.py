@@ -11,7 +11,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import TypeVar
@@ -48,8 +48,9 @@ class Traffic:
 
     def take(self) -> Traffic:
         """The counts so far; counting starts again."""
-        taken = Traffic(**vars(self))
-        self.__init__()  # type: ignore[misc]
+        taken = replace(self)
+        for name in vars(taken):
+            setattr(self, name, 0)
         return taken
 
 

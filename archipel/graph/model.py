@@ -73,8 +73,8 @@ class Model:
     def from_torch(cls, module: torch.nn.Module, example: Any, dynamic_batch: bool = True) -> Model:
         """Export a PyTorch module, in evaluation mode; parameters keep their names in its `state_dict`.
 
-        `example` is a tensor, a NumPy array or a tuple of these that the module takes; with `dynamic_batch` their first axis
-        becomes the symbolic dimension "batch". The import is compared with the module on the example.
+        `example` is a tensor, a NumPy array or a tuple of these that the module takes; with `dynamic_batch` their
+        first axis becomes the symbolic dimension "batch". The import is compared with the module on the example.
         Raises ModelImportError if the module cannot be exported or the outputs differ.
         """
         model = importer("torch")(module, example, dynamic_batch=dynamic_batch)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
+
+from archipel.errors import MissingExtraError
 
 if TYPE_CHECKING:
     from archipel.server.app import create_app as create_app
@@ -36,16 +40,24 @@ __all__ = [
 ]
 
 
+_EXTRA = ("sqlalchemy", "alembic", "flask", "gunicorn")
+_WITHOUT_EXTRA = ("OperatorClient", "TaskRequest", "Settings", "init_data_folder", "load_settings")
+
+
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'archipel.server' has no attribute {name!r}")
-    from importlib import import_module
+    if name not in _WITHOUT_EXTRA:
+        _require_extra()
+    return getattr(import_module(f"archipel.server.{_HOMES[name]}"), name)
 
-    from archipel.errors import MissingExtraError
 
-    try:
-        return getattr(import_module(f"archipel.server.{_HOMES[name]}"), name)
-    except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] in ("flask", "sqlalchemy", "alembic", "gunicorn", "werkzeug"):
-            raise MissingExtraError(str(error.name), "server") from None
-        raise
+def _require_extra() -> None:
+    # Looked for, not imported: the supervisor's children load these packages, it does not need to.
+    for package in _EXTRA:
+        try:
+            found = find_spec(package) is not None
+        except ModuleNotFoundError:
+            found = False
+        if not found:
+            raise MissingExtraError(package, "server")

@@ -52,13 +52,13 @@ class Coordinator:
         self._next_cleaning = 0.0
 
     def run(self, stop: Stop) -> None:
-        """Step until `stop` is set. A busy or full database is waited out; any other error ends the process."""
+        """Step until `stop` is set. A busy database or full disk is waited out; any other error ends the process."""
         self.recover()
         while not stop.is_set():
             try:
                 busy = self.step()
-            except OperationalError as error:
-                log.warning("database: %s", error.orig)
+            except (OperationalError, OSError) as error:
+                log.warning("waiting: %s", getattr(error, "orig", error))
                 busy = False
                 stop.wait(1.0)
             if not busy:

@@ -112,8 +112,9 @@ def run_round(seen: Seen, who: Any, digits: DigitsByWriter, folder: Path, proces
             on_event=on_event,
             conditions=lambda: plugged_in[0],
         )
-        agent.enrol(decode("token", federation.mint(), EnrolmentToken))
-        agent.run_forever(stop)
+        with agent:
+            agent.enrol(decode("token", federation.mint(), EnrolmentToken))
+            agent.run_forever(stop)
 
     writers = digits.writers_in([4])[:DEVICES]
     threads = [threading.Thread(target=device, args=pair, daemon=True) for pair in enumerate(writers)]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 from archipel.bundle import read_weights
+from archipel.protocol.messages import Confirmations, Receipt, Unmasking
 
 DELTA_STEP, WEIGHT_STEP = 1 / 256, 1 / 4096
 
@@ -151,6 +153,30 @@ def test_the_masking_phase_ends_at_its_goal(world: Any) -> None:
             device.answer(phase)
         world.settle()
     assert world.task(task["task_id"])["state"] == "completed"
+
+
+def test_a_device_that_reveals_wrong_shares_is_left_out(world: Any) -> None:
+    task = world.create_task()
+    devices = world.add_devices(5)
+    world.start_round(devices)
+    updates = give_updates(devices, [1, 2, 1, 3, 1])
+    world.run_to("unmasking", devices)
+    liar = devices[2]
+    confirmations = liar.ask("GET", f"{liar.round}/confirmations", Confirmations)
+    honest = liar.participant.unmask(confirmations)
+    first, second, *others = honest.self_seeds
+    swapped = [
+        msgspec.structs.replace(first, share=second.share),
+        msgspec.structs.replace(second, share=first.share),
+        *others,
+    ]
+    liar.ask("PUT", f"{liar.round}/unmasking", Receipt, Unmasking(self_seeds=swapped, mask_keys=honest.mask_keys))
+    for device in devices:
+        if device is not liar:
+            device.unmasking()
+    world.settle()
+    assert world.task(task["task_id"])["state"] == "completed"
+    np.testing.assert_array_equal(new_parameters(world, task)["w"], expected_parameters(updates)[0])
 
 
 def test_an_update_that_is_damaged_on_disk_fails_the_round_closed(world: Any) -> None:

@@ -266,3 +266,33 @@ print(sorted(set(sys.modules) & {"onnx", "torch", "onnxruntime", "onnx_ir", "onn
 """
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_without_the_server_extra_the_operators_half_still_works(tmp_path: Path) -> None:
+    # A finder that knows nothing of these packages, in front of all others.
+    blocked = ("flask", "sqlalchemy", "alembic", "gunicorn", "werkzeug")
+    (tmp_path / "sitecustomize.py").write_text(
+        f"""
+import sys
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {blocked}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+sys.meta_path.insert(0, Blocked())
+"""
+    )
+    code = """
+import archipel.server
+from archipel.errors import MissingExtraError
+from archipel.server import OperatorClient, TaskRequest, init_data_folder, load_settings
+for name in ("create_app", "supervise", "run_coordinator"):
+    try:
+        getattr(archipel.server, name)
+    except MissingExtraError as error:
+        print(error)
+"""
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    assert (
+        done.stdout.splitlines() == ["sqlalchemy is not installed; install it with: pip install 'archipel[server]'"] * 3
+    )

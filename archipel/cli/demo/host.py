@@ -79,8 +79,9 @@ class Device:
     def run(self, stop: threading.Event) -> None:
         token = decode("enrolment token", Path(self.config.token).read_bytes(), EnrolmentToken)
         try:
-            self.agent.enrol(token)
-            self.agent.run_forever(stop)
+            with self.agent:
+                self.agent.enrol(token)
+                self.agent.run_forever(stop)
         except ArchipelError as error:
             self._output.write(HostEvent(device=self.config.name, event="failed", text=str(error)))
 
