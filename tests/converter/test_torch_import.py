@@ -130,7 +130,7 @@ REFUSED = {
         {},
         r"one batch size only: input 'x' .* \[2, 6\]; .*dynamic_batch=False",
     ),
-    "not a tensor": (nn.Linear(2, 2), [[1.0, 2.0]], {}, "example: expected tensors, got list"),
+    "not a tensor": (nn.Linear(2, 2), [[1.0, 2.0]], {}, "example: expected tensors or NumPy arrays, got list"),
     "batches differ": (nn.Bilinear(2, 2, 2), (torch.zeros(2, 2), torch.zeros(3, 2)), {}, r"the sizes are \[2, 3\]"),
     "not tensors out": (Named(), torch.zeros(2, 2), {}, "the module returns str"),
 }

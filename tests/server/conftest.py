@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -34,6 +35,7 @@ from archipel.protocol.secagg import Participant
 from archipel.protocol.vector import pack as pack_vector
 from archipel.server.app import create_app
 from archipel.server.coordinator import Coordinator
+from archipel.server.database import Database
 from archipel.server.services import Services
 from archipel.server.settings import Settings, init_data_folder, load_settings
 
@@ -327,15 +329,34 @@ def device_maker() -> type[Device]:
     return Device
 
 
+@pytest.fixture(scope="session")
+def keys() -> Keys:
+    return Keys()
+
+
+@pytest.fixture(scope="session")
+def bundle_file(keys: Keys, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_bundle(tmp_path_factory.mktemp("bundle"), keys.publisher)
+
+
+@pytest.fixture(scope="session")
+def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A migrated database, to be copied: migrating takes longer than most tests."""
+    path = tmp_path_factory.mktemp("database") / "archipel.db"
+    database = Database(f"sqlite:///{path}")
+    database.migrate()
+    database.dispose()
+    return path
+
+
 @pytest.fixture
-def data_folder() -> Iterator[tuple[Path, str, Keys]]:
+def data_folder(keys: Keys) -> Iterator[tuple[Path, str, Keys]]:
     """An initialised data folder, its operator token, the offline keys.
 
     In memory where the system has such a folder: most of a round's time is waiting for the disk to sync.
     """
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None, prefix="archipel-test-") as root:
-        keys = Keys()
         token = init_data_folder(
             Path(root) / "server",
             enrolment_key=public_bytes(keys.enrolment),
@@ -345,8 +366,9 @@ def data_folder() -> Iterator[tuple[Path, str, Keys]]:
 
 
 @pytest.fixture
-def world(data_folder: tuple[Path, str, Keys], tmp_path: Path) -> Iterator[World]:
+def world(data_folder: tuple[Path, str, Keys], bundle_file: Path, empty_database: Path) -> Iterator[World]:
     folder, token, keys = data_folder
+    shutil.copy(empty_database, folder / "archipel.db")
     settings = load_settings(folder, environment={})
     clock = Clock()
     services = Services.open(settings, clock=clock)
@@ -357,7 +379,7 @@ def world(data_folder: tuple[Path, str, Keys], tmp_path: Path) -> Iterator[World
         keys=keys,
         clock=clock,
         services=services,
-        bundle_file=make_bundle(tmp_path, keys.publisher),
+        bundle_file=bundle_file,
         app=create_app(settings, clock=clock),
         coordinator=Coordinator(services),
     )
