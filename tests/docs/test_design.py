@@ -69,3 +69,29 @@ def test_the_format_expresses(name: str) -> None:
             lifetime = getattr(port, "lifetime", None)
             if lifetime == "round":
                 assert port.tensor in written
+
+
+def test_every_setting_of_the_server_is_documented() -> None:
+    import msgspec
+
+    from archipel.server import Settings
+
+    page = (Path(__file__).resolve().parents[2] / "docs" / "operations.md").read_text()
+    rows = {
+        name: default
+        for names, default in re.findall(r"^\| (`.+?`) \| (.+?) \|", page, re.M)
+        for name in names.split("`")
+    }
+    fields = msgspec.structs.fields(Settings)
+    assert {field.name for field in fields} - {"folder"} <= set(rows)
+    for field in fields:
+        if isinstance(field.default, float | int) and field.default < 1 << 20 and f"`{field.name}`," not in page:
+            assert f"{field.default:g}" in rows[field.name], field.name
+
+
+def test_every_phase_deadline_is_documented() -> None:
+    from archipel.server.rounds import RULES
+
+    page = (Path(__file__).resolve().parents[2] / "docs" / "operations.md").read_text()
+    for phase, rule in RULES.items():
+        assert re.search(rf"{phase}[^,;]*? {rule.seconds:g}\b", page), phase

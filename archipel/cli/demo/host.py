@@ -120,8 +120,9 @@ class Output:
 def main(path: str) -> None:
     config = msgspec.json.decode(Path(path).read_bytes(), type=HostConfig)
     stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+    # Waited for instead of handled: a handler must not set an event, its lock may be held by the thread it interrupts.
+    signals = {signal.SIGTERM, signal.SIGINT}
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     end_with_parent(config.parent)
     digits = digits_by_writer()
     output = Output()
@@ -130,7 +131,8 @@ def main(path: str) -> None:
     threads = [threading.Thread(target=device.run, args=(stop,), name=device.config.name) for device in devices]
     for thread in threads:
         thread.start()
-    stop.wait()
+    signal.sigwait(signals)
+    stop.set()
     deadline = time.monotonic() + STOP_SECONDS
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
