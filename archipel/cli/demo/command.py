@@ -55,7 +55,7 @@ def demo(rounds: int, devices: int, output: Path, seed: int, keep_running: bool)
             results = story.run()
         write_report(results, output)
         print_results(results, console)
-        console.print(f"report: {output.absolute()}")
+        console.print(f"report: {output.absolute()}", soft_wrap=True)
         if keep_running and story.federation is not None:
             _keep(console, story, processes)
 
@@ -68,8 +68,8 @@ def _keep(console: Console, story: Story, processes: Processes) -> None:
     federation = story.federation
     if federation is None:
         return
-    console.print(f"server: {federation.address}   operator token: {federation.token}")
-    console.print(f"data:   {story.folder}   (removed at the end; Ctrl-C ends everything)")
+    console.print(f"server: {federation.address}   operator token: {federation.token}", soft_wrap=True)
+    console.print(f"data:   {story.folder}   (removed at the end; Ctrl-C ends everything)", soft_wrap=True)
     try:
         while True:
             federation.collect_events(timeout=1.0)
