@@ -6,14 +6,27 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from archipel.converter import convert as convert
     from archipel.graph import Model as Model
 
 __version__ = "0.1.0"
-__all__ = ["Model", "__version__"]
+__all__ = ["Model", "__version__", "convert"]
+
+_HOMES = {"Model": "archipel.graph", "convert": "archipel.converter"}
+_ROOMS = (
+    "autodiff", "bundle", "client", "compression", "converter", "datasets", "errors", "graph", "lite_runtime", "models",
+    "protocol", "server", "strategies", "training",
+)  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
-    # Lazy, so that a device install (no onnx) can import archipel.
-    if name == "Model":
-        return import_module("archipel.graph").Model
+    # Lazy, so that a device install (no onnx) can import archipel, and `import archipel` costs nothing.
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    if name in _ROOMS:
+        return import_module(f"archipel.{name}")
     raise AttributeError(f"module 'archipel' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, *_ROOMS])

@@ -1,0 +1,68 @@
+"""The names that other people's code uses. A change here is a change for them: it belongs in CHANGELOG.md."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+
+import pytest
+
+import archipel
+
+PUBLIC = {
+    "archipel": "Model __version__ convert",
+    "archipel.autodiff": "RULES RuleContext differentiate gradient rule vjp",
+    "archipel.bundle": "FORMAT_VERSION MAX_ARCHIVE_BYTES WEIGHTS_FILE Bundle Limits Lineage Manifest Phase "
+    "PrivacyPolicy Program TensorPlace TensorSpec decode_manifest encode_manifest generate_key load_private_key load_public_key "
+    "open_bundle pack parameter_specs read_weights role_of save_private_key save_public_key unpack weights_layout "
+    "write_bundle write_weights",
+    "archipel.client": "Agent AgentConfig Entry Event Outcome",
+    "archipel.compression": "StaticInt8 quantize_static refresh_program",
+    "archipel.converter": "convert",
+    "archipel.datasets": "DigitsByWriter WriterSplit digits_by_writer split_own_digits split_writers",
+    "archipel.graph": "IMPORTERS Builder Model TensorInfo check_model promote",
+    "archipel.lite_runtime": "DeviceState History LocalUpdate Progress Runtime load",
+    "archipel.models": "digits_cnn",
+    "archipel.server": "OperatorClient Settings TaskRequest create_app init_data_folder load_settings run_coordinator "
+    "supervise",
+    "archipel.strategies": "STRATEGIES Strategy get",
+    "archipel.training": "StepRunner evaluate_graph losses optimizers run_steps step_graph",
+    "archipel.training.cloud": "Epoch FitResult fit random_shift",
+}
+
+
+@pytest.mark.parametrize("module", sorted(PUBLIC))
+def test_public_names(module: str) -> None:
+    room = importlib.import_module(module)
+    assert sorted(room.__all__) == sorted(PUBLIC[module].split())
+    for name in room.__all__:
+        assert getattr(room, name) is not None
+
+
+def test_rooms_need_no_import_of_their_own() -> None:
+    code = (
+        "import archipel; print(len(archipel.datasets.digits_by_writer()) > 0, archipel.bundle.FORMAT_VERSION, "
+        "archipel.training.losses.cross_entropy(), archipel.Model.__name__, archipel.convert.__name__)"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert out == "True 1 CrossEntropy() Model convert\n"
+
+
+def test_what_is_not_there_says_so() -> None:
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        _ = archipel.nothing
+    assert {"Model", "convert", "datasets", "lite_runtime"} <= set(dir(archipel))
+
+
+def test_every_room_is_listed() -> None:
+    import pkgutil
+
+    rooms = {name for _, name, package in pkgutil.iter_modules(archipel.__path__) if package} - {"cli"}
+    assert rooms | {"errors"} == set(archipel._ROOMS)
+    assert rooms == {name.split(".")[1] for name in PUBLIC if name.count(".") == 1} | {"protocol"}
+
+
+def test_importing_archipel_costs_nothing() -> None:
+    code = "import sys, archipel; print([m for m in ('numpy', 'onnx', 'onnxruntime', 'torch') if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
