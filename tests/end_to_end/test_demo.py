@@ -62,8 +62,10 @@ def test_small_run_through_every_stage(few_writers: Any, quiet: Any, processes: 
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_no_process_is_left_behind(sign: signal.Signals, tmp_path: Path) -> None:
     """Interrupt the command while server and devices run; SIGKILL leaves them to notice by themselves."""
+    stacks = tmp_path / "stacks"
     code = f"""
-import sys
+import faulthandler, signal, sys
+faulthandler.register(signal.SIGUSR1, file=open({str(stacks)!r}, "w"))
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 from archipel.datasets import digits_by_writer
 import archipel.cli.demo.story as story
@@ -88,7 +90,12 @@ main()
         time.sleep(1)
         below = psutil.Process(demo.pid).children(recursive=True)
         demo.send_signal(sign)
-        _, err = demo.communicate(timeout=30)
+        try:
+            _, err = demo.communicate(timeout=30)
+        except subprocess.TimeoutExpired:
+            demo.send_signal(signal.SIGUSR1)
+            time.sleep(1)
+            pytest.fail(f"still there 30 s after {sign.name}:\n{stacks.read_text()}")
     finally:
         demo.kill()
         demo.wait()

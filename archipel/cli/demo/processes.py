@@ -21,6 +21,7 @@ from archipel.errors import CommandError
 
 START_SECONDS = 60.0
 STOP_SECONDS = 8.0
+READER_SECONDS = 2.0
 
 
 class Processes:
@@ -114,11 +115,14 @@ class Processes:
         _, alive = psutil.wait_procs(below, timeout=STOP_SECONDS)
         for process in alive:
             process.kill()
-        for reader in self._readers:
-            reader.join(timeout=STOP_SECONDS)
-        for child in self._children:
-            _stdout(child).close()
-        self._meter.join(timeout=STOP_SECONDS)
+        # Ctrl-C may have hit this thread while it held the lock of `events`; then readers wait for it for good. They
+        # are daemons: one deadline for all, and the process ends without them.
+        deadline = time.monotonic() + READER_SECONDS
+        for thread in (self._meter, *self._readers):
+            thread.join(max(0.0, deadline - time.monotonic()))
+        if not any(reader.is_alive() for reader in self._readers):
+            for child in self._children:
+                _stdout(child).close()
         self._children.clear()
 
     def _start(self, command: list[str], errors: IO[bytes]) -> subprocess.Popen[bytes]:
