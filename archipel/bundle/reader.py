@@ -73,7 +73,7 @@ class Bundle:
         return self.folder / self.program(name).file
 
 
-def open_bundle(path: Path | str, trusted_keys: Sequence[bytes], cache: Path | None = None) -> Bundle:
+def open_bundle(path: Path | str, trusted_keys: Sequence[bytes], cache: Path | str | None = None) -> Bundle:
     """Open a folder or a `.bundle` file and verify it with one of `trusted_keys` (raw 32-byte Ed25519 public keys).
 
     A file is unpacked to CACHE/DIGEST first (default: archipel/ in the user's cache folder); an unpacked copy that is
@@ -84,7 +84,7 @@ def open_bundle(path: Path | str, trusted_keys: Sequence[bytes], cache: Path | N
         return verify_folder(path, trusted_keys)
     if not path.is_file():
         raise BundleError(f"{path}: no such bundle (expected a folder or a .bundle file)")
-    root = cache if cache is not None else _default_cache()
+    root = Path(cache) if cache is not None else _default_cache()
     try:
         root.mkdir(parents=True, exist_ok=True)
         staging = Path(tempfile.mkdtemp(prefix=".unpack-", dir=root))

@@ -36,7 +36,7 @@ def load(
     trusted_keys: Sequence[bytes],
     *,
     threads: int = 1,
-    cache: Path | None = None,
+    cache: Path | str | None = None,
     memory_limit: int | None = None,
     state: DeviceState | None = None,
 ) -> Runtime:

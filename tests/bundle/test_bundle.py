@@ -41,7 +41,8 @@ def test_folder_and_file_open_alike(folder: Path, key: Any, tensors: dict[str, n
     assert from_file.program_path("train").read_bytes() == b"graph of train"
     with pytest.raises(BundleError, match="finish, predict, train"):
         from_file.program("refresh")
-    assert b.open_bundle(tmp_path / "linear.bundle", [public(key)], cache=tmp_path / "cache").digest == from_file.digest
+    again = b.open_bundle(str(tmp_path / "linear.bundle"), [public(key)], cache=str(tmp_path / "cache"))
+    assert again.folder == from_file.folder
 
 
 def test_a_damaged_cached_copy_is_replaced(folder: Path, key: Any, tmp_path: Path) -> None:
