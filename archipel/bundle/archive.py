@@ -22,10 +22,14 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)
 _CHUNK = 1 << 20
 
 
-def pack(folder: Path, file: Path) -> None:
+def pack(folder: Path | str, file: Path | str) -> None:
     """Write the folder's files into `file`: manifest and signature first, so that a reader can refuse early."""
-    names = sorted(path.name for path in folder.iterdir())
+    folder, file = Path(folder), Path(file)
     first = [MANIFEST_FILE, SIGNATURE_FILE]
+    for name in first:
+        if not (folder / name).is_file():
+            raise ArchiveError(f"{folder}: not a bundle folder, it has no {name}; `archipel.convert` makes one")
+    names = sorted(path.name for path in folder.iterdir())
     temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
     try:
         with zipfile.ZipFile(temporary, "w", zipfile.ZIP_STORED, strict_timestamps=True) as archive:
@@ -46,12 +50,13 @@ def pack(folder: Path, file: Path) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def unpack(file: Path, folder: Path) -> None:
+def unpack(file: Path | str, folder: Path | str) -> None:
     """Write the members of `file` into the new folder `folder`.
 
     Only what `pack` writes is accepted: plain names, each once, stored without compression, sizes within limits.
     Raises ArchiveError or UnsafePathError; contents are not trusted until the manifest's digests were checked.
     """
+    file, folder = Path(file), Path(folder)
     try:
         size = file.stat().st_size
         if size > MAX_ARCHIVE_BYTES:

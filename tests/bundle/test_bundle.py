@@ -57,11 +57,20 @@ def test_the_file_is_a_deterministic_plain_zip(folder: Path, tmp_path: Path) -> 
     b.pack(folder, tmp_path / "one")
     shutil.copytree(folder, tmp_path / "copy")
     os.utime(tmp_path / "copy" / "train.onnx", (1, 1))
-    b.pack(tmp_path / "copy", tmp_path / "two")
+    b.pack(str(tmp_path / "copy"), str(tmp_path / "two"))
     assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
     with zipfile.ZipFile(tmp_path / "one") as archive:
         assert archive.namelist()[:2] == ["manifest.json", "manifest.sig"]
         assert archive.testzip() is None
+
+
+def test_only_a_bundle_folder_is_packed(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ArchiveError, match=r"not a bundle folder, it has no manifest\.json"):
+        b.pack(tmp_path / "nothing", tmp_path / "x.bundle")
+    (folder / "manifest.sig").unlink()
+    with pytest.raises(ArchiveError, match=r"it has no manifest\.sig"):
+        b.pack(folder, tmp_path / "x.bundle")
+    assert not (tmp_path / "x.bundle").exists()
 
 
 def test_wrong_signature(folder: Path, key: Any) -> None:
