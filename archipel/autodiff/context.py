@@ -9,6 +9,7 @@ import onnx_ir as ir
 from archipel.autodiff.registry import find, where
 from archipel.errors import AutodiffError, MissingRuleError
 from archipel.graph.build import Builder
+from archipel.graph.shapes import dtype_of
 
 
 class RuleContext:
@@ -51,6 +52,22 @@ class RuleContext:
     def wants(self, index: int) -> bool:
         """Whether anybody asks for the gradient of this input."""
         return index < len(self._wanted) and self._wanted[index]
+
+    def replace(self, *values: ir.Value) -> None:
+        """Let what reads the node's outputs read these values instead: a forward pass that keeps what the gradient
+        needs. Emit them inside `ctx.op.after(ctx.node)`; the node itself goes away as dead code."""
+        for old, new in zip(self.outputs, values, strict=True):
+            new.shape, new.dtype = old.shape, dtype_of(old)
+            if old.is_graph_output():
+                new = self._take_over_name(old, new)
+            ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
+
+    def _take_over_name(self, old: ir.Value, new: ir.Value) -> ir.Value:
+        if new.is_graph_output() or new.is_graph_input() or new.producer() is None:
+            with self.op.after(self.node):
+                new = self.op.Identity(new)
+        old.name, new.name = self.op.unique(f"{old.name}/replaced"), old.name
+        return new
 
     def attribute(self, name: str, default: Any) -> Any:
         """An attribute's value, or the default that ONNX gives it."""

@@ -10,10 +10,10 @@ import numpy as np
 import onnx_ir as ir
 
 from archipel.graph.opset import OPSET
-from archipel.graph.shapes import dims, dtype_of, infer_node, is_static, rank, same_shape
+from archipel.graph.shapes import dims, dtype_of, infer_node, is_float, is_static, rank, same_shape
 
 Operand = ir.Value | np.ndarray | float | int | bool | Sequence[int] | None
-"""What an operator takes: a value, or a constant that becomes one. Python floats take the type of the first value."""
+"""What an operator takes: a value, or a constant that becomes one. Python floats take the first float value's type."""
 
 
 class Builder:
@@ -23,10 +23,13 @@ class Builder:
     Constants become initializers, equal ones only once.
     """
 
-    def __init__(self, graph: ir.Graph, scope: str = "") -> None:
+    def __init__(self, graph: ir.Graph, scope: str = "", *, outer: Builder | None = None) -> None:
         self.graph = graph
         self._scope = scope
-        self._names = _names_in(graph)
+        self._after: ir.Node | None = None
+        # A subgraph's constants live in the main graph, where the runtime prepares them once; names are one space.
+        self._root: Builder = self if outer is None else outer._root
+        self._names: set[str] = _names_in(graph) if outer is None else outer._names
         self._constants: dict[tuple[str, tuple[int, ...], bytes], ir.Value] = {}
 
     def __getattr__(self, op_type: str) -> Callable[..., Any]:
@@ -40,8 +43,13 @@ class Builder:
         outputs = [ir.Value(name=name if i == 0 else self.unique(f"{name}:{i}")) for i in range(_outputs)]
         given = {key: value for key, value in attributes.items() if value is not None}
         node = ir.Node("", op_type, values, ir.convenience.convert_attributes(given), outputs=outputs, name=name)
-        infer_node(node, OPSET)
-        self.graph.append(node)
+        if not any(isinstance(value, ir.Graph) for value in given.values()):
+            infer_node(node, OPSET)  # the shapes around a subgraph are set by who wrote it
+        if self._after is None:
+            self.graph.append(node)
+        else:
+            self.graph.insert_after(self._after, node)
+            self._after = node
         return outputs[0] if _outputs == 1 else tuple(outputs)
 
     @contextmanager
@@ -52,6 +60,19 @@ class Builder:
             yield
         finally:
             self._scope = before
+
+    @contextmanager
+    def after(self, node: ir.Node) -> Iterator[None]:
+        """What is emitted inside comes right after `node` and not at the end of the graph."""
+        before, self._after = self._after, node
+        try:
+            yield
+        finally:
+            self._after = before
+
+    def body(self, name: str) -> Builder:
+        """A builder of a new subgraph, for Scan, Loop and If; it may read this graph's values."""
+        return Builder(ir.Graph([], [], nodes=[], name=self.unique(name)), name, outer=self)
 
     def unique(self, name: str) -> str:
         """`name`, or `name_2`, ... where it is taken."""
@@ -75,20 +96,21 @@ class Builder:
         if array.size == 0 and dtype is None and array.dtype == np.float64:
             array = array.astype(np.int64)
         key = (array.dtype.str, array.shape, array.tobytes())
-        value = self._constants.get(key)
-        if value is None or value.graph is not self.graph:
+        root = self._root
+        value = root._constants.get(key)
+        if value is None or value.graph is not root.graph:
             tensor = ir.tensor(array, name=self.unique("const"))
             value = ir.Value(
                 name=tensor.name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(array.shape), const_value=tensor
             )
-            self.graph.register_initializer(value)
-            self._constants[key] = value
+            root.graph.register_initializer(value)
+            root._constants[key] = value
         return value
 
     def name_output(self, value: ir.Value, name: str) -> ir.Value:
         """Make `value` a graph output called `name`, through Identity where it already has a name to keep."""
         producer = value.producer()
-        if producer is None or value.is_graph_output() or value.is_graph_input():
+        if producer is None or producer.graph is not self.graph or value.is_graph_output() or value.is_graph_input():
             value = self.Identity(value)
         self._names.add(name)
         value.name = name
@@ -174,7 +196,7 @@ class Builder:
         return result
 
     def _values(self, inputs: Sequence[Operand]) -> list[ir.Value | None]:
-        like = next((v.dtype for v in inputs if isinstance(v, ir.Value)), None)
+        like = next((v.dtype for v in inputs if isinstance(v, ir.Value) and is_float(v)), None)
         values: list[ir.Value | None] = []
         for operand in inputs:
             if operand is None or isinstance(operand, ir.Value):

@@ -21,7 +21,8 @@ class Case:
 
     `constants`: indices of inputs that are initializers. `free`: per input the axes that are declared symbolic.
     `rank` declares that of the output, where ONNX's inference does not find it.
-    `torch` computes the same with PyTorch, from the inputs as tensors.
+    `torch` computes the same with PyTorch, from the inputs as tensors: the first output, or a tuple of those in `of`.
+    `outputs` is how many the node has ("" in `unused` leaves one out), `of` which of them have cotangents.
     """
 
     op_type: str
@@ -32,6 +33,17 @@ class Case:
     torch: Callable[..., Any] | None = None
     outputs: int = 1
     rank: int | None = None
+    of: tuple[int, ...] = (0,)
+    unused: frozenset[int] = frozenset()
+
+    @property
+    def output_names(self) -> list[str]:
+        return ["" if i in self.unused else f"y{i}" if i else "y" for i in range(self.outputs)]
+
+    @property
+    def targets(self) -> list[str]:
+        """Names of the outputs in `of`."""
+        return [self.output_names[i] for i in self.of]
 
     @property
     def names(self) -> list[str]:
@@ -55,7 +67,7 @@ class Case:
         }
 
     def model(self, dtype: Any) -> onnx.ModelProto:
-        """A model of one node, output `y`, with float inputs of this type."""
+        """A model of one node, outputs `y`, `y1`, ..., with float inputs of this type."""
         inputs, initializers = [], []
         for i, (name, value) in enumerate(zip(self.names, self.inputs)):
             if value is None:
@@ -68,15 +80,14 @@ class Case:
                 shape = [f"d{i}_{a}" if a in free else n for a, n in enumerate(array.shape)]
                 inputs.append(helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), shape))
         used = [name if value is not None else "" for name, value in zip(self.names, self.inputs)]
-        outputs = ["y", *(f"y{i}" for i in range(1, self.outputs))]
         attributes = dict(self.attributes)
         out_type = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
         if self.op_type == "Cast":
             attributes["to"] = out_type = _cast_target(dtype)
-        node = helper.make_node(self.op_type, used, outputs, name="node", **attributes)
+        node = helper.make_node(self.op_type, used, self.output_names, name="node", **attributes)
         shape = None if self.rank is None else [f"y_{axis}" for axis in range(self.rank)]
-        output = helper.make_tensor_value_info("y", out_type, shape)
-        graph = helper.make_graph([node], "case", inputs, [output], initializers)
+        results = [helper.make_tensor_value_info(name, out_type, shape) for name in self.targets]
+        graph = helper.make_graph([node], "case", inputs, results, initializers)
         return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
 
     def _cast(self, value: Array, dtype: Any) -> Array:

@@ -1,0 +1,66 @@
+"""Loops as graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import onnx_ir as ir
+
+from archipel.errors import GraphError
+from archipel.graph.build import Builder
+from archipel.graph.shapes import dims, dtype_of
+
+Body = Callable[[Builder, list[ir.Value], list[ir.Value]], tuple[Sequence[ir.Value], Sequence[ir.Value]]]
+"""(builder of the body, carried values, one item of each sequence) -> (next carried values, what is emitted)."""
+
+
+def scan(
+    op: Builder,
+    body: Body,
+    carried: Sequence[ir.Value],
+    sequences: Sequence[ir.Value],
+    *,
+    reverse: bool = False,
+    name: str = "body",
+) -> tuple[list[ir.Value], list[ir.Value]]:
+    """Emit a Scan (ONNX Scan-21) over axis 0 of `sequences`; with `reverse` from the last item to the first.
+
+    Returns the carried values after the last item, each in the shape and type it started with, and what was emitted,
+    stacked along a new axis 0 (item i belongs to item i of the sequences in either direction). The body may read any
+    value of the graph outside. Raises GraphError if a carried value changes its type or rank.
+    """
+    inner = op.body(name)
+    states = [inner.input(inner.unique(f"{name}/carried"), dtype_of(v), _shape(inner, v, 0)) for v in carried]
+    items = [inner.input(inner.unique(f"{name}/item"), dtype_of(v), _shape(inner, v, 1)) for v in sequences]
+    following, emitted = body(inner, states, items)
+    if len(following) != len(carried):
+        raise GraphError(f"scan {name!r}: {len(carried)} values are carried, the body returned {len(following)}")
+    for before, value in zip(carried, following):
+        if value.dtype != before.dtype or len(dims(value)) != len(dims(before)):
+            raise GraphError(
+                f"scan {name!r}: carried {before.name!r} is {before.dtype}{list(dims(before))}, "
+                f"the body made it {value.dtype}{list(dims(value))}"
+            )
+    for value in (*following, *emitted):
+        inner.name_output(value, inner.unique(f"{name}/out"))
+    direction = int(reverse)
+    found = op.Scan(
+        *carried,
+        *sequences,
+        body=inner.graph,
+        num_scan_inputs=len(sequences),
+        scan_input_directions=[direction] * len(sequences) if reverse else None,
+        scan_output_directions=[direction] * len(emitted) if reverse and emitted else None,
+        _outputs=len(carried) + len(emitted),
+    )
+    results = [found] if isinstance(found, ir.Value) else list(found)
+    for before, value in zip(carried, results):
+        value.dtype, value.shape = before.dtype, before.shape
+    length = dims(sequences[0])[0]
+    for inside, value in zip(emitted, results[len(carried) :]):
+        value.dtype, value.shape = dtype_of(inside), ir.Shape([length, *dims(inside)])
+    return results[: len(carried)], results[len(carried) :]
+
+
+def _shape(inner: Builder, value: ir.Value, skip: int) -> list[int | str]:
+    return [inner.unique("size") if d is None else d for d in dims(value)[skip:]]
