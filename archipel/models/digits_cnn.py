@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
-from archipel.errors import MissingExtraError
+from archipel.models.seeding import seeded
 
 if TYPE_CHECKING:
     from torch import nn
@@ -14,27 +14,20 @@ if TYPE_CHECKING:
 def digits_cnn(seed: int) -> nn.Module:
     """A new network of 20,522 parameters: float32 [batch, 1, 28, 28] in 0..1 -> logits float32 [batch, 10].
 
-    Conv, Relu, MaxPool (kernel = stride), Flatten and Linear only. The same seed gives the same parameters;
-    PyTorch's global random state is left as it was. Raises MissingExtraError without PyTorch.
+    Conv, Relu, MaxPool (kernel = stride), Flatten and Linear only. Raises MissingExtraError without PyTorch.
     """
-    try:
-        import torch
-        from torch import nn
-    except ImportError as error:
-        raise MissingExtraError("torch", "cloud") from error
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return nn.Sequential(
-            OrderedDict(
-                conv1=nn.Conv2d(1, 8, kernel_size=5),  # 24 x 24
-                relu1=nn.ReLU(),
-                pool1=nn.MaxPool2d(2),  # 12 x 12
-                conv2=nn.Conv2d(8, 16, kernel_size=5),  # 8 x 8
-                relu2=nn.ReLU(),
-                pool2=nn.MaxPool2d(2),  # 4 x 4
-                flatten=nn.Flatten(),
-                hidden=nn.Linear(16 * 4 * 4, 64),
-                relu3=nn.ReLU(),
-                output=nn.Linear(64, 10),
-            )
+    with seeded(seed) as nn:
+        layers = OrderedDict(
+            conv1=nn.Conv2d(1, 8, kernel_size=5),  # 24 x 24
+            relu1=nn.ReLU(),
+            pool1=nn.MaxPool2d(2),  # 12 x 12
+            conv2=nn.Conv2d(8, 16, kernel_size=5),  # 8 x 8
+            relu2=nn.ReLU(),
+            pool2=nn.MaxPool2d(2),  # 4 x 4
+            flatten=nn.Flatten(),
+            hidden=nn.Linear(16 * 4 * 4, 64),
+            relu3=nn.ReLU(),
+            output=nn.Linear(64, 10),
         )
+        network: nn.Module = nn.Sequential(layers)
+    return network

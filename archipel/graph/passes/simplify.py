@@ -1,4 +1,4 @@
-"""Passes over a graph: dead code, common subexpressions, shape arithmetic. Each changes the model it is given."""
+"""Constants and shape arithmetic, computed once. Each pass changes the model it is given."""
 
 from __future__ import annotations
 
@@ -6,20 +6,10 @@ from collections.abc import Collection
 
 import numpy as np
 import onnx_ir as ir
-import onnx_ir.passes.common as common
 
 from archipel.graph.build import Builder
+from archipel.graph.passes.cleanup import remove_dead_code
 from archipel.graph.shapes import constant_array, dims
-
-
-def remove_dead_code(model: ir.Model) -> None:
-    """Drop nodes and initializers that no output needs."""
-    common.RemoveUnusedNodesPass()(model)
-
-
-def share_subexpressions(model: ir.Model) -> None:
-    """Compute equal things once. Names of graph outputs stay."""
-    common.CommonSubexpressionEliminationPass()(model)
 
 
 def fold_constants(model: ir.Model, keep: Collection[str]) -> None:

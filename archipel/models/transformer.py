@@ -1,0 +1,63 @@
+"""A small transformer encoder over tokens (Vaswani et al. 2017, section 3; normalization first, Xiong et al. 2020)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from archipel.models.seeding import seeded
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+def transformer(
+    seed: int,
+    vocabulary: int = 80,
+    length: int = 64,
+    width: int = 128,
+    heads: int = 4,
+    layers: int = 2,
+    dropout: float = 0.0,
+) -> nn.Module:
+    """A new network: tokens int64 [batch, time <= length] -> logits float32 [batch, time, vocabulary].
+
+    Learned positions, causal attention, feed-forward layers of 4 * width with Gelu.
+    """
+    with seeded(seed) as nn:
+        import torch
+        from torch.nn import functional
+
+        class Layer(nn.Module):  # type: ignore[name-defined, misc]
+            def __init__(self) -> None:
+                super().__init__()
+                self.norm1 = nn.LayerNorm(width)
+                self.attention = nn.Linear(width, 3 * width)
+                self.project = nn.Linear(width, width)
+                self.norm2 = nn.LayerNorm(width)
+                self.widen = nn.Linear(width, 4 * width)
+                self.narrow = nn.Linear(4 * width, width)
+                self.dropout = nn.Dropout(dropout)
+
+            def forward(self, x: Any) -> Any:
+                batch, time, _ = x.shape
+                split = self.attention(self.norm1(x)).reshape(batch, time, 3, heads, width // heads)
+                q, k, v = split.permute(2, 0, 3, 1, 4).unbind(0)
+                mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+                x = x + self.dropout(self.project(mixed.transpose(1, 2).reshape(batch, time, width)))
+                return x + self.dropout(self.narrow(functional.gelu(self.widen(self.norm2(x)))))
+
+        class Transformer(nn.Module):  # type: ignore[name-defined, misc]
+            def __init__(self) -> None:
+                super().__init__()
+                self.tokens = nn.Embedding(vocabulary, width)
+                self.positions = nn.Parameter(torch.randn(length, width) * 0.02)
+                self.layers = nn.Sequential(*(Layer() for _ in range(layers)))
+                self.norm = nn.LayerNorm(width)
+                self.decoder = nn.Linear(width, vocabulary)
+
+            def forward(self, tokens: Any) -> Any:
+                x = self.tokens(tokens) + self.positions[: tokens.shape[1]]
+                return self.decoder(self.norm(self.layers(x)))
+
+        network: nn.Module = Transformer()
+    return network
