@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 
 def autoencoder(seed: int, code: int = 32) -> nn.Module:
     """A new network: float32 [batch, 1, 28, 28] in 0..1 -> its reconstruction, the same shape."""
-    with seeded(seed) as nn:
+    with seeded(seed):
+        from torch import nn
+
         layers = OrderedDict(
             encode1=nn.Conv2d(1, 8, 3, stride=2, padding=1),  # 14 x 14
             act1=nn.ELU(),

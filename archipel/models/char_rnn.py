@@ -22,9 +22,10 @@ def char_rnn(
 
     Position t predicts character t + 1.
     """
-    with seeded(seed) as nn:
+    with seeded(seed):
+        from torch import nn
 
-        class CharRNN(nn.Module):  # type: ignore[name-defined, misc]
+        class CharRNN(nn.Module):
             def __init__(self) -> None:
                 super().__init__()
                 kind = {"lstm": nn.LSTM, "gru": nn.GRU}[cell]

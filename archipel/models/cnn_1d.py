@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 
 def cnn_1d(seed: int, channels: int = 6, length: int = 128, classes: int = 6) -> nn.Module:
     """A new network: float32 [batch, channels, length] (length a multiple of 4) -> logits float32 [batch, classes]."""
-    with seeded(seed) as nn:
+    with seeded(seed):
+        from torch import nn
+
         layers = OrderedDict(
             conv1=nn.Conv1d(channels, 64, kernel_size=5, padding=2),
             relu1=nn.ReLU(),

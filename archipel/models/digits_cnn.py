@@ -16,7 +16,9 @@ def digits_cnn(seed: int) -> nn.Module:
 
     Conv, Relu, MaxPool (kernel = stride), Flatten and Linear only. Raises MissingExtraError without PyTorch.
     """
-    with seeded(seed) as nn:
+    with seeded(seed):
+        from torch import nn
+
         layers = OrderedDict(
             conv1=nn.Conv2d(1, 8, kernel_size=5),  # 24 x 24
             relu1=nn.ReLU(),

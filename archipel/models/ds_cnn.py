@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 def ds_cnn(seed: int, classes: int = 12, filters: int = 64, blocks: int = 4) -> nn.Module:
     """A new network of 23,180 parameters: MFCC features float32 [batch, 1, 49, 10] -> logits [batch, classes]."""
-    with seeded(seed) as nn:
+    with seeded(seed):
+        from torch import nn
 
         def block() -> nn.Module:
             return nn.Sequential(

@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 
 def fedavg_cnn(seed: int, classes: int = 10) -> nn.Module:
     """A new network of 1,663,370 parameters: float32 [batch, 1, 28, 28] -> logits float32 [batch, classes]."""
-    with seeded(seed) as nn:
+    with seeded(seed):
+        from torch import nn
+
         layers = OrderedDict(
             conv1=nn.Conv2d(1, 32, kernel_size=5, padding=2),  # 28 x 28
             relu1=nn.ReLU(),

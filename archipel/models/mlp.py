@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 
 def mlp(seed: int, features: int = 784, hidden: int = 200, classes: int = 10) -> nn.Module:
     """A new network of 199,210 parameters: float32 [batch, features] -> logits float32 [batch, classes]."""
-    with seeded(seed) as nn:
+    with seeded(seed):
+        from torch import nn
+
         layers = OrderedDict(
             hidden1=nn.Linear(features, hidden),
             relu1=nn.ReLU(),

@@ -23,13 +23,14 @@ def mobilenet_v2(seed: int, channels: int = 3, classes: int = 10, width: float =
     def scaled(count: int) -> int:
         return max(8, int(count * width + 4) // 8 * 8)
 
-    with seeded(seed) as nn:
+    with seeded(seed):
+        from torch import nn
 
         def convolution(before: int, after: int, kernel: int, stride: int = 1, groups: int = 1) -> list[nn.Module]:
             layer = nn.Conv2d(before, after, kernel, stride, padding=kernel // 2, groups=groups, bias=False)
             return [layer, nn.BatchNorm2d(after)]
 
-        class Bottleneck(nn.Module):  # type: ignore[name-defined, misc]
+        class Bottleneck(nn.Module):
             def __init__(self, before: int, after: int, stride: int, expansion: int) -> None:
                 super().__init__()
                 inner = before * expansion

@@ -16,9 +16,10 @@ def resnet8(seed: int, channels: int = 3, classes: int = 10) -> nn.Module:
 
     Three residual blocks of 16, 32 and 64 filters; the last two halve the resolution and have a 1x1 shortcut.
     """
-    with seeded(seed) as nn:
+    with seeded(seed):
+        from torch import nn
 
-        class Block(nn.Module):  # type: ignore[name-defined, misc]
+        class Block(nn.Module):
             def __init__(self, before: int, after: int, stride: int) -> None:
                 super().__init__()
                 self.conv1 = nn.Conv2d(before, after, 3, stride, padding=1, bias=False)

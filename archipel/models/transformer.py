@@ -23,11 +23,12 @@ def transformer(
 
     Learned positions, causal attention, feed-forward layers of 4 * width with Gelu.
     """
-    with seeded(seed) as nn:
+    with seeded(seed):
         import torch
+        from torch import nn
         from torch.nn import functional
 
-        class Layer(nn.Module):  # type: ignore[name-defined, misc]
+        class Layer(nn.Module):
             def __init__(self) -> None:
                 super().__init__()
                 self.norm1 = nn.LayerNorm(width)
@@ -46,7 +47,7 @@ def transformer(
                 x = x + self.dropout(self.project(mixed.transpose(1, 2).reshape(batch, time, width)))
                 return x + self.dropout(self.narrow(functional.gelu(self.widen(self.norm2(x)))))
 
-        class Transformer(nn.Module):  # type: ignore[name-defined, misc]
+        class Transformer(nn.Module):
             def __init__(self) -> None:
                 super().__init__()
                 self.tokens = nn.Embedding(vocabulary, width)

@@ -12,8 +12,9 @@ if TYPE_CHECKING:
 
 def unet(seed: int, channels: int = 1, classes: int = 2, width: int = 8) -> nn.Module:
     """A new network: float32 [batch, channels, height, width], both multiples of 4 -> logits [batch, classes, ...]."""
-    with seeded(seed) as nn:
+    with seeded(seed):
         import torch
+        from torch import nn
         from torch.nn import functional
 
         def block(before: int, after: int) -> nn.Module:
@@ -25,7 +26,7 @@ def unet(seed: int, channels: int = 1, classes: int = 2, width: int = 8) -> nn.M
                 nn.ReLU(),
             )
 
-        class UNet(nn.Module):  # type: ignore[name-defined, misc]
+        class UNet(nn.Module):
             def __init__(self) -> None:
                 super().__init__()
                 self.down1, self.down2 = block(channels, width), block(width, 2 * width)
