@@ -5,6 +5,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+NODE_READY := web/node_modules/.package-lock.json
 
 .PHONY: help demo test test-all lint clean
 
@@ -18,10 +19,10 @@ help:
 demo: $(READY)
 	@$(BIN)/archipel demo $(ARGS)
 
-test: $(READY) lint
+test: $(READY) $(NODE_READY) lint
 	@$(BIN)/python scripts/test_rooms.py
 
-test-all: $(READY) lint
+test-all: $(READY) $(NODE_READY) lint
 	@$(BIN)/python scripts/test_rooms.py --slow
 
 lint: $(READY)
@@ -38,5 +39,9 @@ $(READY): pyproject.toml constraints.txt
 		|| { echo "installation failed: see above; then run make again"; exit 1; }
 	@touch $(READY)
 
+$(NODE_READY): web/package-lock.json
+	@if command -v npm >/dev/null; then echo "== setting up web/node_modules"; cd web && npm ci --silent --ignore-scripts --no-audit --no-fund && touch node_modules/.package-lock.json; \
+		else echo "Node.js 20 is missing: tests of the browser's runtime are skipped"; fi
+
 clean:
-	rm -rf $(VENV) .cache build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .coverage*
+	rm -rf $(VENV) web/node_modules .cache build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .coverage*

@@ -14,6 +14,7 @@ from torch import nn
 from archipel import Model
 from archipel.errors import MissingExtraError, ModelImportError
 from archipel.graph import check_model
+from archipel.graph.shapes import constant_array
 
 
 class Shared(nn.Module):
@@ -161,3 +162,21 @@ def test_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(MissingExtraError, match=r"torch is not installed.*archipel\[cloud\]"):
         Model.from_torch(object(), object())  # type: ignore[arg-type]
+
+
+def test_dropout_stays_in_the_graph_and_is_off() -> None:
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.3), torch.nn.Linear(8, 2))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.dropout(self.layers(x), 0.25, self.training)
+
+    original = torch.nn.functional.dropout
+    net, x = Net(), torch.randn(3, 4)
+    model = Model.from_torch(net, x)
+    assert torch.nn.functional.dropout is original
+    ratios = [constant_array(node.inputs[1]) for node in model.ir.graph if node.op_type == "Dropout"]
+    np.testing.assert_allclose(np.array(ratios), [0.3, 0.25], rtol=1e-6)
+    np.testing.assert_allclose(run(model, x.numpy())[0], net.eval()(x).detach().numpy(), rtol=1e-5, atol=1e-6)

@@ -48,21 +48,8 @@ def from_torch(module: torch.nn.Module, example: Any, *, dynamic_batch: bool = T
         dynamic = tuple({0: batch} if tensor.ndim else {} for tensor in examples)
     with _quiet(), torch.no_grad():
         expected = _flat(module(*examples))
-        try:
-            exported = torch.onnx.export(
-                module,
-                examples,
-                dynamo=True,
-                optimize=False,
-                opset_version=OPSET,
-                dynamic_shapes=dynamic,
-                verbose=False,
-            )
-        except Exception as error:
-            raise ModelImportError(_why(module, error, dynamic_batch)) from error
-        if exported is None:
-            raise ModelImportError(f"{type(module).__name__}: the exporter returned nothing")
-        model = exported.model
+        with _keeping_dropout():
+            model = _export(module, examples, dynamic)
         parameters = _parameter_names(module, model)
         simplify(model, keep=parameters)
         _rename_outputs(model)
@@ -85,6 +72,50 @@ def from_torch(module: torch.nn.Module, example: Any, *, dynamic_batch: bool = T
         )
     imported.ir.metadata_props[DEVIATION_KEY] = f"{deviation:.3g}"
     return imported
+
+
+def _export(module: torch.nn.Module, examples: tuple[torch.Tensor, ...], dynamic: Any) -> ir.Model:
+    import torch
+
+    try:
+        exported = torch.onnx.export(
+            module,
+            examples,
+            dynamo=True,
+            optimize=False,
+            opset_version=OPSET,
+            dynamic_shapes=dynamic,
+            verbose=False,
+        )
+    except Exception as error:
+        raise ModelImportError(_why(module, error, dynamic is not None)) from error
+    if exported is None:
+        raise ModelImportError(f"{type(module).__name__}: the exporter returned nothing")
+    return exported.model
+
+
+@contextlib.contextmanager
+def _keeping_dropout() -> Iterator[None]:
+    """Dropout that is off comes out as an ONNX Dropout node (the identity, for inference) and not as nothing.
+
+    A training graph made of the model turns it on. Covers `nn.Dropout` and `functional.dropout`.
+    """
+    import torch
+    from torch.nn import functional
+
+    original = functional.dropout
+
+    def dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
+        if training or p == 0.0:
+            return original(input, p, training, inplace)
+        ratio = torch.tensor(p, dtype=torch.float32)
+        return torch.onnx.ops.symbolic("Dropout", (input, ratio), dtype=input.dtype, shape=input.shape, version=OPSET)
+
+    functional.dropout = dropout
+    try:
+        yield
+    finally:
+        functional.dropout = original
 
 
 def _examples(example: Any, dynamic_batch: bool) -> tuple[torch.Tensor, ...]:

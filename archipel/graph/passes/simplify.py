@@ -11,17 +11,26 @@ from archipel.graph.build import Builder
 from archipel.graph.passes.cleanup import remove_dead_code
 from archipel.graph.shapes import constant_array, dims
 
+_HIDDEN = "archipel.hidden"
+
 
 def fold_constants(model: ir.Model, keep: Collection[str]) -> None:
     """Compute what no input changes, but nothing that reads an initializer in `keep`: those must stay what they are."""
     from onnxscript.optimizer import fold_constants_ir
 
     kept = {value for name, value in model.graph.initializers.items() if name in keep}
+    # The folder takes a Dropout that is off for nothing; for a model that will be trained it is something.
+    dropouts = [node for node in model.graph.all_nodes() if node.op_type == "Dropout" and node.domain == ""]
+    for node in dropouts:
+        node.domain = _HIDDEN
     fold_constants_ir(
         model,
         onnx_shape_inference=True,
         should_fold=lambda node: False if any(value in kept for value in node.inputs) else None,
     )
+    for node in dropouts:
+        node.domain = ""
+    model.graph.opset_imports.pop(_HIDDEN, None)
 
 
 def fix_reshape_targets(model: ir.Model) -> None:
