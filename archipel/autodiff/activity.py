@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import onnx_ir as ir
 
-from archipel.graph.shapes import is_float
+from archipel.graph.shapes import dtype_of, is_float
 
 # These read the shape of their input and not its content.
 _SHAPE_ONLY = frozenset({"Shape", "Size"})
@@ -25,12 +25,23 @@ def dependencies(node: ir.Node) -> list[ir.Value]:
 
 
 def active(nodes: Iterable[ir.Node], sources: Iterable[ir.Value]) -> set[ir.Value]:
-    """Floating-point values that depend on a source through floating-point values."""
+    """What depends on a source and has a cotangent: floating-point values, and integers that were quantized."""
     found = set(sources)
     for node in nodes:
-        if reads_content(node) and any(value in found for value in dependencies(node)):
-            found.update(value for value in node.outputs if is_float(value))
+        if reads_content(node) and any(passes(node, value) for value in dependencies(node) if value in found):
+            found.update(value for value in node.outputs if is_float(value) or quantized(value))
     return found
+
+
+def quantized(value: ir.Value) -> bool:
+    """Whether the value is an integer that stands for a real number, through which a derivative goes straight."""
+    node = value.producer()
+    return node is not None and _is(node, "QuantizeLinear") and dtype_of(value).is_integer()
+
+
+def passes(node: ir.Node, value: ir.Value) -> bool:
+    """Whether a node that reads this value may have a derivative in it."""
+    return is_float(value) or (_is(node, "DequantizeLinear") and value is node.inputs[0] and quantized(value))
 
 
 def influencing(nodes: Iterable[ir.Node], targets: Iterable[ir.Value]) -> set[ir.Value]:
@@ -44,6 +55,10 @@ def influencing(nodes: Iterable[ir.Node], targets: Iterable[ir.Value]) -> set[ir
 
 def reads_content(node: ir.Node) -> bool:
     return not (node.domain == "" and node.op_type in _SHAPE_ONLY)
+
+
+def _is(node: ir.Node, op_type: str) -> bool:
+    return node.domain == "" and node.op_type == op_type
 
 
 def obstacle(nodes: Iterable[ir.Node], source: ir.Value, relevant: set[ir.Value]) -> ir.Node | None:

@@ -10,6 +10,7 @@ import onnx_ir as ir
 from archipel.autodiff.reverse import differentiate
 from archipel.errors import AutodiffError, NotDifferentiableError
 from archipel.graph.build import Builder
+from archipel.graph.functions import inline_functions
 from archipel.graph.model import Model
 from archipel.graph.passes import remove_dead_code, share_subexpressions
 from archipel.graph.shapes import dims, dtype_of, is_float, static_size
@@ -66,6 +67,7 @@ def _emit(model: Model, op: Builder, seeds: dict[ir.Value, ir.Value], wrt: Seque
             output += ".grad"
         op.free_name(output)
         op.name_output(found, output)
+    inline_functions(model.ir)
     remove_dead_code(model.ir)
     share_subexpressions(model.ir)
     # The result is no program any more: its outputs are more than the signature says.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import onnx_ir as ir
 
 from archipel.errors import AutodiffError, MissingRuleError
+from archipel.graph.functions import KEPT, inlined_functions
 
 if TYPE_CHECKING:
     from archipel.autodiff.context import RuleContext
@@ -52,6 +53,9 @@ def rule(domain: str, *op_types: str) -> Callable[[Rule], Rule]:
 
     The rule is given a `RuleContext` and returns one gradient for each input of the node, in order: a value of the
     input's shape and type, or None where there is none. Inputs at the end may be left out.
+
+    Models loaded from then on keep their local functions of this name until they are differentiated, so that the rule
+    is used; a function without a rule is differentiated through its body.
     """
     if not op_types:
         raise AutodiffError("rule: name the operators, as in @rule('', 'Relu')")
@@ -63,6 +67,8 @@ def rule(domain: str, *op_types: str) -> Callable[[Rule], Rule]:
                     f"rule: {domain or 'ai.onnx'}::{op_type} already has one, in {where(RULES[domain, op_type])}"
                 )
             RULES[domain, op_type] = function
+            if domain != "":
+                KEPT.add((domain, op_type))
         return function
 
     return register
@@ -83,6 +89,17 @@ def find(node: ir.Node) -> Rule:
         f"no gradient rule for {node.op_type} (node {node.name!r}); add one to "
         f"archipel/autodiff/rules/{_family(node.op_type)}.py, with cases in tests/autodiff/gradient_cases/"
     )
+
+
+def require_kept(graph: ir.Graph) -> None:
+    """Raise AutodiffError if the import inlined a function that has got a rule since: the rule would not be used."""
+    late = sorted(inlined_functions(graph) & RULES.keys())
+    if late:
+        domain, op_type = late[0]
+        raise AutodiffError(
+            f"the rule for {domain}::{op_type} was registered after the model was loaded, when its function had been "
+            "inlined already; load the model again from its source"
+        )
 
 
 def where(function: Rule) -> str:

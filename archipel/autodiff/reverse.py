@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
 
-from archipel.autodiff.activity import active, dependencies, influencing, obstacle
+from archipel.autodiff.activity import active, dependencies, influencing, obstacle, passes
 from archipel.autodiff.context import RuleContext
-from archipel.autodiff.registry import Rule, find, where
+from archipel.autodiff.registry import Rule, find, require_kept, where
 from archipel.errors import AutodiffError, NotDifferentiableError
 from archipel.graph.build import Builder
 from archipel.graph.shapes import complete_shape, dims, is_float
@@ -24,6 +24,7 @@ def differentiate(op: Builder, seeds: Mapping[ir.Value, ir.Value], wrt: Sequence
     depend on a value its gradient is zeros. Raises MissingRuleError for an operator on the way that has no rule and
     NotDifferentiableError if the dependence is there but not through floating-point values.
     """
+    require_kept(op.graph)
     nodes = list(op.graph)
     relevant = influencing(nodes, seeds)
     carriers = active(nodes, wrt) & relevant
@@ -35,7 +36,7 @@ def differentiate(op: Builder, seeds: Mapping[ir.Value, ir.Value], wrt: Sequence
         cotangents = tuple(sums.total(value) for value in node.outputs)
         if all(cotangent is None for cotangent in cotangents):
             continue
-        wanted = tuple(value is not None and value in carriers for value in node.inputs)
+        wanted = tuple(value is not None and value in carriers and passes(node, value) for value in node.inputs)
         if not any(value in carriers for value in dependencies(node)):
             continue
         rule = find(node)
@@ -90,9 +91,10 @@ def _check(node: ir.Node, rule: Rule, gradients: Sequence[ir.Value | None]) -> N
     for index, (value, gradient) in enumerate(zip(node.inputs, gradients)):
         if gradient is None:
             continue
-        if value is None or not is_float(value):
+        if value is None or not passes(node, value):
             raise AutodiffError(f"{title}: a gradient for input {index}, which takes none")
-        if gradient.dtype != value.dtype:
+        # That of an integer which was quantized has the type of the real number it stands for.
+        if gradient.dtype != (value.dtype if is_float(value) else node.outputs[0].dtype):
             raise AutodiffError(f"{title}: gradient of input {index} is {gradient.dtype}, the input {value.dtype}")
         have, want = dims(gradient), dims(value)
         fits = len(have) == len(want) and all(

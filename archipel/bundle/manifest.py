@@ -36,6 +36,7 @@ MAX_TENSOR_BYTES = 2 << 30
 MAX_RANK = 8
 MAX_BITS = 30
 
+_PER_STEP = ("example", "label", "example_weight", "noise")
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 ITEM_BYTES: dict[str, int] = {
@@ -221,6 +222,8 @@ def _validate_program(
         raise ManifestError(f"{where}: its file {program.file!r} is not among the bundle's files")
     if not program.outputs:
         raise ManifestError(f"{where}: it has no outputs")
+    if program.steps < 1 or (program.steps > 1 and program.kind != "train"):
+        raise ManifestError(f"{where}: steps must be 1, or more in a train program; it is {program.steps}")
     for ports, allowed, side in (
         (program.inputs, ALLOWED[program.kind][0], "inputs"),
         (program.outputs, ALLOWED[program.kind][1], "outputs"),
@@ -235,13 +238,13 @@ def _validate_program(
             role = role_of(port)
             if role not in allowed:
                 raise ManifestError(f"{where}: a {program.kind} program cannot have {role!r} among its {side}")
-            _validate_port(where, port, parameters)
+            _validate_port(where, port, parameters, program.steps)
             key, declaration = _declaration(port)
             if declared.setdefault(key, declaration) != declaration:
                 raise ManifestError(f"{where}: {key[0]} {key[1]!r} is declared differently in another program")
 
 
-def _validate_port(where: str, port: Port, parameters: dict[str, TensorSpec]) -> None:
+def _validate_port(where: str, port: Port, parameters: dict[str, TensorSpec], steps: int) -> None:
     role = role_of(port)
     here = f"{where}: {role} {port.name!r}"
     _text(f"{here}: name", port.name)
@@ -261,7 +264,14 @@ def _validate_port(where: str, port: Port, parameters: dict[str, TensorSpec]) ->
             )
     if isinstance(port, Hyperparameter) and (port.shape != () or not port.minimum <= port.default <= port.maximum):
         raise ManifestError(f"{here}: must be a scalar with minimum <= default <= maximum")
-    if role in ("count", "step", "seed", "metric") and port.shape != ():
+    several = (steps,) if steps > 1 else ()
+    if role == "metric" and port.shape != several:
+        raise ManifestError(f"{here}: must have shape {list(several)}, has {list(port.shape)}")
+    if role in _PER_STEP and port.shape[: len(several)] != several:
+        raise ManifestError(
+            f"{here}: its first axis must be the program's {steps} steps, its shape is {list(port.shape)}"
+        )
+    if role in ("count", "step", "seed") and port.shape != ():
         raise ManifestError(f"{here}: must be a scalar, has shape {list(port.shape)}")
     if role == "noise" and not getattr(port, "scale", 0.0) > 0:
         raise ManifestError(f"{here}: scale must be above 0")

@@ -37,7 +37,10 @@ class Port(
     omit_defaults=True,
     tag_field="role",
 ):
-    """One graph input or output. A `str` in `shape` is a symbolic dimension; the first axis of a field is the batch."""
+    """One graph input or output. A `str` in `shape` is a symbolic dimension; the first axis of a field is the batch.
+
+    In a program of several steps an axis of that many comes before: of fields and noise, and of metrics.
+    """
 
     name: str
     dtype: DType
@@ -112,7 +115,7 @@ class Count(Port, frozen=True, kw_only=True, tag="count"):
 
 
 class Step(Port, frozen=True, kw_only=True, tag="step"):
-    """Number of the step within the round, from 0; supplied by the runtime."""
+    """Number of the step within the round, from 0 (of the first, for a program of several); the runtime supplies it."""
 
 
 class Seed(Port, frozen=True, kw_only=True, tag="seed"):
@@ -158,7 +161,7 @@ class Update(Port, frozen=True, kw_only=True, tag="update"):
 
 
 class Metric(Port, frozen=True, kw_only=True, tag="metric"):
-    """A scalar, and how its values over steps or batches become one."""
+    """A scalar (one for each of the program's steps), and how its values over steps or batches become one."""
 
     reduction: Literal["sum", "mean", "last"]
 
@@ -207,13 +210,16 @@ ALLOWED: dict[str, tuple[frozenset[str], frozenset[str]]] = {
 class Program(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """A graph and the meaning of its inputs and outputs, each in the graph's own order.
 
-    `file` is the name of the graph's file in the bundle; empty while the program is not in a bundle yet.
+    `file` is the name of the graph's file in the bundle; empty while the program is not in a bundle yet. `steps` is how
+    many minibatches a `train` program takes at once: with more than 1 its fields and noise have the shape
+    `[steps, ...]`, its metrics `[steps]`, and parameters and state are those after the last one.
     """
 
     kind: ProgramKind
     inputs: tuple[Input, ...]
     outputs: tuple[Result, ...]
     file: str = ""
+    steps: int = 1
 
 
 def role_of(port: Port) -> str:

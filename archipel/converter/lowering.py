@@ -13,6 +13,7 @@ from archipel.bundle.roles import DType, Example, Output, Parameter
 from archipel.compression import StaticInt8, quantize_static, refresh_program
 from archipel.errors import ConversionError
 from archipel.graph import Model
+from archipel.graph.functions import inline_functions
 from archipel.graph.parameters import match
 from archipel.training import evaluate_graph, step_graph
 from archipel.training.losses import Loss
@@ -24,6 +25,7 @@ def predict_program(model: Model) -> Model:
     inputs = tuple(Example(name=info.name, dtype=cast(DType, info.dtype), shape=info.shape) for info in model.inputs)
     outputs = tuple(Output(name=info.name, dtype=cast(DType, info.dtype), shape=info.shape) for info in model.outputs)
     program = model.copy()
+    inline_functions(program.ir)
     program.signature = Program(kind="predict", inputs=inputs, outputs=outputs)
     return program
 

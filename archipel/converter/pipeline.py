@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -116,7 +117,7 @@ def convert(
 def _located(signature: Program | None, file: str) -> Program:
     if signature is None:
         raise ConversionError(f"program for {file} has no signature")
-    return Program(kind=signature.kind, inputs=signature.inputs, outputs=signature.outputs, file=file)
+    return msgspec.structs.replace(signature, file=file)
 
 
 def _model(source: Any, example: Any) -> Model:

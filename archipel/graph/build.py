@@ -139,7 +139,8 @@ class Builder:
     def reshape_like(self, value: ir.Value, like: ir.Value) -> ir.Value:
         if same_shape(dims(value), dims(like)):
             return value
-        result: ir.Value = self.Reshape(value, self.shape_of(like, free=1))
+        allowzero = 1 if 0 in dims(like) else None
+        result: ir.Value = self.Reshape(value, self.shape_of(like, free=1), allowzero=allowzero)
         result.shape = like.shape
         return result
 

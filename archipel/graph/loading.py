@@ -6,12 +6,16 @@ import os
 from collections.abc import Iterable
 
 import onnx
-import onnx.inliner
 import onnx_ir as ir
 import onnx_ir.passes.common as common
+from onnx import defs
 
 from archipel.errors import ModelImportError
-from archipel.graph.opset import upgrade
+from archipel.graph.check import refuse_unsupported
+from archipel.graph.functions import inline_unknown, record_inlined, share_opset
+from archipel.graph.newer_opsets import expand, has_body, lower_opset, write_out_defaults
+from archipel.graph.older_opsets import raise_opset
+from archipel.graph.opset import IR_VERSION, OPSET, opset_of, stamp, standard_nodes
 from archipel.graph.parameters import parameter_names, record_parameters
 
 _MAX_PROTO_BYTES = 2**31 - 1
@@ -38,7 +42,7 @@ def load(path: str | os.PathLike[str]) -> ir.Model:
 
 
 def normalize(proto: onnx.ModelProto, parameters: Iterable[str] | None = None) -> ir.Model:
-    """Check, inline local functions, upgrade to the internal opset, infer shapes, name every dimension.
+    """Check, inline local functions, bring to the internal opset, infer shapes, name every dimension.
 
     `parameters` names the initializers that are weights, where the importer knows. Raises ModelImportError.
     """
@@ -47,16 +51,29 @@ def normalize(proto: onnx.ModelProto, parameters: Iterable[str] | None = None) -
     if proto.ByteSize() > _MAX_PROTO_BYTES:
         raise ModelImportError(f"the model has {proto.ByteSize()} bytes; at most {_MAX_PROTO_BYTES} are supported")
     _require_tensors(proto.graph)
+    original, proto = proto, onnx.ModelProto()
+    proto.CopyFrom(original)
     try:
         if not all(value.type.tensor_type.HasField("shape") for value in proto.graph.output):
             # Many exporters leave output shapes out; the checker wants them.
             proto = onnx.shape_inference.infer_shapes(proto)
+        share_opset(proto)
+        if 18 <= opset_of(proto.opset_import) < OPSET:
+            # Exporters used it, although its first form, with a scale per group, was deprecated from the start.
+            proto = expand(proto, ["GroupNormalization"])
         onnx.checker.check_model(proto)
-        if proto.functions:
-            proto = onnx.inliner.inline_local_functions(proto, convert_version=True)
-        proto = upgrade(proto)
-        proto = onnx.shape_inference.infer_shapes(proto, check_type=True, strict_mode=True, data_prop=True)
+        proto, functions, inlined = inline_unknown(proto)
+        proto = _to_internal_opset(proto)
+        for node in standard_nodes(proto.graph.node):
+            schema = defs.get_schema(node.op_type, OPSET, "")
+            if has_body(schema):
+                # Inference may go through the body, which reads them.
+                write_out_defaults(node, schema)
+        proto.functions.extend(functions)
+        proto = _separate_branches(proto)
+        proto = onnx.shape_inference.infer_shapes(proto, strict_mode=True, data_prop=True)
         model = ir.from_proto(proto)
+        refuse_unsupported(model)
     except ModelImportError:
         raise
     except Exception as error:
@@ -66,7 +83,37 @@ def normalize(proto: onnx.ModelProto, parameters: Iterable[str] | None = None) -
     common.NameFixPass()(model)
     _name_dimensions(model)
     record_parameters(model, parameter_names(model) if parameters is None else parameters)
+    record_inlined(model.graph, inlined)
     return model
+
+
+def _to_internal_opset(proto: onnx.ModelProto) -> onnx.ModelProto:
+    version = opset_of(proto.opset_import)
+    if version > OPSET:
+        proto = lower_opset(proto, version)
+    elif version < OPSET:
+        proto = raise_opset(proto, version)
+    stamp(proto.opset_import, OPSET)
+    proto.ir_version = IR_VERSION
+    return proto
+
+
+def _separate_branches(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Give every value its own name, where two branches of an If may share some: inference takes them for one."""
+    if not any(
+        attribute.HasField("g") or attribute.graphs for node in proto.graph.node for attribute in node.attribute
+    ):
+        return proto
+    model = ir.from_proto(proto)
+    taken: set[str] = set()
+    for graph in (model.graph, *model.graph.subgraphs()):
+        for value in (*graph.inputs, *graph.initializers.values(), *(out for node in graph for out in node.outputs)):
+            name, count = value.name or "", 1
+            while value.name and value.name in taken:
+                count += 1
+                value.name = f"{name}_{count}"
+            taken.add(value.name or "")
+    return ir.to_proto(model)
 
 
 def _require_tensors(graph: onnx.GraphProto) -> None:

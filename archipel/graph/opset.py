@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from functools import cache
+from typing import NamedTuple
 
 import onnx
-import onnx.version_converter
 from onnx import defs
 
 from archipel.errors import ModelImportError
@@ -14,59 +15,88 @@ OPSET = 21
 IR_VERSION = 10
 STANDARD_DOMAINS = ("", "ai.onnx")
 
+# Attributes that only say something about types which OPSET does not have.
+_WITHOUT_EFFECT = {("Cast", "round_mode"), ("CastLike", "round_mode"), ("Range", "stash_type")}
 
-def upgrade(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Bring a model without local functions to OPSET. Raises ModelImportError where an operator cannot come along.
+# Where leaving a new attribute out does not mean what the operator did before it had the attribute.
+_CHANGED_DEFAULTS = {"RoiAlign", "Split"}
 
-    Most models need no conversion: if every operator means the same in both opsets, only the stamp changes, and
-    nothing is lost on the way through the converter's own graph.
-    """
-    version = _opset_of(proto)
+
+def opset_of(imports: Iterable[onnx.OperatorSetIdProto]) -> int:
+    """The version of the standard opset. Raises ModelImportError for several, or one that the onnx package lacks."""
+    versions = {entry.version for entry in imports if entry.domain in STANDARD_DOMAINS}
+    if len(versions) > 1:
+        raise ModelImportError(f"the model imports several versions of the standard opset: {sorted(versions)}")
+    version = versions.pop() if versions else OPSET
     if not 1 <= version <= defs.onnx_opset_version():
         raise ModelImportError(
             f"the model uses opset {version}; the onnx package here knows 1 to {defs.onnx_opset_version()}"
         )
-    if version != OPSET:
-        changed = sorted({op for op in _op_types(proto.graph) if _meaning(op, version) != _meaning(op, OPSET)})
-        if changed:
-            try:
-                proto = onnx.version_converter.convert_version(proto, OPSET)
-            except Exception as error:
-                raise ModelImportError(
-                    f"cannot convert from opset {version} to {OPSET} (operators that changed: {', '.join(changed)}): "
-                    f"{error}"
-                ) from error
-        for entry in proto.opset_import:
-            if entry.domain in STANDARD_DOMAINS:
-                entry.domain, entry.version = "", OPSET
-    if not any(entry.domain == "" for entry in proto.opset_import):
-        proto.opset_import.append(onnx.helper.make_opsetid("", OPSET))
-    proto.ir_version = IR_VERSION
-    return proto
+    return version
 
 
-def _opset_of(proto: onnx.ModelProto) -> int:
-    versions = {entry.version for entry in proto.opset_import if entry.domain in STANDARD_DOMAINS}
-    if len(versions) > 1:
-        raise ModelImportError(f"the model imports several versions of the standard opset: {sorted(versions)}")
-    return versions.pop() if versions else OPSET
+def stamp(imports: list[onnx.OperatorSetIdProto], version: int) -> None:
+    """Make `version` the one standard opset of a model or function. `imports` is the protobuf field itself."""
+    others = [(entry.domain, entry.version) for entry in imports if entry.domain not in STANDARD_DOMAINS]
+    del imports[:]
+    imports.extend(onnx.helper.make_opsetid(domain, number) for domain, number in [("", version), *others])
 
 
-def _op_types(graph: onnx.GraphProto) -> Iterator[str]:
-    for node in graph.node:
+def standard_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    """Nodes of the standard domain, those inside subgraphs included."""
+    for node in nodes:
         if node.domain in STANDARD_DOMAINS:
-            yield node.op_type
+            yield node
         for attribute in node.attribute:
-            if attribute.type == onnx.AttributeProto.GRAPH:
-                yield from _op_types(attribute.g)
-            for subgraph in attribute.graphs:
-                yield from _op_types(subgraph)
+            for graph in (attribute.g, *attribute.graphs):
+                yield from standard_nodes(graph.node)
 
 
-def _meaning(op_type: str, version: int) -> int | None:
-    """Since which opset the operator means what it means in `version`; None if it does not exist there."""
+def difference(node: onnx.NodeProto, version: int, target: int = OPSET) -> str | None:
+    """What keeps a node of opset `version` from meaning the same in `target`; None where nothing does.
+
+    Compares the schemas. That one takes more types than the other is no difference: types are checked on the model.
+    """
+    before, after = _signature(node.op_type, version), _signature(node.op_type, target)
+    if before is None or after is None:
+        return f"does not exist in opset {version if before is None else target}"
+    if before == after:
+        return None
+    if before.ports != after.ports:
+        return f"has other inputs or outputs in opset {target}"
+    if version < target and (before.defaults.keys() - after.defaults.keys() or node.op_type in _CHANGED_DEFAULTS):
+        return f"has other attributes in opset {target}"
+    for name in before.defaults.keys() & after.defaults.keys():
+        if before.defaults[name] != after.defaults[name]:
+            return f"has another default of {name} in opset {target}"
+    for attribute in node.attribute:
+        name = attribute.name
+        if name in after.defaults or (node.op_type, name) in _WITHOUT_EFFECT:
+            continue
+        if attribute.SerializeToString(deterministic=True) != before.defaults.get(name):
+            return f"has no attribute {name} in opset {target}"
+    return None
+
+
+class _Signature(NamedTuple):
+    """What two versions of an operator must share to mean the same: attributes with their defaults, and ports."""
+
+    defaults: dict[str, bytes]
+    ports: list[tuple[str, bool]]
+
+
+@cache
+def _signature(op_type: str, version: int) -> _Signature | None:
     try:
         schema = defs.get_schema(op_type, version, "")
     except defs.SchemaError:
         return None
-    return None if schema.deprecated else schema.since_version
+    if schema.deprecated:
+        return None
+    defaults = {
+        name: attribute.default_value.SerializeToString(deterministic=True)
+        for name, attribute in schema.attributes.items()
+    }
+    ports = [(str(port.option), port.is_homogeneous) for port in (*schema.inputs, *schema.outputs)]
+    ports.insert(len(schema.inputs), ("outputs", True))
+    return _Signature(defaults, ports)

@@ -60,13 +60,45 @@ def promote(model: ir.Model, names: Iterable[str]) -> list[ir.Value]:
     return promoted
 
 
+def statistics(model: ir.Model) -> tuple[str, ...]:
+    """Names of the initializers that are a running mean or variance of BatchNormalization and nothing else."""
+    return tuple(name for name, value in model.graph.initializers.items() if _averages(value))
+
+
+def trainable_names(model: ir.Model, patterns: str | Sequence[str]) -> list[str]:
+    """The parameters that match a glob or one of several, running statistics left out.
+
+    Raises GraphError for a pattern that matches nothing, or nothing but statistics.
+    """
+    names, averages = parameter_names(model), set(statistics(model))
+    for pattern in [patterns] if isinstance(patterns, str) else patterns:
+        found = match(names, pattern)
+        if found and averages.issuperset(found):
+            raise GraphError(
+                f"{pattern!r} matches only running statistics of BatchNormalization ({', '.join(found)}), which have "
+                "no gradient; leave it out: batch_norm= says whether training moves them"
+            )
+    return [name for name in match(names, patterns) if name not in averages]
+
+
 def match(names: Sequence[str], patterns: str | Sequence[str]) -> list[str]:
     """The names that match a glob or one of several. Raises GraphError for a pattern that matches none."""
     wanted = [patterns] if isinstance(patterns, str) else list(patterns)
     for pattern in wanted:
-        if names and not any(fnmatchcase(name, pattern) for name in names):
+        if names and not any(_matches(name, pattern) for name in names):
             raise GraphError(f"no parameter matches {pattern!r}; there are: {', '.join(names)}")
-    return [name for name in names if any(fnmatchcase(name, pattern) for pattern in wanted)]
+    return [name for name in names if any(_matches(name, pattern) for pattern in wanted)]
+
+
+def _matches(name: str, pattern: str) -> bool:
+    return name == pattern or fnmatchcase(name, pattern)  # a name may have brackets, which mean something in a glob
+
+
+def _averages(value: ir.Value) -> bool:
+    uses = list(value.uses())
+    return bool(uses) and all(
+        use.node.domain == "" and use.node.op_type == "BatchNormalization" and use.idx in (3, 4) for use in uses
+    )
 
 
 def _weighs(value: ir.Value) -> bool:

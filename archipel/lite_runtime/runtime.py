@@ -69,7 +69,11 @@ class Runtime:
                 f"bundle {bundle.manifest.name!r} needs up to {need} bytes of memory, the limit here is "
                 f"{memory_limit}; raise memory_limit or use a smaller model"
             )
-        for program in bundle.manifest.programs.values():
+        for name, program in bundle.manifest.programs.items():
+            if program.steps > 1:
+                raise RuntimeProgramError(
+                    f"program {name!r} takes {program.steps} batches at once; this runtime takes one: convert with steps=1"
+                )
             for port in program.inputs:
                 if isinstance(port, Noise):
                     check_noise(port)

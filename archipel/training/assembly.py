@@ -1,64 +1,135 @@
-"""What step and evaluation graphs share: a model's graph with label and weights as inputs, and names kept free."""
+"""What step and evaluation graphs share: a model's graph with label and weights as inputs, and a role for each port."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TypeVar, cast
 
+import numpy as np
 import onnx_ir as ir
 
-from archipel.bundle.roles import DType, Example, Label, Parameter, Port
+from archipel.bundle.roles import (
+    DType,
+    Example,
+    Input,
+    Label,
+    Lifetime,
+    Parameter,
+    Port,
+    Program,
+    ProgramKind,
+    Result,
+    State,
+)
 from archipel.errors import TrainingError
 from archipel.graph.build import Builder
+from archipel.graph.functions import inline_functions
 from archipel.graph.model import Model, TensorInfo
-from archipel.graph.parameters import match, promote
+from archipel.graph.parameters import promote, trainable_names
+from archipel.graph.passes import optimize
+from archipel.graph.shapes import dtype_of
 from archipel.training.losses import Loss
 
 LABEL = "label"
+NEXT = ".next"
 P = TypeVar("P", bound=Port)
 
 
 class Assembly:
     """A copy of the model's graph under construction: `output` and `label` for the loss, `parameters` as inputs."""
 
-    def __init__(self, model: Model, loss: Loss, trainable: str | Sequence[str], names: Iterable[str]) -> None:
-        known = model.parameter_names
-        if not known:
+    def __init__(self, model: Model, loss: Loss, trainable: str | Sequence[str]) -> None:
+        if not model.parameter_names:
             raise TrainingError("the model has no parameters among its initializers; nothing can be trained")
-        self.trainable = match(known, trainable)
-        if not self.trainable:
+        names = trainable_names(model.ir, trainable)
+        if not names:
             raise TrainingError("trainable is empty; name at least one parameter, or '*'")
         values = model.parameters
-        self.initial = {name: values[name] for name in self.trainable}
+        self.initial = {name: values[name] for name in names}
         self.model = model.copy()
         self.graph = self.model.ir.graph
         self.op = Builder(self.graph)
-        self.examples = [TensorInfo.of(value) for value in self.graph.inputs]
         self.output = self.graph.outputs[0]
         self.graph.outputs.clear()
-        self.reserve([LABEL, *names])
+        self._inputs: dict[ir.Value, Input] = {value: port(Example, value) for value in self.graph.inputs}
+        self._results: list[Result] = []
         dtype, shape = loss.label(self.output)
-        self.label = self.op.input(LABEL, dtype, shape)
-        self.parameters = promote(self.model.ir, self.trainable)
+        self.label = self.input(Label, LABEL, dtype, shape)
+        self.parameters = promote(self.model.ir, names)
+        self._inputs.update({value: port(Parameter, value, tensor=value.name) for value in self.parameters})
 
-    def reserve(self, names: Iterable[str]) -> None:
-        """Make sure that inputs and outputs can have these names."""
-        taken = {value.name for value in self.graph.inputs} | set(self.graph.initializers)
-        for name in names:
-            if name in taken:
-                raise TrainingError(f"the model already has an input or weight called {name!r}; rename it")
-            self.op.free_name(name)
+    @property
+    def fields(self) -> list[ir.Value]:
+        """The inputs that come with each batch, their first axis."""
+        return [value for value in self.graph.inputs if isinstance(self._inputs[value], Example | Label)]
 
-    def ports(self) -> list[Example | Label | Parameter]:
-        """Roles of the inputs there are so far, in the graph's order."""
-        return [
-            *(port(Example, info) for info in self.examples),
-            port(Label, TensorInfo.of(self.label)),
-            *(port(Parameter, TensorInfo.of(value), tensor=value.name) for value in self.parameters),
-        ]
+    def input(
+        self, role: type[P], name: str, dtype: ir.DataType, shape: Sequence[int | str], **meaning: object
+    ) -> ir.Value:
+        """A graph input of this role; the one there is if it was asked for before."""
+        for value, found in self._inputs.items():
+            if found.name == name and type(found) is role:
+                return value
+        self._reserve(name)
+        value = self.op.input(name, dtype, shape)
+        self._inputs[value] = cast(Input, port(role, value, **meaning))
+        return value
+
+    def state(self, tensor: str, like: ir.Value, init: float = 0.0) -> ir.Value:
+        """An input with a tensor in the shape and type of `like` that is kept between the steps of a round."""
+        shape = TensorInfo.of(like).shape
+        return self.input(State, tensor, dtype_of(like), shape, tensor=tensor, lifetime="round", init=init)
+
+    def scalar_state(self, tensor: str, dtype: ir.DataType, init: float, lifetime: Lifetime = "round") -> ir.Value:
+        """As `state`, for one number."""
+        return self.input(State, tensor, dtype, [], tensor=tensor, lifetime=lifetime, init=init)
+
+    def stored(self, value: ir.Value) -> None:
+        """Turn an initializer into state that stays on the device and starts as it is."""
+        name = value.name or ""
+        if value.const_value is None:
+            raise TrainingError(f"the model's tensor {name!r} has no value")
+        self.initial[name] = np.asarray(value.const_value.numpy())
+        promote(self.model.ir, [name])
+        self._inputs[value] = port(State, value, tensor=name, lifetime="device", init=name)
+
+    def replace(self, old: ir.Value, new: ir.Value) -> None:
+        """Let all that reads `old` read `new`, of the same type and shape."""
+        if new.shape is None:
+            new.shape = old.shape
+        old.replace_all_uses_with(new)
+        if self.output is old:
+            self.output = new
+
+    def moved(self, before: ir.Value, after: ir.Value) -> None:
+        """Make `after` the new value of the parameter or state `before`: the output `<tensor>.next`."""
+        source = self._inputs[before]
+        if not isinstance(source, Parameter | State):
+            raise TrainingError(f"{before.name!r} is no parameter or state, so it has no next value")
+        meaning = {key: getattr(source, key) for key in source.__struct_fields__ if key not in Port.__struct_fields__}
+        self.result(type(source), source.tensor + NEXT, after, **meaning)
+
+    def result(self, role: type[P], name: str, value: ir.Value, **meaning: object) -> None:
+        """Make `value` a graph output of this role."""
+        self._reserve(name)
+        self._results.append(cast(Result, port(role, self.op.name_output(value, name), **meaning)))
+
+    def finish(self, kind: ProgramKind) -> Model:
+        """The optimized graph with its signature."""
+        inline_functions(self.model.ir)
+        optimize(self.model.ir)
+        inputs = tuple(self._inputs[value] for value in self.graph.inputs)
+        signature = Program(kind=kind, inputs=inputs, outputs=tuple(self._results))
+        return Model(self.model.ir, signature=signature, initial=self.initial)
+
+    def _reserve(self, name: str) -> None:
+        taken = [*self.graph.inputs, *self.graph.initializers.values(), *self.graph.outputs]
+        if any(value.name == name for value in taken):
+            raise TrainingError(f"the model already has an input or weight called {name!r}; rename it")
+        self.op.free_name(name)
 
 
-def port(role: type[P], value: TensorInfo | ir.Value, **meaning: object) -> P:
+def port(role: type[P], value: ir.Value, **meaning: object) -> P:
     """A port of this role for a graph input or output."""
-    info = TensorInfo.of(value) if isinstance(value, ir.Value) else value
+    info = TensorInfo.of(value)
     return role(name=info.name, dtype=cast(DType, info.dtype), shape=info.shape, **meaning)

@@ -2,68 +2,123 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+import secrets
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from itertools import islice
 from typing import Any
 
 import numpy as np
 import onnxruntime
 
 from archipel.bundle.roles import (
+    Broadcast,
     Example,
     ExampleWeight,
     Hyperparameter,
     Label,
     Metric,
+    Noise,
     Parameter,
     Personal,
+    Port,
     Program,
     Seed,
+    Start,
     State,
     Step,
     role_of,
 )
 from archipel.errors import TrainingError
 from archipel.graph.model import Model
+from archipel.lite_runtime.noise import DiscreteGaussian, Randomness
 
 Batch = Mapping[str, np.ndarray] | Sequence[np.ndarray]
 """Arrays by field name, or in the order of the program's examples, labels and weights."""
 
+MAX_SEED = 2**32 - 1
+
 
 class StepRunner:
-    """A train program in an ONNX Runtime session. `tensors` holds the current parameters and state, by tensor name."""
+    """A train program in an ONNX Runtime session. `tensors` holds the current parameters and state, by tensor name.
 
-    def __init__(self, step: Model, hyperparameters: Mapping[str, float] | None = None, seed: int = 0) -> None:
+    The round starts here: `start` inputs read the first values, `broadcast` inputs the program's `initial`.
+    `randomness` is where noise comes from.
+    """
+
+    def __init__(
+        self,
+        step: Model,
+        hyperparameters: Mapping[str, float] | None = None,
+        seed: int = 0,
+        randomness: Randomness = secrets.token_bytes,
+    ) -> None:
         if step.signature is None or step.signature.kind != "train":
             raise TrainingError("run_steps: expected a train program, such as step_graph returns")
+        if not 0 <= seed <= MAX_SEED:
+            raise TrainingError(f"run_steps: seed must be from 0 to {MAX_SEED}, is {seed}")
         self._signature: Program = step.signature
         self._seed = seed
         self._count = 0
+        self._randomness = randomness
+        self._samplers: dict[str, DiscreteGaussian] = {}
         self._scalars = _scalars(self._signature, hyperparameters or {})
         self._fields = [p for p in self._signature.inputs if isinstance(p, Example | Label | ExampleWeight)]
+        self.steps = self._signature.steps
         self.tensors = _initial(self._signature, step)
+        self._start = dict(self.tensors)
+        self._broadcast = step.initial
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3
         self._session = onnxruntime.InferenceSession(step.to_bytes(), options, providers=["CPUExecutionProvider"])
 
     def step(self, batch: Batch) -> dict[str, float]:
-        """Run one step and keep what it wrote. Returns the metrics."""
-        feed = {**self._scalars, **self._batch(batch)}
+        """Run a program of one step and keep what it wrote. Returns the metrics."""
+        return self.run([batch])[0]
+
+    def run(self, batches: Sequence[Batch]) -> list[dict[str, float]]:
+        """Run the program once, on as many minibatches as it takes (`steps`). Returns the metrics of each."""
+        if len(batches) != self.steps:
+            raise TrainingError(f"run_steps: the program takes {self.steps} batches at once, got {len(batches)}")
+        feed = {**self._scalars, **self._stacked([self._batch(batch) for batch in batches])}
         for port in self._signature.inputs:
-            if isinstance(port, Parameter | Personal | State):
-                feed[port.name] = self.tensors[port.tensor]
-            elif isinstance(port, Step):
-                feed[port.name] = np.asarray(self._count, port.dtype)
-            elif isinstance(port, Seed):
-                feed[port.name] = np.asarray(self._seed, port.dtype)
+            if port.name not in feed:
+                feed[port.name] = self._read(port)
         results = self._session.run([port.name for port in self._signature.outputs], feed)
-        metrics = {}
+        metrics: list[dict[str, float]] = [{} for _ in batches]
         for written, result in zip(self._signature.outputs, results):
             if isinstance(written, Parameter | Personal | State):
                 self.tensors[written.tensor] = result
             elif isinstance(written, Metric):
-                metrics[written.name] = float(result)
-        self._count += 1
+                for found, value in zip(metrics, np.atleast_1d(result)):
+                    found[written.name] = float(value)
+        self._count += self.steps
         return metrics
+
+    def _read(self, port: Port) -> np.ndarray:
+        match port:
+            case Parameter() | Personal() | State():
+                return self.tensors[port.tensor]
+            case Start():
+                return self._start[port.tensor]
+            case Broadcast() if port.tensor in self._broadcast:
+                return np.asarray(self._broadcast[port.tensor], port.dtype)
+            case Step():
+                return np.asarray(self._count, port.dtype)
+            case Seed():
+                return np.asarray(self._seed, np.uint32).astype(port.dtype)
+            case Noise():
+                return self._noise(port)
+        raise TrainingError(f"run_steps: no value for {role_of(port)} {port.name!r}")
+
+    def _noise(self, port: Noise) -> np.ndarray:
+        if port.distribution != "discrete_gaussian":
+            raise TrainingError(f"run_steps: noise {port.name!r} must be discrete_gaussian, is {port.distribution}")
+        sampler = self._samplers.get(port.name)
+        if sampler is None:
+            sampler = self._samplers[port.name] = DiscreteGaussian(port.scale, self._randomness)
+        shape = [int(d) for d in port.shape]
+        return sampler.sample(math.prod(shape)).reshape(shape).astype(port.dtype)
 
     def _batch(self, batch: Batch) -> dict[str, np.ndarray]:
         names = [port.name for port in self._fields]
@@ -72,22 +127,55 @@ class StepRunner:
             raise TrainingError(f"run_steps: a batch has the fields {names}, got {sorted(given)}")
         return {port.name: np.asarray(given[port.name], port.dtype) for port in self._fields}
 
+    def _stacked(self, batches: Sequence[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+        if self.steps == 1:
+            return batches[0]
+        for name, first in batches[0].items():
+            sizes = [batch[name].shape for batch in batches]
+            if any(size != first.shape for size in sizes):
+                raise TrainingError(
+                    f"run_steps: {self.steps} batches run in one graph and must have one size, {name!r} has the "
+                    f"shapes {sizes}; leave a smaller last batch out, or build the step with steps=1"
+                )
+        return {name: np.stack([batch[name] for batch in batches]) for name in batches[0]}
+
 
 def run_steps(
     step: Model, batches: Iterable[Batch], hyperparameters: Mapping[str, float] | None = None, seed: int = 0
 ) -> list[float]:
     """Train from the step's `initial` values, one step per batch. Returns the loss of each step, before its update.
 
+    `batches` are single minibatches also for a program of `steps=K`, which are handed to it K at a time. A number that
+    K does not divide is an error: before anything runs where `batches` has a length, else when they have ended.
+
     Raises TrainingError for an unknown or out-of-bounds hyperparameter and for a batch with the wrong fields.
     """
     runner = StepRunner(step, hyperparameters, seed)
-    losses = []
-    for batch in batches:
-        metrics = runner.step(batch)
-        if "loss" not in metrics:
-            raise TrainingError(f"run_steps: the program has no metric 'loss'; it has {sorted(metrics)}")
-        losses.append(metrics["loss"])
+    if isinstance(batches, Sized):
+        _check_whole(len(batches), runner.steps)
+    losses: list[float] = []
+    for group in _groups(batches, runner.steps):
+        if len(group) < runner.steps:
+            _check_whole(len(losses) + len(group), runner.steps)
+        for metrics in runner.run(group):
+            if "loss" not in metrics:
+                raise TrainingError(f"run_steps: the program has no metric 'loss'; it has {sorted(metrics)}")
+            losses.append(metrics["loss"])
     return losses
+
+
+def _groups(batches: Iterable[Batch], size: int) -> Iterator[list[Batch]]:
+    source = iter(batches)
+    while group := list(islice(source, size)):
+        yield group
+
+
+def _check_whole(count: int, steps: int) -> None:
+    if count % steps:
+        raise TrainingError(
+            f"run_steps: {count} batches, and the program takes {steps} at once; leave the last {count % steps} out, "
+            "or build the step with steps=1"
+        )
 
 
 def _scalars(signature: Program, given: Mapping[str, float]) -> dict[str, Any]:
@@ -108,8 +196,9 @@ def _initial(signature: Program, step: Model) -> dict[str, np.ndarray]:
     for port in signature.inputs:
         if not isinstance(port, Parameter | Personal | State):
             continue
-        if port.tensor in step.initial:
-            tensors[port.tensor] = np.asarray(step.initial[port.tensor], port.dtype)
+        first = port.init if isinstance(port, State) and isinstance(port.init, str) else port.tensor
+        if first in step.initial:
+            tensors[port.tensor] = np.asarray(step.initial[first], port.dtype)
         elif isinstance(port, State) and not isinstance(port.init, str):
             tensors[port.tensor] = np.full([int(d) for d in port.shape], port.init, port.dtype)
         else:

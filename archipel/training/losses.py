@@ -1,4 +1,7 @@
-"""Losses as graphs: each emits one value per label and, where that means something, which labels were met."""
+"""Losses as graphs: each emits one value per label and, where that means something, which labels were met.
+
+Values and gradients are those of torch.nn.functional.
+"""
 
 from __future__ import annotations
 
@@ -6,52 +9,291 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import onnx_ir as ir
 
 from archipel.errors import TrainingError
 from archipel.graph.build import Builder
-from archipel.graph.shapes import dims, is_float, rank
+from archipel.graph.shapes import Dim, dims, dtype_of, is_float, rank
+from archipel.training.arguments import number, whole
+
+Sizes = Sequence[int | str]
 
 
 class Loss(Protocol):
     """What a step needs of a loss. `output` is the model's first output, `label` the graph input made for it."""
 
-    def label(self, output: ir.Value) -> tuple[ir.DataType, Sequence[int | str]]:
+    def label(self, output: ir.Value) -> tuple[ir.DataType, Sizes]:
         """Type and shape of the label that fits `output`. Raises TrainingError if none does."""
 
     def values(self, op: Builder, output: ir.Value, label: ir.Value) -> ir.Value:
-        """The loss of each label, in the label's shape; a step minimizes their mean."""
+        """The loss of each label, times its weight; a step minimizes their weighted mean, which is `objective`."""
+
+    def weights(self, op: Builder, output: ir.Value, label: ir.Value) -> ir.Value | None:
+        """What each label counts in the mean, in the shape and type of `values`; None: 1 each."""
 
     def correct(self, op: Builder, output: ir.Value, label: ir.Value) -> ir.Value | None:
-        """Whether each label was met, bool in the label's shape; None if the loss has no such notion."""
+        """Whether each label was met, bool in the shape of `values`; None if the loss has no such notion.
+
+        False where the weight is 0."""
 
 
 @dataclass(frozen=True)
 class CrossEntropy:
-    """Softmax cross entropy: logits [batch, classes, ...], integer labels int64 [batch, ...]."""
+    """Softmax cross entropy: logits with the classes along `axis`, int64 labels in their shape without that axis."""
 
-    def label(self, output: ir.Value) -> tuple[ir.DataType, Sequence[int | str]]:
-        shape = dims(output)
-        if len(shape) < 2 or not is_float(output):
+    label_smoothing: float = 0.0
+    class_weights: tuple[float, ...] | None = None
+    ignore_index: int | None = None
+    axis: int = 1
+
+    def label(self, output: ir.Value) -> tuple[ir.DataType, Sizes]:
+        expected = "[batch, classes, ...]" if self.axis == 1 else f"with the classes along axis {self.axis}"
+        shape, axis = _logits("cross_entropy", expected, output, self.axis)
+        if self.class_weights is not None and isinstance(shape[axis], int) and shape[axis] != len(self.class_weights):
             raise TrainingError(
-                "cross_entropy: expected floating-point logits [batch, classes, ...], "
-                f"the output {output.name!r} has shape {list(shape)}"
+                f"cross_entropy: {len(self.class_weights)} class_weights, but the output {output.name!r} has "
+                f"{shape[axis]} classes along axis {axis}; its shape is {list(shape)}"
             )
-        return ir.DataType.INT64, [f"label_dim{i}" if d is None else d for i, d in enumerate(shape) if i != 1]
+        sizes = _sizes(shape)
+        return ir.DataType.INT64, [*sizes[:axis], *sizes[axis + 1 :]]
 
     def values(self, op: Builder, output: ir.Value, label: ir.Value) -> ir.Value:
-        picked = op.GatherElements(op.LogSoftmax(output, axis=1), op.Unsqueeze(label, [1]), axis=1)
-        result: ir.Value = op.Neg(op.Squeeze(picked, [1]))
+        axis = self.axis % rank(output)
+        scores, classes = op.LogSoftmax(output, axis=axis), self._classes(op, label)
+        picked = op.Squeeze(op.GatherElements(scores, op.Unsqueeze(classes, [axis]), axis=axis), [axis])
+        if self.class_weights is not None:
+            picked = op.Mul(picked, op.Gather(self._table(op, output), classes))
+        if self.label_smoothing:
+            if self.class_weights is not None:
+                along = [-1 if i == axis else 1 for i in range(rank(output))]
+                scores = op.Mul(scores, op.constant(np.reshape(self.class_weights, along), dtype_of(output)))
+            uniform = op.ReduceMean(scores, [axis], keepdims=0)
+            picked = op.Add(op.Mul(picked, 1.0 - self.label_smoothing), op.Mul(uniform, self.label_smoothing))
+        result: ir.Value = op.Neg(picked)
+        if self.ignore_index is not None:
+            result = op.Where(op.Equal(label, self.ignore_index), 0.0, result)
+        return result
+
+    def weights(self, op: Builder, output: ir.Value, label: ir.Value) -> ir.Value | None:
+        if self.class_weights is not None:
+            result: ir.Value = op.Gather(self._table(op, output), self._classes(op, label))
+            if self.ignore_index is not None:
+                result = op.Where(op.Equal(label, self.ignore_index), 0.0, result)
+            return result
+        if self.ignore_index is not None:
+            counts = op.Not(op.Equal(label, self.ignore_index))
+            result = op.Cast(counts, to=int(dtype_of(output)))
+            return result
+        return None
+
+    def correct(self, op: Builder, output: ir.Value, label: ir.Value) -> ir.Value:
+        result: ir.Value = op.Equal(op.ArgMax(output, axis=self.axis % rank(output), keepdims=0), label)
+        weights = self.weights(op, output, label)
+        return result if weights is None else op.And(result, op.Cast(weights, to=int(ir.DataType.BOOL)))
+
+    def _classes(self, op: Builder, label: ir.Value) -> ir.Value:
+        """Labels that can be looked up."""
+        if self.ignore_index is None:
+            return label
+        result: ir.Value = op.Where(op.Equal(label, self.ignore_index), 0, label)
+        return result
+
+    def _table(self, op: Builder, output: ir.Value) -> ir.Value:
+        return op.constant(self.class_weights, dtype_of(output))
+
+
+class _Unweighted:
+    def weights(self, op: Builder, output: ir.Value, label: ir.Value) -> None:
+        return None
+
+
+class _Regression(_Unweighted):
+    """The label has the output's shape and type."""
+
+    name: str
+
+    def label(self, output: ir.Value) -> tuple[ir.DataType, Sizes]:
+        if not is_float(output):
+            raise TrainingError(f"{self.name}: expected a floating-point output, {output.name!r} is {output.dtype}")
+        return dtype_of(output), _sizes(dims(output))
+
+    def correct(self, op: Builder, output: ir.Value, label: ir.Value) -> ir.Value | None:
+        return None
+
+
+@dataclass(frozen=True)
+class BinaryCrossEntropy(_Regression):
+    """-p y log sigmoid(x) - (1 - y) log(1 - sigmoid(x)): logits x and probabilities y of one shape and type."""
+
+    pos_weight: float | tuple[float, ...] = 1.0
+    name = "binary_cross_entropy"
+
+    def label(self, output: ir.Value) -> tuple[ir.DataType, Sizes]:
+        found = super().label(output)
+        if isinstance(self.pos_weight, tuple):
+            last = dims(output)[-1] if rank(output) else 0
+            if isinstance(last, int) and last != len(self.pos_weight):
+                raise TrainingError(
+                    f"binary_cross_entropy: {len(self.pos_weight)} numbers in pos_weight do not fit the last axis of "
+                    f"the output {output.name!r}, whose shape is {list(dims(output))}"
+                )
+        return found
+
+    def values(self, op: Builder, output: ir.Value, label: ir.Value) -> ir.Value:
+        if self.pos_weight == 1.0:
+            result: ir.Value = op.Sub(_softplus(op, output), op.Mul(output, label))
+            return result
+        # -log sigmoid(x) = softplus(-x), -log(1 - sigmoid(x)) = x + softplus(-x).
+        extra = op.constant(np.subtract(self.pos_weight, 1.0), dtype_of(output))
+        positive = op.Mul(_softplus(op, op.Neg(output)), op.Add(op.Mul(label, extra), 1.0))
+        result = op.Add(op.Mul(output, op.Sub(1.0, label)), positive)
         return result
 
     def correct(self, op: Builder, output: ir.Value, label: ir.Value) -> ir.Value:
-        result: ir.Value = op.Equal(op.ArgMax(output, axis=1, keepdims=0), label)
+        result: ir.Value = op.Equal(op.Greater(output, 0.0), op.Greater(label, 0.5))
         return result
 
 
-def cross_entropy() -> CrossEntropy:
-    """Mean of -log softmax(logits)[label] over the batch; labels are class numbers, int64."""
-    return CrossEntropy()
+@dataclass(frozen=True)
+class SquaredError(_Regression):
+    """(x - y)^2."""
+
+    name = "mse"
+
+    def values(self, op: Builder, output: ir.Value, label: ir.Value) -> ir.Value:
+        away = op.Sub(output, label)
+        result: ir.Value = op.Mul(away, away)
+        return result
+
+
+@dataclass(frozen=True)
+class AbsoluteError(_Regression):
+    """|x - y|."""
+
+    name = "l1"
+
+    def values(self, op: Builder, output: ir.Value, label: ir.Value) -> ir.Value:
+        result: ir.Value = op.Abs(op.Sub(output, label))
+        return result
+
+
+@dataclass(frozen=True)
+class Huber(_Regression):
+    """(x - y)^2 / 2 where |x - y| is at most delta, else delta (|x - y| - delta / 2) (Huber 1964)."""
+
+    delta: float = 1.0
+    name = "huber"
+
+    def values(self, op: Builder, output: ir.Value, label: ir.Value) -> ir.Value:
+        # With c the difference cut off at delta, both are c (d - c / 2).
+        away = op.Sub(output, label)
+        near = op.Clip(away, -self.delta, self.delta)
+        result: ir.Value = op.Mul(near, op.Sub(away, op.Mul(near, 0.5)))
+        return result
+
+
+@dataclass(frozen=True)
+class KLDivergence(_Unweighted):
+    """sum of y (log y - log softmax(x)) along `axis`: one value for each distribution y."""
+
+    log_target: bool = False
+    axis: int = 1
+
+    def label(self, output: ir.Value) -> tuple[ir.DataType, Sizes]:
+        shape, _ = _logits("kl_divergence", f"with the classes along axis {self.axis}", output, self.axis)
+        return dtype_of(output), _sizes(shape)
+
+    def values(self, op: Builder, output: ir.Value, label: ir.Value) -> ir.Value:
+        axis = self.axis % rank(output)
+        if self.log_target:
+            target, logarithm = op.Exp(label), label
+        else:
+            # 0 log 0 is 0.
+            target, logarithm = label, op.Log(op.Where(op.Greater(label, 0.0), label, 1.0))
+        each = op.Mul(target, op.Sub(logarithm, op.LogSoftmax(output, axis=axis)))
+        result: ir.Value = op.ReduceSum(each, [axis], keepdims=0)
+        return result
+
+    def correct(self, op: Builder, output: ir.Value, label: ir.Value) -> None:
+        return None
+
+
+def cross_entropy(
+    label_smoothing: float = 0.0,
+    class_weights: Sequence[float] | None = None,
+    ignore_index: int | None = None,
+    *,
+    axis: int = 1,
+) -> CrossEntropy:
+    """-log softmax(logits)[label], averaged over the labels; labels are class numbers, int64.
+
+    Logits are [batch, classes, ...] with labels [batch, ...]; with axis=-1 they are [batch, ..., classes], as language
+    models have them. `class_weights` has one number for each class; the mean is weighted with that of each label.
+    Labels equal to `ignore_index` count nothing; a batch that has no others gives NaN. `label_smoothing` e replaces
+    the label by (1 - e) label + e / classes (Szegedy et al. 2016, section 7).
+    """
+    weights = None
+    if class_weights is not None:
+        weights = _numbers("cross_entropy", "class_weights", class_weights)
+        if not any(weights):
+            raise TrainingError(f"cross_entropy: class_weights must have a number above 0, is {weights}")
+    smoothing = number("cross_entropy", "label_smoothing", label_smoothing, 0.0, 1.0)
+    if ignore_index is not None:
+        ignore_index = whole("cross_entropy", "ignore_index", ignore_index)
+    return CrossEntropy(smoothing, weights, ignore_index, whole("cross_entropy", "axis", axis))
+
+
+def binary_cross_entropy(pos_weight: float | Sequence[float] = 1.0) -> BinaryCrossEntropy:
+    """Cross entropy of sigmoid(output) with labels from 0 to 1, in the output's shape and type.
+
+    `pos_weight` multiplies the loss of positive labels: one number, or one for each place of the last axis.
+    """
+    if isinstance(pos_weight, Sequence | np.ndarray):
+        return BinaryCrossEntropy(_numbers("binary_cross_entropy", "pos_weight", pos_weight))
+    return BinaryCrossEntropy(number("binary_cross_entropy", "pos_weight", pos_weight))
+
+
+def mse() -> SquaredError:
+    """Squared difference of output and label."""
+    return SquaredError()
+
+
+def l1() -> AbsoluteError:
+    """Absolute difference of output and label."""
+    return AbsoluteError()
+
+
+def huber(delta: float = 1.0) -> Huber:
+    """Squared up to a difference of `delta`, absolute beyond it."""
+    return Huber(number("huber", "delta", delta, ends="(]"))
+
+
+def kl_divergence(log_target: bool = False, *, axis: int = 1) -> KLDivergence:
+    """Divergence of softmax(output) from the label's distribution, averaged over the distributions.
+
+    Output: logits [batch, classes, ...] or with the classes along `axis`. Label: probabilities of the same shape and
+    type, or their logarithms if `log_target`. It is PyTorch's kl_div(log_softmax(output), label) summed along `axis`
+    ("batchmean" for [batch, classes]).
+    """
+    return KLDivergence(log_target, whole("kl_divergence", "axis", axis))
+
+
+def objective(op: Builder, loss: Loss, output: ir.Value, label: ir.Value) -> ir.Value:
+    """The weighted mean of the loss over all labels, a scalar."""
+    values, weights = loss.values(op, output, label), loss.weights(op, output, label)
+    if weights is None:
+        return mean(op, values)
+    result: ir.Value = op.Div(total(op, values), total(op, weights))
+    return result
+
+
+def counted(op: Builder, values: ir.Value, weights: ir.Value | None) -> ir.Value:
+    """How many labels have a weight other than 0, int64 scalar; `values` and `weights` are the loss's."""
+    if weights is None:
+        result: ir.Value = op.Size(values)
+        return result
+    return total(op, op.Cast(op.Cast(weights, to=int(ir.DataType.BOOL)), to=int(ir.DataType.INT64)))
 
 
 def mean(op: Builder, values: ir.Value) -> ir.Value:
@@ -64,3 +306,32 @@ def total(op: Builder, values: ir.Value) -> ir.Value:
     """Scalar sum over all labels."""
     result: ir.Value = op.ReduceSum(values, list(range(rank(values))), keepdims=0)
     return result
+
+
+def _logits(function: str, expected: str, output: ir.Value, axis: int) -> tuple[tuple[Dim, ...], int]:
+    """The output's shape, and its axis of classes counted from the front."""
+    shape = dims(output)
+    if len(shape) < 2 or not is_float(output) or not -len(shape) <= axis < len(shape):
+        raise TrainingError(
+            f"{function}: expected floating-point logits {expected}, "
+            f"the output {output.name!r} has shape {list(shape)} and type {output.dtype}"
+        )
+    return shape, axis % len(shape)
+
+
+def _sizes(shape: Sequence[Dim]) -> list[int | str]:
+    return [f"label_dim{i}" if d is None else d for i, d in enumerate(shape)]
+
+
+def _softplus(op: Builder, value: ir.Value) -> ir.Value:
+    """log(1 + exp(value))."""
+    if dtype_of(value) == ir.DataType.FLOAT:
+        result: ir.Value = op.Softplus(value)
+    else:  # ONNX Runtime has no other kernel of Softplus
+        pair = op.Concat(op.Unsqueeze(value, [-1]), op.Unsqueeze(op.full_like(value, 0.0), [-1]), axis=-1)
+        result = op.ReduceLogSumExp(pair, [-1], keepdims=0)
+    return result
+
+
+def _numbers(function: str, name: str, values: Sequence[float]) -> tuple[float, ...]:
+    return tuple(number(function, f"{name}[{i}]", value) for i, value in enumerate(values))

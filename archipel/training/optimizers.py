@@ -1,8 +1,14 @@
-"""Optimizers as graphs: what state a parameter needs, and how one step changes both."""
+"""Optimizers as graphs: what state a parameter needs, and how one step changes both.
+
+Arguments and results are those of torch.optim. Only `lr` can change at run time; the other numbers are fixed in the
+graph, so that what depends on them alone is computed when it is built. What all parameters share, such as Adam's bias
+correction, is emitted for each in the same words and merged when common subexpressions are.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,6 +17,9 @@ import onnx_ir as ir
 from archipel.errors import TrainingError
 from archipel.graph.build import Builder
 from archipel.graph.shapes import dtype_of
+from archipel.training.arguments import number
+from archipel.training.context import StepContext
+from archipel.training.schedules import MAXIMUM_RATE, Schedule
 
 
 @dataclass(frozen=True)
@@ -54,21 +63,45 @@ class Optimizer(Protocol):
         parameter: ir.Value,
         gradient: ir.Value,
         state: Mapping[str, ir.Value],
-        hyperparameters: Mapping[str, ir.Value],
+        context: StepContext,
     ) -> Updated:
         """Emit one step for one parameter."""
 
 
 @dataclass(frozen=True)
-class SGD:
-    """Gradient descent; with momentum m: v' = m v + g, p' = p - lr v' (Sutskever et al. 2013, in PyTorch's form)."""
+class Descent:
+    """What all optimizers here have: a rate and weight decay."""
 
-    momentum: float = 0.0
-    lr: float = 0.01
+    lr: float | Schedule
+    weight_decay: float
 
     @property
     def hyperparameters(self) -> tuple[HyperparameterSpec, ...]:
-        return (HyperparameterSpec("lr", self.lr, 0.0, 100.0),)
+        default = self.lr.base if isinstance(self.lr, Schedule) else self.lr
+        return (HyperparameterSpec("lr", default, 0.0, MAXIMUM_RATE),)
+
+    def rate(self, op: Builder, context: StepContext, dtype: ir.DataType) -> ir.Value:
+        """The learning rate of this step, a scalar."""
+        rate = context.hyperparameters["lr"]
+        if isinstance(self.lr, Schedule):
+            rate = op.Mul(rate, self.lr.factor(op, context.step()))
+        return cast(op, rate, dtype)
+
+    def decayed(self, op: Builder, parameter: ir.Value, gradient: ir.Value) -> ir.Value:
+        """The gradient with that of weight_decay |p|^2 / 2 added."""
+        if not self.weight_decay:
+            return gradient
+        result: ir.Value = op.Add(op.Mul(parameter, self.weight_decay), gradient)
+        return result
+
+
+@dataclass(frozen=True)
+class SGD(Descent):
+    """v' = m v + (1 - dampening) g, p' = p - lr v' (Sutskever et al. 2013, in PyTorch's form)."""
+
+    momentum: float
+    dampening: float
+    nesterov: bool
 
     def init(self) -> tuple[StateSpec, ...]:
         return (StateSpec("momentum"),) if self.momentum else ()
@@ -79,22 +112,243 @@ class SGD:
         parameter: ir.Value,
         gradient: ir.Value,
         state: Mapping[str, ir.Value],
-        hyperparameters: Mapping[str, ir.Value],
+        context: StepContext,
     ) -> Updated:
-        direction = gradient
+        rate = self.rate(op, context, dtype_of(parameter))
+        if not self.momentum:
+            if self.weight_decay:
+                kept = op.Mul(parameter, op.Sub(1.0, op.Mul(rate, self.weight_decay)))
+                return Updated(op.Sub(kept, op.Mul(gradient, rate)), {})
+            return Updated(op.Sub(parameter, op.Mul(gradient, rate)), {})
+        gradient = self.decayed(op, parameter, gradient)
+        added = gradient
+        if self.dampening:
+            # The first gradient of a round is taken as it is.
+            first = op.Equal(context.step(), 0)
+            one, damped = (op.constant(x, dtype_of(parameter)) for x in (1.0, 1.0 - self.dampening))
+            added = op.Mul(gradient, op.Where(first, one, damped))
+        velocity = op.Add(op.Mul(state["momentum"], self.momentum), added)
+        direction = op.Add(op.Mul(velocity, self.momentum), gradient) if self.nesterov else velocity
+        return Updated(op.Sub(parameter, op.Mul(direction, rate)), {"momentum": velocity})
+
+
+@dataclass(frozen=True)
+class Adam(Descent):
+    """Kingma and Ba 2015; `decoupled` weight decay is Loshchilov and Hutter 2019, `amsgrad` is Reddi et al. 2018.
+
+    The state holds the decaying sums of gradients and squares, which are PyTorch's moments divided by 1 - beta: so
+    each takes one product less, and the factors go into the two scalars of the step.
+    """
+
+    betas: tuple[float, float]
+    eps: float
+    amsgrad: bool
+    decoupled: bool
+
+    def init(self) -> tuple[StateSpec, ...]:
+        names = ("gradient_sum", "square_sum", "square_peak")
+        return tuple(StateSpec(name) for name in names[: 3 if self.amsgrad else 2])
+
+    def update(
+        self,
+        op: Builder,
+        parameter: ir.Value,
+        gradient: ir.Value,
+        state: Mapping[str, ir.Value],
+        context: StepContext,
+    ) -> Updated:
+        if self.decoupled and self.weight_decay:
+            rate = self.rate(op, context, dtype_of(parameter))
+            parameter = op.Mul(parameter, op.Sub(1.0, op.Mul(rate, self.weight_decay)))
+        else:
+            gradient = self.decayed(op, parameter, gradient)
+        gradients = op.Add(op.Mul(state["gradient_sum"], self.betas[0]), gradient)
+        squares = op.Add(op.Mul(state["square_sum"], self.betas[1]), op.Mul(gradient, gradient))
+        updated = {"gradient_sum": gradients, "square_sum": squares}
+        if self.amsgrad:
+            squares = updated["square_peak"] = op.Max(state["square_peak"], squares)
+        rate, eps = (cast(op, value, dtype_of(parameter)) for value in self._scalars(op, context))
+        change = op.Mul(op.Div(gradients, op.Add(op.Sqrt(squares), eps)), rate)
+        return Updated(op.Sub(parameter, change), updated)
+
+    def _scalars(self, op: Builder, context: StepContext) -> tuple[ir.Value, ir.Value]:
+        """Rate and eps that make of the sums the corrected step; float64, for 1 - beta^t loses digits in float32."""
+        one, two = self.betas
+        time = op.Cast(op.Add(context.step(), 1), to=int(ir.DataType.DOUBLE))
+        powers = [op.Pow(op.constant(beta, ir.DataType.DOUBLE), time) for beta in self.betas]
+        root = op.Sqrt(op.Sub(1.0, powers[1]))
+        rate = op.Mul(self.rate(op, context, ir.DataType.DOUBLE), (1.0 - one) / math.sqrt(1.0 - two))
+        corrected = op.Div(op.Mul(rate, root), op.Sub(1.0, powers[0]))
+        return corrected, op.Mul(root, self.eps / math.sqrt(1.0 - two))
+
+
+@dataclass(frozen=True)
+class Adagrad(Descent):
+    """s' = s + g^2, p' = p - lr g / (sqrt(s') + eps) (Duchi et al. 2011)."""
+
+    lr_decay: float
+    initial_accumulator_value: float
+    eps: float
+
+    def init(self) -> tuple[StateSpec, ...]:
+        return (StateSpec("square_sum", self.initial_accumulator_value),)
+
+    def update(
+        self,
+        op: Builder,
+        parameter: ir.Value,
+        gradient: ir.Value,
+        state: Mapping[str, ir.Value],
+        context: StepContext,
+    ) -> Updated:
+        gradient = self.decayed(op, parameter, gradient)
+        rate = self.rate(op, context, dtype_of(parameter))
+        if self.lr_decay:
+            steps = op.Cast(context.step(), to=int(dtype_of(parameter)))
+            rate = op.Div(rate, op.Add(op.Mul(steps, self.lr_decay), 1.0))
+        squares = op.Add(state["square_sum"], op.Mul(gradient, gradient))
+        change = op.Mul(op.Div(gradient, op.Add(op.Sqrt(squares), self.eps)), rate)
+        return Updated(op.Sub(parameter, change), {"square_sum": squares})
+
+
+@dataclass(frozen=True)
+class RMSprop(Descent):
+    """Hinton 2012, lecture 6e; `centered` is Graves 2013.
+
+    The state holds decaying sums, which are PyTorch's averages divided by 1 - alpha, and the momentum is PyTorch's
+    times sqrt(1 - alpha); the factors go into the rate and eps.
+    """
+
+    alpha: float
+    eps: float
+    momentum: float
+    centered: bool
+
+    def init(self) -> tuple[StateSpec, ...]:
+        names = ["square_sum"]
+        if self.centered:
+            names.append("gradient_sum")
         if self.momentum:
-            direction = op.Add(op.Mul(state["momentum"], float(self.momentum)), gradient)
-        rate = hyperparameters["lr"]
-        if dtype_of(rate) != dtype_of(parameter):
-            rate = op.Cast(rate, to=int(dtype_of(parameter)))
-        moved = op.Sub(parameter, op.Mul(direction, rate))
-        return Updated(moved, {"momentum": direction} if self.momentum else {})
+            names.append("momentum")
+        return tuple(StateSpec(name) for name in names)
+
+    def update(
+        self,
+        op: Builder,
+        parameter: ir.Value,
+        gradient: ir.Value,
+        state: Mapping[str, ir.Value],
+        context: StepContext,
+    ) -> Updated:
+        gradient = self.decayed(op, parameter, gradient)
+        scale = math.sqrt(1.0 - self.alpha)
+        squares = op.Add(op.Mul(state["square_sum"], self.alpha), op.Mul(gradient, gradient))
+        updated = {"square_sum": squares}
+        if self.centered:
+            sums = updated["gradient_sum"] = op.Add(op.Mul(state["gradient_sum"], self.alpha), gradient)
+            # Rounding can make a variance of nothing negative.
+            squares = op.Relu(op.Sub(squares, op.Mul(op.Mul(sums, sums), 1.0 - self.alpha)))
+        direction = op.Div(gradient, op.Add(op.Sqrt(squares), self.eps / scale))
+        if self.momentum:
+            direction = updated["momentum"] = op.Add(op.Mul(state["momentum"], self.momentum), direction)
+        rate = op.Mul(self.rate(op, context, dtype_of(parameter)), 1.0 / scale)
+        return Updated(op.Sub(parameter, op.Mul(direction, rate)), updated)
 
 
-def sgd(momentum: float = 0.0, *, lr: float = 0.01) -> SGD:
-    """Stochastic gradient descent. `momentum` is fixed in the graph, `lr` is the default of its hyperparameter."""
-    if not 0.0 <= momentum < 1.0:
-        raise TrainingError(f"sgd: momentum must be at least 0 and below 1, is {momentum}")
-    if not 0.0 <= lr <= 100.0:
-        raise TrainingError(f"sgd: lr must be from 0 to 100, is {lr}")
-    return SGD(momentum, lr)
+def sgd(
+    momentum: float = 0.0,
+    *,
+    dampening: float = 0.0,
+    nesterov: bool = False,
+    weight_decay: float = 0.0,
+    lr: float | Schedule = 0.01,
+) -> SGD:
+    """Stochastic gradient descent. State: `momentum`, if there is any."""
+    momentum = number("sgd", "momentum", momentum, 0.0, 1.0, ends="[)")
+    dampening = number("sgd", "dampening", dampening, 0.0, 1.0)
+    if nesterov and (not momentum or dampening):
+        raise TrainingError(f"sgd: nesterov needs momentum and no dampening, got {momentum} and {dampening}")
+    return SGD(_rate("sgd", lr), number("sgd", "weight_decay", weight_decay), momentum, dampening, nesterov)
+
+
+def adam(
+    lr: float | Schedule = 1e-3,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
+    amsgrad: bool = False,
+) -> Adam:
+    """Adam; `weight_decay` goes into the gradient. State: `gradient_sum`, `square_sum`, with amsgrad `square_peak`."""
+    return _adam("adam", lr, betas, eps, weight_decay, amsgrad, decoupled=False)
+
+
+def adamw(
+    lr: float | Schedule = 1e-3,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+    weight_decay: float = 1e-2,
+    amsgrad: bool = False,
+) -> Adam:
+    """Adam whose weight decay shrinks the parameter itself by lr weight_decay. State as `adam`."""
+    return _adam("adamw", lr, betas, eps, weight_decay, amsgrad, decoupled=True)
+
+
+def adagrad(
+    lr: float | Schedule = 1e-2,
+    lr_decay: float = 0.0,
+    weight_decay: float = 0.0,
+    initial_accumulator_value: float = 0.0,
+    eps: float = 1e-10,
+) -> Adagrad:
+    """Adagrad; the rate is divided by 1 + step lr_decay. State: `square_sum`."""
+    return Adagrad(
+        _rate("adagrad", lr),
+        number("adagrad", "weight_decay", weight_decay),
+        number("adagrad", "lr_decay", lr_decay),
+        number("adagrad", "initial_accumulator_value", initial_accumulator_value),
+        number("adagrad", "eps", eps),
+    )
+
+
+def rmsprop(
+    lr: float | Schedule = 1e-2,
+    alpha: float = 0.99,
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
+    momentum: float = 0.0,
+    centered: bool = False,
+) -> RMSprop:
+    """RMSprop. State: `square_sum`, if centered `gradient_sum`, and `momentum` if there is any."""
+    return RMSprop(
+        _rate("rmsprop", lr),
+        number("rmsprop", "weight_decay", weight_decay),
+        number("rmsprop", "alpha", alpha, 0.0, 1.0, ends="[)"),
+        number("rmsprop", "eps", eps),
+        number("rmsprop", "momentum", momentum),
+        centered,
+    )
+
+
+def cast(op: Builder, value: ir.Value, dtype: ir.DataType) -> ir.Value:
+    """`value` in this type."""
+    return value if dtype_of(value) == dtype else op.Cast(value, to=int(dtype))
+
+
+def _rate(function: str, lr: float | Schedule) -> float | Schedule:
+    return lr if isinstance(lr, Schedule) else number(function, "lr", lr, 0.0, MAXIMUM_RATE)
+
+
+def _adam(
+    function: str,
+    lr: float | Schedule,
+    betas: tuple[float, float],
+    eps: float,
+    weight_decay: float,
+    amsgrad: bool,
+    decoupled: bool,
+) -> Adam:
+    if not isinstance(betas, Sequence) or len(betas) != 2:
+        raise TrainingError(f"{function}: betas must be two numbers, is {betas!r}")
+    one, two = (number(function, f"betas[{i}]", beta, 0.0, 1.0, ends="[)") for i, beta in enumerate(betas))
+    decay = number(function, "weight_decay", weight_decay)
+    return Adam(_rate(function, lr), decay, (one, two), number(function, "eps", eps), amsgrad, decoupled)

@@ -3,82 +3,107 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 import onnx_ir as ir
 
 from archipel.autodiff import differentiate
-from archipel.bundle.roles import Hyperparameter, Metric, Parameter, Program, State
+from archipel.bundle.roles import Metric
 from archipel.errors import TrainingError
 from archipel.graph.model import Model
-from archipel.graph.passes import remove_dead_code, share_subexpressions
-from archipel.graph.shapes import dims, dtype_of
-from archipel.training.assembly import Assembly, port
-from archipel.training.losses import Loss, mean
+from archipel.graph.shapes import dtype_of
+from archipel.training.arguments import whole
+from archipel.training.assembly import Assembly
+from archipel.training.batch_norm import BatchNorm, prepared, track
+from archipel.training.dropout import activate, deactivate
+from archipel.training.losses import Loss, objective
+from archipel.training.nesting import repeat
 from archipel.training.optimizers import Optimizer
+from archipel.training.per_example import PerExample, example_gradients
+from archipel.training.precision import LossScale, Mixed, autocast, mixed
+from archipel.training.transforms import Transform
+from archipel.training.update import Accumulation, Update
 
 LOSS = "loss"
-NEXT = ".next"
 
 
 def step_graph(
-    model: Model, loss: Loss, optimizer: Optimizer, trainable: str | Sequence[str] = "*", steps: int = 1
+    model: Model,
+    loss: Loss,
+    optimizer: Optimizer,
+    trainable: str | Sequence[str] = "*",
+    steps: int = 1,
+    *,
+    transforms: Sequence[Transform] = (),
+    accumulate: int = 1,
+    batch_norm: BatchNorm = "train",
+    dropout: bool = True,
+    per_example: PerExample | None = None,
+    precision: Literal["float32", "mixed"] | Mixed = "float32",
 ) -> Model:
-    """A `train` program: one optimizer step on one batch.
+    """A `train` program: one optimizer step on one batch, or `steps` of them in one graph.
 
     Inputs: the model's own, `label`, each trainable parameter under its own name, its state as `<parameter>.<state>`,
-    the optimizer's hyperparameters (scalar float32). Outputs: `<parameter>.next`, `<parameter>.<state>.next`, and the
-    metric `loss` (scalar, mean over the batch, before the step). `trainable` is a glob, or several, over parameter
-    names; the others stay initializers. The loss is of the model's first output.
+    the hyperparameters of optimizer and transforms (scalar float32), and what the options ask for. Outputs:
+    `<tensor>.next` for each parameter and state, and the metric `loss` (scalar, of the batch before the step).
+    `trainable` is a glob, or several, over parameter names; the others stay initializers. The loss is of the model's
+    first output.
 
-    The result's `initial` holds the trainable parameters' values. Raises TrainingError for names that collide or match
-    nothing, AutodiffError where a gradient cannot be built.
+    - `steps=K`: K minibatches one after the other. The model's inputs and `label` get a first axis of K, `loss` is [K].
+    - `transforms` change the gradients before the optimizer, in this order (`training.transforms`).
+    - `accumulate=A`: an update at every A-th minibatch, with the mean of A gradients.
+    - `batch_norm`: "train" normalizes with the batch's statistics and keeps running ones as state on the device;
+      "frozen" normalizes with the model's own; "folded" puts them into the layer before, where there is one.
+    - `dropout`: whether the model's Dropout drops, with masks from the inputs `seed` and `step`.
+    - `per_example`: gradients of single examples, clipped one by one (`training.per_example`).
+    - `precision="mixed"`: products in float16 with loss scaling (`training.mixed` has its numbers).
+
+    The result's `initial` holds the first values of parameters and statistics. Raises TrainingError for names that
+    collide or match nothing and for options that do not fit together, AutodiffError where a gradient cannot be built.
     """
-    if steps != 1:
-        raise TrainingError(f"steps={steps}: one batch per graph is supported; call the graph {steps} times")
-    rates = optimizer.hyperparameters
-    specs = optimizer.init()
-    work = Assembly(model, loss, trainable, [LOSS, *(rate.name for rate in rates)])
-    states = [(name, spec, f"{name}.{spec.name}") for name in work.trainable for spec in specs]
-    work.reserve([tensor for _, _, tensor in states])
-    work.reserve([*(name + NEXT for name in work.trainable), *(tensor + NEXT for _, _, tensor in states)])
+    whole("step_graph", "steps", steps, 1)
+    whole("step_graph", "accumulate", accumulate, 1)
+    work = Assembly(prepared(model, batch_norm), loss, trainable)
+    averages = track(work) if batch_norm == "train" else []
+    streams = activate(work) if dropout else deactivate(work)
+    scaling = _mixed_precision(work, precision)
+    update = Update(work, optimizer, transforms, accumulate, may_skip=scaling is not None)
+
+    if per_example is None:
+        value, gradients = _whole_batch(work, loss, scaling)
+    else:
+        value, gradients = example_gradients(work, loss, per_example, streams, scaling)
+    when = None
+    if accumulate > 1:
+        accumulation = Accumulation(work, accumulate)
+        gradients, when = accumulation.add(gradients), accumulation.due
+    if scaling is not None:
+        when = scaling.check(gradients, when)
+    update.emit(gradients, when)
+    for average in averages:
+        work.moved(*average)
+    work.result(Metric, LOSS, value, reduction="mean")
+    program = work.finish("train")
+    return program if steps == 1 else repeat(program, steps)
+
+
+def _mixed_precision(work: Assembly, precision: str | Mixed) -> LossScale | None:
+    if precision == "float32":
+        return None
+    options = mixed() if precision == "mixed" else precision
+    if not isinstance(options, Mixed):
+        raise TrainingError(
+            f"step_graph: precision must be 'float32', 'mixed' or training.mixed(...), is {precision!r}"
+        )
+    autocast(work)
+    return LossScale(work, options)
+
+
+def _whole_batch(work: Assembly, loss: Loss, scaling: LossScale | None) -> tuple[ir.Value, list[ir.Value]]:
     op = work.op
-    inputs: list[object] = list(work.ports())
-
-    by_parameter: dict[str, dict[str, ir.Value]] = {name: {} for name in work.trainable}
-    parameters = dict(zip(work.trainable, work.parameters))
-    for name, spec, tensor in states:
-        parameter = parameters[name]
-        shape = [d for d in dims(parameter) if d is not None]
-        value = op.input(tensor, dtype_of(parameter), shape)
-        by_parameter[name][spec.name] = value
-        inputs.append(port(State, value, tensor=tensor, lifetime="round", init=spec.init))
-    scalars = {}
-    for rate in rates:
-        value = scalars[rate.name] = op.input(rate.name, ir.DataType.FLOAT, [])
-        inputs.append(port(Hyperparameter, value, default=rate.default, minimum=rate.minimum, maximum=rate.maximum))
-
     with op.scope(LOSS):
-        objective = mean(op, loss.values(op, work.output, work.label))
-        seed = op.constant(np.ones((), dtype_of(objective).numpy()))
-    gradients = differentiate(op, {objective: seed}, work.parameters)
-
-    updates = []
-    for (name, parameter), gradient in zip(parameters.items(), gradients):
-        with op.scope(f"{name}.update"):
-            updates.append((name, optimizer.update(op, parameter, gradient, by_parameter[name], scalars)))
-    outputs: list[object] = []
-    for name, updated in updates:
-        moved = op.name_output(updated.parameter, name + NEXT)
-        outputs.append(port(Parameter, moved, tensor=name))
-    for name, updated in updates:
-        for spec in specs:
-            tensor = f"{name}.{spec.name}"
-            kept = op.name_output(updated.state[spec.name], tensor + NEXT)
-            outputs.append(port(State, kept, tensor=tensor, lifetime="round", init=spec.init))
-    outputs.append(port(Metric, op.name_output(objective, LOSS), reduction="mean"))
-
-    remove_dead_code(work.model.ir)
-    share_subexpressions(work.model.ir)
-    signature = Program(kind="train", inputs=tuple(inputs), outputs=tuple(outputs))  # type: ignore[arg-type]
-    return Model(work.model.ir, signature=signature, initial=work.initial)
+        value = objective(op, loss, work.output, work.label)
+        seed = op.constant(np.ones((), dtype_of(value).numpy())) if scaling is None else scaling.seed(op, value)
+    gradients = differentiate(op, {value: seed}, work.parameters)
+    return value, gradients if scaling is None else scaling.unscale(op, gradients)

@@ -225,9 +225,9 @@ ERRORS = {
     ),
     "no rule": (
         MissingRuleError,
-        "agraph (double[n] x) => (double loss) { y = Selu (x) loss = ReduceSum <keepdims = 0> (y) }",
+        "agraph (double[n] x) => (double loss) { y = ThresholdedRelu (x) loss = ReduceSum <keepdims = 0> (y) }",
         {"wrt": ["x"]},
-        r"no gradient rule for Selu \(node '.+'\); add one to archipel/autodiff/rules/activation.py",
+        r"no gradient rule for ThresholdedRelu \(node '.+'\); add one to archipel/autodiff/rules/activation.py",
     ),
     "control flow": (
         MissingRuleError,

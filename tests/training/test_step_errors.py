@@ -23,11 +23,6 @@ def step(model: Model | None = None, **options: object) -> Model:
     return training.step_graph(model or linear(), losses.cross_entropy(), optimizers.sgd(), **options)
 
 
-def test_several_steps_in_one_graph() -> None:
-    with pytest.raises(TrainingError, match="steps=4: one batch per graph is supported; call the graph 4 times"):
-        step(steps=4)
-
-
 def test_trainable_that_matches_nothing() -> None:
     with pytest.raises(GraphError, match=r"no parameter matches 'conv\*'; there are: w"):
         step(trainable="conv*")

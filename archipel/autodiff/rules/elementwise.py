@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
+import onnx_ir as ir
+
 from archipel.autodiff.context import RuleContext
 from archipel.autodiff.registry import Gradients, rule
+from archipel.graph.shapes import constant_array, dtype_of
 
 
 @rule("", "Add")
@@ -55,3 +60,79 @@ def log(ctx: RuleContext) -> Gradients:
 @rule("", "Sqrt")
 def sqrt(ctx: RuleContext) -> Gradients:
     return [ctx.op.Div(ctx.op.Mul(ctx.cotangent, 0.5), ctx.output)]
+
+
+@rule("", "Abs")
+def absolute(ctx: RuleContext) -> Gradients:
+    """The derivative at 0 is 0, as in PyTorch."""
+    return [ctx.op.Mul(ctx.cotangent, ctx.op.Sign(ctx.input(0)))]
+
+
+@rule("", "Reciprocal")
+def reciprocal(ctx: RuleContext) -> Gradients:
+    op, y = ctx.op, ctx.output
+    return [op.Neg(op.Mul(ctx.cotangent, op.Mul(y, y)))]
+
+
+@rule("", "Sin")
+def sin(ctx: RuleContext) -> Gradients:
+    return [ctx.op.Mul(ctx.cotangent, ctx.op.Cos(ctx.input(0)))]
+
+
+@rule("", "Cos")
+def cos(ctx: RuleContext) -> Gradients:
+    return [ctx.op.Neg(ctx.op.Mul(ctx.cotangent, ctx.op.Sin(ctx.input(0))))]
+
+
+@rule("", "Erf")
+def erf(ctx: RuleContext) -> Gradients:
+    op, x = ctx.op, ctx.input(0)
+    bell = op.Exp(op.Neg(op.Mul(x, x)))
+    return [op.Mul(ctx.cotangent, op.Mul(bell, 2 / math.sqrt(math.pi)))]
+
+
+@rule("", "Pow")
+def power(ctx: RuleContext) -> Gradients:
+    """Where the exponent is 0 the base has gradient 0; where the base is 0 and the exponent is not negative, the
+    exponent has gradient 0 (both as in PyTorch). A negative base gives the exponent NaN.
+    """
+    op, g, x, y = ctx.op, ctx.cotangent, ctx.input(0), ctx.input(1)
+    exponent = y if y.dtype == x.dtype else op.Cast(y, to=int(dtype_of(x)))
+    grad_x = op.sum_to(op.Mul(g, _slope(ctx, x, exponent)), x) if ctx.wants(0) else None
+    if not ctx.wants(1):
+        return [grad_x]
+    safe = op.Where(op.And(op.Equal(x, 0.0), op.GreaterOrEqual(exponent, 0.0)), op.constant(1.0, x.dtype), x)
+    grad_y = op.sum_to(op.Mul(g, op.Mul(ctx.output, op.Log(safe))), y)
+    return [grad_x, grad_y if y.dtype == x.dtype else op.Cast(grad_y, to=int(dtype_of(y)))]
+
+
+def _slope(ctx: RuleContext, x: ir.Value, exponent: ir.Value) -> ir.Value:
+    """y x^(y-1), and 0 where y is 0."""
+    op = ctx.op
+    fixed = constant_array(ctx.input(1))
+    result: ir.Value
+    if fixed is not None and fixed.size == 1:
+        value = float(fixed.reshape(()))
+        result = op.Mul(x if value == 2.0 else op.Pow(x, value - 1.0 if value else 0.0), value)
+    else:
+        # Where the exponent is 0: x^0 * 0, as x^-1 would be infinite at 0.
+        less = op.Sub(exponent, op.Cast(op.Cast(exponent, to=int(ir.DataType.BOOL)), to=int(dtype_of(x))))
+        result = op.Mul(exponent, op.Pow(x, less))
+    return result
+
+
+@rule("", "Sum")
+def total(ctx: RuleContext) -> Gradients:
+    return [ctx.op.sum_to(ctx.cotangent, ctx.input(i)) for i in range(len(ctx.inputs))]
+
+
+@rule("", "Mean")
+def mean(ctx: RuleContext) -> Gradients:
+    g = ctx.op.Mul(ctx.cotangent, 1.0 / len(ctx.inputs))
+    return [ctx.op.sum_to(g, ctx.input(i)) for i in range(len(ctx.inputs))]
+
+
+@rule("", "Sign", "Floor", "Ceil", "Round")
+def steps(ctx: RuleContext) -> Gradients:
+    """Zero everywhere, at the steps too, as in PyTorch."""
+    return [ctx.op.full_like(ctx.input(0), 0.0)]

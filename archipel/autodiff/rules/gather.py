@@ -1,13 +1,142 @@
-"""Reading at indices: the adjoint adds at the same indices."""
+"""Reading at indices: the adjoint adds at the same indices. Writing at indices: the adjoint reads there."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import numpy as np
+import onnx_ir as ir
+
 from archipel.autodiff.context import RuleContext
 from archipel.autodiff.registry import Gradients, rule
+from archipel.autodiff.rules.join import embed, int64, zeros
+from archipel.graph.build import Builder
+from archipel.graph.shapes import constant_array, dims, dtype_of, is_static, rank
+
+
+@rule("", "Gather")
+def gather(ctx: RuleContext) -> Gradients:
+    """Any axis, indices of any rank. Rows are added along axis 0 (ScatterND adds whole rows: up to 7 times faster than
+    ScatterElements); another axis comes to the front for it. One fixed index: zeros around the cotangent."""
+    op, g, data, indices = ctx.op, ctx.cotangent, ctx.input(0), ctx.input(1)
+    axis, n, lead = ctx.attribute("axis", 0) % rank(data), rank(data), rank(indices)
+    known = constant_array(indices)
+    if known is not None and known.size == 1:
+        return [_at_one(op, g, data, axis, int(known.item()))]
+    rows = op.Unsqueeze(int64(op, indices), [-1])
+    if axis == 0:
+        return [op.ScatterND(op.full_like(data, 0.0), rows, g, reduction="add")]
+    order = [axis, *range(axis), *range(axis + 1, n)]
+    shape = dims(data)
+    first = op.Transpose(g, perm=[*range(axis, axis + lead), *range(axis), *range(axis + lead, rank(g))])
+    moved = [shape[i] for i in order]
+    target = op.constant(np.array(moved, np.int64)) if is_static(moved) else op.Gather(op.Shape(data), order)
+    base = zeros(op, target, data)
+    base.shape = ir.Shape(moved)
+    total = op.ScatterND(base, rows, first, reduction="add")
+    return [op.Transpose(total, perm=[order.index(i) for i in range(n)])]
+
+
+def _at_one(op: Builder, g: ir.Value, data: ir.Value, axis: int, index: int) -> ir.Value:
+    size = dims(data)[axis]
+    lead = rank(g) - rank(data) + 1
+    if lead == 0:
+        g = op.Unsqueeze(g, [axis])
+    elif lead > 1:
+        g = op.Squeeze(g, list(range(axis, axis + lead - 1)))
+    if index < 0 and isinstance(size, int):
+        index += size
+    before = [index] if index >= 0 else op.Add(op.Shape(data, start=axis, end=axis + 1), [index])
+    return embed(op, g, data, [axis], before)
 
 
 @rule("", "GatherElements")
 def gather_elements(ctx: RuleContext) -> Gradients:
+    op, indices, axis = ctx.op, ctx.input(1), ctx.attribute("axis", 0)
+    return [op.ScatterElements(op.full_like(ctx.input(0), 0.0), indices, ctx.cotangent, axis=axis, reduction="add")]
+
+
+@rule("", "GatherND")
+def gather_nd(ctx: RuleContext) -> Gradients:
+    """With batch_dims the position in the batch joins the indices (ONNX GatherND-13)."""
     op, data, indices = ctx.op, ctx.input(0), ctx.input(1)
-    zeros = op.full_like(data, 0.0)
-    return [op.ScatterElements(zeros, indices, ctx.cotangent, axis=ctx.attribute("axis", 0), reduction="add")]
+    batch, n = ctx.attribute("batch_dims", 0), rank(indices)
+    if batch:
+        column = op.Slice(indices, [0], [1], [n - 1])
+        parts = []
+        for axis in range(batch):
+            count = op.Reshape(op.Range(0, op.Squeeze(op.Shape(data, start=axis, end=axis + 1)), 1), _along(axis, n))
+            parts.append(op.expand_like(count, column))
+        indices = op.Concat(*parts, indices, axis=n - 1)
+    return [op.ScatterND(op.full_like(data, 0.0), indices, ctx.cotangent, reduction="add")]
+
+
+def _along(axis: int, n: int) -> list[int]:
+    return [-1 if i == axis else 1 for i in range(n)]
+
+
+Read = Callable[[ir.Value], ir.Value]
+Write = Callable[[ir.Value, ir.Value, str], ir.Value]
+
+
+@rule("", "ScatterElements")
+def scatter_elements(ctx: RuleContext) -> Gradients:
+    op, indices, axis = ctx.op, ctx.input(1), ctx.attribute("axis", 0)
+    return _scatter(
+        ctx,
+        lambda source: op.GatherElements(source, indices, axis=axis),
+        lambda base, updates, how: op.ScatterElements(base, indices, updates, axis=axis, reduction=how),
+    )
+
+
+@rule("", "ScatterND")
+def scatter_nd(ctx: RuleContext) -> Gradients:
+    op, indices = ctx.op, ctx.input(1)
+
+    def read(source: ir.Value) -> ir.Value:
+        found: ir.Value = op.GatherND(source, indices)
+        found.shape = ctx.input(2).shape
+        return found
+
+    return _scatter(ctx, read, lambda base, updates, how: op.ScatterND(base, indices, updates, reduction=how))
+
+
+def _scatter(ctx: RuleContext, read: Read, write: Write) -> Gradients:
+    """Gradients of data and updates; `read` takes what lies at the indices, `write` is the operator itself.
+
+    Where several values share a maximum or minimum they share its gradient equally, as PyTorch's do. Without a
+    reduction, ONNX leaves it open which of several updates to one element counts.
+    """
+    op, g, data, updates = ctx.op, ctx.cotangent, ctx.input(0), ctx.input(2)
+    how = ctx.attribute("reduction", "none")
+    grad_data = grad_updates = None
+    if how == "add":
+        return [g, None, read(g) if ctx.wants(2) else None]
+    if how == "none":
+        if ctx.wants(0):
+            grad_data = write(g, op.full_like(updates, 0.0), "none")
+        return [grad_data, None, read(g) if ctx.wants(2) else None]
+    dtype = int(dtype_of(data))
+    if how == "mul":
+        if ctx.wants(0):
+            grad_data = write(g, updates, "mul")
+        if ctx.wants(2):
+            # The product of all the others is the whole without its zeros, over one's own, if no other one is zero.
+            zero = op.Equal(updates, 0.0)
+            nonzero = op.Where(zero, op.constant(1.0, data.dtype), updates)
+            one = op.Cast(zero, to=dtype)
+            others = op.Sub(read(write(op.full_like(data, 0.0), one, "add")), one)
+            product = op.Div(read(op.Mul(g, write(data, nonzero, "mul"))), nonzero)
+            grad_updates = op.Mul(product, op.Cast(op.Equal(others, 0.0), to=dtype))
+        return [grad_data, None, grad_updates]
+    kept = op.Cast(op.Equal(data, ctx.output), to=dtype)
+    taken = op.Cast(op.Equal(updates, read(ctx.output)), to=dtype)
+    share = op.Div(g, write(kept, taken, "add"))
+    return [op.Mul(share, kept), None, op.Mul(read(share), taken)]
+
+
+@rule("", "TopK")
+def top_k(ctx: RuleContext) -> Gradients:
+    """The cotangent of the values goes where they came from; the indices have none."""
+    base = ctx.op.full_like(ctx.input(0), 0.0)
+    return [ctx.op.ScatterElements(base, ctx.outputs[1], ctx.cotangent, axis=ctx.attribute("axis", -1))]

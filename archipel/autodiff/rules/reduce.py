@@ -6,6 +6,7 @@ import onnx_ir as ir
 
 from archipel.autodiff.context import RuleContext
 from archipel.autodiff.registry import Gradients, rule
+from archipel.graph.build import Builder
 from archipel.graph.shapes import constant_array, dims, dtype_of, rank, static_size
 
 
@@ -27,16 +28,69 @@ def reduce_mean(ctx: RuleContext) -> Gradients:
     return [_spread(ctx, op.Div(g, op.Cast(ratio, to=int(dtype_of(g)))))]
 
 
+@rule("", "ReduceSumSquare")
+def reduce_sum_square(ctx: RuleContext) -> Gradients:
+    op = ctx.op
+    return [op.Mul(ctx.input(0), _kept(ctx, op.Mul(ctx.cotangent, 2.0)))]
+
+
+@rule("", "ReduceL1")
+def reduce_l1(ctx: RuleContext) -> Gradients:
+    """The derivative at 0 is 0, as in PyTorch."""
+    return [ctx.op.Mul(ctx.op.Sign(ctx.input(0)), _kept(ctx, ctx.cotangent))]
+
+
+@rule("", "ReduceL2")
+def reduce_l2(ctx: RuleContext) -> Gradients:
+    """Where the norm is 0 so is the derivative, as in PyTorch."""
+    op = ctx.op
+    return [op.Mul(ctx.input(0), _kept(ctx, op.Div(ctx.cotangent, nonzero(op, ctx.output))))]
+
+
+@rule("", "ReduceLogSum")
+def reduce_log_sum(ctx: RuleContext) -> Gradients:
+    op = ctx.op
+    return [_spread(ctx, op.Div(ctx.cotangent, op.Exp(ctx.output)))]
+
+
+@rule("", "ReduceLogSumExp")
+def reduce_log_sum_exp(ctx: RuleContext) -> Gradients:
+    """exp(x - y) never overflows. Where every x is minus infinity the gradient is 0."""
+    op, y = ctx.op, ctx.output
+    finite = op.Max(y, float(dtype_of(y).min))
+    return [op.Mul(op.Exp(op.Sub(ctx.input(0), _kept(ctx, finite))), _kept(ctx, ctx.cotangent))]
+
+
+@rule("", "ReduceMax", "ReduceMin")
+def reduce_extremum(ctx: RuleContext) -> Gradients:
+    """Elements that share the extremum share its gradient equally, as in PyTorch's amax and amin."""
+    op, x = ctx.op, ctx.input(0)
+    mask = op.Cast(op.Equal(x, _kept(ctx, ctx.output)), to=int(dtype_of(x)))
+    noop = ctx.attribute("noop_with_empty_axes", 0)
+    count = op.ReduceSum(mask, ctx.optional(1), keepdims=1, noop_with_empty_axes=noop)
+    return [op.Mul(mask, op.Div(_kept(ctx, ctx.cotangent), count))]
+
+
+def nonzero(op: Builder, value: ir.Value) -> ir.Value:
+    """The value, and 1 where it is 0: to divide zeros by."""
+    result: ir.Value = op.Add(value, op.Cast(op.Equal(value, 0.0), to=int(dtype_of(value))))
+    return result
+
+
 def _spread(ctx: RuleContext, g: ir.Value) -> ir.Value:
     """Repeat what was reduced to the input's shape."""
-    x = ctx.input(0)
-    if not ctx.attribute("keepdims", 1) and rank(ctx.output) > 0:
-        axes = _axes(ctx)
-        if axes is None:
-            ctx.refuse("keepdims=0", "with axes that are computed at run time, it is not known where to put them back")
-        if axes:
-            g = ctx.op.Unsqueeze(g, axes)
-    return ctx.op.expand_like(g, x)
+    return ctx.op.expand_like(_kept(ctx, g), ctx.input(0))
+
+
+def _kept(ctx: RuleContext, reduced: ir.Value) -> ir.Value:
+    """Put the reduced axes back, with size 1: what broadcasts against the input."""
+    if ctx.attribute("keepdims", 1) or rank(reduced) == 0:
+        return reduced
+    axes = _axes(ctx)
+    if axes is None:
+        ctx.refuse("keepdims=0", "with axes that are computed at run time, it is not known where to put them back")
+    result: ir.Value = ctx.op.Unsqueeze(reduced, axes) if axes else reduced
+    return result
 
 
 def _axes(ctx: RuleContext) -> list[int] | None:

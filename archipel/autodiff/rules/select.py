@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import onnx_ir as ir
+
 from archipel.autodiff.context import RuleContext
 from archipel.autodiff.registry import Gradients, rule
+from archipel.graph.build import Builder
+from archipel.graph.shapes import dtype_of
 
 
 @rule("", "Where")
@@ -15,3 +19,50 @@ def where(ctx: RuleContext) -> Gradients:
         op.sum_to(op.Where(condition, g, zero), ctx.input(1)) if ctx.wants(1) else None,
         op.sum_to(op.Where(condition, zero, g), ctx.input(2)) if ctx.wants(2) else None,
     ]
+
+
+@rule("", "Trilu")
+def trilu(ctx: RuleContext) -> Gradients:
+    return [ctx.op.Trilu(ctx.cotangent, *ctx.inputs[1:], upper=ctx.attribute("upper", 1))]
+
+
+@rule("", "Min", "Max")
+def extremum(ctx: RuleContext) -> Gradients:
+    """Inputs that are equal share the gradient equally, as in PyTorch's maximum (which takes two)."""
+    op, g, y = ctx.op, ctx.cotangent, ctx.output
+    values = [ctx.input(i) for i in range(len(ctx.inputs))]
+    if len(values) == 1:
+        return [g]
+    masks = [_mask(op, op.Equal(value, y), g) for value in values]
+    share = op.Div(g, op.Sum(*masks))
+    return [
+        op.sum_to(op.Mul(share, mask), value) if ctx.wants(i) else None
+        for i, (value, mask) in enumerate(zip(values, masks))
+    ]
+
+
+@rule("", "Clip")
+def clip(ctx: RuleContext) -> Gradients:
+    """On a bound the gradient goes to the input, beyond it to the bound; if min > max, all to max (as PyTorch's clamp
+    with tensors does)."""
+    op, g, x, low, high = ctx.op, ctx.cotangent, ctx.input(0), ctx.optional(1), ctx.optional(2)
+    grad_x = grad_low = grad_high = None
+    if ctx.wants(0):
+        grad_x = g if low is None and high is None else op.Mul(g, _mask(op, op.Equal(x, ctx.output), g))
+    if low is not None and ctx.wants(1):
+        below = op.Less(x, low)
+        if high is not None:
+            below = op.And(below, op.LessOrEqual(low, high))
+        grad_low = op.sum_to(op.Mul(g, _mask(op, below, g)), low)
+    if high is not None and ctx.wants(2):
+        above = op.Greater(x, high)
+        if low is not None:
+            above = op.Or(above, op.Greater(low, high))
+        grad_high = op.sum_to(op.Mul(g, _mask(op, above, g)), high)
+    return [grad_x, grad_low, grad_high]
+
+
+def _mask(op: Builder, condition: ir.Value, like: ir.Value) -> ir.Value:
+    """1 where the condition holds, else 0."""
+    result: ir.Value = op.Cast(condition, to=int(dtype_of(like)))
+    return result

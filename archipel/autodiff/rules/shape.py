@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from archipel.autodiff.context import RuleContext
 from archipel.autodiff.registry import Gradients, rule
-from archipel.graph.shapes import dtype_of, rank
+from archipel.graph.shapes import constant_array, dims, dtype_of, rank
 
 
 @rule("", "Identity")
@@ -35,3 +35,38 @@ def transpose(ctx: RuleContext) -> Gradients:
 @rule("", "Expand")
 def expand(ctx: RuleContext) -> Gradients:
     return [ctx.op.sum_to(ctx.cotangent, ctx.input(0))]
+
+
+@rule("", "Tile")
+def tile(ctx: RuleContext) -> Gradients:
+    """Each repeated axis apart into [repeats, size], then the sum over the repeats (ONNX Tile-13)."""
+    op, g, x, repeats = ctx.op, ctx.cotangent, ctx.input(0), ctx.input(1)
+    known, sizes = constant_array(repeats), [size if isinstance(size, int) else -1 for size in dims(x)]
+    if known is not None and sizes.count(-1) <= (0 not in [*sizes, *known]):
+        repeated = [axis for axis, count in enumerate(known) if count != 1]
+        apart = [n for axis, size in enumerate(sizes) for n in ([int(known[axis])] * (axis in repeated) + [size])]
+    else:
+        repeated = list(range(len(sizes)))
+        apart = op.Reshape(op.Concat(op.Unsqueeze(repeats, [1]), op.Unsqueeze(op.Shape(x), [1]), axis=1), [-1])
+    if not repeated:
+        return [g]
+    axes = [axis + before for before, axis in enumerate(repeated)]
+    return [op.ReduceSum(op.Reshape(g, apart, allowzero=1), axes, keepdims=0)]
+
+
+@rule("", "DepthToSpace")
+def depth_to_space(ctx: RuleContext) -> Gradients:
+    """In mode CRD a block's positions are the fast part of the channels, in DCR the slow one (ONNX DepthToSpace-13)."""
+    op, x, block = ctx.op, ctx.input(0), ctx.attribute("blocksize", 1)
+    found = op.SpaceToDepth(ctx.cotangent, blocksize=block)
+    if ctx.attribute("mode", "DCR") == "CRD":
+        channels = dims(x)[1]
+        count = channels if isinstance(channels, int) else op.Squeeze(op.Shape(x, start=1, end=2))
+        slow = op.Reshape(op.Range(0, count, 1), [block * block, -1])
+        found = op.Gather(found, op.Reshape(op.Transpose(slow, perm=[1, 0]), [-1]), axis=1)
+    return [found]
+
+
+@rule("", "SpaceToDepth")
+def space_to_depth(ctx: RuleContext) -> Gradients:
+    return [ctx.op.DepthToSpace(ctx.cotangent, blocksize=ctx.attribute("blocksize", 1), mode="DCR")]

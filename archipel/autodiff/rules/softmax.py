@@ -1,9 +1,17 @@
-"""Softmax and its logarithm, along one axis."""
+"""Softmax and its logarithm along one axis, and the losses that read it at a label."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
 from archipel.autodiff.context import RuleContext
 from archipel.autodiff.registry import Gradients, rule
+from archipel.autodiff.rules.reduce import nonzero
+from archipel.graph.build import Builder
+from archipel.graph.shapes import dims, dtype_of, static_size
 
 
 @rule("", "Softmax")
@@ -15,6 +23,127 @@ def softmax(ctx: RuleContext) -> Gradients:
 
 @rule("", "LogSoftmax")
 def log_softmax(ctx: RuleContext) -> Gradients:
+    return [_through_log_softmax(ctx.op, ctx.cotangent, ctx.output, ctx.attribute("axis", -1))]
+
+
+@rule("", "SoftmaxCrossEntropyLoss")
+def softmax_cross_entropy_loss(ctx: RuleContext) -> Gradients:
+    """Without any label that counts, the mean is NaN but its gradient is 0, as in PyTorch.
+
+    The forward node gives way to LogSoftmax and a gather, so that the logarithm is there for the gradient too.
+    """
+    op, g_logs = ctx.op, ctx.cotangents[1] if len(ctx.cotangents) > 1 else None
+    with op.after(ctx.node):
+        logs = op.LogSoftmax(ctx.input(0), axis=1)
+        picked = _pick(ctx, logs)
+        loss = _reduce(ctx, picked)
+    ctx.replace(loss, *[logs][: len(ctx.outputs) - 1])
+    factor = _factor(ctx, picked)
+    if g_logs is not None:
+        return [_through_log_softmax(op, _scatter(op, g_logs, picked, factor), logs, 1), None, *_weights(ctx, picked)]
+    # The scattered factors add up to themselves: no need to sum over the classes.
+    spread = factor if not dims(factor) else op.Unsqueeze(factor, [1])
+    return [_scatter(op, op.Mul(op.Exp(logs), spread), picked, factor), None, *_weights(ctx, picked)]
+
+
+@rule("", "NegativeLogLikelihoodLoss")
+def negative_log_likelihood_loss(ctx: RuleContext) -> Gradients:
+    """Without any label that counts, the mean is NaN but its gradient is 0, as in PyTorch."""
+    logs = ctx.input(0)
+    picked = _pick(ctx, logs)
+    zeros = ctx.op.full_like(logs, 0.0)
+    return [_scatter(ctx.op, zeros, picked, _factor(ctx, picked)), None, *_weights(ctx, picked)]
+
+
+@dataclass(frozen=True)
+class _Picked:
+    """What the loss reads. `labels` are valid class numbers, [batch, *spatial], as are the others."""
+
+    labels: ir.Value
+    index: ir.Value  # labels, [batch, 1, *spatial]
+    values: ir.Value  # -log p[label]
+    counts: ir.Value | None  # 0 where the label is ignored, else 1; None if all count
+    weights: ir.Value | None  # of each label, 0 where it is ignored; None if all are 1
+
+
+def _pick(ctx: RuleContext, logs: ir.Value) -> _Picked:
+    op, labels, table = ctx.op, ctx.input(1), ctx.optional(2)
+    counts = weights = None
+    ignored = ctx.attribute("ignore_index", None)
+    if ignored is not None:
+        # It may be no class at all, so the gather must not see it.
+        kind = dtype_of(labels)
+        kept = op.Not(op.Equal(labels, op.constant(ignored, kind)))
+        labels = op.Where(kept, labels, op.constant(0, kind))
+        counts = weights = op.Cast(kept, to=int(dtype_of(logs)))
+    if table is not None:
+        each = op.Gather(table, labels, axis=0)
+        weights = each if counts is None else op.Mul(each, counts)
+    index = op.Unsqueeze(labels, [1])
+    values = op.Neg(op.Squeeze(op.GatherElements(logs, index, axis=1), [1]))
+    return _Picked(labels, index, values, counts, weights)
+
+
+def _reduce(ctx: RuleContext, picked: _Picked) -> ir.Value:
+    """The loss itself."""
+    op, reduction = ctx.op, ctx.attribute("reduction", "mean")
+    values = picked.values if picked.weights is None else op.Mul(picked.values, picked.weights)
+    result: ir.Value = values
+    if reduction == "mean" and picked.weights is None:
+        result = op.ReduceMean(values, keepdims=0)
+    elif reduction != "none":
+        result = op.ReduceSum(values, keepdims=0)
+        if reduction == "mean":
+            result = op.Div(result, op.ReduceSum(picked.weights, keepdims=0))
+    return result
+
+
+def _share(ctx: RuleContext, picked: _Picked) -> ir.Value:
+    """The cotangent of each label's weighted loss: [batch, *spatial], or a scalar if all have the same."""
     op, g = ctx.op, ctx.cotangent
-    total = op.ReduceSum(g, [ctx.attribute("axis", -1)], keepdims=1)
-    return [op.Sub(g, op.Mul(op.Exp(ctx.output), total))]
+    if ctx.attribute("reduction", "mean") != "mean":
+        return g
+    result: ir.Value
+    count = static_size(dims(picked.labels))
+    if picked.weights is not None:
+        result = op.Div(g, nonzero(op, op.ReduceSum(picked.weights, keepdims=0)))
+    elif count is not None:
+        result = op.Mul(g, 1.0 / max(count, 1))
+    else:
+        result = op.Div(g, op.Cast(op.Size(picked.labels), to=int(dtype_of(g))))
+    return result
+
+
+def _factor(ctx: RuleContext, picked: _Picked) -> ir.Value:
+    """The cotangent of each label's -log p: [batch, *spatial], or a scalar if all have the same."""
+    share = _share(ctx, picked)
+    result: ir.Value = share if picked.weights is None else ctx.op.Mul(share, picked.weights)
+    return result
+
+
+def _scatter(op: Builder, onto: ir.Value, picked: _Picked, factor: ir.Value) -> ir.Value:
+    """Subtract the factor at the labels."""
+    updates = op.Neg(op.Unsqueeze(op.expand_like(factor, picked.labels), [1]))
+    result: ir.Value = op.ScatterElements(onto, picked.index, updates, axis=1, reduction="add")
+    return result
+
+
+def _weights(ctx: RuleContext, picked: _Picked) -> list[ir.Value]:
+    """The gradient of the class weights [classes], if it is asked for."""
+    if not ctx.wants(2):
+        return []
+    op, values = ctx.op, picked.values
+    if ctx.attribute("reduction", "mean") == "mean":
+        values = op.Sub(values, _reduce(ctx, picked))
+    each = op.Mul(values, _share(ctx, picked))
+    if picked.counts is not None:
+        each = op.Mul(each, picked.counts)
+    flat = op.constant(np.array([-1], np.int64))
+    zeros = op.full_like(ctx.input(2), 0.0)
+    return [op.ScatterElements(zeros, op.Reshape(picked.labels, flat), op.Reshape(each, flat), axis=0, reduction="add")]
+
+
+def _through_log_softmax(op: Builder, g: ir.Value, y: ir.Value, axis: int) -> ir.Value:
+    total = op.ReduceSum(g, [axis], keepdims=1)
+    result: ir.Value = op.Sub(g, op.Mul(op.Exp(y), total))
+    return result

@@ -7,11 +7,10 @@ from functools import cache
 from typing import Any
 
 import onnx_ir as ir
-import onnx_ir.passes.common as common
 
 from archipel.graph.build import Builder
 from archipel.graph.passes.accumulate import accumulate_in_gemm, concatenate_pads
-from archipel.graph.passes.cleanup import remove_dead_code, share_subexpressions
+from archipel.graph.passes.cleanup import remove_dead_code, remove_identities, share_subexpressions
 from archipel.graph.passes.zeros import remove_zeros
 
 PASSES: tuple[Callable[[Builder], None], ...] = (remove_zeros, concatenate_pads, accumulate_in_gemm)
@@ -43,7 +42,7 @@ def _rewrite(model: ir.Model) -> None:
     from onnxscript.rewriter import rewrite
 
     rewrite(model, pattern_rewrite_rules=_rules())
-    common.IdentityEliminationPass()(model)
+    remove_identities(model)
 
 
 @cache

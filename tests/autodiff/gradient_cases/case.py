@@ -22,6 +22,8 @@ class Case:
     `constants`: indices of inputs that are initializers. `free`: per input the axes that are declared symbolic.
     `rank` declares that of the output, where ONNX's inference does not find it.
     `torch` computes the same with PyTorch, from the inputs as tensors: the first output, or a tuple of those in `of`.
+    `single`: the operator exists in float32 only, too coarse for finite differences (which do not see quantization at
+    all); `torch` alone, in float64, says what its gradient is.
     `outputs` is how many the node has ("" in `unused` leaves one out), `of` which of them have cotangents.
     """
 
@@ -35,6 +37,7 @@ class Case:
     rank: int | None = None
     of: tuple[int, ...] = (0,)
     unused: frozenset[int] = frozenset()
+    single: bool = False
 
     @property
     def output_names(self) -> list[str]:

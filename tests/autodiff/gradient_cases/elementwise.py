@@ -21,6 +21,35 @@ def unary(draw: Draw, op_type: str, function: object, values: object) -> Case:
 
 
 @st.composite
+def power(draw: Draw) -> Case:
+    left, right = broadcast_shapes(draw, 2)
+    free = {0: free_axes(draw, left), 1: free_axes(draw, right)}
+    if draw(st.booleans()):
+        return Case("Pow", [positive(draw, *left), normal(draw, *right)], free=free, torch=torch.pow)
+    # Whole exponents, 0 among them, take any base.
+    exponent = np.round(normal(draw, *right) * 2)
+    kind = draw(st.sampled_from([np.float64, np.int64, np.int32]))
+    constants = frozenset({1}) if kind is not np.float64 or draw(st.booleans()) else frozenset()
+    base = positive(draw, *left) if not constants else away_from_zero(draw, *left)
+    return Case("Pow", [base, np.asarray(exponent.astype(kind))], constants=constants, free=free, torch=torch.pow)
+
+
+@st.composite
+def scalar_power(draw: Draw) -> Case:
+    shape = draw(shapes())
+    exponent = np.full(draw(st.sampled_from([[], [1]])), draw(st.sampled_from([0.0, 0.5, 1.0, 2.0, 3.0, -1.5])))
+    free = {0: free_axes(draw, shape)}
+    return Case("Pow", [positive(draw, *shape), exponent], constants=frozenset({1}), free=free, torch=torch.pow)
+
+
+@st.composite
+def variadic(draw: Draw, op_type: str, function: object) -> Case:
+    inputs = broadcast_shapes(draw, draw(st.integers(1, 4)))
+    free = {i: free_axes(draw, shape) for i, shape in enumerate(inputs)}
+    return Case(op_type, [normal(draw, *shape) for shape in inputs], free=free, torch=lambda *x: function(x))
+
+
+@st.composite
 def where(draw: Draw) -> Case:
     condition, left, right = broadcast_shapes(draw, 3)
     inputs = [normal(draw, *condition) > 0, normal(draw, *left), normal(draw, *right)]
@@ -44,7 +73,18 @@ CASES = {
     ("", "Exp"): unary("Exp", torch.exp, normal),
     ("", "Log"): unary("Log", torch.log, positive),
     ("", "Sqrt"): unary("Sqrt", torch.sqrt, positive),
-    ("", "Relu"): unary("Relu", torch.relu, away_from_zero),
+    ("", "Abs"): unary("Abs", torch.abs, away_from_zero),
+    ("", "Reciprocal"): unary("Reciprocal", torch.reciprocal, away_from_zero),
+    ("", "Sin"): unary("Sin", torch.sin, normal),
+    ("", "Cos"): unary("Cos", torch.cos, normal),
+    ("", "Erf"): unary("Erf", torch.erf, normal),
+    ("", "Pow"): st.one_of(power(), scalar_power()),
+    ("", "Sum"): variadic("Sum", sum),
+    ("", "Mean"): variadic("Mean", lambda x: sum(x) / len(x)),
+    ("", "Sign"): unary("Sign", torch.sign, away_from_zero),
+    ("", "Floor"): unary("Floor", torch.floor, normal),
+    ("", "Ceil"): unary("Ceil", torch.ceil, normal),
+    ("", "Round"): unary("Round", torch.round, normal),
     ("", "Identity"): unary("Identity", torch.clone, normal),
     ("", "Where"): where(),
     ("", "Cast"): cast(),

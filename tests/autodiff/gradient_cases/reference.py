@@ -1,11 +1,15 @@
 """onnx.reference in float64, with PyTorch behind the operators that it cannot run in every legal form.
 
 Its ConvTranspose fails with groups, its MaxPool with windows that lie in the padding, its GatherElements with fewer
-indices than data.
+indices than data, its Pad with negative pads, and its
+Slice takes nothing where a start before the first element means the first, going backwards.
+Its Erf (so its
+Gelu too) rounds to float32, its Softsign fails with scalars, its Mean with broadcasting.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -20,7 +24,10 @@ POOL = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
 
 
 def evaluator(model: onnx.ModelProto | bytes) -> ReferenceEvaluator:
-    return ReferenceEvaluator(model, new_ops=[ConvTranspose, MaxPool, GatherElements])
+    return ReferenceEvaluator(
+        model,
+        new_ops=[*POINTWISE, ConvTranspose, MaxPool, GatherElements, Pad, Slice, GroupNormalization, LpNormalization],
+    )
 
 
 class ConvTranspose(OpRun):
@@ -73,3 +80,69 @@ class GatherElements(OpRun):
         axis = axis or 0
         positive = np.where(indices < 0, indices + data.shape[axis], indices).astype(np.int64)
         return (torch.gather(torch.tensor(data), axis, torch.tensor(positive)).numpy(),)
+
+
+class Pad(OpRun):
+    op_domain = ""
+
+    def _run(self, x: Any, pads: Any, value: Any = None, axes: Any = None, mode: Any = None) -> tuple[np.ndarray]:
+        axes = range(x.ndim) if axes is None else [int(axis) % x.ndim for axis in axes]
+        width = [(0, 0)] * x.ndim
+        for axis, before, after in zip(axes, pads, pads[len(axes) :]):
+            width[axis] = (int(before), int(after))
+        # What is cut off is no part of what is repeated.
+        kept = x[tuple(slice(max(-b, 0), size - max(-a, 0)) for size, (b, a) in zip(x.shape, width))]
+        extra = [(max(b, 0), max(a, 0)) for b, a in width]
+        if mode not in (None, "constant"):
+            return (np.pad(kept, extra, mode),)
+        return (np.pad(kept, extra, constant_values=0 if value is None else np.asarray(value).item()),)
+
+
+class Slice(OpRun):
+    op_domain = ""
+
+    def _run(self, x: Any, starts: Any, ends: Any, axes: Any = None, steps: Any = None) -> tuple[np.ndarray]:
+        for i, axis in enumerate(range(len(starts)) if axes is None else axes):
+            step = 1 if steps is None else int(steps[i])
+            x = np.take(x, sliced(x.shape[axis], int(starts[i]), int(ends[i]), step), axis)
+        return (x,)
+
+
+def sliced(size: int, start: int, end: int, step: int) -> list[int]:
+    """The positions that Slice-13 takes of an axis of this size, with its clamping."""
+    start, end = (bound + size if bound < 0 else bound for bound in (start, end))
+    if step > 0:
+        return list(range(min(max(start, 0), size), min(max(end, 0), size), step))
+    return list(range(min(max(start, 0), size - 1), min(max(end, -1), size - 1), step))
+
+
+def pointwise(op_type: str, function: Callable[..., torch.Tensor]) -> type[OpRun]:
+    def run(self: OpRun, *inputs: Any, **given: Any) -> tuple[np.ndarray]:
+        return (function(*map(torch.tensor, inputs), **given).numpy(),)
+
+    return type(op_type, (OpRun,), {"op_domain": "", "_run": run})
+
+
+POINTWISE = [
+    pointwise("Erf", torch.erf),
+    pointwise("Gelu", lambda x, approximate="none": F.gelu(x, approximate=approximate or "none")),
+    pointwise("Softsign", F.softsign),
+    pointwise("Mean", lambda *inputs: sum(inputs) / len(inputs)),
+]
+
+
+class GroupNormalization(OpRun):
+    op_domain = ""
+
+    def _run(
+        self, x: Any, scale: Any, bias: Any, epsilon: Any = None, num_groups: Any = None, stash_type: Any = None
+    ) -> tuple[np.ndarray]:
+        tensors = [torch.tensor(value) for value in (x, scale, bias)]
+        return (F.group_norm(tensors[0], num_groups, *tensors[1:], eps=epsilon).numpy(),)
+
+
+class LpNormalization(OpRun):
+    op_domain = ""
+
+    def _run(self, x: Any, axis: int | None = None, p: int | None = None) -> tuple[np.ndarray]:
+        return (F.normalize(torch.tensor(x), p=p, dim=axis, eps=1e-300).numpy(),)

@@ -1,0 +1,96 @@
+"""InstanceNormalization and GroupNormalization: rows of one example that are normalized on their own."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from archipel.autodiff.context import RuleContext
+from archipel.autodiff.registry import Gradients, rule
+from archipel.autodiff.rules.normalization import EPSILON, HALVES, backward, cast, elements_per, fill, project, trained
+from archipel.graph.build import Builder
+from archipel.graph.shapes import dims, dtype_of, rank
+
+
+@rule("", "InstanceNormalization")
+def instance_normalization(ctx: RuleContext) -> Gradients:
+    """input [batch, channels, *spatial], scale and B [channels] (ONNX InstanceNormalization-6).
+
+    BatchNormalization of one example whose channels are all the rows; it gives their statistics along.
+    """
+    op, x, scale, bias = ctx.op, ctx.input(0), ctx.input(1), ctx.input(2)
+    channels, epsilon = _channels(ctx, scale), ctx.attribute("epsilon", EPSILON)
+    with op.after(ctx.node):
+        rows, scales = _rows(op, x, channels), _each_example(op, scale, x)
+        y, batch = trained(op, rows, scales, _each_example(op, bias, x), epsilon)
+        ctx.replace(op.reshape_like(y, x))
+    grad_x, per_scale, per_bias = backward(op, rows, _rows(op, ctx.cotangent, channels), batch, scales)
+    count = elements_per(op, batch.mean, rows)
+    summed = [
+        op.Mul(op.ReduceSum(op.Reshape(v, [-1, channels]), [0], keepdims=0), count) for v in (per_scale, per_bias)
+    ]
+    return [op.reshape_like(grad_x, x), *summed]
+
+
+@rule("", "GroupNormalization")
+def group_normalization(ctx: RuleContext) -> Gradients:
+    """X [batch, channels, *spatial], scale and bias [channels], num_groups, stash_type (ONNX GroupNormalization-21)."""
+    op, inputs = ctx.op, [ctx.input(i) for i in range(3)]
+    channels, groups = _channels(ctx, inputs[1]), ctx.attribute("num_groups", 1)
+    epsilon, dtype = ctx.attribute("epsilon", EPSILON), dtype_of(inputs[0])
+    # Types of 16 bits are normalized in a larger one, as stash_type asks; 64 bits stay.
+    compute = ir.DataType(ctx.attribute("stash_type", 1)) if dtype in HALVES else dtype
+    with op.after(ctx.node):
+        x, scale, bias = (cast(op, v, compute) for v in inputs)
+        rows = _rows(op, x, groups)
+        sizes = op.Slice(op.shape_of(rows), [1], [2])
+        one, zero = (op.Expand(op.constant([content], compute), sizes) for content in (1.0, 0.0))
+        normalized, batch = trained(op, rows, one, zero, epsilon)
+        affine = [fill(op, scale, 0.0), fill(op, scale, 1.0)]
+        y = op.BatchNormalization(op.reshape_like(normalized, x), scale, bias, *affine, epsilon=0.0)
+        ctx.replace(cast(op, y, dtype))
+    g = cast(op, ctx.cotangent, compute)
+    inner = list(range(2, rank(x)))
+    # Means over a channel of each example [batch, channels], from which everything else follows.
+    of_g, of_product = (op.ReduceMean(v, inner, keepdims=0) if inner else v for v in (g, op.Mul(g, x)))
+    split = [0, groups, channels // groups]
+    column = [-1, groups, 1]
+    grouped = op.Reshape(of_g, split)
+    deviation = op.Reshape(op.Sqrt(op.Add(batch.var, epsilon)), column)
+    centered = op.Sub(op.Reshape(of_product, split), op.Mul(op.Reshape(batch.mean, column), grouped))
+    along = op.Div(centered, deviation)
+    per_group = op.Reshape(scale, [groups, channels // groups])
+    slope, shift = (op.Reshape(op.ReduceMean(op.Mul(v, per_group), [2], keepdims=0), [-1]) for v in (along, grouped))
+    scaled = op.Mul(g, op.Reshape(scale, [channels] + [1] * len(inner)))
+    grad_x = project(op, rows, _rows(op, scaled, groups), batch, slope, shift)
+    count = elements_per(op, of_g, x)
+    summed = [op.Mul(op.Reshape(op.ReduceSum(v, [0], keepdims=0), [channels]), count) for v in (along, grouped)]
+    grads = [op.reshape_like(grad_x, x), *summed]
+    return [cast(op, v, dtype_of(given)) for v, given in zip(grads, inputs)]
+
+
+def _channels(ctx: RuleContext, scale: ir.Value) -> int:
+    for size in (dims(scale)[0], dims(ctx.input(0))[1]):
+        if isinstance(size, int):
+            return size
+    ctx.refuse("scale", f"its size must be fixed, its shape is {list(dims(scale))}")
+
+
+def _rows(op: Builder, x: ir.Value, per_example: int) -> ir.Value:
+    """[batch, channels, *spatial] as [1, batch * per_example, the rest]."""
+    batch = dims(x)[0]
+    result: ir.Value
+    if isinstance(batch, int):
+        result = op.Reshape(x, [1, batch * per_example, -1])
+    else:
+        rows = op.Mul(op.Shape(x, end=1), [per_example])
+        result = op.Reshape(x, op.Concat([1], rows, [-1], axis=0))
+        result.shape = ir.Shape([1, None, None])
+    return result
+
+
+def _each_example(op: Builder, per_channel: ir.Value, x: ir.Value) -> ir.Value:
+    """[channels] -> [batch * channels]"""
+    both = dims(x)[:2]
+    target = list(both) if all(isinstance(d, int) for d in both) else op.Shape(x, end=2)
+    result: ir.Value = op.Reshape(op.Expand(per_channel, target), [-1])
+    return result

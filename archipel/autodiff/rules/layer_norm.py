@@ -1,0 +1,114 @@
+"""LayerNormalization and LpNormalization."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from archipel.autodiff.context import RuleContext
+from archipel.autodiff.registry import Gradients, rule
+from archipel.autodiff.rules.normalization import EPSILON, HALVES, Statistics, cast, elements_per, project
+from archipel.graph.build import Builder
+from archipel.graph.shapes import dims, dtype_of, rank
+
+
+@rule("", "LayerNormalization")
+def layer_normalization(ctx: RuleContext) -> Gradients:
+    """X [*rows, *normalized], Scale and B broadcast to [*normalized]; cotangents of Mean and InvStdDev count as well
+    (ONNX LayerNormalization-17).
+
+    As a matrix [rows, columns]: with p = g * X every sum is a product of p or g with a vector, so that normalized X
+    is never computed, and a row is scaled and shifted as BatchNormalization does its channels.
+    """
+    op, given, n = ctx.op, ctx.input(0), rank(ctx.input(0))
+    axis = ctx.attribute("axis", -1) % n
+    stash = ir.DataType(ctx.attribute("stash_type", 1))
+    dtype = stash if dtype_of(given) in HALVES else dtype_of(given)
+    x = op.Flatten(cast(op, given, dtype), axis=axis)
+    scale = _columns(ctx, 1, axis, dtype)
+    mean, inverse = _statistics(ctx, x, stash, dtype)
+    to_y, to_mean, to_inverse = (*ctx.cotangents, None, None)[:3]
+    g = op.Flatten(cast(op, op.full_like(given, 0.0) if to_y is None else to_y, dtype), axis=axis)
+    count = elements_per(op, mean, x)
+
+    product, column = op.Mul(g, x), op.Reshape(op.Div(scale, count), [-1, 1])
+    shift = op.Reshape(op.MatMul(g, column), [-1])
+    weighted = op.Reshape(op.MatMul(product, column), [-1])
+    slope = op.Mul(op.Sub(weighted, op.Mul(mean, shift)), inverse)
+    if to_mean is not None:
+        each = op.Div(_row(op, to_mean, dtype), count)
+        shift = op.Sub(shift, op.Div(each, inverse))
+    if to_inverse is not None:
+        each = op.Div(_row(op, to_inverse, dtype), count)
+        slope = op.Add(slope, op.Mul(each, inverse))
+    rows = Statistics(mean, op.Reciprocal(op.Mul(inverse, inverse)), 0.0)
+    channels = [op.Unsqueeze(v, [0]) for v in (x, op.Mul(g, scale))]
+    grad_x = op.reshape_like(project(op, channels[0], channels[1], rows, slope, shift), given)
+
+    weights = op.Unsqueeze(inverse, [0])
+    grad_scale = op.Sub(op.MatMul(weights, product), op.MatMul(op.Mul(weights, op.Unsqueeze(mean, [0])), g))
+    grads = [cast(op, grad_x, dtype_of(given)), _reduce_columns(ctx, grad_scale, 1, axis)]
+    if ctx.optional(2) is not None:
+        grads.append(_reduce_columns(ctx, op.ReduceSum(g, [0], keepdims=1), 2, axis))
+    return grads
+
+
+def _statistics(ctx: RuleContext, x: ir.Value, stash: ir.DataType, dtype: ir.DataType) -> tuple[ir.Value, ir.Value]:
+    """Mean and inverse deviation of each row: outputs of the forward node, if their type is wide enough."""
+    op, epsilon = ctx.op, ctx.attribute("epsilon", EPSILON)
+    if stash != dtype:
+        mean = op.ReduceMean(x, [1], keepdims=1)
+        centered = op.Sub(x, mean)
+        var = op.ReduceMean(op.Mul(centered, centered), [1], keepdims=0)
+        return op.Reshape(mean, [-1]), op.Reciprocal(op.Sqrt(op.Add(var, epsilon)))
+    node = ctx.node
+    if len(node.outputs) == 3 and all(value.name for value in node.outputs):
+        return _row(op, node.outputs[1], dtype), _row(op, node.outputs[2], dtype)
+    with op.after(node):
+        found = op.LayerNormalization(
+            *node.inputs, axis=ctx.attribute("axis", -1), epsilon=epsilon, stash_type=int(stash), _outputs=3
+        )
+    ctx.replace(*found[: len(node.outputs)])
+    return _row(op, found[1], dtype), _row(op, found[2], dtype)
+
+
+def _columns(ctx: RuleContext, index: int, axis: int, dtype: ir.DataType) -> ir.Value:
+    """Scale as [columns], repeated where it is broadcast along them."""
+    op, x, value = ctx.op, ctx.input(0), cast(ctx.op, ctx.input(index), dtype)
+    lead = dims(value)[: max(rank(value) - rank(x) + axis, 0)]
+    if any(d != 1 for d in lead):
+        ctx.refuse("Scale", f"differs between the rows that are normalized, its shape is {list(dims(value))}")
+    normalized = dims(x)[axis:]
+    if dims(value)[len(lead) :] != normalized:
+        fixed = all(isinstance(d, int) for d in normalized)
+        value = op.Expand(value, list(normalized) if fixed else op.Shape(x, start=axis))
+    result: ir.Value = op.Reshape(value, [-1])
+    return result
+
+
+def _reduce_columns(ctx: RuleContext, row: ir.Value, index: int, axis: int) -> ir.Value:
+    """The adjoint of `_columns`, for row [1, columns]."""
+    op, x, value = ctx.op, ctx.input(0), ctx.input(index)
+    normalized = dims(x)[axis:]
+    fixed = all(isinstance(d, int) for d in normalized)
+    full = op.Reshape(row, list(normalized) if fixed else op.Shape(x, start=axis))
+    full.shape = ir.Shape(normalized)
+    extra = rank(value) - len(normalized)
+    if extra > 0:
+        full = op.Unsqueeze(full, list(range(extra)))
+    return cast(op, op.sum_to(full, value), dtype_of(value))
+
+
+@rule("", "LpNormalization")
+def lp_normalization(ctx: RuleContext) -> Gradients:
+    """input / norm along one axis, p 1 or 2 (ONNX LpNormalization-1)."""
+    op, x, y, g = ctx.op, ctx.input(0), ctx.output, ctx.cotangent
+    axes = [ctx.attribute("axis", -1)]
+    p = ctx.attribute("p", 2)
+    direction = op.Sign(x) if p == 1 else y
+    norm = (op.ReduceL1 if p == 1 else op.ReduceL2)(x, axes, keepdims=1)
+    return [op.Div(op.Sub(g, op.Mul(direction, op.ReduceSum(op.Mul(g, y), axes, keepdims=1))), norm)]
+
+
+def _row(op: Builder, statistic: ir.Value, dtype: ir.DataType) -> ir.Value:
+    result: ir.Value = op.Reshape(cast(op, statistic, dtype), [-1])
+    return result

@@ -1,0 +1,178 @@
+"""BatchNormalization, and what the other normalizations share with it.
+
+In inference mode the operator is one pass over the data, `scale * (v - mean) / sqrt(var + epsilon) + shift` for each
+channel, and ONNX Runtime has no faster way to scale and shift channels. So the gradients are made of it, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from archipel.autodiff.context import RuleContext
+from archipel.autodiff.registry import Gradients, rule
+from archipel.graph.build import Builder
+from archipel.graph.shapes import dims, dtype_of, is_static, rank, static_size
+
+EPSILON = float(np.float32(1e-5))
+"""ONNX's default; attributes are float32."""
+HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+"""Types whose statistics are computed in the larger type that stash_type names."""
+_MOMENTUM = float(np.float32(0.9))
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Mean and variance of each channel, [channels]; the deviation is sqrt(var + epsilon)."""
+
+    mean: ir.Value
+    var: ir.Value
+    epsilon: float
+
+
+@rule("", "BatchNormalization")
+def batch_normalization(ctx: RuleContext) -> Gradients:
+    """X [batch, channels, *spatial], or [batch] of one channel; scale, B, mean, var [channels]
+    (ONNX BatchNormalization-15)."""
+    types = {dtype_of(ctx.input(i)) for i in range(5)}
+    if len(types) > 1:
+        ctx.refuse("inputs", f"X, scale and statistics have types {sorted(map(str, types))}; cast them to one")
+    return _training(ctx) if ctx.attribute("training_mode", 0) else _inference(ctx)
+
+
+def _inference(ctx: RuleContext) -> Gradients:
+    op, scale, mean, var = ctx.op, ctx.input(1), ctx.input(3), ctx.input(4)
+    epsilon = ctx.attribute("epsilon", EPSILON)
+    x, g = _channels_second(op, ctx.input(0)), _channels_second(op, ctx.cotangent)
+    spread = Statistics(fill(op, mean, 0.0), var, epsilon)
+    grad_bias = _over_channels(op, op.ReduceSum, g)
+    product = _over_channels(op, op.ReduceSum, op.Mul(g, x))
+    grad_scale = _standardize_row(op, product, Statistics(op.Mul(mean, grad_bias), var, epsilon))
+    grad_mean = op.Neg(_standardize_row(op, grad_bias, spread, scale))
+    grad_var = op.Mul(op.Div(op.Mul(scale, grad_scale), op.Add(var, epsilon)), -0.5)
+    grad_x = op.reshape_like(standardize(op, g, spread, scale), ctx.input(0))
+    return [grad_x, grad_scale, grad_bias, grad_mean, grad_var]
+
+
+def _training(ctx: RuleContext) -> Gradients:
+    """Statistics of the batch, for which the forward node is asked instead of the running ones."""
+    op, x, scale = ctx.op, ctx.input(0), ctx.input(1)
+    epsilon, momentum = ctx.attribute("epsilon", EPSILON), ctx.attribute("momentum", _MOMENTUM)
+    with op.after(ctx.node):
+        y, batch = trained(op, x, scale, ctx.input(2), epsilon)
+        running = [
+            op.Add(op.Mul(before, momentum), op.Mul(found, 1.0 - momentum))
+            for before, found in ((ctx.input(3), batch.mean), (ctx.input(4), batch.var))
+        ]
+    ctx.replace(*[y, *running][: len(ctx.outputs)])
+    g, to_mean, to_var = (*ctx.cotangents, None, None)[:3]
+    flat = _channels_second(op, x)
+    count = elements_per(op, batch.mean, x)
+    grad_x = grad_scale = grad_bias = None
+    if g is not None:
+        grad_x, per_scale, per_bias = backward(op, flat, _channels_second(op, g), batch, scale)
+        grad_scale, grad_bias = op.Mul(per_scale, count), op.Mul(per_bias, count)
+    if to_mean is not None or to_var is not None:
+        # d mean / dx = 1 / n and d var / dx = 2 (x - mean) / n: affine in x for each channel as well.
+        share = op.Div(op.constant(1.0 - momentum, dtype_of(x)), count)
+        slope, shift = fill(op, batch.mean, 0.0), None if to_mean is None else op.Mul(to_mean, share)
+        if to_var is not None:
+            slope = op.Mul(op.Mul(to_var, share), op.Mul(op.Sqrt(op.Add(batch.var, epsilon)), 2.0))
+        statistics = standardize(op, flat, batch, slope, shift)
+        grad_x = statistics if grad_x is None else op.Add(grad_x, statistics)
+    return [
+        None if grad_x is None else op.reshape_like(grad_x, x),
+        grad_scale,
+        grad_bias,
+        None if to_mean is None else op.Mul(to_mean, momentum),
+        None if to_var is None else op.Mul(to_var, momentum),
+    ]
+
+
+def trained(op: Builder, x: ir.Value, scale: ir.Value, bias: ir.Value, epsilon: float) -> tuple[ir.Value, Statistics]:
+    """Normalize the channels of `x` with their own statistics.
+
+    The operator's running statistics with momentum 0 are those of the batch; so what ran before (here: any value of
+    that shape) does not matter, and nothing is computed twice.
+    """
+    y, mean, var = op.BatchNormalization(
+        x, scale, bias, bias, scale, training_mode=1, momentum=0.0, epsilon=epsilon, _outputs=3
+    )
+    return y, Statistics(mean, var, epsilon)
+
+
+def backward(
+    op: Builder, x: ir.Value, g: ir.Value, batch: Statistics, scale: ir.Value
+) -> tuple[ir.Value, ir.Value, ir.Value]:
+    """The adjoint of `trained`: gradient of x, and those of scale and bias divided by the elements of a channel."""
+    per_bias = _over_channels(op, op.ReduceMean, g)
+    product = _over_channels(op, op.ReduceMean, op.Mul(g, x))
+    per_scale = _standardize_row(op, product, Statistics(op.Mul(batch.mean, per_bias), batch.var, batch.epsilon))
+    return project(op, x, g, batch, per_scale, per_bias, scale), per_scale, per_bias
+
+
+def project(
+    op: Builder,
+    x: ir.Value,
+    g: ir.Value,
+    batch: Statistics,
+    slope: ir.Value,
+    shift: ir.Value,
+    scale: ir.Value | None = None,
+) -> ir.Value:
+    """scale / deviation * (g - slope * standardized x - shift) for each channel, in three passes."""
+    away = op.Sub(g, standardize(op, x, batch, slope, shift))
+    return standardize(op, away, Statistics(fill(op, batch.mean, 0.0), batch.var, batch.epsilon), scale)
+
+
+def standardize(
+    op: Builder, v: ir.Value, by: Statistics, scale: ir.Value | None = None, shift: ir.Value | None = None
+) -> ir.Value:
+    """scale * (v - mean) / deviation + shift for v [batch, channels, ...]; by default scale is 1 and shift 0."""
+    one = fill(op, by.mean, 1.0) if scale is None else scale
+    zero = fill(op, by.mean, 0.0) if shift is None else shift
+    result: ir.Value = op.BatchNormalization(v, one, zero, by.mean, by.var, epsilon=by.epsilon)
+    return result
+
+
+def fill(op: Builder, like: ir.Value, content: float) -> ir.Value:
+    """`content` in the shape of `like`; a constant where that is fixed."""
+    shape = dims(like)
+    if is_static(shape):
+        return op.constant(np.full([d for d in shape if isinstance(d, int)], content), dtype_of(like))
+    return op.full_like(like, content)
+
+
+def elements_per(op: Builder, part: ir.Value, whole: ir.Value) -> ir.Value:
+    """How many elements of `whole` there are for each one of `part`: a scalar of its type."""
+    have, want = static_size(dims(whole)), static_size(dims(part))
+    if have is not None and want:
+        return op.constant(have / want, dtype_of(whole))
+    found: ir.Value = op.Cast(op.Div(op.Size(whole), op.Size(part)), to=int(dtype_of(whole)))
+    return found
+
+
+def cast(op: Builder, v: ir.Value, dtype: ir.DataType) -> ir.Value:
+    result: ir.Value = v if v.dtype == dtype else op.Cast(v, to=int(dtype))
+    return result
+
+
+def _standardize_row(op: Builder, v: ir.Value, by: Statistics, scale: ir.Value | None = None) -> ir.Value:
+    """`standardize` for v [channels]: one node instead of four small ones."""
+    return op.reshape_like(standardize(op, op.Unsqueeze(v, [0]), by, scale), v)
+
+
+def _over_channels(op: Builder, reduce: Callable[..., ir.Value], v: ir.Value) -> ir.Value:
+    """Sum or mean over all axes but the second. Two steps, as the first reads memory in order."""
+    inner = list(range(2, rank(v)))
+    each = reduce(v, inner, keepdims=0) if inner else v
+    return reduce(each, [0], keepdims=0)
+
+
+def _channels_second(op: Builder, v: ir.Value) -> ir.Value:
+    # ONNX takes a single axis as the batch, of one channel.
+    result: ir.Value = v if rank(v) > 1 else op.Unsqueeze(v, [1])
+    return result

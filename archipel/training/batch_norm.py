@@ -1,0 +1,135 @@
+"""BatchNormalization in training and evaluation: running statistics as state, as constants, or folded away."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import onnx_ir as ir
+
+from archipel.errors import TrainingError
+from archipel.graph.build import Builder
+from archipel.graph.model import Model
+from archipel.graph.parameters import parameter_names, record_parameters, statistics
+from archipel.graph.passes import remove_dead_code
+from archipel.graph.shapes import constant_array, dims, dtype_of
+from archipel.training.assembly import Assembly
+
+BatchNorm = Literal["train", "frozen", "folded"]
+
+_TAKES_OVER = ("Conv", "ConvTranspose", "Gemm")
+_MOMENTUM = 0.9  # BatchNormalization-15
+Average = tuple[ir.Value, ir.Value]
+"""A running statistic before the step (an input), and after it."""
+
+
+def prepared(model: Model, batch_norm: BatchNorm) -> Model:
+    """A copy that normalizes with its own statistics, BatchNormalization folded into the layer before if asked to.
+
+    A Conv, ConvTranspose or Gemm whose result nothing else reads takes it over: its weight keeps its name, a bias that
+    it did not have is called `<weight>_bias`. Other BatchNormalization stays as it is.
+    """
+    if batch_norm not in get_args(BatchNorm):
+        raise TrainingError(f"batch_norm must be 'train', 'frozen' or 'folded', is {batch_norm!r}")
+    result = model.copy()
+    for node in result.ir.graph.all_nodes():
+        if _is_batch_norm(node):
+            _use_running(node)
+    if batch_norm == "folded":
+        _fold(result.ir)
+    return result
+
+
+def track(work: Assembly) -> list[Average]:
+    """Let every BatchNormalization normalize with the batch's statistics and keep running ones as state.
+
+    running' = momentum running + (1 - momentum) batch, with the variance as PyTorch estimates it: over N - 1 of the N
+    elements of a channel, where BatchNormalization-15 itself divides by N. A layer that is used twice moves its
+    statistics twice. Raises TrainingError where they are not initializers of their own.
+    """
+    op = work.op
+    layers = _layers(work)
+    now: dict[ir.Value, ir.Value] = {}
+    for node, source, averages in layers:
+        momentum = node.attributes.get_float("momentum", _MOMENTUM)
+        node.attributes["training_mode"] = ir.AttrInt64("training_mode", 1)
+        node.resize_outputs(3)
+        for i, average in enumerate(averages, 1):
+            before, after = now.get(average, average), node.outputs[i]
+            node.replace_input_with(i + 2, before)
+            after.name, after.shape = op.unique(f"{average.name}/running"), average.shape
+            after.dtype = dtype_of(average)
+            with op.scope(f"{node.name}.statistics"):
+                now[average] = after if i == 1 else _unbiased(op, source, before, after, momentum)
+    return list(now.items())
+
+
+def remember(work: Assembly) -> None:
+    """Let every BatchNormalization normalize with the running statistics that training keeps: state inputs."""
+    _layers(work)
+
+
+def _layers(work: Assembly) -> list[tuple[ir.Node, ir.Value, tuple[ir.Value, ir.Value]]]:
+    """Each BatchNormalization with its input, and its running mean and variance made state."""
+    known = set(statistics(work.model.ir))
+    found = []
+    for node in work.graph:
+        if not _is_batch_norm(node):
+            continue
+        source, *_, mean, variance = node.inputs
+        if source is None or mean is None or variance is None or not {mean.name, variance.name} <= known:
+            raise TrainingError(
+                f"BatchNormalization {node.name!r}: its running mean and variance are not initializers of its own, so "
+                "they cannot become state; use batch_norm='frozen'"
+            )
+        found.append((node, source, (mean, variance)))
+    for average in dict.fromkeys(value for *_, averages in found for value in averages):
+        work.stored(average)
+    return found
+
+
+def _unbiased(op: Builder, source: ir.Value, before: ir.Value, after: ir.Value, momentum: float) -> ir.Value:
+    """What the batch added to the running variance, times N / (N - 1)."""
+    dtype = int(dtype_of(after))
+    channels = dims(after)[0]
+    count = op.Div(op.Cast(op.Size(source), to=dtype), float(channels))  # type: ignore[arg-type]
+    extra = op.Div(op.Sub(after, op.Mul(before, momentum)), op.Max(op.Sub(count, 1.0), 1.0))
+    result: ir.Value = op.Add(after, extra)
+    return result
+
+
+def _is_batch_norm(node: ir.Node) -> bool:
+    return node.op_type == "BatchNormalization" and node.domain == ""
+
+
+def _use_running(node: ir.Node) -> None:
+    if any(list(value.uses()) or value.is_graph_output() for value in node.outputs[1:]):
+        raise TrainingError(
+            f"BatchNormalization {node.name!r}: the model reads its running statistics as results; export the model "
+            "for inference (training_mode=0)"
+        )
+    node.attributes.pop("training_mode", None)
+    node.resize_outputs(1)
+
+
+def _fold(model: ir.Model) -> None:
+    from onnxscript.rewriter import rewrite
+    from onnxscript.rewriter.rules import common as rules
+
+    known = parameter_names(model)
+    for node in model.graph:
+        # A bias of zeros that the exporter made up is none, and may be shared, which would keep layers from folding.
+        bias = node.inputs[2] if node.op_type in _TAKES_OVER and len(node.inputs) == 3 else None
+        content = constant_array(bias)
+        if bias is not None and bias.name not in known and content is not None and not content.any():
+            node.resize_inputs(2)
+    before = set(model.graph.initializers)
+    rewrite(
+        model,
+        pattern_rewrite_rules=[
+            rules.fuse_batchnorm_into_conv_rule,
+            rules.fuse_batchnorm_into_conv_transpose_rule,
+            rules.fuse_batchnorm_into_gemm_rule,
+        ],
+    )
+    remove_dead_code(model)
+    record_parameters(model, [name for name in model.graph.initializers if name in known or name not in before])

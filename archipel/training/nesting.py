@@ -1,0 +1,104 @@
+"""A graph's nodes as the body of a loop: over minibatches, or over the examples of one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
+
+import msgspec
+import onnx_ir as ir
+
+from archipel.autodiff.activity import dependencies
+from archipel.bundle.roles import (
+    Example,
+    ExampleWeight,
+    Label,
+    Metric,
+    Noise,
+    Parameter,
+    Personal,
+    Port,
+    Program,
+    State,
+    Step,
+)
+from archipel.errors import TrainingError
+from archipel.graph.build import Builder
+from archipel.graph.control import scan
+from archipel.graph.model import Model, TensorInfo
+from archipel.graph.shapes import dims
+
+P = TypeVar("P", bound=Port)
+
+MOVING = (Parameter, Personal, State)
+PER_MINIBATCH = (Example, Label, ExampleWeight, Noise)
+
+
+def enclose(
+    inner: Builder, graph: ir.Graph, stand_ins: Mapping[ir.Value, ir.Value], also: Iterable[ir.Value] = ()
+) -> None:
+    """Move into the body what depends on the keys of `stand_ins`, and let it read the values instead.
+
+    What depends on the values in `also` moves too."""
+    depending = {*stand_ins, *also}
+    nodes = []
+    for node in graph:
+        if any(value in depending for value in dependencies(node)):
+            depending.update(node.outputs)
+            nodes.append(node)
+    graph.remove(nodes)
+    for outside, inside in stand_ins.items():
+        outside.replace_all_uses_with(inside)
+    inner.graph.extend(nodes)
+
+
+def repeat(program: Model, steps: int) -> Model:
+    """A train program of `steps` minibatches out of one of one minibatch, as a Scan. Changes the program's graph.
+
+    Fields and noise get a first axis of `steps`, and so do the metrics. Parameters and state go from one minibatch to
+    the next inside the graph.
+    """
+    signature = program.signature
+    if signature is None or signature.kind != "train" or signature.steps != 1:
+        raise TrainingError("repeat: expected a train program of one minibatch")
+    graph = program.ir.graph
+    op = Builder(graph)
+    inputs = dict(zip(graph.inputs, signature.inputs))
+    results = list(zip(graph.outputs, signature.outputs))
+    graph.outputs.clear()
+    written = {_key(p): value for value, p in results if isinstance(p, MOVING)}
+    before = [value for value, p in inputs.items() if isinstance(p, MOVING) and _key(p) in written]
+    number = next((value for value, p in inputs.items() if isinstance(p, Step)), None)
+    carried = [*before, *([number] if number is not None else [])]
+    sequences = [value for value, p in inputs.items() if isinstance(p, PER_MINIBATCH)]
+    for value in sequences:
+        value.shape = ir.Shape([steps, *dims(value)])
+    metrics = [value for value, p in results if isinstance(p, Metric)]
+
+    def body(inner: Builder, states: list[ir.Value], items: list[ir.Value]) -> tuple[list[ir.Value], list[ir.Value]]:
+        enclose(inner, graph, dict(zip([*carried, *sequences], [*states, *items])))
+        following = [written[_key(inputs[value])] for value in before]
+        if number is not None:
+            following.append(inner.Add(states[-1], 1))
+        return following, metrics
+
+    moved, emitted = scan(op, body, carried, sequences, name="minibatch")
+    after = dict(zip((_key(inputs[value]) for value in before), moved))
+    rows = iter(emitted)
+    for _, found in results:
+        op.name_output(next(rows) if isinstance(found, Metric) else after[_key(found)], found.name)
+    signature = Program(
+        kind="train",
+        inputs=tuple(_reshaped(found, value) for value, found in inputs.items()),
+        outputs=tuple(_reshaped(found, value) for value, (_, found) in zip(graph.outputs, results)),
+        steps=steps,
+    )
+    return Model(program.ir, signature=signature, initial=program.initial)
+
+
+def _key(found: Port) -> tuple[type[Port], str]:
+    return type(found), getattr(found, "tensor", found.name)
+
+
+def _reshaped(found: P, value: ir.Value) -> P:
+    return msgspec.structs.replace(found, shape=TensorInfo.of(value).shape)

@@ -1,0 +1,126 @@
+"""Per-example gradients, clipped one by one: what differentially private training needs (DP-SGD, Abadi et al. 2016)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from archipel.autodiff import differentiate
+from archipel.bundle.roles import Noise
+from archipel.errors import TrainingError
+from archipel.graph.build import Builder
+from archipel.graph.control import scan
+from archipel.graph.model import TensorInfo
+from archipel.graph.shapes import dims, dtype_of
+from archipel.training.arguments import number
+from archipel.training.assembly import Assembly
+from archipel.training.hashing import Keys, mix
+from archipel.training.losses import Loss, objective
+from archipel.training.nesting import enclose
+from archipel.training.optimizers import cast
+from archipel.training.precision import LossScale
+
+NOISE_UNITS = 2**16
+"""Standard deviations of the noise are this many units of its grid."""
+
+
+@dataclass(frozen=True)
+class PerExample:
+    """Each example's gradient is scaled to an L2 norm of at most `clip` over all parameters, then they are summed.
+
+    With a noise multiplier `noise` above 0 the sum gets Gaussian noise of standard deviation noise * clip. Both lie on
+    a grid of noise * clip / NOISE_UNITS: the sum is rounded to it, the noise is a discrete Gaussian in units of it
+    (Canonne et al. 2020). Rounding moves the norm of a sum of d elements by at most sqrt(d) / 2 units.
+    """
+
+    clip: float
+    noise: float
+
+
+def per_example(clip: float = 1.0, noise: float = 0.0) -> PerExample:
+    """Gradients of single examples, each clipped to the L2 norm `clip`; `noise` is the noise multiplier of DP-SGD."""
+    return PerExample(number("per_example", "clip", clip, ends="()"), number("per_example", "noise", noise))
+
+
+def example_gradients(
+    work: Assembly, loss: Loss, options: PerExample, streams: Sequence[Keys], scaling: LossScale | None
+) -> tuple[ir.Value, list[ir.Value]]:
+    """The mean loss, and the sums of clipped gradients, noised and divided by the batch size.
+
+    A Scan over the examples, whose body is the model on a batch of one. `streams` are the keys of the model's random
+    numbers, which each example mixes with its own number.
+    """
+    _check(work)
+    op, parameters, fields = work.op, work.parameters, work.fields
+    keys = [key for pair in streams for key in pair]
+    batch = {dims(field)[0] for field in fields}
+    zeros = [op.full_like(parameter, 0.0) for parameter in parameters]
+    number = [op.constant(np.zeros((), np.uint32))] if keys else []
+
+    def body(inner: Builder, carried: list[ir.Value], items: list[ir.Value]) -> tuple[list[ir.Value], list[ir.Value]]:
+        sums, place = carried[: len(zeros)], carried[len(zeros) :]
+        example = {field: inner.Unsqueeze(item, [0]) for field, item in zip(fields, items)}
+        own = {key: mix(inner, inner.BitwiseXor(key, place[0])) for key in keys}
+        enclose(inner, work.graph, {**example, **own}, parameters)
+        _one_row(inner, batch)
+        value = objective(inner, loss, work.output, example[work.label])
+        seed = inner.constant(np.ones((), dtype_of(value).numpy())) if scaling is None else scaling.seed(inner, value)
+        gradients = differentiate(inner, {value: seed}, parameters)
+        if scaling is not None:
+            gradients = scaling.unscale(inner, gradients)
+        clipped = _clip(inner, gradients, options.clip)
+        following = [inner.Add(total, gradient) for total, gradient in zip(sums, clipped)]
+        return [*following, *(inner.Add(n, np.array(1, np.uint32)) for n in place)], [value]
+
+    carried, (values,) = scan(op, body, [*zeros, *number], fields, name="example")
+    with op.scope("examples"):
+        sums = carried[: len(zeros)]
+        if options.noise:
+            sums = [_noised(work, total, p, options) for total, p in zip(sums, parameters)]
+        count = op.Size(values)
+        means = [op.Div(total, op.Cast(count, to=int(dtype_of(total)))) for total in sums]
+        return op.ReduceMean(values, [0], keepdims=0), means
+
+
+def _check(work: Assembly) -> None:
+    for field in work.fields:
+        if not dims(field) or isinstance(dims(field)[0], int):
+            raise TrainingError(
+                f"per_example: input {field.name!r} has the shape {list(dims(field))}, but its first axis must be "
+                "a free batch axis; export the model with one (from_torch does with dynamic_batch=True)"
+            )
+    for node in work.graph:
+        if node.op_type == "BatchNormalization" and "training_mode" in node.attributes:
+            raise TrainingError(
+                f"per_example: BatchNormalization {node.name!r} normalizes with statistics of the whole batch, so an "
+                "example has no gradient of its own; use batch_norm='frozen' or 'folded', or another normalization"
+            )
+
+
+def _one_row(inner: Builder, batch: set[int | str | None]) -> None:
+    for node in inner.graph:
+        for value in node.outputs:
+            if value.shape is not None:
+                value.shape = ir.Shape([1 if d in batch else d for d in dims(value)])
+
+
+def _clip(op: Builder, gradients: Sequence[ir.Value], limit: float) -> list[ir.Value]:
+    squares = [cast(op, op.ReduceSumSquare(g, keepdims=0), ir.DataType.FLOAT) for g in gradients]
+    norm = op.Sqrt(op.Sum(*squares) if len(squares) > 1 else squares[0])
+    factor = op.Min(op.Div(limit, norm), 1.0)
+    return [op.Mul(g, cast(op, factor, dtype_of(g))) for g in gradients]
+
+
+def _noised(work: Assembly, total: ir.Value, parameter: ir.Value, options: PerExample) -> ir.Value:
+    op, unit = work.op, options.noise * options.clip / NOISE_UNITS
+    noise = work.input(
+        Noise, f"{parameter.name}.noise", ir.DataType.INT32, TensorInfo.of(parameter).shape,
+        distribution="discrete_gaussian", scale=float(NOISE_UNITS),
+    )  # fmt: skip
+    # In float64, whose integers go as far as sums of many examples in units of the grid.
+    wide = int(ir.DataType.DOUBLE)
+    rounded = op.Round(op.Div(op.Cast(total, to=wide), unit))
+    return cast(op, op.Mul(op.Add(rounded, op.Cast(noise, to=wide)), unit), dtype_of(total))

@@ -1,0 +1,102 @@
+"""Mixed precision: matrix products and convolutions in float16 with float32 weights (Micikevicius et al. 2018).
+
+The loss is multiplied by a scale before differentiation, so that small gradients do not vanish in float16, and the
+gradients are divided by it. Where one of them is not finite the update is skipped and the scale halved; after
+`growth_interval` updates in a row the scale doubles (the rule of PyTorch's GradScaler).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from archipel.errors import TrainingError
+from archipel.graph.build import Builder
+from archipel.graph.shapes import dtype_of
+from archipel.training.arguments import number, whole
+from archipel.training.assembly import Assembly
+from archipel.training.optimizers import cast
+
+PRODUCTS = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose"})
+"""What runs in float16. Losses, normalizations and everything else stay in the model's own type."""
+
+SCALE, GOOD = "loss_scale", "loss_scale.good_steps"
+_LARGEST = 2.0**24
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """`scale` is the first loss scale of a device, kept from round to round."""
+
+    scale: float = 2.0**16
+    growth_interval: int = 2000
+
+
+def mixed(scale: float = 2.0**16, growth_interval: int = 2000) -> Mixed:
+    """float16 products with loss scaling; precision="mixed" is this with its defaults."""
+    return Mixed(number("mixed", "scale", scale, 1.0, _LARGEST), whole("mixed", "growth_interval", growth_interval, 1))
+
+
+def autocast(work: Assembly) -> None:
+    """Let the model's float32 products run in float16. Parameters stay float32, and so do their gradients.
+
+    Raises TrainingError if there are none.
+    """
+    op, narrowed = work.op, 0
+    for node in list(work.graph):
+        if node.domain != "" or node.op_type not in PRODUCTS or node.outputs[0].dtype != ir.DataType.FLOAT:
+            continue
+        with op.after(node), op.scope(str(node.name)):
+            inputs = [None if value is None else op.Cast(value, to=int(ir.DataType.FLOAT16)) for value in node.inputs]
+            attributes = {name: attribute.value for name, attribute in node.attributes.items()}
+            narrow = op(node.op_type, *inputs, **attributes)
+            work.replace(node.outputs[0], op.Cast(narrow, to=int(ir.DataType.FLOAT)))
+        narrowed += 1
+    if not narrowed:
+        raise TrainingError(
+            f"precision='mixed': the model has no float32 {', '.join(sorted(PRODUCTS))} to run in float16; "
+            "use precision='float32', which leaves the model's types alone"
+        )
+
+
+class LossScale:
+    """The scale as state of the step."""
+
+    def __init__(self, work: Assembly, options: Mixed) -> None:
+        self._work = work
+        self._options = options
+        self._scale = work.scalar_state(SCALE, ir.DataType.FLOAT, options.scale, "device")
+        self._good = work.scalar_state(GOOD, ir.DataType.INT64, 0, "device")
+
+    def seed(self, op: Builder, loss: ir.Value) -> ir.Value:
+        """The cotangent of the loss: the scale, in its type."""
+        return cast(op, self._scale, dtype_of(loss))
+
+    def unscale(self, op: Builder, gradients: Sequence[ir.Value]) -> list[ir.Value]:
+        return [op.Div(gradient, cast(op, self._scale, dtype_of(gradient))) for gradient in gradients]
+
+    def check(self, gradients: Sequence[ir.Value], when: ir.Value | None) -> ir.Value:
+        """Whether all gradients are finite (bool scalar), and the next scale as an output.
+
+        Where `when` is false (no update is due) the scale stays as it is.
+        """
+        op = self._work.op
+        with op.scope("loss_scale"):
+            # The sum is finite if and only if all are, unless it overflows itself, which then costs one step.
+            sums = [op.ReduceSum(cast(op, g, ir.DataType.FLOAT), keepdims=0) for g in gradients]
+            found = op.Sum(*sums) if len(sums) > 1 else sums[0]
+            finite: ir.Value = op.Not(op.Or(op.IsNaN(found), op.IsInf(found)))
+            due = finite if when is None else op.And(finite, when)
+            bad = op.Not(finite) if when is None else op.And(op.Not(finite), when)
+            good = op.Add(self._good, op.Cast(due, to=int(ir.DataType.INT64)))
+            grown = op.Equal(good, self._options.growth_interval)
+            up = op.Where(grown, np.array(2.0, np.float32), np.array(1.0, np.float32))
+            factor = op.Where(bad, np.array(0.5, np.float32), up)
+            scale = op.Clip(op.Mul(self._scale, factor), 1.0, _LARGEST)
+            restart = op.Or(grown, bad)
+            self._work.moved(self._scale, scale)
+            self._work.moved(self._good, op.Where(restart, np.array(0, np.int64), good))
+        return due

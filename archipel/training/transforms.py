@@ -1,0 +1,130 @@
+"""Gradient transforms: what happens to the gradients before the optimizer sees them, in the order given."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import onnx_ir as ir
+
+from archipel.errors import TrainingError
+from archipel.graph.build import Builder
+from archipel.graph.shapes import dtype_of
+from archipel.training.arguments import number
+from archipel.training.context import Anchor, StepContext
+from archipel.training.optimizers import HyperparameterSpec, cast
+
+LARGEST = 1e9
+
+
+class Transform(Protocol):
+    """Changes all gradients of a step together."""
+
+    @property
+    def hyperparameters(self) -> tuple[HyperparameterSpec, ...]: ...
+
+    def apply(
+        self, op: Builder, parameters: Sequence[ir.Value], gradients: Sequence[ir.Value], context: StepContext
+    ) -> list[ir.Value]:
+        """New gradients, one for each parameter, in the gradients' shapes and types."""
+
+
+@dataclass(frozen=True)
+class ClipByNorm:
+    """g min(1, clip_norm / (|all g| + 1e-6)), |.| the 2-norm of all gradients together (Pascanu et al. 2013)."""
+
+    max_norm: float
+
+    @property
+    def hyperparameters(self) -> tuple[HyperparameterSpec, ...]:
+        return (HyperparameterSpec("clip_norm", self.max_norm, 0.0, LARGEST),)
+
+    def apply(
+        self, op: Builder, parameters: Sequence[ir.Value], gradients: Sequence[ir.Value], context: StepContext
+    ) -> list[ir.Value]:
+        wide = any(dtype_of(g) == ir.DataType.DOUBLE for g in gradients)
+        dtype = ir.DataType.DOUBLE if wide else ir.DataType.FLOAT
+        squares = [op.ReduceSumSquare(cast(op, g, dtype), keepdims=0) for g in gradients]
+        norm = op.Sqrt(op.Sum(*squares) if len(squares) > 1 else squares[0])
+        limit = cast(op, context.hyperparameters["clip_norm"], dtype)
+        scale = op.Min(op.Div(limit, op.Add(norm, 1e-6)), 1.0)
+        return [op.Mul(g, cast(op, scale, dtype_of(g))) for g in gradients]
+
+
+@dataclass(frozen=True)
+class ClipByValue:
+    """Each element into [-clip_value, clip_value]."""
+
+    limit: float
+
+    @property
+    def hyperparameters(self) -> tuple[HyperparameterSpec, ...]:
+        return (HyperparameterSpec("clip_value", self.limit, 0.0, LARGEST),)
+
+    def apply(
+        self, op: Builder, parameters: Sequence[ir.Value], gradients: Sequence[ir.Value], context: StepContext
+    ) -> list[ir.Value]:
+        limits = [cast(op, context.hyperparameters["clip_value"], dtype_of(g)) for g in gradients]
+        return [op.Clip(g, op.Neg(limit), limit) for g, limit in zip(gradients, limits)]
+
+
+@dataclass(frozen=True)
+class WeightDecay:
+    """g + weight_decay p."""
+
+    rate: float
+
+    @property
+    def hyperparameters(self) -> tuple[HyperparameterSpec, ...]:
+        return (HyperparameterSpec("weight_decay", self.rate, 0.0, LARGEST),)
+
+    def apply(
+        self, op: Builder, parameters: Sequence[ir.Value], gradients: Sequence[ir.Value], context: StepContext
+    ) -> list[ir.Value]:
+        rate = context.hyperparameters["weight_decay"]
+        return [op.Add(g, op.Mul(p, cast(op, rate, dtype_of(p)))) for p, g in zip(parameters, gradients)]
+
+
+@dataclass(frozen=True)
+class Proximal:
+    """g + mu (p - anchor), the gradient of mu / 2 |p - anchor|^2 (FedProx, Li et al. 2020, section 3)."""
+
+    mu: float
+    anchor: Anchor
+
+    @property
+    def hyperparameters(self) -> tuple[HyperparameterSpec, ...]:
+        return (HyperparameterSpec("mu", self.mu, 0.0, LARGEST),)
+
+    def apply(
+        self, op: Builder, parameters: Sequence[ir.Value], gradients: Sequence[ir.Value], context: StepContext
+    ) -> list[ir.Value]:
+        mu = context.hyperparameters["mu"]
+        results = []
+        for p, g in zip(parameters, gradients):
+            away = op.Sub(p, context.anchor(p, self.anchor))
+            results.append(op.Add(g, op.Mul(away, cast(op, mu, dtype_of(p)))))
+        return results
+
+
+def clip_by_norm(max_norm: float) -> ClipByNorm:
+    """Scale all gradients down together to a norm of `max_norm` at most, the default of hyperparameter clip_norm."""
+    return ClipByNorm(number("clip_by_norm", "max_norm", max_norm, 0.0, LARGEST))
+
+
+def clip_by_value(limit: float) -> ClipByValue:
+    """Cut each element off at -limit and limit, the default of hyperparameter clip_value."""
+    return ClipByValue(number("clip_by_value", "limit", limit, 0.0, LARGEST))
+
+
+def weight_decay(rate: float) -> WeightDecay:
+    """Add `rate` times the parameter; the default of hyperparameter weight_decay."""
+    return WeightDecay(number("weight_decay", "rate", rate, 0.0, LARGEST))
+
+
+def proximal(mu: float, anchor: Anchor = "start") -> Proximal:
+    """Pull towards the parameters of the round's start, or to what was broadcast; mu is a hyperparameter's default."""
+    if anchor not in ("start", "broadcast"):
+        raise TrainingError(f"proximal: anchor must be 'start' or 'broadcast', is {anchor!r}")
+    return Proximal(number("proximal", "mu", mu, 0.0, LARGEST), anchor)

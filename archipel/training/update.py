@@ -1,0 +1,142 @@
+"""From gradients to new values: transforms, then the optimizer, in one place or only where a condition holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import onnx_ir as ir
+
+from archipel.bundle.roles import Broadcast, Hyperparameter, Start, Step
+from archipel.errors import TrainingError
+from archipel.graph.build import Builder
+from archipel.graph.model import TensorInfo
+from archipel.graph.shapes import dtype_of
+from archipel.training.assembly import Assembly
+from archipel.training.context import Anchor
+from archipel.training.optimizers import Optimizer
+from archipel.training.transforms import Transform
+
+
+def minibatch(work: Assembly) -> ir.Value:
+    """Number of the minibatch in the round, int64 scalar, 0 first."""
+    return work.input(Step, "step", ir.DataType.INT64, [])
+
+
+class Update:
+    """The optimizer in a step: its state and hyperparameters as inputs; also the context that it is given."""
+
+    def __init__(
+        self, work: Assembly, optimizer: Optimizer, transforms: Sequence[Transform], every: int, may_skip: bool
+    ) -> None:
+        self._work = work
+        self._optimizer = optimizer
+        self._transforms = transforms
+        self._every = every
+        self._may_skip = may_skip
+        self._counted: ir.Value | None = None
+        self._states = [
+            {spec.name: work.state(f"{p.name}.{spec.name}", p, spec.init) for spec in optimizer.init()}
+            for p in work.parameters
+        ]
+        self.hyperparameters: Mapping[str, ir.Value] = self._hyperparameters()
+
+    def step(self) -> ir.Value:
+        """See StepContext. Skipped updates do not count, so where there may be some the count is state."""
+        if self._may_skip:
+            self._counted = self._work.scalar_state("updates", ir.DataType.INT64, 0)
+            return self._counted
+        number = minibatch(self._work)
+        return number if self._every == 1 else self._work.op.Div(number, self._every)
+
+    def anchor(self, parameter: ir.Value, kind: Anchor) -> ir.Value:
+        role = Start if kind == "start" else Broadcast
+        shape = TensorInfo.of(parameter).shape
+        name = f"{parameter.name}.{kind}"
+        return self._work.input(role, name, dtype_of(parameter), shape, tensor=parameter.name)
+
+    def emit(self, gradients: Sequence[ir.Value], when: ir.Value | None) -> None:
+        """New parameters and state as outputs; the old ones where `when` (bool scalar) is false.
+
+        `gradients` are sums over `every` minibatches."""
+        work, parameters = self._work, self._work.parameters
+        before = [*parameters, *(value for state in self._states for value in state.values())]
+        if when is None:
+            after = self._new_values(work.op, gradients)
+        else:
+            after = choose(work.op, when, lambda op: self._new_values(op, gradients), before)
+        for old, new in zip(before, after):
+            work.moved(old, new)
+        if self._counted is not None and when is not None:
+            made = work.op.Cast(when, to=int(ir.DataType.INT64))
+            work.moved(self._counted, work.op.Add(self._counted, made))
+
+    def _new_values(self, op: Builder, gradients: Sequence[ir.Value]) -> list[ir.Value]:
+        parameters = self._work.parameters
+        found = list(gradients)
+        if self._every > 1:
+            found = [op.Mul(total, 1.0 / self._every) for total in found]
+        for transform in self._transforms:
+            with op.scope(type(transform).__name__):
+                found = transform.apply(op, parameters, found, self)
+        moved: list[ir.Value] = []
+        kept: list[ir.Value] = []
+        for parameter, gradient, state in zip(parameters, found, self._states):
+            with op.scope(f"{parameter.name}.update"):
+                updated = self._optimizer.update(op, parameter, gradient, state, self)
+            moved.append(updated.parameter)
+            kept.extend(updated.state[name] for name in state)
+        return [*moved, *kept]
+
+    def _hyperparameters(self) -> dict[str, ir.Value]:
+        specs = [*self._optimizer.hyperparameters]
+        for transform in self._transforms:
+            specs.extend(transform.hyperparameters)
+        found: dict[str, ir.Value] = {}
+        for spec in specs:
+            if spec.name in found:
+                raise TrainingError(
+                    f"two parts of the step have a hyperparameter {spec.name!r}; leave one of them out of transforms "
+                    "or the optimizer"
+                )
+            found[spec.name] = self._work.input(
+                Hyperparameter, spec.name, ir.DataType.FLOAT, [],
+                default=spec.default, minimum=spec.minimum, maximum=spec.maximum,
+            )  # fmt: skip
+        return found
+
+
+class Accumulation:
+    """Sums of gradients over `every` minibatches, kept as state `<parameter>.accumulated`."""
+
+    def __init__(self, work: Assembly, every: int) -> None:
+        self._work = work
+        self._every = every
+        self._sums = [work.state(f"{p.name}.accumulated", p) for p in work.parameters]
+        with work.op.scope("accumulate"):
+            place = work.op.Mod(minibatch(work), every)
+            self.due: ir.Value = work.op.Equal(place, every - 1)
+
+    def add(self, gradients: Sequence[ir.Value]) -> list[ir.Value]:
+        """The sums so far, those of all `every` gradients where `due`; after that they start from 0 again."""
+        work = self._work
+        with work.op.scope("accumulate"):
+            sums = [work.op.Add(total, gradient) for total, gradient in zip(self._sums, gradients)]
+            empty = choose(work.op, self.due, lambda op: [op.full_like(total, 0.0) for total in sums], sums)
+            for before, after in zip(self._sums, empty):
+                work.moved(before, after)
+        return sums
+
+
+def choose(
+    op: Builder, when: ir.Value, then: Callable[[Builder], Sequence[ir.Value]], otherwise: Sequence[ir.Value]
+) -> list[ir.Value]:
+    """Emit an If: what `then` emits where `when` (bool scalar) is true, else the values `otherwise`, of like shapes."""
+    made, kept = op.body("then"), op.body("else")
+    for branch, values in ((made, then(made)), (kept, otherwise)):
+        for value in values:
+            branch.name_output(value, branch.unique(f"{branch.graph.name}/out"))
+    found = op.If(when, then_branch=made.graph, else_branch=kept.graph, _outputs=len(otherwise))
+    results = [found] if isinstance(found, ir.Value) else list(found)
+    for result, value in zip(results, otherwise):
+        result.dtype, result.shape = value.dtype, value.shape
+    return results

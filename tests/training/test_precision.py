@@ -1,0 +1,145 @@
+"""Mixed precision against float32, and its loss scale."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from torch import nn
+
+from archipel import Model, training
+from archipel.bundle.roles import role_of
+from archipel.errors import TrainingError
+from archipel.graph import check_model
+from archipel.training import StepRunner, losses, optimizers, schedules
+
+Batches = list[tuple[np.ndarray, np.ndarray]]
+LOSS = losses.cross_entropy()
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    module = nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 16), nn.ReLU(), nn.Linear(16, 4)
+    )
+    return Model.from_torch(module, torch.zeros(2, 1, 8, 8))
+
+
+@pytest.fixture(scope="module")
+def batches() -> Batches:
+    """Four kinds of pictures under noise: something to learn."""
+    rng = np.random.default_rng(0)
+    kinds = rng.standard_normal((4, 1, 8, 8), np.float32)
+    found = []
+    for _ in range(30):
+        y = rng.integers(0, 4, 16)
+        found.append((kinds[y] + 0.5 * rng.standard_normal((16, 1, 8, 8), np.float32), y))
+    return found
+
+
+def test_losses_follow_float32(model: Model, batches: Batches) -> None:
+    exact, narrow = (
+        training.step_graph(model, LOSS, optimizers.sgd(momentum=0.9, lr=0.03), precision=precision)
+        for precision in ("float32", "mixed")
+    )
+    check_model(narrow.ir)
+    expected, found = (np.array(training.run_steps(step, batches)) for step in (exact, narrow))
+    assert expected[-1] < 0.2 * expected[0]
+    # float16 keeps 11 bits, so 5e-4 of each product; less would mean that nothing ran in it.
+    assert 1e-6 < np.abs(found - expected).max() < 0.02
+
+
+def test_products_run_in_float16_and_weights_stay_float32(model: Model) -> None:
+    step = training.step_graph(model, LOSS, optimizers.sgd(), precision="mixed")
+    products = [n for n in step.ir.graph if n.op_type in ("Conv", "Gemm", "MatMul")]
+    assert len(products) >= 8  # three forward, at least five backward
+    assert all(node.outputs[0].dtype.numpy() == np.float16 for node in products)
+    assert {port.dtype for port in step.signature.inputs if role_of(port) == "parameter"} == {"float32"}
+    loss = next(node for node in step.ir.graph if node.op_type == "LogSoftmax")
+    assert loss.outputs[0].dtype.numpy() == np.float32
+
+
+def scalar_model() -> Model:
+    """y = x w, one number: with the loss |y - 0| and a scale s the gradient in float16 is s x."""
+    proto = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["" : 21]>
+        agraph (float[batch, 1] x) => (float[batch, 1] y) <float[1, 1] w> { y = MatMul (x, w) }"""
+    )
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((1, 1), np.float32), "w"))
+    return Model.from_proto(proto)
+
+
+def run(step: Model, values: list[float]) -> list[tuple[float, float]]:
+    """The weight and the scale after each step on a batch of one."""
+    runner = StepRunner(step)
+    found = []
+    for value in values:
+        runner.step([np.full((1, 1), value, np.float32), np.zeros((1, 1), np.float32)])
+        found.append((runner.tensors["w"].item(), runner.tensors["loss_scale"].item()))
+    return found
+
+
+def test_an_overflow_skips_the_step_and_halves_the_scale() -> None:
+    step = training.step_graph(
+        scalar_model(), losses.l1(), optimizers.sgd(lr=0.1), precision=training.mixed(2.0**15, growth_interval=3)
+    )
+    check_model(step.ir)
+    # float16 ends at 65504: 2**15 * 2 overflows, 2**14 * 2 does not. Three good steps in a row double the scale.
+    found = run(step, [1.0, 2.0, 2.0, 1.0, 1.0, 1.0, float("nan"), 1.0])
+    weights = [0.9, 0.9, 0.7, 0.6, 0.5, 0.4, 0.4, 0.3]
+    scales = [15, 14, 14, 14, 15, 15, 14, 14]
+    np.testing.assert_allclose([w for w, _ in found], weights, rtol=1e-3)
+    np.testing.assert_array_equal([s for _, s in found], 2.0 ** np.array(scales))
+
+
+def test_small_gradients_survive() -> None:
+    """1e-6 times a cotangent of 1e-4 is nothing in float16; scaled it is something."""
+    step = training.step_graph(scalar_model(), losses.l1(), optimizers.sgd(lr=100.0), precision="mixed")
+    runner = StepRunner(step)
+    rows = np.full((10000, 1), 2e-6, np.float32)
+    runner.step([rows, np.zeros_like(rows)])
+    assert 1 - runner.tensors["w"].item() == pytest.approx(2e-4, rel=0.05)
+
+
+def test_skipped_steps_do_not_count() -> None:
+    rate = schedules.step_decay(0.1, every=1, gamma=0.5)
+    step = training.step_graph(scalar_model(), losses.l1(), optimizers.sgd(lr=rate), precision=training.mixed(2.0**15))
+    found = run(step, [1.0, 2.0, 1.0])
+    np.testing.assert_allclose([w for w, _ in found], [0.9, 0.9, 0.85], rtol=1e-3)
+    assert not any(role_of(port) == "step" for port in step.signature.inputs)
+
+
+def test_with_accumulation_the_scale_changes_with_the_updates() -> None:
+    step = training.step_graph(
+        scalar_model(), losses.l1(), optimizers.sgd(lr=0.1), accumulate=2, precision=training.mixed(2.0**15)
+    )
+    check_model(step.ir)
+    found = run(step, [1.0, 1.5, 2.0, 1.0, 1.0, 1.0])
+    np.testing.assert_allclose([w for w, _ in found], [1.0, 0.875, 0.875, 0.875, 0.875, 0.775], rtol=1e-3)
+    np.testing.assert_array_equal([s for _, s in found], 2.0 ** np.array([15, 15, 15, 14, 14, 14]))
+
+
+def test_per_example_gradients_in_mixed_precision(model: Model, batches: Batches) -> None:
+    options = {"per_example": training.per_example(0.5)}
+    exact, narrow = (
+        training.step_graph(model, LOSS, optimizers.sgd(lr=0.2), precision=precision, **options)
+        for precision in ("float32", "mixed")
+    )
+    found, expected = (training.run_steps(step, batches[:6]) for step in (narrow, exact))
+    np.testing.assert_allclose(found, expected, atol=0.01)
+    assert expected[-1] < expected[0]
+
+
+def test_what_cannot_be_narrowed(model: Model) -> None:
+    with pytest.raises(TrainingError, match=r"must be 'float32', 'mixed' or training.mixed\(...\), is 'half'"):
+        training.step_graph(model, LOSS, optimizers.sgd(), precision="half")
+    double = Model.from_torch(nn.Linear(3, 2).double(), torch.zeros(2, 3, dtype=torch.float64))
+    with pytest.raises(TrainingError, match="the model has no float32 Conv, ConvTranspose, Gemm, MatMul"):
+        training.step_graph(double, LOSS, optimizers.sgd(), precision="mixed")
+    with pytest.raises(TrainingError, match="mixed: scale must be from 1 to"):
+        training.mixed(0.5)
+    with pytest.raises(TrainingError, match="growth_interval must be a whole number of 1 or more"):
+        training.mixed(growth_interval=0)
