@@ -57,6 +57,8 @@ class RuleContext:
         """Let what reads the node's outputs read these values instead: a forward pass that keeps what the gradient
         needs. Emit them inside `ctx.op.after(ctx.node)`; the node itself goes away as dead code."""
         for old, new in zip(self.outputs, values, strict=True):
+            if not old.uses() and not old.is_graph_output():
+                continue  # may be one that was left out, of no type
             new.shape, new.dtype = old.shape, dtype_of(old)
             if old.is_graph_output():
                 new = self._take_over_name(old, new)

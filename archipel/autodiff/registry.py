@@ -29,12 +29,14 @@ _FAMILIES: dict[str, str] = {
     "Mish Swish ThresholdedRelu",
     "select": "Where Clip Min Max Trilu",
     "softmax": "Softmax LogSoftmax SoftmaxCrossEntropyLoss NegativeLogLikelihoodLoss",
-    "matmul": "MatMul Gemm Einsum",
+    "matmul": "MatMul Gemm",
+    "einsum": "Einsum",
     "conv": "Conv ConvTranspose Col2Im",
     "pooling": "MaxPool AveragePool GlobalAveragePool GlobalMaxPool LpPool",
     "shape": "Identity Cast CastLike Reshape Flatten Squeeze Unsqueeze Transpose Expand Tile DepthToSpace SpaceToDepth",
     "reduce": "ReduceSum ReduceMean ReduceMax ReduceMin ReduceProd ReduceL1 ReduceL2 ReduceSumSquare ReduceLogSum "
-    "ReduceLogSumExp CumSum",
+    "ReduceLogSumExp",
+    "cumulative": "CumSum",
     "join": "Concat Split Slice Pad",
     "gather": "Gather GatherElements GatherND ScatterElements ScatterND TopK",
     "normalization": "BatchNormalization LayerNormalization RMSNormalization InstanceNormalization GroupNormalization "

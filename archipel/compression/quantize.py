@@ -14,6 +14,7 @@ import onnx
 
 from archipel.errors import CompressionError
 from archipel.graph import Model
+from archipel.graph.functions import inline_functions
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,8 @@ def quantize_static(model: Model, recipe: StaticInt8, calibration: Mapping[str, 
     from onnxruntime import quantization as ortq
 
     feeds = _calibration_feeds(model, recipe, calibration)
+    model = model.copy()
+    inline_functions(model.ir)
     with tempfile.TemporaryDirectory(prefix="archipel-quantize-") as folder, _quiet():
         source, target = Path(folder) / "float.onnx", Path(folder) / "int8.onnx"
         model.save(source)

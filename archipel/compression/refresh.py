@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from archipel.bundle import Program
-from archipel.bundle.roles import Derived, DType, Parameter
+from archipel.bundle.roles import Derived, DType, Parameter, State
 from archipel.errors import CompressionError
 from archipel.graph import Builder, Model
 from archipel.graph.opset import IR_VERSION, OPSET
@@ -32,8 +32,12 @@ class _Quantized:
     axis: int | None
 
 
-def refresh_program(predict: Model, parameters: Mapping[str, np.ndarray]) -> Model:
+def refresh_program(
+    predict: Model, parameters: Mapping[str, np.ndarray], statistics: Mapping[str, State] | None = None
+) -> Model:
     """A Model with the signature of `refresh`: `parameters` -> every initializer of `predict` that derives from them.
+
+    `statistics` is state that `predict` has as initializers, by their names: running averages, which training moves.
 
     Recognizes parameters that `predict` holds as they are, and those that `quantize_static` replaced: symmetric int8
     weights, and int32 biases with the product of input and weight scale. Raises CompressionError when a parameter of
@@ -42,11 +46,16 @@ def refresh_program(predict: Model, parameters: Mapping[str, np.ndarray]) -> Mod
     graph = ir.Graph([], [], nodes=[], opset_imports={"": OPSET}, name="refresh")
     op = Builder(graph, scope="refresh")
     weights = predict.ir.graph.initializers
-    inputs, outputs = [], []
+    inputs: list[Parameter | State] = []
+    outputs: list[Derived] = []
     sources: dict[str, ir.Value] = {}
     for name, array in parameters.items():
         sources[name] = op.input(name, ir.DataType.FLOAT, array.shape)
         inputs.append(Parameter(name=name, tensor=name, dtype="float32", shape=array.shape))
+
+    for name, state in (statistics or {}).items():
+        sources[name] = op.input(state.name, ir.DataType.FLOAT, [int(d) for d in state.shape])
+        inputs.append(state)
 
     def derive(value: ir.Value, tensor: str) -> None:
         out = op.name_output(value, f"{tensor}.next")

@@ -9,12 +9,12 @@ import numpy as np
 
 from archipel import strategies
 from archipel.bundle import Program
-from archipel.bundle.roles import DType, Example, Output, Parameter
+from archipel.bundle.roles import DType, Example, Output, Parameter, State
 from archipel.compression import StaticInt8, quantize_static, refresh_program
 from archipel.errors import ConversionError
 from archipel.graph import Model
 from archipel.graph.functions import inline_functions
-from archipel.graph.parameters import match
+from archipel.graph.parameters import trainable_names
 from archipel.training import evaluate_graph, step_graph
 from archipel.training.losses import Loss
 from archipel.training.optimizers import Optimizer
@@ -59,11 +59,11 @@ def lower(
         return programs
     if optimizer is None:
         raise ConversionError("a loss without an optimizer: pass optimizer= too, or neither for a predict-only bundle")
-    names = match(model.parameter_names, trainable)
+    names = trainable_names(model.ir, trainable)
     parameters = {name: model.parameters[name] for name in names}
     programs["evaluate"] = evaluate_graph(model, loss, trainable=names)
     programs["train"] = step_graph(model, loss, optimizer, trainable=names)
-    programs["refresh"] = refresh_program(programs["predict"], parameters)
+    programs["refresh"] = refresh_program(programs["predict"], parameters, statistics(programs))
     programs["finish"] = _finish(parameters, strategy, strategy_options)
     return programs
 
@@ -76,6 +76,18 @@ def _finish(parameters: Mapping[str, np.ndarray], strategy: str, options: Mappin
     model = Model.from_proto(proto, parameters=[])
     model.signature = signature
     return model
+
+
+def statistics(programs: Mapping[str, Model]) -> dict[str, State]:
+    """The state that starts as a tensor of the model, by that tensor's name: running statistics."""
+    ports = [port for program in programs.values() if program.signature for port in program.signature.inputs]
+    return {port.init: port for port in ports if isinstance(port, State) and isinstance(port.init, str)}
+
+
+def first_values(programs: Mapping[str, Model]) -> dict[str, np.ndarray]:
+    """What the programs' state of `statistics` starts from."""
+    names = statistics(programs)
+    return {name: value for program in programs.values() for name, value in program.initial.items() if name in names}
 
 
 def parameter_names(programs: Mapping[str, Model]) -> list[str]:

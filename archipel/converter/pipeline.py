@@ -26,7 +26,7 @@ from archipel.bundle import (
 )
 from archipel.compression import StaticInt8
 from archipel.converter.limits import compute_limits
-from archipel.converter.lowering import lower, parameter_names
+from archipel.converter.lowering import first_values, lower, parameter_names
 from archipel.converter.weights import check_refresh, derived_tensors, share_weights
 from archipel.errors import ConversionError
 from archipel.graph import Model
@@ -90,7 +90,7 @@ def convert(
     check_refresh(programs["predict"], derived_tensors(programs))
     values = model.parameters
     parameters = {tensor: values[tensor] for tensor in parameter_names(programs)}
-    graphs, weights = share_weights(programs, parameters)
+    graphs, weights = share_weights(programs, {**parameters, **first_values(programs)})
     files = {program: f"{program}.onnx" for program in programs}
     write = partial(
         write_bundle,

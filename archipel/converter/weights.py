@@ -22,9 +22,9 @@ def share_weights(
 ) -> tuple[dict[str, bytes], bytes]:
     """Serialize the programs with their weights as external data, and the weights.
 
-    `parameters` are the global model's values. Returns the graphs as ONNX bytes by program name, and the bytes of
-    weights.safetensors. Large initializers, parameters and derived tensors move out; what has the same bytes is stored
-    once.
+    `parameters` are the global model's values, and those that state starts from. Returns the graphs as ONNX bytes by
+    program name, and the bytes of weights.safetensors. Large initializers, parameters and derived tensors move out;
+    what has the same bytes is stored once.
     """
     kept = set(parameters) | derived_tensors(programs)
     protos = {name: ir.to_proto(program.ir) for name, program in programs.items()}

@@ -119,6 +119,8 @@ class Builder:
 
     def free_name(self, name: str) -> None:
         """Rename an inner value that uses `name`, so that an input or output can have it."""
+        if name not in self._names:
+            return
         for node in self.graph.all_nodes():
             for value in node.outputs:
                 if value.name == name and not value.is_graph_output():
@@ -186,7 +188,8 @@ class Builder:
         repeated = self.Not(self.Equal(have, padded))
         axes = self.Reshape(self.NonZero(repeated), [-1])
         total = self.ReduceSum(value, axes, keepdims=1, noop_with_empty_axes=1)
-        result: ir.Value = self.Reshape(total, want)
+        total.shape = ir.Shape([None] * len(dims(value)))
+        result: ir.Value = self.Reshape(total, want, allowzero=1)
         result.shape = like.shape
         return result
 

@@ -17,6 +17,7 @@ from archipel.graph.newer_opsets import expand, has_body, lower_opset, write_out
 from archipel.graph.older_opsets import raise_opset
 from archipel.graph.opset import IR_VERSION, OPSET, opset_of, stamp, standard_nodes
 from archipel.graph.parameters import parameter_names, record_parameters
+from archipel.graph.passes import simplify
 
 _MAX_PROTO_BYTES = 2**31 - 1
 
@@ -58,12 +59,19 @@ def normalize(proto: onnx.ModelProto, parameters: Iterable[str] | None = None) -
             # Many exporters leave output shapes out; the checker wants them.
             proto = onnx.shape_inference.infer_shapes(proto)
         share_opset(proto)
-        if 18 <= opset_of(proto.opset_import) < OPSET:
-            # Exporters used it, although its first form, with a scale per group, was deprecated from the start.
-            proto = expand(proto, ["GroupNormalization"])
-        onnx.checker.check_model(proto)
-        proto, functions, inlined = inline_unknown(proto)
-        proto = _to_internal_opset(proto)
+        version = opset_of(proto.opset_import)
+        # Exporters used it, although its first form, with a scale per group, was deprecated from the start.
+        whole = expand(proto, ["GroupNormalization"]) if 18 <= version < OPSET else proto
+        expanded = whole is not proto
+        onnx.checker.check_model(whole)
+        whole, functions, inlined = inline_unknown(whole)
+        if version < OPSET:
+            proto = raise_opset(whole, version)
+        else:
+            proto = lower_opset(whole, version)
+            expanded = proto is not whole
+        stamp(proto.opset_import, OPSET)
+        proto.ir_version = IR_VERSION
         for node in standard_nodes(proto.graph.node):
             schema = defs.get_schema(node.op_type, OPSET, "")
             if has_body(schema):
@@ -83,19 +91,10 @@ def normalize(proto: onnx.ModelProto, parameters: Iterable[str] | None = None) -
     common.NameFixPass()(model)
     _name_dimensions(model)
     record_parameters(model, parameter_names(model) if parameters is None else parameters)
+    if expanded:
+        simplify(model, keep=parameter_names(model))  # bodies compute what the shapes settle
     record_inlined(model.graph, inlined)
     return model
-
-
-def _to_internal_opset(proto: onnx.ModelProto) -> onnx.ModelProto:
-    version = opset_of(proto.opset_import)
-    if version > OPSET:
-        proto = lower_opset(proto, version)
-    elif version < OPSET:
-        proto = raise_opset(proto, version)
-    stamp(proto.opset_import, OPSET)
-    proto.ir_version = IR_VERSION
-    return proto
 
 
 def _separate_branches(proto: onnx.ModelProto) -> onnx.ModelProto:

@@ -62,10 +62,16 @@ def difference(node: onnx.NodeProto, version: int, target: int = OPSET) -> str |
         return f"does not exist in opset {version if before is None else target}"
     if before == after:
         return None
-    if before.ports != after.ports:
-        return f"has other inputs or outputs in opset {target}"
-    if version < target and (before.defaults.keys() - after.defaults.keys() or node.op_type in _CHANGED_DEFAULTS):
-        return f"has other attributes in opset {target}"
+    used = [attribute.name for attribute in node.attribute]
+    for given, old, new in ((node.input, before.inputs, after.inputs), (node.output, before.outputs, after.outputs)):
+        count = len(given)
+        same = [port.kind for port in old[:count]] == [port.kind for port in new[:count]]
+        if not same or any(port.required for port in new[count:]):
+            return f"has other inputs or outputs in opset {target}"
+    if version < target:
+        gone = before.defaults.keys() - after.defaults.keys()
+        if node.op_type in _CHANGED_DEFAULTS or any(before.defaults[name] or name in used for name in gone):
+            return f"has other attributes in opset {target}"
     for name in before.defaults.keys() & after.defaults.keys():
         if before.defaults[name] != after.defaults[name]:
             return f"has another default of {name} in opset {target}"
@@ -78,11 +84,19 @@ def difference(node: onnx.NodeProto, version: int, target: int = OPSET) -> str |
     return None
 
 
+class _Port(NamedTuple):
+    """`kind`: name, whether it repeats, whether in one type."""
+
+    kind: tuple[str, bool, bool]
+    required: bool
+
+
 class _Signature(NamedTuple):
     """What two versions of an operator must share to mean the same: attributes with their defaults, and ports."""
 
     defaults: dict[str, bytes]
-    ports: list[tuple[str, bool]]
+    inputs: list[_Port]
+    outputs: list[_Port]
 
 
 @cache
@@ -97,6 +111,12 @@ def _signature(op_type: str, version: int) -> _Signature | None:
         name: attribute.default_value.SerializeToString(deterministic=True)
         for name, attribute in schema.attributes.items()
     }
-    ports = [(str(port.option), port.is_homogeneous) for port in (*schema.inputs, *schema.outputs)]
-    ports.insert(len(schema.inputs), ("outputs", True))
-    return _Signature(defaults, ports)
+    return _Signature(defaults, _ports(schema.inputs), _ports(schema.outputs))
+
+
+def _ports(formal: Iterable[defs.OpSchema.FormalParameter]) -> list[_Port]:
+    option = defs.OpSchema.FormalParameterOption
+    return [
+        _Port((port.name.lower(), port.option == option.Variadic, port.is_homogeneous), port.option == option.Single)
+        for port in formal
+    ]

@@ -72,7 +72,7 @@ class Runtime:
         for name, program in bundle.manifest.programs.items():
             if program.steps > 1:
                 raise RuntimeProgramError(
-                    f"program {name!r} takes {program.steps} batches at once; this runtime takes one: convert with steps=1"
+                    f"program {name!r} takes {program.steps} batches at once, this runtime one; build it with steps=1"
                 )
             for port in program.inputs:
                 if isinstance(port, Noise):

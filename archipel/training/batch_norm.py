@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
+import numpy as np
 import onnx_ir as ir
 
+from archipel.autodiff.rules.normalization import EPSILON, trained
 from archipel.errors import TrainingError
-from archipel.graph.build import Builder
 from archipel.graph.model import Model
 from archipel.graph.parameters import parameter_names, record_parameters, statistics
 from archipel.graph.passes import remove_dead_code
-from archipel.graph.shapes import constant_array, dims, dtype_of
+from archipel.graph.shapes import constant_array, dims, dtype_of, static_size
 from archipel.training.assembly import Assembly
 
 BatchNorm = Literal["train", "frozen", "folded"]
 
 _TAKES_OVER = ("Conv", "ConvTranspose", "Gemm")
-_MOMENTUM = 0.9  # BatchNormalization-15
+_MOMENTUM = 0.9  # the default of BatchNormalization-15
 Average = tuple[ir.Value, ir.Value]
 """A running statistic before the step (an input), and after it."""
 
@@ -47,19 +48,20 @@ def track(work: Assembly) -> list[Average]:
     statistics twice. Raises TrainingError where they are not initializers of their own.
     """
     op = work.op
-    layers = _layers(work)
     now: dict[ir.Value, ir.Value] = {}
-    for node, source, averages in layers:
+    for node, source, averages in _layers(work):
+        scale, bias = node.inputs[1:3]
+        if scale is None or bias is None:
+            raise TrainingError(f"BatchNormalization {node.name!r} has no scale or bias")
         momentum = node.attributes.get_float("momentum", _MOMENTUM)
-        node.attributes["training_mode"] = ir.AttrInt64("training_mode", 1)
-        node.resize_outputs(3)
-        for i, average in enumerate(averages, 1):
-            before, after = now.get(average, average), node.outputs[i]
-            node.replace_input_with(i + 2, before)
-            after.name, after.shape = op.unique(f"{average.name}/running"), average.shape
-            after.dtype = dtype_of(average)
-            with op.scope(f"{node.name}.statistics"):
-                now[average] = after if i == 1 else _unbiased(op, source, before, after, momentum)
+        with op.after(node), op.scope(str(node.name)):
+            y, batch = trained(op, source, scale, bias, node.attributes.get_float("epsilon", EPSILON))
+            count = _elements(work, source, dtype_of(batch.var))
+            unbiased = op.Mul(batch.var, op.Div(count, op.Max(op.Sub(count, 1.0), 1.0)))
+            for average, found in zip(averages, (batch.mean, unbiased)):
+                before = op.Mul(now.get(average, average), momentum)
+                now[average] = op.Add(before, op.Mul(found, 1.0 - momentum))
+        work.replace(node.outputs[0], y)
     return list(now.items())
 
 
@@ -87,13 +89,21 @@ def _layers(work: Assembly) -> list[tuple[ir.Node, ir.Value, tuple[ir.Value, ir.
     return found
 
 
-def _unbiased(op: Builder, source: ir.Value, before: ir.Value, after: ir.Value, momentum: float) -> ir.Value:
-    """What the batch added to the running variance, times N / (N - 1)."""
-    dtype = int(dtype_of(after))
-    channels = dims(after)[0]
-    count = op.Div(op.Cast(op.Size(source), to=dtype), float(channels))  # type: ignore[arg-type]
-    extra = op.Div(op.Sub(after, op.Mul(before, momentum)), op.Max(op.Sub(count, 1.0), 1.0))
-    result: ir.Value = op.Add(after, extra)
+def _elements(work: Assembly, source: ir.Value, dtype: ir.DataType) -> ir.Value:
+    """How many elements of `source` a channel has."""
+    op, (batch, *rest) = work.op, dims(source)
+    spatial = static_size(rest[1:])
+    if isinstance(batch, int) and spatial is not None:
+        return op.constant(np.array(batch * spatial, dtype.numpy()))
+    field = next((value for value in work.fields if dims(value)[:1] == (batch,)), None)
+    if field is None or spatial is None:
+        counted = op.Div(
+            op.Size(source), rest[0] if rest and isinstance(rest[0], int) else op.Shape(source, start=1, end=2)
+        )
+    else:
+        # The same for all layers of one resolution, and computed once.
+        counted = op.Mul(op.Shape(field, start=0, end=1), spatial)
+    result: ir.Value = op.Cast(counted, to=int(dtype))
     return result
 
 

@@ -48,7 +48,9 @@ def enclose(
             nodes.append(node)
     graph.remove(nodes)
     for outside, inside in stand_ins.items():
-        outside.replace_all_uses_with(inside)
+        for use in list(outside.uses()):
+            if use.node.graph is not inner.graph:  # what is there already made the stand-ins
+                use.node.replace_input_with(use.idx, inside)
     inner.graph.extend(nodes)
 
 

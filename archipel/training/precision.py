@@ -70,6 +70,7 @@ class LossScale:
         self._options = options
         self._scale = work.scalar_state(SCALE, ir.DataType.FLOAT, options.scale, "device")
         self._good = work.scalar_state(GOOD, ir.DataType.INT64, 0, "device")
+        self._finite: ir.Value | None = None
 
     def seed(self, op: Builder, loss: ir.Value) -> ir.Value:
         """The cotangent of the loss: the scale, in its type."""
@@ -99,4 +100,10 @@ class LossScale:
             restart = op.Or(grown, bad)
             self._work.moved(self._scale, scale)
             self._work.moved(self._good, op.Where(restart, np.array(0, np.int64), good))
+            self._finite = finite
         return due
+
+    def unless_skipped(self, averages: Sequence[tuple[ir.Value, ir.Value]]) -> list[tuple[ir.Value, ir.Value]]:
+        """(before, after) of running statistics, which stay as they are in a step whose gradients are not finite."""
+        op = self._work.op
+        return [(before, op.Where(self._finite, after, before)) for before, after in averages]

@@ -80,6 +80,7 @@ def step_graph(
         gradients, when = accumulation.add(gradients), accumulation.due
     if scaling is not None:
         when = scaling.check(gradients, when)
+        averages = scaling.unless_skipped(averages)
     update.emit(gradients, when)
     for average in averages:
         work.moved(*average)

@@ -241,12 +241,12 @@ ERRORS = {
     ),
     "refused attribute": (
         MissingRuleError,
-        """agraph (double[1, 1, h, w] x) => (double loss) {
-            y = MaxPool <kernel_shape = [2, 2], strides = [2, 2], ceil_mode = 1> (x)
+        """agraph (double[2, 3] x, int64[1] axes) => (double[k] y, double loss) {
+            y = ReduceSum <keepdims = 0> (x, axes)
             loss = ReduceSum <keepdims = 0> (y)
         }""",
         {"wrt": ["x"]},
-        r"MaxPool '.+': ceil_mode=1: the spatial size must be fixed, is 'h'; .*rules/pooling.py",
+        r"ReduceSum '.+': keepdims=0: with axes that are computed at run time, .*rules/reduce.py",
     ),
 }
 

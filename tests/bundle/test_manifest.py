@@ -35,6 +35,21 @@ def test_round_trip_is_the_identity(folder: Any) -> None:
     assert canonical(json.loads(data)) == data
 
 
+def _in_steps(document: dict[str, Any], steps: int) -> dict[str, Any]:
+    """Make `train` a program of several minibatches."""
+    program: dict[str, Any] = document["programs"]["train"]
+    program["steps"] = steps
+    for port in (*program["inputs"], *program["outputs"]):
+        if port["role"] in ("example", "label", "metric"):
+            port["shape"] = [steps, *port["shape"]]
+    return program
+
+
+def test_a_train_program_may_take_several_minibatches(document: dict[str, Any]) -> None:
+    _in_steps(document, 2)
+    assert b.decode_manifest(canonical(document)).programs["train"].steps == 2
+
+
 @pytest.mark.parametrize(
     ("change", "error", "text"),
     [
@@ -62,6 +77,10 @@ def test_round_trip_is_the_identity(folder: Any) -> None:
         (lambda d: d["programs"]["finish"]["outputs"][0].update(range=0.0), ManifestError, "range"),
         (lambda d: d["programs"]["finish"]["outputs"][0].update(shape=["n"]), ManifestError, "must be fixed"),
         (lambda d: d["programs"]["train"].update(outputs=[]), ManifestError, "no outputs"),
+        (lambda d: d["programs"]["train"].update(steps=0), ManifestError, "steps must be 1"),
+        (lambda d: d["programs"]["predict"].update(steps=2), ManifestError, "or more in a train program; it is 2"),
+        (lambda d: d["programs"]["train"].update(steps=2), ManifestError, "first axis must be the program's 2 steps"),
+        (lambda d: _in_steps(d, 2)["outputs"][-1].update(shape=[]), ManifestError, "must have shape [2]"),
         (lambda d: d["schedule"][0].update(program="predict"), ManifestError, "not a train program"),
         (lambda d: d["schedule"][0].update(steps=3), ManifestError, "either epochs or steps"),
         (lambda d: d["schedule"][0].update(batch_size=0), ManifestError, "at least 1"),

@@ -54,6 +54,11 @@ CASES = {
         }""",
         {"Concat": 1},
     ),
+    "slices of a batch": (
+        """g (float[b, 1, 2] a, float[b, 2, 2] c) => (float[b, 3, 2] y)
+        <int64[6] p = {0, 0, 0, 0, 2, 0}, int64[6] q = {0, 1, 0, 0, 0, 0}> { pa = Pad (a, p)  pc = Pad (c, q)  y = Add (pa, pc) }""",
+        {"Concat": 1},
+    ),
     "slices that overlap stay": (
         """g (float[2, 3] a, float[2, 4] c) => (float[2, 6] y) <int64[4] p = {0, 3, 0, 0}, int64[4] q = {0, 0, 0, 2}> {
             pa = Pad (a, p)  pc = Pad (c, q)  y = Add (pa, pc)

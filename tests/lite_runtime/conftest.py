@@ -105,6 +105,7 @@ def make_bundle(tmp_path: Path, key: Any) -> Callable[..., Path]:
         tensors: Mapping[str, np.ndarray] | None = None,
         schedule: Sequence[b.Phase] = (),
         peak_bytes: int = 1000,
+        steps: int = 1,
     ) -> Path:
         values = {**parameters, **(tensors or {})}
         weights = b.write_weights(values)
@@ -120,6 +121,7 @@ def make_bundle(tmp_path: Path, key: Any) -> Callable[..., Path]:
                 file=f"{name}.onnx",
                 inputs=tuple(_port(value, meaning) for value in model.graph.input),
                 outputs=tuple(_port(value, meaning) for value in model.graph.output),
+                steps=steps if kind == "train" else 1,
             )
         folder = tmp_path / f"bundle-{next(number)}"
         b.write_bundle(

@@ -160,6 +160,25 @@ def test_evaluation_sums_over_batches(module: nn.Module, model: Model, batches: 
     assert totals[2] == len(labels)
 
 
+def test_evaluation_counts_the_labels_that_have_weight(module: nn.Module, model: Model, batches: Batches) -> None:
+    weights = [1.0, 0.0, 2.0, 0.5, 1.0, 1.0, 3.0, 1.0, 1.0, 1.0]
+    loss = losses.cross_entropy(class_weights=weights, ignore_index=4)
+    program = training.evaluate_graph(model, loss)
+    check_model(program.ir)
+    images, labels = batches[0]
+    feed = {program.inputs[0].name: images, "label": labels, **program.initial}
+    found, correct, count = session(program).run(["loss", "correct", "count"], feed)
+    with torch.no_grad():
+        logits = module(torch.from_numpy(images))
+    expected = nn.functional.cross_entropy(
+        logits, torch.from_numpy(labels), weight=torch.tensor(weights), ignore_index=4, reduction="sum"
+    )
+    np.testing.assert_allclose(found, expected.item(), rtol=1e-5)
+    counting = (labels != 1) & (labels != 4)
+    assert 0 < count == counting.sum() < len(labels)
+    assert correct == (counting & (logits.argmax(1).numpy() == labels)).sum()
+
+
 def test_cross_entropy_of_a_label_per_position() -> None:
     torch.manual_seed(1)
     module = nn.Sequential(nn.Conv1d(2, 4, 3))

@@ -121,13 +121,13 @@ def test_a_broadcast_that_is_missing(model: Model, batches: Batches) -> None:
     step = training.step_graph(model, LOSS, optimizers.sgd(), transforms=[transforms.proximal(0.7, "broadcast")])
     runner = StepRunner(step)
     step.initial.clear()
-    with pytest.raises(TrainingError, match="no value for broadcast '0.weight.broadcast'"):
+    with pytest.raises(TrainingError, match=r"no value for broadcast '0.weight.broadcast'"):
         StepRunner.step(runner, batches[0])
 
 
 def test_hyperparameters_of_the_same_name(model: Model) -> None:
+    clip = transforms.clip_by_norm(1.0)
     with pytest.raises(TrainingError, match="two parts of the step have a hyperparameter 'clip_norm'"):
-        clip = transforms.clip_by_norm(1.0)
         training.step_graph(model, LOSS, optimizers.sgd(), transforms=[clip, clip])
 
 

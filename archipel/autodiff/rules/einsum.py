@@ -78,10 +78,10 @@ def _gradient(ctx: RuleContext, operand: Factor, factors: list[Factor]) -> ir.Va
     missing = [axis for axis, label in enumerate(target) if label not in kept]
     if missing:
         found = op.Unsqueeze(found, missing)
-    have = {label: _size(label, factors) for label in kept}
+    sizes = {label: _size(label, factors) for label in kept}
     # Only what an ellipsis covers broadcasts; a letter has one size, where it does not show otherwise.
     shape = [
-        size if isinstance(label, str) and have.get(label, 1) != 1 else have.get(label, 1)
+        size if isinstance(label, str) and sizes.get(label, 1) != 1 else sizes.get(label, 1)
         for label, size in zip(target, own)
     ]
     if not same_shape(shape, own):
@@ -93,7 +93,8 @@ def _gradient(ctx: RuleContext, operand: Factor, factors: list[Factor]) -> ir.Va
 
 def _product(ctx: RuleContext, factors: Sequence[Factor], output: list[Label]) -> ir.Value:
     if len(factors) == 1 and factors[0][1] == output:
-        return factors[0][0]
+        same: ir.Value = ctx.op.Identity(factors[0][0])
+        return same
     names = list(dict.fromkeys(label for _, labels, _ in factors for label in labels))
     if len(names) > len(ascii_letters):
         ctx.refuse("equation", f"its gradient has {len(names)} labels, there are {len(ascii_letters)} letters")

@@ -62,17 +62,13 @@ def gather_nd(ctx: RuleContext) -> Gradients:
     op, data, indices = ctx.op, ctx.input(0), ctx.input(1)
     batch, n = ctx.attribute("batch_dims", 0), rank(indices)
     if batch:
-        column = op.Slice(indices, [0], [1], [n - 1])
-        parts = []
+        column, places = op.Slice(indices, [0], [1], [n - 1]), []
         for axis in range(batch):
-            count = op.Reshape(op.Range(0, op.Squeeze(op.Shape(data, start=axis, end=axis + 1)), 1), _along(axis, n))
-            parts.append(op.expand_like(count, column))
-        indices = op.Concat(*parts, indices, axis=n - 1)
+            count = op.Range(0, op.Squeeze(op.Shape(data, start=axis, end=axis + 1)), 1)
+            along = op.Reshape(count, [-1 if i == axis else 1 for i in range(n)])
+            places.append(op.expand_like(along, column))
+        indices = op.Concat(*places, indices, axis=n - 1)
     return [op.ScatterND(op.full_like(data, 0.0), indices, ctx.cotangent, reduction="add")]
-
-
-def _along(axis: int, n: int) -> list[int]:
-    return [-1 if i == axis else 1 for i in range(n)]
 
 
 Read = Callable[[ir.Value], ir.Value]

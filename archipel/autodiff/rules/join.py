@@ -99,16 +99,21 @@ def embed(
 ) -> ir.Value:
     """Zeros of the shape of `like`, with `value` from position `before` on along `axes`; what reaches out is cut."""
     have, want = [dims(value)[axis] for axis in axes], [dims(like)[axis] for axis in axes]
+    n = rank(like)
+    places = [*(axis % n for axis in axes), *(n + axis % n for axis in axes)]
     if isinstance(before, ir.Value) or not is_static([*have, *want]):
         first = before if isinstance(before, ir.Value) else op.constant(np.array(before, np.int64))
         size, kept = _sizes(op, like, axes), _sizes(op, value, axes)
         pads = op.Concat(first, op.Sub(op.Sub(size, first), kept), axis=0)
+        pads = op.ScatterElements(op.constant(np.zeros(2 * n, np.int64)), places, pads, axis=0)
     else:
         after = [w - b - h for w, b, h in zip(want, before, have)]  # type: ignore[operator]
         if not any(before) and not any(after):
             return value
-        pads = op.constant([*before, *after])
-    result: ir.Value = op.Pad(value, pads, None, list(axes))
+        pads = np.zeros(2 * n, np.int64)
+        pads[places] = [*before, *after]
+    # Not the input `axes` of Pad: ONNX Runtime moves a Transpose across it as if pads were for all axes.
+    result: ir.Value = op.Pad(value, pads)
     result.shape = like.shape
     return result
 

@@ -61,7 +61,7 @@ def _statistics(ctx: RuleContext, x: ir.Value, stash: ir.DataType, dtype: ir.Dat
         var = op.ReduceMean(op.Mul(centered, centered), [1], keepdims=0)
         return op.Reshape(mean, [-1]), op.Reciprocal(op.Sqrt(op.Add(var, epsilon)))
     node = ctx.node
-    if len(node.outputs) == 3 and all(value.name for value in node.outputs):
+    if len(node.outputs) == 3 and all(value.dtype is not None for value in node.outputs):
         return _row(op, node.outputs[1], dtype), _row(op, node.outputs[2], dtype)
     with op.after(node):
         found = op.LayerNormalization(

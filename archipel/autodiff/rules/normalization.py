@@ -71,7 +71,9 @@ def _training(ctx: RuleContext) -> Gradients:
     g, to_mean, to_var = (*ctx.cotangents, None, None)[:3]
     flat = _channels_second(op, x)
     count = elements_per(op, batch.mean, x)
-    grad_x = grad_scale = grad_bias = None
+    # An output that nothing depends on leaves zeros.
+    grad_x = None
+    grad_scale = grad_bias = fill(op, scale, 0.0)
     if g is not None:
         grad_x, per_scale, per_bias = backward(op, flat, _channels_second(op, g), batch, scale)
         grad_scale, grad_bias = op.Mul(per_scale, count), op.Mul(per_bias, count)
@@ -87,20 +89,23 @@ def _training(ctx: RuleContext) -> Gradients:
         None if grad_x is None else op.reshape_like(grad_x, x),
         grad_scale,
         grad_bias,
-        None if to_mean is None else op.Mul(to_mean, momentum),
-        None if to_var is None else op.Mul(to_var, momentum),
+        *(fill(op, scale, 0.0) if to is None else op.Mul(to, momentum) for to in (to_mean, to_var)),
     ]
 
 
 def trained(op: Builder, x: ir.Value, scale: ir.Value, bias: ir.Value, epsilon: float) -> tuple[ir.Value, Statistics]:
     """Normalize the channels of `x` with their own statistics.
 
-    The operator's running statistics with momentum 0 are those of the batch; so what ran before (here: any value of
-    that shape) does not matter, and nothing is computed twice.
+    The operator's running statistics with momentum 0 are those of the batch, so that nothing is computed twice. What
+    they were before does not matter, but ONNX Runtime writes the new ones over it, whoever else reads it, weights
+    and constants included. So these are values that every run makes anew, and no two nodes the same ones.
     """
+    size, own = op.Cast(op.Size(x), to=int(dtype_of(scale))), len(op.graph)
+    before = [op.Div(fill(op, scale, own + part), size) for part in (0.0, 0.5)]
     y, mean, var = op.BatchNormalization(
-        x, scale, bias, bias, scale, training_mode=1, momentum=0.0, epsilon=epsilon, _outputs=3
+        x, scale, bias, *before, training_mode=1, momentum=0.0, epsilon=epsilon, _outputs=3
     )
+    mean.shape = var.shape = scale.shape
     return y, Statistics(mean, var, epsilon)
 
 

@@ -7,9 +7,9 @@ import onnx_ir as ir
 
 from archipel.autodiff.context import RuleContext
 from archipel.autodiff.registry import Gradients, rule
-from archipel.autodiff.rules.windows import Window, fold, unfold
+from archipel.autodiff.rules.windows import Window, fold, sliding, spread, unfold
 from archipel.graph.build import Builder
-from archipel.graph.shapes import dims, dtype_of, is_static
+from archipel.graph.shapes import Dim, dims, dtype_of, is_static, rank, static_size
 
 
 @rule("", "MaxPool")
@@ -17,63 +17,120 @@ def max_pool(ctx: RuleContext) -> Gradients:
     """Where several elements of a window share the maximum they share its gradient equally (as PyTorch's amax does).
 
     The operator's own Indices output would say which one was taken, but asking for it leaves ONNX Runtime's fast
-    kernel; comparing with the maximum does not.
+    kernel; comparing with the maximum does not. ONNX MaxPool-12.
     """
-    x, y = ctx.input(0), ctx.output
-    window = Window.of(ctx, ctx.attribute("kernel_shape", []))
-    spatial = dims(x)[2:]
-    tiled = (
-        window.kernel == window.strides
-        and set(window.dilations) == {1}
-        and not any(window.pads)
-        and is_static(spatial)
-        and all(isinstance(d, int) and d * k <= s for d, k, s in zip(dims(y)[2:], window.kernel, spatial))  # type: ignore[operator]
-    )
-    if tiled:
-        return [_tiled(ctx.op, ctx.cotangent, x, y, window)]
-    return [_general(ctx, window)]
+    lowest = float(np.finfo(dtype_of(ctx.input(0)).numpy()).min)
+    window, x, cut = sliding(ctx, ctx.attribute("kernel_shape", []), lowest)
+    if _tiles(ctx, window):
+        return [_tiled_max(ctx.op, ctx.cotangent, x, ctx.output, window)]
+    return [cut(_general_max(ctx, x, window, lowest))]
 
 
-def _tiled(op: Builder, g: ir.Value, x: ir.Value, y: ir.Value, window: Window) -> ir.Value:
-    """Windows side by side: repeat the maximum over its window and compare."""
-    inner, axes = list(window.kernel), list(range(2, len(window.kernel) + 2))
-    covered = [d * k for d, k in zip(dims(y)[2:], inner) if isinstance(d, int)]
-    rest = [s - c for s, c in zip(dims(x)[2:], covered) if isinstance(s, int)]
-    part = op.Slice(x, [0] * len(axes), covered, axes) if any(rest) else x
-    mask = op.Cast(op.Equal(part, _repeat(op, y, window, part)), to=int(dtype_of(x)))
-    share = op.AveragePool(mask, kernel_shape=inner, strides=inner)
-    each = op.Div(op.Mul(g, 1.0 / window.size), share)
-    result: ir.Value = op.Mul(_repeat(op, each, window, part), mask)
-    if any(rest):
-        result = op.Pad(result, [0] * (len(axes) + 2) + [0, 0, *rest])
-    return result
+@rule("", "AveragePool")
+def average_pool(ctx: RuleContext) -> Gradients:
+    """count_include_pad, ceil_mode, dilations, auto_pad (ONNX AveragePool-19)."""
+    op = ctx.op
+    window, x, cut = sliding(ctx, ctx.attribute("kernel_shape", []))
+    g = _divided_by_counts(ctx, window)
+    if _tiles(ctx, window):
+        return [_fill_up(op, _repeat(op, g, window, dims(x)), x, window)]
+    return [cut(spread(op, g, x, _rounded_up(ctx, window), _channels(ctx)))]
 
 
-def _repeat(op: Builder, value: ir.Value, window: Window, like: ir.Value) -> ir.Value:
+@rule("", "GlobalAveragePool")
+def global_average_pool(ctx: RuleContext) -> Gradients:
+    op, g, x = ctx.op, ctx.cotangent, ctx.input(0)
+    count = static_size(dims(x)[2:])
+    if count is not None:
+        return [op.expand_like(op.Mul(g, 1.0 / max(count, 1)), x)]
+    area = op.ReduceProd(op.Cast(op.Shape(x, start=2), to=int(dtype_of(x))), keepdims=0)
+    return [op.expand_like(op.Div(g, area), x)]
+
+
+@rule("", "GlobalMaxPool")
+def global_max_pool(ctx: RuleContext) -> Gradients:
+    """Elements that share the maximum share its gradient equally."""
+    op, x = ctx.op, ctx.input(0)
+    mask = op.Cast(op.Equal(x, ctx.output), to=int(dtype_of(x)))
+    ties = op.ReduceSum(mask, list(range(2, rank(x))), keepdims=1)
+    return [op.Mul(mask, op.Div(ctx.cotangent, ties))]
+
+
+def _channels(ctx: RuleContext) -> int:
+    channels = dims(ctx.input(0))[1]
+    if not isinstance(channels, int):
+        ctx.refuse("X", f"its channels must be fixed, its shape is {list(dims(ctx.input(0)))}")
+    return channels
+
+
+def _tiles(ctx: RuleContext, window: Window) -> bool:
+    """Whether the windows lie side by side inside the input."""
+    if window.kernel != window.strides or set(window.dilations) != {1} or any(window.pads):
+        return False
+    sizes = dims(ctx.input(0))[2:]
+    exact = all(isinstance(s, int) and s % k == 0 for s, k in zip(sizes, window.kernel))
+    mode = ctx.attribute("auto_pad", "NOTSET")
+    return exact or (mode in ("NOTSET", "VALID") and not ctx.attribute("ceil_mode", 0))
+
+
+def _rest(x: ir.Value, window: Window) -> list[int] | None:
+    """Per axis what side-by-side windows leave over, None where it shows at run time."""
+    sizes = [d for d in dims(x)[2:] if isinstance(d, int)]
+    return [s % k for s, k in zip(sizes, window.kernel)] if len(sizes) == len(window.kernel) else None
+
+
+def _repeat(op: Builder, value: ir.Value, window: Window, shape: tuple[Dim, ...]) -> ir.Value:
     scales = np.array([1, 1, *window.kernel], np.float32)
     result: ir.Value = op.Resize(
         value, None, scales, mode="nearest", coordinate_transformation_mode="asymmetric", nearest_mode="floor"
     )
-    result.shape = like.shape
+    spatial = [d - d % k if isinstance(d, int) else None for d, k in zip(shape[2:], window.kernel)]
+    result.shape = ir.Shape([*shape[:2], *spatial])
     return result
 
 
-def _general(ctx: RuleContext, window: Window) -> ir.Value:
+def _fill_up(op: Builder, g: ir.Value, x: ir.Value, window: Window) -> ir.Value:
+    """Zeros for what no window covers."""
+    n = len(window.kernel)
+    rest = _rest(x, window)
+    if rest is None:
+        missing = op.Sub(op.Shape(x, start=2), op.Shape(g, start=2))
+        g = op.Pad(g, op.Concat(op.constant([0] * (n + 4)), missing, axis=0))
+    elif any(rest):
+        g = op.Pad(g, [0] * (n + 4) + rest)
+    g.shape = x.shape
+    return g
+
+
+def _tiled_max(op: Builder, g: ir.Value, x: ir.Value, y: ir.Value, window: Window) -> ir.Value:
+    """Windows side by side: repeat the maximum over its window and compare."""
+    inner = list(window.kernel)
+    n = len(inner)
+    highest = _repeat(op, y, window, dims(x))
+    rest = _rest(x, window)
+    part = x
+    if rest is None:
+        part = op.Slice(x, [0] * n, op.Shape(highest, start=2), list(range(2, n + 2)))
+    elif any(rest):
+        ends = [d - r for d, r in zip(dims(x)[2:], rest) if isinstance(d, int)]
+        part = op.Slice(x, [0] * n, ends, list(range(2, n + 2)))
+    mask = op.Cast(op.Equal(part, highest), to=int(dtype_of(x)))
+    share = op.AveragePool(mask, kernel_shape=inner, strides=inner)
+    each = op.Div(op.Mul(g, 1.0 / window.size), share)
+    return _fill_up(op, op.Mul(_repeat(op, each, window, dims(x)), mask), x, window)
+
+
+def _general_max(ctx: RuleContext, x: ir.Value, plain: Window, lowest: float) -> ir.Value:
     """Windows that overlap or reach into the padding: lay them out one by one, compare, and add back."""
-    op, g, x, y = ctx.op, ctx.cotangent, ctx.input(0), ctx.output
-    shape = dims(x)
-    channels = shape[1]
-    if not isinstance(channels, int):
-        ctx.refuse("X", f"its channels must be fixed, its shape is {list(shape)}")
-    window = _covering(ctx, window)
-    lowest = float(np.finfo(dtype_of(x).numpy()).min)
+    op, g, y = ctx.op, ctx.cotangent, ctx.output
+    channels, window = _channels(ctx), _rounded_up(ctx, plain)
     padded = x
     if any(window.pads):
         # The lowest number, not minus infinity: unfolding multiplies it by zero.
         pads = [0, 0, *window.before, 0, 0, *window.after]
         padded = op.Pad(x, pads, op.constant(lowest, dtype_of(x)))
-    bare = Window(window.kernel, window.strides, window.dilations, *((0,) * len(window.kernel),) * 2)
-    windows = op.Reshape(unfold(op, padded, bare, channels), [0, channels, window.size, -1])
+    windows = _like_output(ctx, unfold(op, padded, window.bare, channels), plain)
+    windows = op.Reshape(windows, [0, channels, window.size, -1])
     mask = op.Cast(op.Equal(windows, op.Reshape(y, [0, channels, 1, -1])), to=int(dtype_of(x)))
     share = op.ReduceSum(mask, [2], keepdims=1)
     each = op.Mul(mask, op.Div(op.Reshape(g, [0, channels, 1, -1]), share))
@@ -81,19 +138,75 @@ def _general(ctx: RuleContext, window: Window) -> ir.Value:
     return fold(op, op.Reshape(each, stacked), x, window, channels)
 
 
-def _covering(ctx: RuleContext, window: Window) -> Window:
-    """With ceil_mode the last window may reach beyond the padding: pad up to its end."""
+def _rounded_up(ctx: RuleContext, window: Window) -> Window:
+    """With ceil_mode the last window may reach beyond the padding: pad by what rounding down would cut off."""
     if not ctx.attribute("ceil_mode", 0):
         return window
-    after = []
-    for size, stride, extent, before, pad in zip(
+    for size, stride, extent, before, after in zip(
         dims(ctx.input(0))[2:], window.strides, window.extent, window.before, window.after
     ):
-        if not isinstance(size, int):
-            ctx.refuse("ceil_mode=1", f"the spatial size must be fixed, is {size!r}")
-        last = -(-(size + before + pad - extent) // stride) * stride
-        if last >= size + before:
-            # PyTorch and ONNX Runtime leave such a window out, ONNX's shape inference counts it (fixed in opset 22).
+        if isinstance(size, int) and -(-(size + before + after - extent) // stride) * stride >= size + before:
+            # Runtimes leave such a window out, ONNX's shape inference counts it (up to opset 21).
             ctx.refuse("ceil_mode=1", "a window would start behind the input; use ceil_mode=0 with larger pads")
-        after.append(max(last + extent - size - before, pad))
-    return Window(window.kernel, window.strides, window.dilations, window.before, tuple(after))
+    return window.padded(window.before, [after + stride - 1 for after, stride in zip(window.after, window.strides)])
+
+
+def _like_output(ctx: RuleContext, value: ir.Value, window: Window) -> ir.Value:
+    """Without windows that ceil_mode would start behind an input of symbolic size."""
+    late = (s + a > e for s, a, e in zip(window.strides, window.after, window.extent))
+    if not ctx.attribute("ceil_mode", 0) or is_static(dims(ctx.input(0))[2:]) or not any(late):
+        return value
+    n = len(window.kernel)
+    result: ir.Value = ctx.op.Slice(value, [0] * n, ctx.op.Shape(ctx.output, start=2), list(range(2, n + 2)))
+    return result
+
+
+def _divided_by_counts(ctx: RuleContext, window: Window) -> ir.Value:
+    """The cotangent over the number of elements that AveragePool divides each window by."""
+    op, g = ctx.op, ctx.cotangent
+    include, up = ctx.attribute("count_include_pad", 0), ctx.attribute("ceil_mode", 0)
+    same = ctx.attribute("auto_pad", "NOTSET").startswith("SAME")
+    padded = any(window.pads) or same
+    sizes = dims(ctx.input(0))[2:]
+    if not up and (include or not padded):
+        scaled: ir.Value = op.Mul(g, 1.0 / window.size)
+    elif is_static(sizes):
+        counts = np.ones(1)
+        for axis, size in enumerate(sizes):
+            if isinstance(size, int):
+                counts = np.multiply.outer(counts, _counts(window, axis, size, include, up))
+        scaled = op.Mul(g, (1.0 / np.maximum(counts, 1))[None].astype(dtype_of(g).numpy()))
+    else:
+        scaled = op.Div(g, op.Max(_counts_at_runtime(ctx, window, include), 1.0))
+    scaled.shape = g.shape
+    return scaled
+
+
+def _counts(window: Window, axis: int, size: int, include: int, up: int) -> np.ndarray:
+    """Elements per window along one axis."""
+    k, stride, step = window.kernel[axis], window.strides[axis], window.dilations[axis]
+    before, after, extent = window.before[axis], window.after[axis], window.extent[axis]
+    positions = (size + before + after - extent + (stride - 1 if up else 0)) // stride + 1
+    taken = np.arange(positions)[:, None] * stride + np.arange(k) * step
+    first, last = (0, size + before + after) if include else (before, before + size)
+    return np.asarray(((taken >= first) & (taken < last)).sum(1))
+
+
+def _counts_at_runtime(ctx: RuleContext, window: Window, include: int) -> ir.Value:
+    """The same as [1, 1, *output], where spatial sizes are symbolic: ones, summed over each window."""
+    op, n = ctx.op, len(window.kernel)
+    dtype = dtype_of(ctx.cotangent)
+    one = ir.tensor(np.ones(1, dtype.numpy()))
+    ones = op.ConstantOfShape(op.Concat([1, 1], op.Shape(ctx.input(0), start=2), axis=0), value=one)
+    kernel = op.constant(np.ones((1, 1, *window.kernel), dtype.numpy()))
+    attributes = dict(window.attributes)
+    mode = ctx.attribute("auto_pad", "NOTSET")
+    if mode.startswith("SAME"):
+        del attributes["pads"]
+        counts: ir.Value = op.Conv(ones, kernel, auto_pad=mode, **attributes)
+        return counts
+    wide = _rounded_up(ctx, window)
+    if include:
+        ones = op.Pad(ones, [0, 0, *window.before, 0, 0, *window.after], op.constant(1.0, dtype))
+        wide = wide.padded([0] * n, [w - a for w, a in zip(wide.after, window.after)])
+    return _like_output(ctx, op.Conv(ones, kernel, **wide.attributes), window)

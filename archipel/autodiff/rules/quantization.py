@@ -13,7 +13,7 @@ import onnx_ir as ir
 from archipel.autodiff.context import RuleContext
 from archipel.autodiff.registry import Gradients, rule
 from archipel.graph.build import Builder
-from archipel.graph.shapes import dims, dtype_of, rank
+from archipel.graph.shapes import dims, dtype_of, is_float, rank
 
 
 @rule("", "QuantizeLinear")
@@ -98,17 +98,19 @@ def _gather_up(ctx: RuleContext, value: ir.Value, scale: ir.Value) -> ir.Value:
 
 def _block_of(ctx: RuleContext) -> ir.Value:
     """The block of each position along the axis."""
-    op, size, block = ctx.op, dims(ctx.input(0))[_axis(ctx)], ctx.attribute("block_size", 0)
+    op, axis, block = ctx.op, _axis(ctx), ctx.attribute("block_size", 0)
+    # The one of the two tensors of this shape that is real: ONNX Runtime's Shape takes no four-bit integers.
+    real = ctx.input(0) if is_float(ctx.input(0)) else ctx.output
+    size = dims(real)[axis]
     if isinstance(size, int):
         return op.constant(np.arange(size) // block)
-    axis = _axis(ctx)
-    length = op.Squeeze(op.Shape(ctx.input(0), start=axis, end=axis + 1), [0])
+    length = op.Squeeze(op.Shape(real, start=axis, end=axis + 1), [0])
     result: ir.Value = op.Div(op.Range(op.constant(0), length, op.constant(1)), op.constant(block))
     return result
 
 
 def _blocked(ctx: RuleContext) -> bool:
-    return bool(ctx.attribute("block_size", 0)) and rank(ctx.input(1)) > 1
+    return bool(ctx.attribute("block_size", 0)) and rank(ctx.input(1)) > 0
 
 
 def _axis(ctx: RuleContext) -> int:

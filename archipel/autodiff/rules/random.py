@@ -37,7 +37,7 @@ def dropout(ctx: RuleContext) -> Gradients:
 
 
 def _mask(ctx: RuleContext) -> ir.Value:
-    if len(ctx.outputs) > 1 and ctx.outputs[1].name:
+    if len(ctx.outputs) > 1 and ctx.outputs[1].dtype is not None:
         return ctx.outputs[1]
     with ctx.op.after(ctx.node):
         y, mask = ctx.op.Dropout(*ctx.inputs, seed=ctx.attribute("seed", None), _outputs=2)

@@ -10,16 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Protocol
 
 import onnx_ir as ir
 
 from archipel.autodiff.context import RuleContext
 from archipel.autodiff.registry import Gradients
-from archipel.autodiff.rules.activations import Activation, activations
+from archipel.autodiff.rules.recurrent_activation import Activation, activations
 from archipel.graph.build import Builder
 from archipel.graph.control import Body, scan
-from archipel.graph.shapes import Dim, dims
+from archipel.graph.shapes import Dim, dims, dtype_of, is_static
+
+Values = list[ir.Value]
 
 
 @dataclass
@@ -38,18 +41,17 @@ class Direction:
     r: ir.Value
     biases: tuple[ir.Value, ir.Value] | None
     peepholes: ir.Value | None
-    initial: list[ir.Value]
+    initial: Values
     activations: tuple[Activation, ...]
     backwards: bool
     ragged: bool
 
     def project(self, bias: ir.Value | None) -> ir.Value:
         """w x + bias for all steps, [time, gates * hidden, batch]."""
-        op = self.op
+        op, (width, features) = self.op, dims(self.w)
         column = None if bias is None else op.Unsqueeze(bias, [1])
-        product = op.Gemm(self.w, self.rows(self.x), column, transB=1)
+        product = op.Gemm(self.w, self.rows(self.x, features), column, transB=1)
         steps, batch = dims(self.x)[:2]
-        width = dims(self.w)[0]
         if isinstance(batch, int):
             split = op.Reshape(product, [width, -1, batch])
         elif isinstance(steps, int):
@@ -67,14 +69,14 @@ class Direction:
         name = self.op.unique("backward" if gradient else "forward")
         return scan(self.op, body, carried, sequences, reverse=self.backwards != gradient, name=name)
 
-    def rows(self, sequence: ir.Value) -> ir.Value:
-        """[time, batch, n] -> [time * batch, n]."""
-        result: ir.Value = self.op.Reshape(sequence, [-1, dims(sequence)[2]])
+    def rows(self, sequence: ir.Value, width: Dim) -> ir.Value:
+        """[time, batch, width] -> [time * batch, width]."""
+        result: ir.Value = self.op.Reshape(sequence, [-1, width])
         return result
 
-    def columns(self, sequence: ir.Value) -> ir.Value:
-        """[time, n, batch] -> [n, time * batch]."""
-        result: ir.Value = self.op.Reshape(self.op.Transpose(sequence, perm=[1, 0, 2]), [dims(sequence)[1], -1])
+    def columns(self, sequence: ir.Value, width: Dim) -> ir.Value:
+        """[time, width, batch] -> [width, time * batch]."""
+        result: ir.Value = self.op.Reshape(self.op.Transpose(sequence, perm=[1, 0, 2]), [width, -1])
         return result
 
     def previous(self, states: ir.Value) -> ir.Value:
@@ -83,12 +85,12 @@ class Direction:
         after = batch_first(op, states)
         start = op.Unsqueeze(op.Transpose(self.initial[0], perm=[1, 0]), [0])
         if self.backwards:
-            return self.rows(op.Concat(op.Slice(after, [1], [2**62], [0]), start, axis=0))
-        return self.rows(op.Concat(start, op.Slice(after, [0], [-1], [0]), axis=0))
+            return self.rows(op.Concat(op.Slice(after, [1], [2**62], [0]), start, axis=0), self.hidden)
+        return self.rows(op.Concat(start, op.Slice(after, [0], [-1], [0]), axis=0), self.hidden)
 
-    def zeros(self) -> ir.Value:
-        """A state of zeros, [hidden, batch]."""
-        return self.op.full_like(self.initial[0], 0.0)
+    def bias(self) -> ir.Value | None:
+        """The sum of both."""
+        return None if self.biases is None else self.op.Add(*self.biases)
 
 
 @dataclass
@@ -96,9 +98,9 @@ class Forward:
     """`states`: after each step, [time, hidden, batch], h and, where a sequence may end early, c. `final`: after the
     last step. `kept`: what the gradient needs besides."""
 
-    states: list[ir.Value]
-    final: list[ir.Value]
-    kept: list[ir.Value]
+    states: Values
+    final: Values
+    kept: Values
 
 
 @dataclass
@@ -107,6 +109,15 @@ class Cotangents:
 
     states: list[ir.Value | None]
     final: list[ir.Value | None]
+
+    @property
+    def given(self) -> Values:
+        """Those of each step that are not zero: what the loop of the gradient goes through."""
+        return [value for value in self.states if value is not None]
+
+    def start(self, d: Direction) -> Values:
+        """What the loop of the gradient starts with."""
+        return [d.op.full_like(d.initial[0], 0.0) if value is None else value for value in self.final]
 
 
 @dataclass
@@ -117,7 +128,7 @@ class Backward:
 
     gates: ir.Value
     recurrent: list[tuple[ir.Value, ir.Value]]
-    initial: list[ir.Value]
+    initial: Values
     peepholes: ir.Value | None = None
 
 
@@ -137,158 +148,183 @@ def differentiate_layer(ctx: RuleContext, cell: Cell) -> Gradients:
 
     Inputs X, W, R, B, sequence_lens, initial_h, initial_c, P; outputs Y, Y_h, Y_c (ONNX LSTM-14, GRU-14, RNN-14).
     """
-    return _Layer(ctx, cell).gradients()
+    with ctx.op.after(ctx.node):
+        layer = _Layer(ctx, cell)
+        directions = layer.directions()
+        runs = [cell.forward(d) for d in directions]
+        layer.replace(runs)
+    found = [cell.backward(d, run, layer.cotangents(i)) for i, (d, run) in enumerate(zip(directions, runs))]
+    return layer.gradients(directions, found)
 
 
 class _Layer:
+    """The node, read once; `x` and the initial states with the batch in the middle, whatever the layout."""
+
     def __init__(self, ctx: RuleContext, cell: Cell) -> None:
         self.ctx, self.cell, self.op = ctx, cell, ctx.op
-        shape = dims(ctx.input(2))
-        if not (isinstance(shape[0], int) and isinstance(shape[2], int) and isinstance(dims(ctx.input(1))[2], int)):
-            ctx.refuse("W and R", f"their shapes must be fixed, that of R is {list(shape)}")
-        self.count, self.hidden = shape[0], shape[2]
-        self.reverse = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}[
-            ctx.attribute("direction", "forward")
-        ]
+        w, r = dims(ctx.input(1)), dims(ctx.input(2))
+        hidden = r[2]
+        if not (is_static(w) and is_static(r) and isinstance(hidden, int)):
+            ctx.refuse("W and R", f"their shapes must be fixed, they are {list(w)} and {list(r)}")
+        self.hidden = hidden
+        direction = ctx.attribute("direction", "forward")
+        self.reverse = [False, True] if direction == "bidirectional" else [direction == "reverse"]
         self.layout = ctx.attribute("layout", 0)
         self.functions = activations(ctx, cell.functions, len(self.reverse))
         self.lengths = ctx.optional(4)
-        self.last = self.valid = None
+        self.x = self._swap(ctx.input(0))
+        self.valid, self.last = self._masks()
 
-    def gradients(self) -> Gradients:
+    def directions(self) -> list[Direction]:
+        return [self._direction(index) for index in range(len(self.reverse))]
+
+    def _direction(self, index: int) -> Direction:
         ctx, op = self.ctx, self.op
-        with op.after(ctx.node):
-            directions = self._directions()
-            runs = [self.cell.forward(d) for d in directions]
-            self._replace(directions, runs)
-        found = []
-        for index, (d, run) in enumerate(zip(directions, runs)):
-            found.append(self.cell.backward(d, run, self._cotangents(index)))
-        flat = [d.columns(gradient.gates) for d, gradient in zip(directions, found)]
-        grad_x = None
-        for index, (d, gates) in enumerate(zip(directions, flat)):
-            part = self._flip(op.reshape_like(op.Gemm(gates, d.w, transA=1), d.x), index)
-            grad_x = part if grad_x is None else op.Add(grad_x, part)
-        grad_w = self._stack([op.MatMul(gates, d.rows(d.x)) for d, gates in zip(directions, flat)])
-        grad_r = self._stack([op.Concat(*(op.MatMul(a, b) for a, b in g.recurrent), axis=0) for g in found])
-        grad_b = None
-        if ctx.optional(3) is not None:
-            parts = [[gates, *(a for a, _ in g.recurrent)] for gates, g in zip(flat, found)]
-            grad_b = self._stack([op.Concat(*(op.ReduceSum(a, [1], keepdims=0) for a in p), axis=0) for p in parts])
-        gradients = [self._swap(grad_x), grad_w, grad_r, grad_b, None]
-        for state in range(self.cell.states):
-            given = ctx.optional(5 + state) is not None
-            rows = [op.Transpose(gradient.initial[state], perm=[1, 0]) for gradient in found] if given else []
-            gradients.append(self._swap(self._stack(rows)) if given else None)
-        if ctx.optional(7) is not None:
-            gradients.append(self._stack([gradient.peepholes for gradient in found]))
-        return gradients
+        bias, peepholes = ctx.optional(3), ctx.optional(7)
+        return Direction(
+            op=op,
+            hidden=self.hidden,
+            x=self._flip(self.x, index),
+            w=self._pick(ctx.input(1), index),
+            r=self._pick(ctx.input(2), index),
+            biases=None if bias is None else op.Split(self._pick(bias, index), num_outputs=2, axis=0, _outputs=2),
+            peepholes=None if peepholes is None else self._pick(peepholes, index),
+            initial=[self._initial(ctx.optional(5 + state), index) for state in range(self.cell.states)],
+            activations=self.functions[index],
+            backwards=self.reverse[index] and self.lengths is None,
+            ragged=self.lengths is not None,
+        )
 
-    def _directions(self) -> list[Direction]:
-        ctx, op = self.ctx, self.op
-        x = self._swap(ctx.input(0))
-        if self.lengths is not None:
-            self._read_lengths(x)
-        bias, initial = ctx.optional(3), [self._swap(ctx.optional(5 + state)) for state in range(self.cell.states)]
-        found = []
-        for index, reverse in enumerate(self.reverse):
-            given = [None if v is None else op.Transpose(self._pick(v, index), perm=[1, 0]) for v in initial]
-            found.append(
-                Direction(
-                    op,
-                    self.hidden,
-                    self._flip(x, index),
-                    self._pick(ctx.input(1), index),
-                    self._pick(ctx.input(2), index),
-                    None if bias is None else op.Split(self._pick(bias, index), num_outputs=2, axis=0, _outputs=2),
-                    None if ctx.optional(7) is None else self._pick(ctx.input(7), index),
-                    [self._zeros(x) if v is None else v for v in given],
-                    self.functions[index],
-                    reverse and self.lengths is None,
-                    self.lengths is not None,
-                )
-            )
-        return found
+    def _initial(self, given: ir.Value | None, index: int) -> ir.Value:
+        """[hidden, batch]; zeros if left out."""
+        op, batch = self.op, dims(self.x)[1]
+        if given is not None:
+            return self._column(given, index)
+        shape: ir.Value | list[int] = (
+            [self.hidden, batch]
+            if isinstance(batch, int)
+            else op.Concat([self.hidden], op.Shape(self.x, start=1, end=2), axis=0)
+        )
+        zeros: ir.Value = op.Expand(op.constant(0.0, dtype_of(self.x)), shape)
+        zeros.shape = ir.Shape([self.hidden, batch])
+        return zeros
 
-    def _replace(self, directions: list[Direction], runs: list[Forward]) -> None:
+    def replace(self, runs: list[Forward]) -> None:
+        """Y, Y_h and Y_c from the loops instead of the node."""
         ctx, op = self.ctx, self.op
         rows = []
         for index, run in enumerate(runs):
             states = run.states[0] if self.valid is None else op.Mul(run.states[0], self.valid)
             rows.append(op.Unsqueeze(self._flip(batch_first(op, states), index), [1]))
-        y = rows[0] if len(rows) == 1 else op.Concat(*rows, axis=1)
+        y = self._join(rows, axis=1)
         values = [op.Transpose(y, perm=[2, 0, 1, 3]) if self.layout else y]
-        for state in range(self.cell.states):
-            ends = [
-                run.final[state]
-                if self.last is None
-                else op.ReduceSum(op.Mul(run.states[state], self.last), [0], keepdims=0)
-                for run in runs
-            ]
-            values.append(self._swap(self._stack([op.Transpose(end, perm=[1, 0]) for end in ends])))
+        for i in range(self.cell.states):
+            ends = [run.final[i] for run in runs]
+            if self.last is not None:
+                ends = [op.ReduceSum(op.Mul(run.states[i], self.last), [0], keepdims=0) for run in runs]
+            values.append(self._state(ends))
         for old, new in zip(ctx.outputs, values):
             if old.dtype is None:  # an output that is left out
                 old.dtype, old.shape = new.dtype, new.shape
         ctx.replace(*values[: len(ctx.outputs)])
 
-    def _cotangents(self, index: int) -> Cotangents:
-        """For one direction, in the order in which it goes through the steps."""
-        ctx, op = self.ctx, self.op
-        y, *ends = [*ctx.cotangents, None, None][: 1 + self.cell.states]
+    def cotangents(self, index: int) -> Cotangents:
+        """For one direction, in the order in which its loop goes through the steps."""
+        op = self.op
+        y, *ends = [*self.ctx.cotangents, None, None][: 1 + self.cell.states]
         if y is not None:
             y = op.Transpose(y, perm=[1, 2, 0, 3]) if self.layout else y
             y = batch_first(op, self._flip(self._pick(y, index, axis=1), index))
-        final = [None if end is None else op.Transpose(self._pick(self._swap(end), index), perm=[1, 0]) for end in ends]
+        final = [None if end is None else self._column(end, index) for end in ends]
         states = [y, *[None] * (self.cell.states - 1)]
-        if self.last is None:
+        if self.valid is None or self.last is None:
             return Cotangents(states, final)
         # A sequence's end lies somewhere in the loop: its cotangent joins there.
         if y is not None:
             states[0] = op.Mul(y, self.valid)
-        for state, end in enumerate(final):
+        for i, end in enumerate(final):
             if end is not None:
-                placed, here = op.Mul(end, self.last), states[state]
-                states[state] = placed if here is None else op.Add(here, placed)
+                placed, here = op.Mul(end, self.last), states[i]
+                states[i] = placed if here is None else op.Add(here, placed)
         return Cotangents(states, [None] * self.cell.states)
 
-    def _read_lengths(self, x: ir.Value) -> None:
-        """`valid` and `last`: 1 before a sequence's end and at its last step, else 0; [time, 1, batch]."""
-        op = self.op
-        steps = op.Range(0, op.Squeeze(op.Shape(x, start=0, end=1), [0]), 1)
+    def gradients(self, directions: list[Direction], found: list[Backward]) -> Gradients:
+        """Of the node's inputs, in their order."""
+        ctx, op = self.ctx, self.op
+        flat = [d.columns(gradient.gates, dims(d.w)[0]) for d, gradient in zip(directions, found)]
+        to_x = [op.reshape_like(op.Gemm(gates, d.w, transA=1), d.x) for d, gates in zip(directions, flat)]
+        grad_x = reduce(op.Add, [self._flip(part, index) for index, part in enumerate(to_x)])
+        grad_w = self._stack([op.MatMul(gates, d.rows(d.x, dims(d.w)[1])) for d, gates in zip(directions, flat)])
+        grad_r = self._stack([self._join([op.MatMul(a, b) for a, b in g.recurrent]) for g in found])
+        grad_b = None
+        if ctx.optional(3) is not None:
+            parts = [[gates, *(a for a, _ in g.recurrent)] for gates, g in zip(flat, found)]
+            grad_b = self._stack([self._join([op.ReduceSum(a, [1], keepdims=0) for a in p]) for p in parts])
+        initial = [self._state([g.initial[i] for g in found]) for i in range(self.cell.states)]
+        peepholes = [g.peepholes for g in found if g.peepholes is not None]
+        grad_p = [self._stack(peepholes)] if peepholes else []
+        every = [self._swap(grad_x), grad_w, grad_r, grad_b, None, *initial, *grad_p]
+        # No gradient where there is no input.
+        return [gradient if ctx.optional(i) is not None else None for i, gradient in enumerate(every)]
+
+    def _masks(self) -> tuple[ir.Value | None, ir.Value | None]:
+        """1 before a sequence's end, and 1 at its last step, else 0; [time, 1, batch]. None without lengths."""
+        if self.lengths is None:
+            return None, None
+        op, dtype = self.op, dtype_of(self.x)
+        steps = op.Range(0, op.Squeeze(op.Shape(self.x, start=0, end=1), [0]), 1)
         step = op.Unsqueeze(op.Cast(steps, to=ir.DataType.INT32), [1, 2])
-        step.shape = ir.Shape([dims(x)[0], 1, 1])
-        self.valid = op.Cast(op.Less(step, self.lengths), to=x.dtype)
-        self.last = op.Cast(op.Equal(op.Add(step, op.constant(1, ir.DataType.INT32)), self.lengths), to=x.dtype)
+        step.shape = ir.Shape([dims(self.x)[0], 1, 1])
+        last = op.Equal(op.Add(step, op.constant(1, ir.DataType.INT32)), self.lengths)
+        return op.Cast(op.Less(step, self.lengths), to=dtype), op.Cast(last, to=dtype)
 
     def _flip(self, sequence: ir.Value, index: int) -> ir.Value:
-        """[time, batch, n] of the reverse direction: each sequence's valid part back to front."""
+        """[time, batch, n]: in the reverse direction each sequence's valid part back to front, where ends differ."""
         if self.lengths is None or not self.reverse[index]:
             return sequence
         lengths = self.op.Cast(self.lengths, to=ir.DataType.INT64)
         result: ir.Value = self.op.ReverseSequence(sequence, lengths, time_axis=0, batch_axis=1)
         return result
 
-    def _zeros(self, x: ir.Value) -> ir.Value:
-        op, batch = self.op, dims(x)[1]
-        shape: ir.Value | list[Dim] = [self.hidden, batch]
-        if not isinstance(batch, int):
-            shape = op.Concat([self.hidden], op.Shape(x, start=1, end=2), axis=0)
-        result: ir.Value = op.Expand(op.constant(0.0, x.dtype), shape)
-        result.shape = ir.Shape([self.hidden, batch])
+    def _swap(self, value: ir.Value) -> ir.Value:
+        """Between the node's layout and [time or directions, batch, n]."""
+        result: ir.Value = self.op.Transpose(value, perm=[1, 0, 2]) if self.layout else value
         return result
 
-    def _swap(self, value: ir.Value | None) -> ir.Value | None:
-        """Between the two layouts of inputs and states: [time or directions, batch, n], or the batch first."""
-        return value if value is None or not self.layout else self.op.Transpose(value, perm=[1, 0, 2])
+    def _column(self, state: ir.Value, index: int) -> ir.Value:
+        """[hidden, batch] of one direction."""
+        result: ir.Value = self.op.Transpose(self._pick(self._swap(state), index), perm=[1, 0])
+        return result
+
+    def _state(self, columns: Sequence[ir.Value]) -> ir.Value:
+        """The reverse of `_column`, for all directions."""
+        return self._swap(self._stack([self.op.Transpose(column, perm=[1, 0]) for column in columns]))
 
     def _pick(self, value: ir.Value, index: int, axis: int = 0) -> ir.Value:
-        if len(self.reverse) == 1:
-            return self.op.Squeeze(value, [axis])
-        return self.op.Gather(value, index, axis=axis)
+        op = self.op
+        found: ir.Value = op.Squeeze(value, [axis]) if len(self.reverse) == 1 else op.Gather(value, index, axis=axis)
+        return found
 
     def _stack(self, values: Sequence[ir.Value]) -> ir.Value:
-        rows = [self.op.Unsqueeze(value, [0]) for value in values]
-        return rows[0] if len(rows) == 1 else self.op.Concat(*rows, axis=0)
+        return self._join([self.op.Unsqueeze(value, [0]) for value in values])
+
+    def _join(self, values: Sequence[ir.Value], axis: int = 0) -> ir.Value:
+        found: ir.Value = values[0] if len(values) == 1 else self.op.Concat(*values, axis=axis)
+        return found
+
+
+def clipped(op: Builder, a: ir.Value, clip: float | None) -> ir.Value:
+    """The argument of an activation, held between -clip and clip."""
+    if clip is None:
+        return a
+    result: ir.Value = op.Clip(a, op.constant(-clip, dtype_of(a)), op.constant(clip, dtype_of(a)))
+    return result
+
+
+def unclipped(op: Builder, a: ir.Value, clip: float) -> ir.Value:
+    """1 where `clipped` changes nothing, else 0."""
+    result: ir.Value = op.Cast(op.Less(op.Abs(a), float(clip)), to=dtype_of(a))
+    return result
 
 
 def batch_first(op: Builder, sequence: ir.Value) -> ir.Value:

@@ -65,9 +65,12 @@ def reduce_log_sum_exp(ctx: RuleContext) -> Gradients:
 def reduce_extremum(ctx: RuleContext) -> Gradients:
     """Elements that share the extremum share its gradient equally, as in PyTorch's amax and amin."""
     op, x = ctx.op, ctx.input(0)
-    mask = op.Cast(op.Equal(x, _kept(ctx, ctx.output)), to=int(dtype_of(x)))
+    extremum = _kept(ctx, ctx.output)
+    mask = op.Cast(op.Equal(x, extremum), to=int(dtype_of(x)))
     noop = ctx.attribute("noop_with_empty_axes", 0)
     count = op.ReduceSum(mask, ctx.optional(1), keepdims=1, noop_with_empty_axes=noop)
+    if rank(extremum) > 0:
+        count.shape = extremum.shape  # which inference does not find if the axes are computed at run time
     return [op.Mul(mask, op.Div(_kept(ctx, ctx.cotangent), count))]
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx_ir as ir
@@ -13,7 +13,10 @@ from archipel.autodiff.context import RuleContext
 from archipel.graph.build import Builder
 from archipel.graph.shapes import Dim, dims, dtype_of, is_static
 
-_LAST = int(np.iinfo(np.int64).min)
+LAST = int(np.iinfo(np.int64).max)
+
+Cut = Callable[[ir.Value], ir.Value]
+"""Takes a gradient of a padded input back to the input's own shape."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,11 @@ class Window:
         return [*self.before, *self.after]
 
     @property
+    def dense(self) -> bool:
+        """Whether windows neither skip elements inside nor move by more than one."""
+        return set(self.strides) == {1} and set(self.dilations) == {1}
+
+    @property
     def attributes(self) -> dict[str, list[int]]:
         """As Conv takes them."""
         return {
@@ -49,34 +57,79 @@ class Window:
             "pads": self.pads,
         }
 
+    def padded(self, before: Sequence[int], after: Sequence[int]) -> Window:
+        """The same window with this padding."""
+        return replace(self, before=tuple(before), after=tuple(after))
+
+    @property
+    def bare(self) -> Window:
+        """The same window without padding."""
+        none = (0,) * len(self.kernel)
+        return self.padded(none, none)
+
     @classmethod
     def of(cls, ctx: RuleContext, kernel: Sequence[Dim]) -> Window:
-        """The window of a Conv or pooling node. Refuses what its shapes leave open."""
+        """The window of a node with explicit padding; what auto_pad adds is left out. Refuses an open kernel size."""
         n = len(kernel)
-        if not all(isinstance(k, int) for k in kernel):
-            ctx.refuse("kernel_shape", f"must be fixed, is {list(kernel)}")
         sizes = tuple(k for k in kernel if isinstance(k, int))
-        strides = tuple(ctx.attribute("strides", [1] * n))
-        dilations = tuple(ctx.attribute("dilations", [1] * n))
-        pads = ctx.attribute("pads", [0] * (2 * n))
-        mode = ctx.attribute("auto_pad", "NOTSET")
-        if mode in ("VALID", "SAME_UPPER", "SAME_LOWER"):
-            pads = [0] * (2 * n)
-        window = cls(sizes, strides, dilations, tuple(pads[:n]), tuple(pads[n:]))
-        if mode not in ("SAME_UPPER", "SAME_LOWER"):
-            return window
-        totals = []
-        for size, extent, stride in zip(dims(ctx.input(0))[2:], window.extent, strides):
-            if stride == 1:
-                totals.append(extent - 1)
-            elif isinstance(size, int):
-                totals.append(max((math.ceil(size / stride) - 1) * stride + extent - size, 0))
-            else:
-                ctx.refuse(f"auto_pad={mode}", f"with stride {stride} the spatial size must be fixed, is {size!r}")
-        small = tuple(total // 2 for total in totals)
-        large = tuple(total - total // 2 for total in totals)
-        before, after = (small, large) if mode == "SAME_UPPER" else (large, small)
-        return cls(sizes, strides, dilations, before, after)
+        if len(sizes) < n:
+            ctx.refuse("kernel_shape", f"must be fixed, is {list(kernel)}")
+        pads = [0] * (2 * n)
+        if ctx.attribute("auto_pad", "NOTSET") == "NOTSET":
+            pads = ctx.attribute("pads", pads)
+        strides, dilations = ctx.attribute("strides", [1] * n), ctx.attribute("dilations", [1] * n)
+        return cls(sizes, tuple(strides), tuple(dilations), tuple(pads[:n]), tuple(pads[n:]))
+
+
+def halves(totals: Sequence[int], upper: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Padding before and after; the odd element comes after for SAME_UPPER, before for SAME_LOWER."""
+    small, large = tuple(t // 2 for t in totals), tuple(t - t // 2 for t in totals)
+    return (small, large) if upper else (large, small)
+
+
+def sliding(ctx: RuleContext, kernel: Sequence[Dim], fill: float = 0.0) -> tuple[Window, ir.Value, Cut]:
+    """The window of a Conv or pooling node, the input that it slides over, and the way back to the node's input.
+
+    The input is the node's own and the way back nothing, but for auto_pad=SAME_* where the padding depends on sizes
+    that show at run time only: then it is padded in the graph, with `fill`.
+    """
+    window, x = Window.of(ctx, kernel), ctx.input(0)
+    mode = ctx.attribute("auto_pad", "NOTSET")
+    if mode not in ("SAME_UPPER", "SAME_LOWER"):
+        return window, x, lambda g: g
+    totals: list[int] = []
+    for size, extent, stride in zip(dims(x)[2:], window.extent, window.strides):
+        if stride == 1:
+            totals.append(extent - 1)
+        elif isinstance(size, int):
+            totals.append(max((-(-size // stride) - 1) * stride + extent - size, 0))
+        else:
+            return _padded_at_runtime(ctx.op, x, window, mode == "SAME_UPPER", fill)
+    return window.padded(*halves(totals, mode == "SAME_UPPER")), x, lambda g: g
+
+
+def _padded_at_runtime(
+    op: Builder, x: ir.Value, window: Window, upper: bool, fill: float
+) -> tuple[Window, ir.Value, Cut]:
+    n = len(window.kernel)
+    size = op.Shape(x, start=2)
+    strides = np.array(window.strides, np.int64)
+    # (ceil(size / stride) - 1) * stride
+    last = op.Mul(op.Div(op.Sub(size, 1), strides), strides)
+    total = op.Max(op.Sub(op.Add(last, np.array(window.extent, np.int64)), size), 0)
+    small = op.Div(total, 2)
+    large = op.Sub(total, small)
+    before, after = (small, large) if upper else (large, small)
+    axes = list(range(2, n + 2))
+    padded = op.Pad(x, op.Concat(before, after, axis=0), op.constant(fill, dtype_of(x)), axes)
+    padded.shape = ir.Shape([*dims(x)[:2], *[None] * n])
+
+    def cut(g: ir.Value) -> ir.Value:
+        result: ir.Value = op.Slice(g, before, op.Add(before, size), axes)
+        result.shape = x.shape
+        return result
+
+    return window.bare, padded, cut
 
 
 def unfold(op: Builder, x: ir.Value, window: Window, channels: int) -> ir.Value:
@@ -91,6 +144,20 @@ def unfold(op: Builder, x: ir.Value, window: Window, channels: int) -> ir.Value:
 def fold(op: Builder, windows: ir.Value, x: ir.Value, window: Window, channels: int) -> ir.Value:
     """The adjoint of `unfold`: add the elements of all windows where they came from."""
     return transposed(op, windows, _identity(op, x, window, channels), x, window, channels)
+
+
+def spread(op: Builder, g: ir.Value, x: ir.Value, window: Window, channels: int) -> ir.Value:
+    """The adjoint of summing each window: add g [batch, channels, *output] to all that its window covers."""
+    before = [extent - 1 - pad for extent, pad in zip(window.extent, window.before)]
+    after = [extent - 1 - pad for extent, pad in zip(window.extent, window.after)]
+    if window.dense and min(*before, *after) >= 0:
+        # Which is a sum over windows again.
+        mean = op.AveragePool(g, kernel_shape=list(window.kernel), pads=[*before, *after], count_include_pad=1)
+        result: ir.Value = op.Mul(mean, float(window.size))
+        result.shape = x.shape
+        return result
+    ones = op.constant(np.ones((1, 1, *window.kernel), dtype_of(x).numpy()))
+    return transposed(op, g, _per_channel(op, ones, channels), x, window, channels)
 
 
 def transposed(op: Builder, g: ir.Value, weight: ir.Value, x: ir.Value, window: Window, group: int) -> ir.Value:
@@ -120,21 +187,29 @@ def transposed(op: Builder, g: ir.Value, weight: ir.Value, x: ir.Value, window: 
     return result
 
 
-def flip(op: Builder, weight: ir.Value) -> ir.Value:
-    """Reverse the spatial axes of [filters, channels, *kernel]."""
-    shape = dims(weight)
-    axes = [axis for axis in range(2, len(shape)) if shape[axis] != 1]
-    if not axes:
-        return weight
-    n = len(axes)
-    result: ir.Value = op.Slice(weight, [-1] * n, [_LAST] * n, axes, [-1] * n)
-    result.shape = weight.shape
+def mirrored(
+    op: Builder, weight: ir.Value, group: int, filters: int, per_group: int, kernel: Sequence[int]
+) -> ir.Value:
+    """[filters, per_group, *kernel] -> [group * per_group, filters / group, *kernel], spatial axes reversed.
+
+    A product with the reversed identity reverses seven times faster than Slice, and turning matrices is faster than
+    turning what has more axes.
+    """
+    size = math.prod(kernel)
+    turned = op.swap_last(op.Reshape(weight, [group, filters // group, per_group * size]))
+    each = op.swap_last(op.Reshape(turned, [group * per_group, size, filters // group]))
+    if size > 1:
+        each = op.MatMul(each, np.ascontiguousarray(np.eye(size, dtype=dtype_of(weight).numpy())[::-1]))
+    result: ir.Value = op.Reshape(each, [group * per_group, filters // group, *kernel])
     return result
 
 
 def _identity(op: Builder, x: ir.Value, window: Window, channels: int) -> ir.Value:
     eye = np.eye(window.size, dtype=dtype_of(x).numpy()).reshape(window.size, 1, *window.kernel)
-    one = op.constant(eye)
+    return _per_channel(op, op.constant(eye), channels)
+
+
+def _per_channel(op: Builder, kernel: ir.Value, channels: int) -> ir.Value:
     # Repeated in the graph and not in the file: the runtime folds it when it loads the graph.
-    result: ir.Value = one if channels == 1 else op.Tile(one, [channels] + [1] * (eye.ndim - 1))
+    result: ir.Value = kernel if channels == 1 else op.Tile(kernel, [channels] + [1] * (len(dims(kernel)) - 1))
     return result

@@ -96,9 +96,10 @@ def concatenate_pads(op: Builder) -> None:
     Reading a tensor in slices leaves such a sum as its gradient: gates of a recurrent layer, heads of attention.
     """
     for node in list(op.graph):
-        if node.op_type != "Add" or node.domain != "" or not is_static(dims(node.outputs[0])):
+        if node.op_type != "Add" or node.domain != "":
             continue
-        if any(use.node.op_type == "Add" for use in node.outputs[0].uses()) and len(list(node.outputs[0].uses())) == 1:
+        uses = list(node.outputs[0].uses())
+        if len(uses) == 1 and uses[0].node.op_type == "Add":
             continue  # part of a longer sum, which is looked at from its end
         parts = _parts(node.outputs[0])
         placed = None if parts is None else _place(parts)

@@ -15,6 +15,7 @@ from onnx.reference.op_run import OpRun
 from onnx.reference.ops.op_scan import Scan as ForwardScan
 
 Array = np.ndarray
+Functions = list[Callable[[Array], Array]]
 
 # name -> (function of x, alpha, beta; defaults of those it takes)
 ACTIVATIONS: dict[str, tuple[Callable[[Array, float, float], Array], tuple[float, ...]]] = {
@@ -78,14 +79,30 @@ class Layer(OpRun):
         return tuple([y, *ends][: len(self.onnx_node.output)])
 
     def step(
-        self, wx: Array, r: Array, b: Array, p: Array, state: list[Array], f: list, clip: float, given: dict
+        self,
+        wx: Array,
+        r: Array,
+        b: Array,
+        p: Array,
+        state: list[Array],
+        f: Functions,
+        clip: float,
+        given: dict[str, Any],
     ) -> list[Array]:
         raise NotImplementedError
 
 
 class RNN(Layer):
     def step(
-        self, wx: Array, r: Array, b: Array, p: Array, state: list[Array], f: list, clip: float, given: dict
+        self,
+        wx: Array,
+        r: Array,
+        b: Array,
+        p: Array,
+        state: list[Array],
+        f: Functions,
+        clip: float,
+        given: dict[str, Any],
     ) -> list[Array]:
         half = len(b) // 2
         return [f[0](np.clip(wx + r @ state[0] + b[:half] + b[half:], -clip, clip))]
@@ -96,7 +113,15 @@ class GRU(Layer):
     defaults = ("Sigmoid", "Tanh")
 
     def step(
-        self, wx: Array, r: Array, b: Array, p: Array, state: list[Array], f: list, clip: float, given: dict
+        self,
+        wx: Array,
+        r: Array,
+        b: Array,
+        p: Array,
+        state: list[Array],
+        f: Functions,
+        clip: float,
+        given: dict[str, Any],
     ) -> list[Array]:
         (h,) = state
         wz, wr, wh, rz, rr, rh = np.split(b, 6)
@@ -104,10 +129,8 @@ class GRU(Layer):
         r_z, r_r, r_h = np.split(r, 3)
         z = f[0](np.clip(xz + r_z @ h + wz + rz, -clip, clip))
         reset = f[0](np.clip(xr + r_r @ h + wr + rr, -clip, clip))
-        if given.get("linear_before_reset"):
-            new = xh + reset * (r_h @ h + rh) + wh
-        else:
-            new = xh + r_h @ (reset * h) + rh + wh
+        linear = given.get("linear_before_reset")
+        new = xh + wh + (reset * (r_h @ h + rh) if linear else r_h @ (reset * h) + rh)
         return [(1 - z) * f[1](np.clip(new, -clip, clip)) + z * h]
 
 
@@ -117,7 +140,15 @@ class LSTM(Layer):
     defaults = ("Sigmoid", "Tanh", "Tanh")
 
     def step(
-        self, wx: Array, r: Array, b: Array, p: Array, state: list[Array], f: list, clip: float, given: dict
+        self,
+        wx: Array,
+        r: Array,
+        b: Array,
+        p: Array,
+        state: list[Array],
+        f: Functions,
+        clip: float,
+        given: dict[str, Any],
     ) -> list[Array]:
         h, c = state
         half = len(b) // 2
@@ -153,3 +184,6 @@ class Scan(ForwardScan):
         for i, back in enumerate(self.outputs_back):
             found[carried + i] = found[carried + i][::-1] if back else found[carried + i]
         return tuple(found)
+
+
+RECURRENT: list[type[OpRun]] = [LSTM, GRU, RNN, Scan]

@@ -87,48 +87,6 @@ def expand(draw: Draw) -> Case:
 
 
 @st.composite
-def reduction(draw: Draw, op_type: str, function: object) -> Case:
-    shape = draw(shapes(0, 3))
-    n = len(shape)
-    x = normal(draw, *shape)
-    keep = draw(st.integers(0, 1))
-    free = {0: free_axes(draw, shape)}
-    axes = draw(st.lists(st.integers(0, n - 1), unique=True)) if n else []
-    if not axes:
-        attributes = {"keepdims": keep}
-        empty = draw(st.booleans())
-        inputs = [x, np.array([], np.int64)] if empty else [x]
-        if draw(st.booleans()):
-            attributes["noop_with_empty_axes"] = 1
-        return Case(op_type, inputs, attributes, constants=frozenset({1}) if empty else frozenset(), free=free)
-    given = [axis - n * draw(st.booleans()) for axis in axes]
-    # Axes computed at run time are possible where the reduced ones stay.
-    constants = frozenset({1}) if not keep or draw(st.booleans()) else frozenset()
-    return Case(
-        op_type,
-        [x, np.array(given, np.int64)],
-        {"keepdims": keep},
-        constants=constants,
-        free=free,
-        rank=n if keep else None,
-        torch=lambda t, _: function(t, dim=axes, keepdim=bool(keep)),
-    )
-
-
-@st.composite
-def softmax(draw: Draw, op_type: str, function: object) -> Case:
-    shape = draw(shapes(1, 3, 4))
-    axis = draw(st.one_of(st.none(), st.integers(-len(shape), len(shape) - 1)))
-    return Case(
-        op_type,
-        [normal(draw, *shape)],
-        {} if axis is None else {"axis": axis},
-        free={0: free_axes(draw, shape)},
-        torch=lambda x: function(x, -1 if axis is None else axis),
-    )
-
-
-@st.composite
 def gather_elements(draw: Draw) -> Case:
     shape = draw(shapes(1, 3, 4))
     axis = draw(st.integers(-len(shape), len(shape) - 1))
@@ -154,9 +112,5 @@ CASES = {
     ("", "Unsqueeze"): unsqueeze(),
     ("", "Transpose"): transpose(),
     ("", "Expand"): expand(),
-    ("", "ReduceSum"): reduction("ReduceSum", torch.sum),
-    ("", "ReduceMean"): reduction("ReduceMean", torch.mean),
-    ("", "Softmax"): softmax("Softmax", torch.softmax),
-    ("", "LogSoftmax"): softmax("LogSoftmax", torch.log_softmax),
     ("", "GatherElements"): gather_elements(),
 }

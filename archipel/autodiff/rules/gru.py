@@ -1,0 +1,145 @@
+"""GRU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from archipel.autodiff.context import RuleContext
+from archipel.autodiff.registry import Gradients, rule
+from archipel.autodiff.rules.recurrent import (
+    Backward,
+    Cotangents,
+    Direction,
+    Forward,
+    Values,
+    batch_first,
+    clipped,
+    differentiate_layer,
+    unclipped,
+)
+from archipel.graph.build import Builder
+
+
+@rule("", "GRU")
+def gru(ctx: RuleContext) -> Gradients:
+    """X [time, batch, features], gates in the order z r h (ONNX GRU-14)."""
+    return differentiate_layer(ctx, _Cell(ctx.attribute("clip", None), bool(ctx.attribute("linear_before_reset", 0))))
+
+
+@dataclass
+class _Cell:
+    """z, r = sigma(.); h = (1 - z) * n + z * before.
+
+    n = tanh(w x + r * (R before + bias) + bias) with linear_before_reset, else tanh(w x + R (r * before) + bias).
+    """
+
+    clip: float | None
+    linear_before_reset: bool
+    functions: tuple[str, ...] = ("Sigmoid", "Tanh")
+    states: int = 1
+
+    def forward(self, d: Direction) -> Forward:
+        op, hidden = d.op, d.hidden
+        sigma, tanh = d.activations
+        gates, new = op.Split(d.r, [2 * hidden, hidden], axis=0, _outputs=2)
+        bias = inner = None
+        if d.biases is not None:
+            outside, recurrent = d.biases
+            if self.linear_before_reset:
+                of_gates, of_new = op.Split(recurrent, [2 * hidden, hidden], axis=0, _outputs=2)
+                inner = op.Unsqueeze(of_new, [1])
+                recurrent = op.Pad(of_gates, [0, hidden])
+            bias = op.Add(outside, recurrent)
+        inputs = op.Split(d.project(bias), [2 * hidden, hidden], axis=1, _outputs=2)
+
+        def step(op: Builder, carried: Values, items: Values) -> tuple[Values, Values]:
+            (h,), (x_gates, x_new) = carried, items
+            a_gates = op.Gemm(gates, h, x_gates)
+            zr = sigma(op, clipped(op, a_gates, self.clip))
+            z, r = op.Split(zr, num_outputs=2, axis=0, _outputs=2)
+            if self.linear_before_reset:
+                reset = op.Gemm(new, h, inner)
+                a_new = op.Add(x_new, op.Mul(r, reset))
+            else:
+                reset = op.Mul(r, h)
+                a_new = op.Gemm(new, reset, x_new)
+            n = tanh(op, clipped(op, a_new, self.clip))
+            change = op.Sub(h, n)
+            h = op.Add(n, op.Mul(z, change))
+            return [h], [h, zr, n, change, reset, *([] if self.clip is None else [a_gates, a_new])]
+
+        final, (h, *kept) = d.loop(step, d.initial, inputs)
+        return Forward([h], final, kept)
+
+    def backward(self, d: Direction, run: Forward, cotangents: Cotangents) -> Backward:
+        op, (zr, n, change, reset, *a) = d.op, run.kept
+        sigma, tanh = d.activations
+        z, r = op.Split(zr, num_outputs=2, axis=1, _outputs=2)
+        read = reset if self.linear_before_reset else op.Add(change, n)
+        slopes = sigma.pull(op, zr, op.Concat(change, read, axis=1))
+        to_n = tanh.pull(op, n, op.Sub(op.full_like(z, 1.0), z))
+        if self.clip is not None:
+            slopes = op.Mul(slopes, unclipped(op, a[0], self.clip))
+            to_n = op.Mul(to_n, unclipped(op, a[1], self.clip))
+        through = self._through_product if self.linear_before_reset else self._through_reset
+        return through(d, run, cotangents, slopes, to_n, z, r)
+
+    def _through_product(
+        self,
+        d: Direction,
+        run: Forward,
+        cotangents: Cotangents,
+        slopes: ir.Value,
+        to_n: ir.Value,
+        z: ir.Value,
+        r: ir.Value,
+    ) -> Backward:
+        """n read r * (R before + bias)."""
+        op = d.op
+        to_z, to_r = op.Split(slopes, num_outputs=2, axis=1, _outputs=2)
+        slopes = op.Concat(to_z, op.Mul(to_n, to_r), op.Mul(to_n, r), axis=1)
+        weights = op.Transpose(d.r, perm=[1, 0])
+
+        def step(op: Builder, carried: Values, items: Values) -> tuple[Values, Values]:
+            (slope, keep, *dy), (dh,) = items, carried
+            dh = op.Add(dh, dy[0]) if dy else dh
+            gates = op.Mul(op.Concat(dh, dh, dh, axis=0), slope)
+            return [op.Gemm(weights, gates, op.Mul(dh, keep))], [gates, dh]
+
+        initial, (inside, dh) = d.loop(step, cotangents.start(d), [slopes, z, *cotangents.given], gradient=True)
+        gates = op.Concat(op.Slice(inside, [0], [2 * d.hidden], [1]), op.Mul(dh, to_n), axis=1)
+        return Backward(gates, [(d.columns(inside, 3 * d.hidden), d.previous(run.states[0]))], initial)
+
+    def _through_reset(
+        self,
+        d: Direction,
+        run: Forward,
+        cotangents: Cotangents,
+        slopes: ir.Value,
+        to_n: ir.Value,
+        z: ir.Value,
+        r: ir.Value,
+    ) -> Backward:
+        """n read R (r * before)."""
+        op = d.op
+        gate_weights, new_weights = op.Split(
+            op.Transpose(d.r, perm=[1, 0]), [2 * d.hidden, d.hidden], axis=1, _outputs=2
+        )
+
+        def step(op: Builder, carried: Values, items: Values) -> tuple[Values, Values]:
+            (slope, slope_n, keep, part, *dy), (dh,) = items, carried
+            dh = op.Add(dh, dy[0]) if dy else dh
+            new = op.Mul(dh, slope_n)
+            reset = op.MatMul(new_weights, new)
+            gates = op.Mul(op.Concat(dh, reset, axis=0), slope)
+            direct = op.Add(op.Mul(dh, keep), op.Mul(reset, part))
+            return [op.Gemm(gate_weights, gates, direct)], [gates, new]
+
+        initial, (gates, new) = d.loop(
+            step, cotangents.start(d), [slopes, to_n, z, r, *cotangents.given], gradient=True
+        )
+        reset = d.rows(batch_first(op, run.kept[3]), d.hidden)
+        recurrent = [(d.columns(gates, 2 * d.hidden), d.previous(run.states[0])), (d.columns(new, d.hidden), reset)]
+        return Backward(op.Concat(gates, new, axis=1), recurrent, initial)

@@ -1,0 +1,113 @@
+"""docs/operators.md: what the results of the backend cases say about each operator."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+
+import onnx
+from backend_cases import CONSTANTS, Result, check, qualifying
+
+from archipel.autodiff import RULES
+from archipel.autodiff.registry import where
+from archipel.graph.opset import OPSET
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "operators.md"
+HEAD = f"""# Operators and their gradients
+
+Written by `python scripts/operators.py`, from the node tests that the ONNX package brings along (onnx
+{onnx.__version__}): those of one standard operator with floating-point inputs and outputs. Each is imported,
+differentiated, and a random projection of its outputs compared with central finite differences on `onnx.reference`, in
+float64 where the operator has it (relative error below 1e-5; below 2e-2 in float32). The contract test of the rules
+(`tests/autodiff/test_rules.py`) draws more than these cases: every attribute, symbolic sizes, PyTorch, ONNX Runtime.
+
+- **rule**: its file in `archipel/autodiff/rules/`. *body*: opset {OPSET} lacks the operator, or it has no rule of its
+  own; it is imported as the operators of its function body, and these have rules.
+  *none*: it has none, and the cases are refused by name.
+- **passed**: `12 (3)` means that three of the twelve need their integer inputs (axes, shapes, indices) as constants.
+- **again**: whether the gradient of each case that passed can itself be differentiated, and that comes out right.
+
+A model with an operator that has no rule can still be imported, run, and trained where no gradient passes through it.
+
+| operator | rule | cases | passed | refused, and why | again |
+|---|---|---:|---:|---|---|
+"""
+
+# What is known not to be right yet, by the case's name; the table shows it.
+KNOWN = dict.fromkeys(
+    (
+        "test_attention_causal_boolmask_nan_robustness",
+        "test_attention_23_boolmask_fullymasked_row_nan_robustness",
+        "test_attention_4d_causal_nonpad_negative_offset_structural_empty",
+        "test_attention_23_fullymasked_qk_matmul_output_mode3_zero",
+        "test_attention_24_fullymasked_qk_matmul_output_mode3_zero",
+        "test_attention_24_qk_matmul_output_mode3_softmax_precision",
+        "test_attention_local_window_gqa_rank4_mask",
+    ),
+    "wrong: NaN where a row is masked as a whole",
+)
+
+
+@cache
+def results(per_operator: int = sys.maxsize) -> tuple[Result, ...]:
+    """What became of each case, or of so many for each operator; computed once."""
+    seen: Counter[str] = Counter()
+    found = []
+    for case in qualifying():
+        op_type = case.model.graph.node[0].op_type
+        if seen[op_type] < per_operator:
+            found.append(check(case))
+        seen[op_type] += 1
+    return tuple(found)
+
+
+def rules() -> dict[str, str]:
+    """Standard operators with a rule -> its file."""
+    importlib.import_module("archipel.autodiff.rules")
+    return {op_type: Path(where(rule)).name for (domain, op_type), rule in RULES.items() if domain == ""}
+
+
+def page(found: Iterable[Result]) -> str:
+    """The whole page."""
+    by_operator: dict[str, list[Result]] = defaultdict(list)
+    for result in found:
+        by_operator[result.op_type].append(result)
+    files = rules()
+    return HEAD + "".join(_row(op, files.get(op), by_operator[op]) for op in sorted({*by_operator, *files}))
+
+
+def _row(op_type: str, rule: str | None, found: list[Result]) -> str:
+    passed = [result for result in found if result.status == "passed"]
+    fixed = sum(result.reason == CONSTANTS for result in passed)
+    reasons = Counter(KNOWN.get(r.name) or _reason(r.reason) for r in found if r.status != "passed")
+    if set(reasons) == {f"no gradient rule for {op_type}"}:
+        reasons, rule = Counter(), "*none*"
+    elif not rule and not passed:
+        rule = "*none*"
+    again = sorted({_reason(result.second) for result in passed if result.second})
+    cells = (
+        op_type,
+        rule or "*body*",
+        str(len(found)),
+        f"{len(passed)} ({fixed})" if fixed else str(len(passed)),
+        "; ".join(f"{count}: {reason}" for reason, count in sorted(reasons.items())),
+        ("yes" if not again else f"no: {'; '.join(again)}") if passed else "",
+    )
+    return f"| {' | '.join(cells)} |\n"
+
+
+def _reason(text: str) -> str:
+    """An error's reason without names and remedy."""
+    if "existing shape differ" in text:
+        return "declares another output size than opset 21 gives"
+    text = re.sub(r"the shape of .* is not known", "the shape of an inner value is not known", text)
+    text = re.split(
+        r"; (?:add one to|the rule is in|export the|use one of|use |leave )|, which .* does not take", text
+    )[0]
+    text = re.sub(r"^no gradient rule for (\w+) .*", r"no gradient rule for \1", text)
+    return re.sub(r"^\w+ '[^']*'(?: \(opset \d+\))?:? ?", "", re.sub(r"'[^']*' is ", "", text)).replace("|", "/")
