@@ -58,4 +58,7 @@ def mobilenet_v2(seed: int, channels: int = 3, classes: int = 10, width: float =
             output=nn.Linear(last, classes),
         )
         network: nn.Module = nn.Sequential(layers)
+        for module in network.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out")  # He et al. 2015, as the networks were trained
     return network

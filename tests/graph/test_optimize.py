@@ -56,7 +56,9 @@ CASES = {
     ),
     "slices of a batch": (
         """g (float[b, 1, 2] a, float[b, 2, 2] c) => (float[b, 3, 2] y)
-        <int64[6] p = {0, 0, 0, 0, 2, 0}, int64[6] q = {0, 1, 0, 0, 0, 0}> { pa = Pad (a, p)  pc = Pad (c, q)  y = Add (pa, pc) }""",
+        <int64[6] p = {0, 0, 0, 0, 2, 0}, int64[6] q = {0, 1, 0, 0, 0, 0}> {
+            pa = Pad (a, p)  pc = Pad (c, q)  y = Add (pa, pc)
+        }""",
         {"Concat": 1},
     ),
     "slices that overlap stay": (

@@ -8,30 +8,50 @@ import os
 import shutil
 import subprocess
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from archipel import Model, models, training
-from archipel.bundle.roles import Parameter, Personal, State, Step
+from archipel.bundle.roles import Example, Hyperparameter, Label, Parameter, Personal, Seed, State, Step
 
 WEB = Path(__file__).parents[2] / "web"
 RUNNER = WEB / "tests" / "run_steps.mjs"
 
-pictures = lambda rng: rng.standard_normal((4, 1, 28, 28), np.float32)  # noqa: E731
-characters = lambda rng: rng.integers(0, 80, (2, 12))  # noqa: E731
 
-# name: (network, one batch of input, one batch of labels, loss, optimizer)
-CASES: dict[str, tuple[Callable, Callable, Callable, Callable, Callable]] = {
-    "lenet": (
-        lambda: models.lenet(0),
-        pictures,
-        lambda rng: rng.integers(0, 10, 4),
-        lambda: training.losses.cross_entropy(),
-        lambda: training.optimizers.sgd(momentum=0.9),
-    ),
+@dataclass(frozen=True)
+class Case:
+    """A network, the shape of its input (tokens below 80 with `text`), and the options of its step graph."""
+
+    network: Callable[[], torch.nn.Module]
+    shape: tuple[int, ...]
+    text: bool = False
+    optimizer: Callable[[], Any] = lambda: training.optimizers.sgd(momentum=0.9)
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def batch(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        if self.text:
+            return rng.integers(0, 80, self.shape), rng.integers(0, 80, self.shape)
+        return rng.standard_normal(self.shape, np.float32), rng.integers(0, 6, self.shape[0])
+
+    def loss(self) -> Any:
+        return training.losses.cross_entropy(axis=-1 if self.text else 1)
+
+
+CASES = {
+    "LeNet": Case(lambda: models.lenet(0), (4, 1, 28, 28)),
+    "ResNet-8": Case(lambda: models.resnet8(0), (4, 3, 32, 32)),
+    "DS-CNN, frozen": Case(lambda: models.ds_cnn(0), (4, 1, 49, 10), options={"batch_norm": "frozen"}),
+    "1D-CNN, Adam": Case(lambda: models.cnn_1d(0), (4, 6, 128), optimizer=lambda: training.optimizers.adam()),
+    "LSTM": Case(lambda: models.char_rnn(0, "lstm", hidden=16), (2, 12), text=True),
+    "GRU": Case(lambda: models.char_rnn(0, "gru", hidden=16), (2, 12), text=True),
+    "Transformer, dropout": Case(lambda: models.transformer(0, length=12, width=16, dropout=0.2), (2, 12), text=True),
+    "MLP, four minibatches a graph": Case(lambda: models.mlp(0), (4, 784), options={"steps": 4}),
+    "MLP, per example": Case(lambda: models.mlp(0), (4, 784), options={"per_example": training.per_example(clip=1.0)}),
 }
 
 
@@ -48,38 +68,43 @@ def node() -> str:
 
 @pytest.mark.parametrize("name", CASES)
 def test_same_losses(name: str, node: str, tmp_path: Path) -> None:
-    network, inputs, labels, loss, optimizer = CASES[name]
+    case = CASES[name]
     rng = np.random.default_rng(0)
-    batches = [(inputs(rng), labels(rng)) for _ in range(8)]
-    model = Model.from_torch(network(), torch.from_numpy(batches[0][0]))
-    step = training.step_graph(model, loss(), optimizer())
-    expected = training.run_steps(step, batches, {"lr": 0.05}, seed=3)
+    batches = [case.batch(rng) for _ in range(8)]
+    model = Model.from_torch(case.network(), torch.from_numpy(batches[0][0]))
+    step = training.step_graph(model, case.loss(), case.optimizer(), **case.options)
+    expected = training.run_steps(step, batches, {"lr": 0.02}, seed=3)
     assert expected[-1] != expected[0]
-    found = run_in_node(node, step, batches, {"lr": 0.05}, 3, tmp_path)
+    found = run_in_node(node, step, batches, {"lr": 0.02}, 3, tmp_path)
     np.testing.assert_allclose(found, expected, rtol=1e-4)
 
 
 def run_in_node(node: str, step: Model, batches: list, hyperparameters: dict, seed: int, folder: Path) -> list[float]:
+    """The losses of the program that `step.save` writes, carried from run to run by its roles."""
     assert step.signature is not None
+    inputs, outputs, count = step.signature.inputs, step.signature.outputs, step.signature.steps
     step.save(folder / "step.onnx")
-    runner = training.StepRunner(step, hyperparameters, seed)
-    kept = {p.tensor: p for p in step.signature.inputs if isinstance(p, Parameter | Personal | State)}
-    written = [p for p in step.signature.outputs if isinstance(p, Parameter | Personal | State)]
-    fields = [p for p in step.signature.inputs if p.name in ("label", *(i.name for i in step.signature.inputs[:1]))]
-    constants = {p.name: runner._scalars[p.name] for p in step.signature.inputs if p.name in runner._scalars}
+    first = training.StepRunner(step, hyperparameters, seed).tensors
+    kept = {port.tensor: port for port in inputs if isinstance(port, Parameter | Personal | State)}
+    fields = [port for port in inputs if isinstance(port, Example | Label)]
+    constant = {port.name: tensor(first[name]) for name, port in kept.items()}
+    for port in inputs:
+        if isinstance(port, Hyperparameter):
+            constant[port.name] = tensor(np.asarray(hyperparameters.get(port.name, port.default), port.dtype))
+        elif isinstance(port, Seed):
+            constant[port.name] = tensor(np.asarray(seed, port.dtype))
     feeds = []
-    for count, batch in enumerate(batches):
-        feed = {p.name: tensor(np.asarray(value, p.dtype)) for p, value in zip(fields, batch)}
-        feed |= {p.name: tensor(np.asarray(count, p.dtype)) for p in step.signature.inputs if isinstance(p, Step)}
+    for start in range(0, len(batches), count):
+        columns = zip(*batches[start : start + count])
+        values = [np.stack(column) if count > 1 else column[0] for column in columns]
+        feed = {port.name: tensor(np.asarray(value, port.dtype)) for port, value in zip(fields, values)}
+        feed |= {port.name: tensor(np.asarray(start, port.dtype)) for port in inputs if isinstance(port, Step)}
         feeds.append(feed)
     job = {
         "graph": str(folder / "step.onnx"),
-        "initial": {
-            **{p.name: tensor(runner.tensors[name]) for name, p in kept.items()},
-            **{name: tensor(value) for name, value in constants.items()},
-        },
+        "initial": constant,
         "feeds": feeds,
-        "carried": {p.name: kept[p.tensor].name for p in written},
+        "carried": {p.name: kept[p.tensor].name for p in outputs if isinstance(p, Parameter | Personal | State)},
         "metric": "loss",
     }
     (folder / "job.json").write_text(json.dumps(job))

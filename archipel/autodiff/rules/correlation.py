@@ -3,16 +3,16 @@
 Which formulation is cheapest on ONNX Runtime's CPU build follows from the static shape. Milliseconds at batch 32 with
 one thread, PyTorch's own kernel last:
 
-| input, kernel                         | unfold | shifted rows | diagonals | PyTorch |
-|---------------------------------------|--------|--------------|-----------|---------|
-| 1 x 28 x 28, 32 filters 5 x 5         | 0.76   | 1.4          | -         | 0.62    |
-| 32 x 14 x 14, 64 filters 5 x 5        | 7.9    | 4.4          | -         | 3.1     |
-| 16 x 32 x 32, 16 filters 3 x 3        | 3.9    | 2.1          | -         | 1.4     |
-| 64 x 8 x 8, 64 filters 3 x 3          | 2.0    | 1.45         | -         | 1.0     |
-| 64 x 25 x 5, depthwise 3 x 3          | 2.5    | -            | 0.7       | 0.4     |
-| 144 x 16 x 16, depthwise 3 x 3        | 8.2    | -            | 3.7       | 1.5     |
-| 96 x 16 x 16, depthwise 3 x 3, stride 2 | 2.2  | -            | 1.2       | 0.5     |
-| 32 x 112 x 112 (batch 8), depthwise 3 x 3 | 23 | -            | 31        | 7.6     |
+| input, kernel                             | unfold | shifted rows | diagonals | PyTorch |
+|-------------------------------------------|--------|--------------|-----------|---------|
+| 1 x 28 x 28, 32 filters 5 x 5             | 0.8    | 1.4          | -         | 0.5     |
+| 32 x 14 x 14, 64 filters 5 x 5            | 7.9    | 4.4          | -         | 3.0     |
+| 16 x 32 x 32, 16 filters 3 x 3            | 3.9    | 2.1          | -         | 1.3     |
+| 64 x 8 x 8, 64 filters 3 x 3              | 2.0    | 1.4          | -         | 0.9     |
+| 64 x 25 x 5, depthwise 3 x 3              | 2.5    | -            | 0.7       | 0.3     |
+| 144 x 16 x 16, depthwise 3 x 3            | 8.2    | -            | 3.6       | 1.5     |
+| 96 x 16 x 16, depthwise 3 x 3, stride 2   | 2.2    | -            | 1.2       | 0.5     |
+| 32 x 112 x 112, depthwise 3 x 3 (batch 8) | 23     | -            | 31        | 7.6     |
 """
 
 from __future__ import annotations

@@ -225,7 +225,7 @@ class _Layer:
             values.append(self._state(ends))
         for old, new in zip(ctx.outputs, values):
             if old.dtype is None:  # an output that is left out
-                old.dtype, old.shape = new.dtype, new.shape
+                old.dtype, old.shape = dtype_of(new), new.shape
         ctx.replace(*values[: len(ctx.outputs)])
 
     def cotangents(self, index: int) -> Cotangents:
