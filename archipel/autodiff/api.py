@@ -12,7 +12,7 @@ from archipel.errors import AutodiffError, NotDifferentiableError
 from archipel.graph.build import Builder
 from archipel.graph.functions import inline_functions
 from archipel.graph.model import Model
-from archipel.graph.passes import remove_dead_code, share_subexpressions
+from archipel.graph.passes import optimize
 from archipel.graph.shapes import dims, dtype_of, is_float, static_size
 
 
@@ -68,8 +68,7 @@ def _emit(model: Model, op: Builder, seeds: dict[ir.Value, ir.Value], wrt: Seque
         op.free_name(output)
         op.name_output(found, output)
     inline_functions(model.ir)
-    remove_dead_code(model.ir)
-    share_subexpressions(model.ir)
+    optimize(model.ir)
     # The result is no program any more: its outputs are more than the signature says.
     return Model(model.ir, initial=model.initial)
 
