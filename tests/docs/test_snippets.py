@@ -15,6 +15,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 BLOCK = re.compile(r"^```(\w+)?( background)?\n(.*?)^```$", re.M | re.S)
 RUNNABLE = {"python", "sh"}
+RUN = {"README.md", "docs/quickstart.md", "docs/training.md"}
 SHOWN = {"text", "json"}  # drawings, and the manifests that test_design.py validates
 
 
@@ -33,7 +34,7 @@ def test_every_block_says_what_it_is() -> None:
     for page in pages():
         for language, _, text in blocks(page):
             assert language in RUNNABLE | SHOWN, (page, text)
-            assert language in SHOWN or page in ("README.md", "docs/quickstart.md"), (page, text)
+            assert language in SHOWN or page in RUN, (page, text)
 
 
 @pytest.fixture
@@ -52,6 +53,18 @@ def test_readme(tmp_path: Path, shell: dict[str, str]) -> None:
     first, last = map(float, re.match(r"(\S+) -> (\S+)", done.stdout).groups())  # type: ignore[union-attr]
     assert last < first
     assert {"digits.bundle", "step.onnx"} <= {path.name for path in tmp_path.iterdir()}
+
+
+def test_training(tmp_path: Path, shell: dict[str, str]) -> None:
+    code = "\n".join(text for _, _, text in blocks("docs/training.md"))
+    done = subprocess.run(
+        [sys.executable, "-W", "error::DeprecationWarning:archipel", "-c", code],
+        cwd=tmp_path, env=shell, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    falls = re.findall(r"([\d.]+) -> ([\d.]+)", done.stdout)
+    assert len(falls) == 2
+    assert all(float(last) < 0.8 * float(first) for first, last in falls)
 
 
 def test_quickstart(tmp_path: Path, shell: dict[str, str]) -> None:
