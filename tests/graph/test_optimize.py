@@ -54,6 +54,13 @@ CASES = {
         }""",
         {"Concat": 1},
     ),
+    "slices side by side, and something else": (
+        """g (float[2, 3] a, float[2, 3] c, float[2, 6] v) => (float[2, 6] y)
+        <int64[4] p = {0, 3, 0, 0}, int64[4] q = {0, 0, 0, 3}> {
+            pa = Pad (a, p)  pc = Pad (c, q)  s = Add (pa, pc)  y = Add (v, s)
+        }""",
+        {"Concat": 1, "Add": 1},
+    ),
     "slices of a batch": (
         """g (float[b, 1, 2] a, float[b, 2, 2] c) => (float[b, 3, 2] y)
         <int64[6] p = {0, 0, 0, 0, 2, 0}, int64[6] q = {0, 1, 0, 0, 0, 0}> {

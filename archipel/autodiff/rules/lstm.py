@@ -60,11 +60,13 @@ class _Cell:
             squashed = squash(op, c)
             h = op.Mul(o, squashed)
             kept = [iof, g, squashed, before, *([] if self.clip is None else [a_iof, a_g])]
-            return [h, c], [h, *([c] if keep else []), *kept]
+            return [h, c], [*([c] if keep else []), *kept]
 
         final, emitted = d.loop(step, d.initial, [d.project(d.bias())])
-        count = 2 if keep else 1
-        return Forward(emitted[:count], final, emitted[count:])
+        cells, kept = (emitted[:1], emitted[1:]) if keep else ([], emitted)
+        # One product over all steps costs less than a copy of h in each.
+        o = d.op.Split(kept[0], num_outputs=3, axis=1, _outputs=3)[1]
+        return Forward([d.op.Mul(o, kept[2]), *cells], final, kept)
 
     def _apart(
         self, op: Builder, d: Direction, a: ir.Value, g: ir.Value, before: ir.Value, peepholes: Values

@@ -99,7 +99,7 @@ def concatenate_pads(op: Builder) -> None:
         if node.op_type != "Add" or node.domain != "":
             continue
         uses = list(node.outputs[0].uses())
-        if len(uses) == 1 and uses[0].node.op_type == "Add":
+        if len(uses) == 1 and uses[0].node.op_type == "Add" and _parts(uses[0].node.outputs[0]) is not None:
             continue  # part of a longer sum, which is looked at from its end
         parts = _parts(node.outputs[0])
         placed = None if parts is None else _place(parts)
