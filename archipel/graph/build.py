@@ -27,6 +27,7 @@ class Builder:
         self.graph = graph
         self._scope = scope
         self._after: ir.Node | None = None
+        self._before: ir.Node | None = None
         # A subgraph's constants live in the main graph, where the runtime prepares them once; names are one space.
         self._root: Builder = self if outer is None else outer._root
         self._names: set[str] = _names_in(graph) if outer is None else outer._names
@@ -45,11 +46,13 @@ class Builder:
         node = ir.Node("", op_type, values, ir.convenience.convert_attributes(given), outputs=outputs, name=name)
         if not any(isinstance(value, ir.Graph) for value in given.values()):
             infer_node(node, OPSET)  # the shapes around a subgraph are set by who wrote it
-        if self._after is None:
-            self.graph.append(node)
-        else:
+        if self._after is not None:
             self.graph.insert_after(self._after, node)
             self._after = node
+        elif self._before is not None:
+            self.graph.insert_before(self._before, node)
+        else:
+            self.graph.append(node)
         return outputs[0] if _outputs == 1 else tuple(outputs)
 
     @contextmanager
@@ -64,11 +67,20 @@ class Builder:
     @contextmanager
     def after(self, node: ir.Node) -> Iterator[None]:
         """What is emitted inside comes right after `node` and not at the end of the graph."""
-        before, self._after = self._after, node
+        outside, self._after = self._after, node
         try:
             yield
         finally:
-            self._after = before
+            self._after = outside
+
+    @contextmanager
+    def before(self, node: ir.Node) -> Iterator[None]:
+        """What is emitted inside comes right before `node`."""
+        outside, self._before, self._after = (self._before, self._after), node, None
+        try:
+            yield
+        finally:
+            self._before, self._after = outside
 
     def body(self, name: str) -> Builder:
         """A builder of a new subgraph, for Scan, Loop and If; it may read this graph's values."""

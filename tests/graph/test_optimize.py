@@ -97,6 +97,15 @@ CASES = {
         }""",
         {"Add": 1},
     ),
+    "scalars beside a last axis of 1": (
+        """g (float[3, 2, 1, 1] a, float[3, 2, 1, 1] c, float s) => (float[3, 2, 1, 1] y, float[3, 2, 1, 1] z)
+        <float half = {0.5}> { h = Mul (a, half)  y = Mul (h, s)  z = Sub (s, c) }""",
+        {"Mul": 2, "Sub": 1, "Reshape": 1},
+    ),
+    "scalars beside long rows stay": (
+        "g (float[3, 2] a, float s) => (float[3, 2] y) { y = Mul (a, s) }",
+        {"Mul": 1},
+    ),
     "rounding casts stay": (
         """g (float[2, 3] a) => (float[2, 3] y) { h = Cast <to = 10> (a)  y = Cast <to = 1> (h) }""",
         {"Cast": 2},

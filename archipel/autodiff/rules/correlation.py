@@ -25,7 +25,7 @@ import onnx_ir as ir
 
 from archipel.autodiff.rules.windows import LAST, Window, unfold
 from archipel.graph.build import Builder
-from archipel.graph.shapes import Dim, dims, dtype_of
+from archipel.graph.shapes import Dim, dims, dtype_of, static_size
 
 # With fewer rows than this in a window, laying out all of them is cheaper than one product per row of the kernel.
 _FEW = 64
@@ -39,14 +39,28 @@ def weight_gradient(
     """x [batch, group * per_group, *spatial] and the output's gradient g [batch, filters, *output] ->
     [filters, per_group, *kernel]."""
     if window.size == 1 and set(window.strides) == {1} and not any(window.pads):
-        return _arrange(op, [_products(op, x, per_group, g, group, filters)], window, group, filters, per_group)
+        return _laid_out(op, g, x, window, group, filters, per_group)
     if per_group == 1 and filters == group and _short_lines(x, g):
         return _diagonals(op, g, x, window, group)
     if _rows_shift(window) and per_group * window.size > _FEW:
         return _shifted_rows(op, g, x, window, group, filters, per_group)
-    windows = unfold(op, x, window, group * per_group)
-    total = _products(op, windows, per_group * window.size, g, group, filters)
-    return _arrange(op, [total], window, group, filters, per_group)
+    return _laid_out(op, g, unfold(op, x, window, group * per_group), window, group, filters, per_group)
+
+
+def _laid_out(
+    op: Builder, g: ir.Value, windows: ir.Value, window: Window, group: int, filters: int, per_group: int
+) -> ir.Value:
+    """From all windows, [batch, group * per_group * window.size, ...].
+
+    One product for each example, and a sum over these; or one for all, where the products are more than their operands
+    (960 to 320 channels at 4 x 4: 6 ms -> 1.5).
+    """
+    rows, positions = per_group * window.size, static_size(dims(g)[2:])
+    if group == 1 and positions is not None and positions * (rows + filters) < rows * filters:
+        left, right = _channels_first(op, g, filters), _channels_first(op, windows, rows)
+        result: ir.Value = op.Reshape(op.MatMul(left, op.swap_last(right)), [filters, per_group, *window.kernel])
+        return result
+    return _arrange(op, [_products(op, windows, rows, g, group, filters)], window, group, filters, per_group)
 
 
 def _products(op: Builder, windows: ir.Value, rows: int, g: ir.Value, group: int, filters: int) -> ir.Value:
@@ -59,6 +73,13 @@ def _products(op: Builder, windows: ir.Value, rows: int, g: ir.Value, group: int
     each = op.MatMul(left, op.swap_last(right))
     total: ir.Value = op.Squeeze(each, [0]) if dims(g)[0] == 1 else op.ReduceSum(each, [0], keepdims=0)
     return total
+
+
+def _channels_first(op: Builder, value: ir.Value, channels: int) -> ir.Value:
+    """[batch, channels, ...] -> [channels, batch * positions]."""
+    turned = op.Transpose(op.Reshape(value, [0, channels, -1]), perm=[1, 0, 2])
+    result: ir.Value = op.Reshape(turned, [channels, -1])
+    return result
 
 
 def _arrange(

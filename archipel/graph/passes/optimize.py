@@ -11,16 +11,18 @@ import onnx_ir as ir
 from archipel.graph.build import Builder
 from archipel.graph.passes.accumulate import accumulate_in_gemm, concatenate_pads
 from archipel.graph.passes.cleanup import remove_dead_code, remove_identities, share_subexpressions
+from archipel.graph.passes.scalars import lift_scalars
 from archipel.graph.passes.zeros import remove_zeros
 
-PASSES: tuple[Callable[[Builder], None], ...] = (remove_zeros, concatenate_pads, accumulate_in_gemm)
+PASSES: tuple[Callable[[Builder], None], ...] = (remove_zeros, concatenate_pads, accumulate_in_gemm, lift_scalars)
 
 
 def optimize(model: ir.Model) -> None:
     """Drop what differentiation leaves behind and use the fused forms that ONNX Runtime runs faster.
 
     Dead code, casts and transposes that cancel, products with one, common subexpressions, additions of zero, sums that
-    a Gemm or a Concat takes over. What feeds the chosen formulations (such as tiled identity kernels) stays as it is.
+    a Gemm or a Concat takes over, scalars beside tensors of many small rows. What feeds the chosen formulations (such
+    as tiled identity kernels) stays as it is.
     """
     remove_dead_code(model)
     _rewrite(model)
