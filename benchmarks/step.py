@@ -14,7 +14,7 @@ import argparse
 import json
 import logging
 import os
-import resource
+import re
 import subprocess
 import sys
 import tempfile
@@ -184,17 +184,22 @@ def measure_memory(name: str, batch: int, engine: str, path: Path) -> float:
         step.signature = _program(described["signature"])
         step.initial = dict(np.load(path.with_suffix(".npz")))
         del archipel
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        before = _peak()
         run, _ = ours(step, path, x, y)
     else:
         import torch
 
         run = torch_step(case, x, y, compiled=False)
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        before = _peak()
         del torch
     for _ in range(20):
         run()
-    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    return (_peak() - before) / 1024
+
+
+def _peak() -> int:
+    """KiB. Not from getrusage, which starts with the peak of the process that started this one."""
+    return int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text()).group(1))  # type: ignore[union-attr]
 
 
 def _program(text: str) -> Any:

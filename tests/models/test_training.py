@@ -95,10 +95,10 @@ TASKS = {
     "FedAvg CNN": Task(lambda: models.fedavg_cnn(0), digits, cross_entropy, functional.cross_entropy),
     "digits CNN": Task(lambda: models.digits_cnn(0), digits, cross_entropy, functional.cross_entropy),
     "ResNet-8": Task(
-        lambda: models.resnet8(0), noise(4, 3, 32, 32, classes=10), cross_entropy, functional.cross_entropy, 0.02
+        lambda: models.resnet8(0), noise(8, 3, 32, 32, classes=10), cross_entropy, functional.cross_entropy, 0.002
     ),
     "DS-CNN": Task(
-        lambda: models.ds_cnn(0), noise(6, 1, 49, 10, classes=12), cross_entropy, functional.cross_entropy, 0.01
+        lambda: models.ds_cnn(0), noise(6, 1, 49, 10, classes=12), cross_entropy, functional.cross_entropy, 0.002
     ),
     "MobileNetV2": Task(
         lambda: models.mobilenet_v2(0, width=0.25),
@@ -111,7 +111,7 @@ TASKS = {
         batch_norm="frozen",
     ),
     "1D-CNN": Task(
-        lambda: models.cnn_1d(0), noise(6, 6, 128, classes=6), cross_entropy, functional.cross_entropy, 0.005
+        lambda: models.cnn_1d(0), noise(6, 6, 128, classes=6), cross_entropy, functional.cross_entropy, 0.002
     ),
     "LSTM": Task(
         lambda: models.char_rnn(0, "lstm", hidden=32),
