@@ -26,6 +26,8 @@ def gradient(model: Model, of: str = "loss", wrt: Sequence[str] = ()) -> Model:
     """
     result = model.copy()
     graph = result.ir.graph
+    if not isinstance(of, str):
+        raise AutodiffError(f"of={of!r}: a gradient is of one value, named by a string; vjp takes several")
     target = _float_value(graph, of, "of")
     if static_size(dims(target)) != 1:
         raise AutodiffError(
@@ -75,6 +77,9 @@ def _emit(model: Model, op: Builder, seeds: dict[ir.Value, ir.Value], wrt: Seque
 
 def _names(names: Sequence[str], argument: str) -> list[str]:
     listed = [names] if isinstance(names, str) else list(names)
+    for name in listed:
+        if not isinstance(name, str):
+            raise AutodiffError(f"{argument} holds {name!r}; expected names of values, as strings")
     if not listed:
         raise AutodiffError(f"{argument} is empty; name at least one value")
     twice = {name for name in listed if listed.count(name) > 1}

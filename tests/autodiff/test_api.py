@@ -261,3 +261,15 @@ def test_errors_say_what_to_do(case: str) -> None:
 def test_vjp_of_nothing() -> None:
     with pytest.raises(AutodiffError, match="of is empty"):
         autodiff.vjp(model(REGRESSION), of=[], wrt=["x"])
+
+
+def test_names_are_strings() -> None:
+    model = Model.from_proto(
+        onnx.parser.parse_model(
+            '<ir_version: 10, opset_import: ["" : 21]> agraph (float x) => (float y) { y = Exp (x) }'
+        )
+    )
+    with pytest.raises(AutodiffError, match=r"of=\['y'\]: a gradient is of one value"):
+        autodiff.gradient(model, of=["y"], wrt=["x"])  # type: ignore[arg-type]
+    with pytest.raises(AutodiffError, match="wrt holds 0; expected names"):
+        autodiff.gradient(model, of="y", wrt=[0])  # type: ignore[list-item]
