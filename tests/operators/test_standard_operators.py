@@ -19,6 +19,10 @@ from archipel.autodiff import vjp
 from archipel.graph import check_model
 
 
+# MaxPool runs in float64, but nothing that its gradient could be made of does: Conv, AveragePool, Resize.
+FLOAT32_ONLY = {("", "MaxPool")}
+
+
 @pytest.mark.parametrize("key", OWN, ids=lambda key: key[1])
 def test_rules_emit_standard_operators(key: tuple[str, str], gradient_cases: dict) -> None:
     @settings(
@@ -32,7 +36,8 @@ def test_rules_emit_standard_operators(key: tuple[str, str], gradient_cases: dic
     @given(data=st.data())
     def check(data: Any) -> None:
         case = data.draw(gradient_cases[key])
-        for dtype in (np.float32,) if case.single else (np.float32, np.float64):
+        single = case.single or key in FLOAT32_ONLY
+        for dtype in (np.float32,) if single else (np.float32, np.float64):
             forward = Model.from_proto(case.model(dtype))
             if dtype == np.float64 and without_kernel(forward.ir):
                 continue  # the operator itself does not run
