@@ -18,7 +18,6 @@ from archipel import Model, training
 from archipel.autodiff import vjp
 from archipel.graph import check_model
 
-
 # MaxPool runs in float64, but nothing that its gradient could be made of does: Conv, AveragePool, Resize.
 FLOAT32_ONLY = {("", "MaxPool")}
 
