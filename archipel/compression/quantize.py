@@ -11,10 +11,15 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 
 from archipel.errors import CompressionError
 from archipel.graph import Model
 from archipel.graph.functions import inline_functions
+from archipel.graph.shapes import dims
+from archipel.training.batch_norm import prepared
+
+_NORMALIZATIONS = ("BatchNormalization", "InstanceNormalization", "LayerNormalization")
 
 
 @dataclass(frozen=True)
@@ -32,12 +37,14 @@ class StaticInt8:
 def quantize_static(model: Model, recipe: StaticInt8, calibration: Mapping[str, np.ndarray]) -> Model:
     """The quantized model: the same inputs and outputs, weights as int8 initializers.
 
-    `calibration` has an array for every input of the model, first axis = examples. Raises CompressionError.
+    BatchNormalization is folded into the layer before it, where there is one; other normalizations, a Gemm whose bias
+    is not [columns] or is scaled, and a ConvTranspose in groups stay in float. `calibration` has an array for every
+    input of the model, first axis = examples. Raises CompressionError.
     """
     from onnxruntime import quantization as ortq
 
     feeds = _calibration_feeds(model, recipe, calibration)
-    model = model.copy()
+    model = prepared(model, "folded")
     inline_functions(model.ir)
     with tempfile.TemporaryDirectory(prefix="archipel-quantize-") as folder, _quiet():
         source, target = Path(folder) / "float.onnx", Path(folder) / "int8.onnx"
@@ -52,12 +59,24 @@ def quantize_static(model: Model, recipe: StaticInt8, calibration: Mapping[str, 
                 activation_type=ortq.QuantType.QUInt8,
                 weight_type=ortq.QuantType.QInt8,
                 calibrate_method=ortq.CalibrationMethod.MinMax,
+                nodes_to_exclude=[str(node.name) for node in model.ir.graph if _stays_float(node)],
             )
         except (ValueError, RuntimeError, KeyError, TypeError) as error:
             raise CompressionError(f"static int8: onnxruntime.quantization failed: {error}") from error
         proto = onnx.load(target)
     weights = [tensor.name for tensor in proto.graph.initializer]
     return Model.from_proto(proto, parameters=weights)
+
+
+def _stays_float(node: ir.Node) -> bool:
+    """What the quantizer cannot do, or takes for something else: a scale for a weight, a shift for its bias."""
+    if node.op_type == "ConvTranspose":
+        return (node.attributes.get_int("group") or 1) > 1
+    if node.op_type != "Gemm":
+        return node.op_type in _NORMALIZATIONS
+    bias = node.inputs[2] if len(node.inputs) > 2 else None
+    scaled = node.attributes.get_float("beta", 1.0) != 1.0
+    return bias is not None and (scaled or dims(bias) != dims(node.outputs[0])[1:])
 
 
 def _calibration_feeds(

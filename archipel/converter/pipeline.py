@@ -26,12 +26,13 @@ from archipel.bundle import (
 )
 from archipel.compression import StaticInt8
 from archipel.converter.limits import compute_limits
-from archipel.converter.lowering import first_values, lower, parameter_names
+from archipel.converter.lowering import initial_values, lower, parameter_names
 from archipel.converter.weights import check_refresh, derived_tensors, share_weights
 from archipel.errors import ConversionError
 from archipel.graph import Model
 from archipel.training.losses import Loss
 from archipel.training.optimizers import Optimizer
+from archipel.training.step import StepOptions
 
 SUFFIX = ".bundle"
 DEFAULT_PRIVACY = PrivacyPolicy(modes=("secure",), min_cohort=3, threshold=0.67, max_clip=10.0, max_bits=24)
@@ -44,6 +45,7 @@ def convert(
     trainable: str | Sequence[str] = "*",
     loss: Loss | None = None,
     optimizer: Optimizer | None = None,
+    step_options: StepOptions | None = None,
     recipe: Sequence[StaticInt8] | None = None,
     sign_key: Ed25519PrivateKey | None = None,
     target: str = "onnxruntime",
@@ -62,6 +64,8 @@ def convert(
     `path` ending in ".bundle" becomes one file, anything else a folder; it must not exist. Without a loss the bundle
     has `predict` only; with one it also has `evaluate`, `train` (one step of `optimizer` on the parameters that match
     `trainable`), `refresh` and the strategy's `finish`, and a schedule of `epochs` in batches of `batch_size`.
+    `step_options` are further arguments of `training.step_graph`, by name: `transforms`, `accumulate`, `batch_norm`
+    (which `evaluate` and `predict` follow), `dropout`, `per_example`, `precision`.
     `recipe` compresses `predict` (StaticInt8 needs `calibration`: an array for every input).
     `sign_key` is the publisher's key; `strategy_options` go to the strategy's device half.
 
@@ -82,15 +86,16 @@ def convert(
         loss=loss,
         optimizer=optimizer,
         trainable=trainable,
+        step_options=step_options or {},
         recipe=recipe or (),
         calibration=calibration,
         strategy=strategy,
         strategy_options=strategy_options or {},
     )
     check_refresh(programs["predict"], derived_tensors(programs))
-    values = model.parameters
+    values = initial_values(programs)
     parameters = {tensor: values[tensor] for tensor in parameter_names(programs)}
-    graphs, weights = share_weights(programs, {**parameters, **first_values(programs)})
+    graphs, weights = share_weights(programs, {**parameters, **values})
     files = {program: f"{program}.onnx" for program in programs}
     write = partial(
         write_bundle,

@@ -64,7 +64,7 @@ class Sessions:
         options.intra_op_num_threads = self._threads
         options.inter_op_num_threads = 1
         options.log_severity_level = 4
-        errors = _error_types()
+        errors = error_types()
         keep: list[Any] = []
         try:
             if initializers:
@@ -108,7 +108,8 @@ def _onnxruntime() -> Any:
 
 
 @cache
-def _error_types() -> tuple[type[Exception], ...]:
+def error_types() -> tuple[type[Exception], ...]:
+    """What ONNX Runtime raises: its own exceptions share no base class."""
     from onnxruntime.capi import onnxruntime_pybind11_state as native
 
     types = [value for value in vars(native).values() if isinstance(value, type) and issubclass(value, Exception)]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from numbers import Real
+from collections.abc import Iterable, Sequence
+from numbers import Integral, Real
 
 from archipel.errors import TrainingError
+from archipel.graph.model import Model
 
 
 def number(
@@ -28,7 +30,41 @@ def number(
 
 def whole(function: str, name: str, value: object, low: float = -math.inf) -> int:
     """`value` as an int of `low` or more."""
-    if isinstance(value, int) and not isinstance(value, bool) and value >= low:
-        return value
+    if isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= low:
+        return int(value)
     bounds = f" of {low:g} or more" if math.isfinite(low) else ""
     raise TrainingError(f"{function}: {name} must be a whole number{bounds}, is {value!r}")
+
+
+def flag(function: str, name: str, value: object) -> bool:
+    """`value` where it is True or False: any text is true, "no" as well."""
+    if not isinstance(value, bool):
+        raise TrainingError(f"{function}: {name} must be True or False, is {value!r}")
+    return value
+
+
+def numbers(function: str, name: str, values: object, low: float = 0.0) -> tuple[float, ...]:
+    """A list, array or tensor of numbers of `low` or more."""
+    values = values.tolist() if hasattr(values, "tolist") else values
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise TrainingError(f"{function}: {name} must be a list of numbers, is {values!r}")
+    return tuple(number(function, f"{name}[{i}]", value, low) for i, value in enumerate(values))
+
+
+def part(function: str, name: str, value: object, methods: Sequence[str]) -> None:
+    """Refuse what has not the methods of a loss, an optimizer or a transform."""
+    if isinstance(value, type) or not all(hasattr(value, method) for method in methods):
+        call = f"; call it: {value.__name__}()" if callable(value) and hasattr(value, "__name__") else ""
+        raise TrainingError(f"{function}: expected one of training.{name}, got {value!r}{call}")
+
+
+def trained_model(function: str, model: object, trainable: object) -> None:
+    """Refuse what is no Model, and a `trainable` that is no pattern or list of patterns."""
+    if not isinstance(model, Model):
+        raise TrainingError(
+            f"{function}: model must be an archipel.Model, is {type(model).__name__}; Model.from_onnx reads a file, "
+            "Model.from_torch takes a module"
+        )
+    patterns = [trainable] if isinstance(trainable, str) else trainable
+    if not isinstance(patterns, Sequence) or not all(isinstance(pattern, str) for pattern in patterns):
+        raise TrainingError(f"{function}: trainable must be a pattern or a list of patterns, is {trainable!r}")

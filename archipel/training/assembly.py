@@ -8,6 +8,7 @@ from typing import TypeVar, cast
 import numpy as np
 import onnx_ir as ir
 
+from archipel.autodiff.activity import influencing
 from archipel.bundle.roles import (
     DType,
     Example,
@@ -56,6 +57,7 @@ class Assembly:
         dtype, shape = loss.label(self.output)
         self.label = self.input(Label, LABEL, dtype, shape)
         self.parameters = promote(self.model.ir, names)
+        """Those that are trained."""
         self._inputs.update({value: port(Parameter, value, tensor=value.name) for value in self.parameters})
 
     @property
@@ -78,11 +80,11 @@ class Assembly:
     def state(self, tensor: str, like: ir.Value, init: float = 0.0) -> ir.Value:
         """An input with a tensor in the shape and type of `like` that is kept between the steps of a round."""
         shape = TensorInfo.of(like).shape
-        return self.input(State, tensor, dtype_of(like), shape, tensor=tensor, lifetime="round", init=init)
+        return self.input(State, tensor, dtype_of(like), shape, tensor=tensor, lifetime="round", init=float(init))
 
     def scalar_state(self, tensor: str, dtype: ir.DataType, init: float, lifetime: Lifetime = "round") -> ir.Value:
         """As `state`, for one number."""
-        return self.input(State, tensor, dtype, [], tensor=tensor, lifetime=lifetime, init=init)
+        return self.input(State, tensor, dtype, [], tensor=tensor, lifetime=lifetime, init=float(init))
 
     def stored(self, value: ir.Value) -> None:
         """Turn an initializer into state that stays on the device and starts as it is."""
@@ -100,6 +102,20 @@ class Assembly:
         old.replace_all_uses_with(new)
         if self.output is old:
             self.output = new
+
+    def leave_idle(self) -> None:
+        """Let parameters that the output does not depend on stay as they are, as PyTorch does, weight decay or not."""
+        reached = influencing(self.graph, [self.output])
+        idle = [value for value in self.parameters if value not in reached]
+        if len(idle) == len(self.parameters):
+            names = [value.name for value in idle]
+            raise TrainingError(
+                f"the model's first output {self.output.name!r} depends on none of {names}, so no loss of it can train "
+                "them; choose others with trainable=, or reorder the outputs"
+            )
+        self.parameters = [value for value in self.parameters if value in reached]
+        for value in idle:
+            self.moved(value, value)
 
     def moved(self, before: ir.Value, after: ir.Value) -> None:
         """Make `after` the new value of the parameter or state `before`: the output `<tensor>.next`."""

@@ -10,33 +10,34 @@ import onnx_ir as ir
 from archipel.autodiff.rules.normalization import EPSILON, trained
 from archipel.errors import TrainingError
 from archipel.graph.model import Model
-from archipel.graph.parameters import parameter_names, record_parameters, statistics
-from archipel.graph.passes import remove_dead_code
-from archipel.graph.shapes import constant_array, dims, dtype_of, static_size
+from archipel.graph.parameters import statistics
+from archipel.graph.shapes import dims, dtype_of, static_size
 from archipel.training.assembly import Assembly
+from archipel.training.dropout import is_dropout
+from archipel.training.folding import fold_batch_norm, is_batch_norm
 
 BatchNorm = Literal["train", "frozen", "folded"]
 
-_TAKES_OVER = ("Conv", "ConvTranspose", "Gemm")
 _MOMENTUM = 0.9  # the default of BatchNormalization-15
 Average = tuple[ir.Value, ir.Value]
 """A running statistic before the step (an input), and after it."""
 
 
 def prepared(model: Model, batch_norm: BatchNorm) -> Model:
-    """A copy that normalizes with its own statistics, BatchNormalization folded into the layer before if asked to.
+    """A copy in inference mode: Dropout drops nothing, BatchNormalization uses the model's own statistics.
 
-    A Conv, ConvTranspose or Gemm whose result nothing else reads takes it over: its weight keeps its name, a bias that
-    it did not have is called `<weight>_bias`. Other BatchNormalization stays as it is.
+    "folded" puts it into the layer before, where there is one (`fold_batch_norm`).
     """
     if batch_norm not in get_args(BatchNorm):
         raise TrainingError(f"batch_norm must be 'train', 'frozen' or 'folded', is {batch_norm!r}")
     result = model.copy()
     for node in result.ir.graph.all_nodes():
-        if _is_batch_norm(node):
+        if is_batch_norm(node):
             _use_running(node)
+        elif is_dropout(node):
+            node.resize_inputs(min(len(node.inputs), 2))  # the third says whether it drops
     if batch_norm == "folded":
-        _fold(result.ir)
+        fold_batch_norm(result.ir)
     return result
 
 
@@ -44,8 +45,9 @@ def track(work: Assembly) -> list[Average]:
     """Let every BatchNormalization normalize with the batch's statistics and keep running ones as state.
 
     running' = momentum running + (1 - momentum) batch, with the variance as PyTorch estimates it: over N - 1 of the N
-    elements of a channel, where BatchNormalization-15 itself divides by N. A layer that is used twice moves its
-    statistics twice. Raises TrainingError where they are not initializers of their own.
+    elements of a channel, where BatchNormalization-15 itself divides by N; the running variance stays where N is 1, as
+    one element has none. A layer that is used twice moves its statistics twice. Raises TrainingError where they are
+    not initializers of their own, and for a layer inside a loop or branch.
     """
     op = work.op
     now: dict[ir.Value, ir.Value] = {}
@@ -58,6 +60,8 @@ def track(work: Assembly) -> list[Average]:
             y, batch = trained(op, source, scale, bias, node.attributes.get_float("epsilon", EPSILON))
             count = _elements(work, source, dtype_of(batch.var))
             unbiased = op.Mul(batch.var, op.Div(count, op.Max(op.Sub(count, 1.0), 1.0)))
+            if _may_be_one(source):
+                unbiased = op.Where(op.Greater(count, 1.0), unbiased, now.get(averages[1], averages[1]))
             for average, found in zip(averages, (batch.mean, unbiased)):
                 before = op.Mul(now.get(average, average), momentum)
                 now[average] = op.Add(before, op.Mul(found, 1.0 - momentum))
@@ -74,8 +78,13 @@ def _layers(work: Assembly) -> list[tuple[ir.Node, ir.Value, tuple[ir.Value, ir.
     """Each BatchNormalization with its input, and its running mean and variance made state."""
     known = set(statistics(work.model.ir))
     found = []
+    for node in (node for graph in work.graph.subgraphs() for node in graph if is_batch_norm(node)):
+        raise TrainingError(
+            f"BatchNormalization {node.name!r} is inside a loop or branch, where its statistics cannot become state; "
+            "move it outside, or use batch_norm='frozen'"
+        )
     for node in work.graph:
-        if not _is_batch_norm(node):
+        if not is_batch_norm(node):
             continue
         source, *_, mean, variance = node.inputs
         if source is None or mean is None or variance is None or not {mean.name, variance.name} <= known:
@@ -87,6 +96,12 @@ def _layers(work: Assembly) -> list[tuple[ir.Node, ir.Value, tuple[ir.Value, ir.
     for average in dict.fromkeys(value for *_, averages in found for value in averages):
         work.stored(average)
     return found
+
+
+def _may_be_one(source: ir.Value) -> bool:
+    """Whether a channel may have only one element."""
+    batch, *rest = dims(source)
+    return not any(isinstance(size, int) and size > 1 for size in (batch, *rest[1:]))
 
 
 def _elements(work: Assembly, source: ir.Value, dtype: ir.DataType) -> ir.Value:
@@ -107,10 +122,6 @@ def _elements(work: Assembly, source: ir.Value, dtype: ir.DataType) -> ir.Value:
     return result
 
 
-def _is_batch_norm(node: ir.Node) -> bool:
-    return node.op_type == "BatchNormalization" and node.domain == ""
-
-
 def _use_running(node: ir.Node) -> None:
     if any(list(value.uses()) or value.is_graph_output() for value in node.outputs[1:]):
         raise TrainingError(
@@ -119,27 +130,3 @@ def _use_running(node: ir.Node) -> None:
         )
     node.attributes.pop("training_mode", None)
     node.resize_outputs(1)
-
-
-def _fold(model: ir.Model) -> None:
-    from onnxscript.rewriter import rewrite
-    from onnxscript.rewriter.rules import common as rules
-
-    known = parameter_names(model)
-    for node in model.graph:
-        # A bias of zeros that the exporter made up is none, and may be shared, which would keep layers from folding.
-        bias = node.inputs[2] if node.op_type in _TAKES_OVER and len(node.inputs) == 3 else None
-        content = constant_array(bias)
-        if bias is not None and bias.name not in known and content is not None and not content.any():
-            node.resize_inputs(2)
-    before = set(model.graph.initializers)
-    rewrite(
-        model,
-        pattern_rewrite_rules=[
-            rules.fuse_batchnorm_into_conv_rule,
-            rules.fuse_batchnorm_into_conv_transpose_rule,
-            rules.fuse_batchnorm_into_gemm_rule,
-        ],
-    )
-    remove_dead_code(model)
-    record_parameters(model, [name for name in model.graph.initializers if name in known or name not in before])

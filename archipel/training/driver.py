@@ -6,8 +6,10 @@ import math
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from itertools import islice
+from numbers import Real
 from typing import Any
 
+import msgspec
 import numpy as np
 import onnxruntime
 
@@ -29,9 +31,12 @@ from archipel.bundle.roles import (
     Step,
     role_of,
 )
-from archipel.errors import TrainingError
+from archipel.errors import RuntimeInputError, TrainingError
 from archipel.graph.model import Model
+from archipel.lite_runtime.fields import check_array
 from archipel.lite_runtime.noise import DiscreteGaussian, Randomness
+from archipel.lite_runtime.sessions import error_types
+from archipel.training.arguments import whole
 
 Batch = Mapping[str, np.ndarray] | Sequence[np.ndarray]
 """Arrays by field name, or in the order of the program's examples, labels and weights."""
@@ -53,24 +58,32 @@ class StepRunner:
         seed: int = 0,
         randomness: Randomness = secrets.token_bytes,
     ) -> None:
-        if step.signature is None or step.signature.kind != "train":
+        signature = step.signature if isinstance(step, Model) else None
+        if signature is None or signature.kind != "train":
             raise TrainingError("run_steps: expected a train program, such as step_graph returns")
-        if not 0 <= seed <= MAX_SEED:
+        if whole("run_steps", "seed", seed, 0) > MAX_SEED:
             raise TrainingError(f"run_steps: seed must be from 0 to {MAX_SEED}, is {seed}")
-        self._signature: Program = step.signature
-        self._seed = seed
+        self._signature: Program = signature
+        self._seed = int(seed)
         self._count = 0
         self._randomness = randomness
         self._samplers: dict[str, DiscreteGaussian] = {}
         self._scalars = _scalars(self._signature, hyperparameters or {})
-        self._fields = [p for p in self._signature.inputs if isinstance(p, Example | Label | ExampleWeight)]
         self.steps = self._signature.steps
+        self._fields = [
+            msgspec.structs.replace(p, shape=p.shape[self.steps > 1 :])  # of one batch
+            for p in self._signature.inputs
+            if isinstance(p, Example | Label | ExampleWeight)
+        ]
         self.tensors = _initial(self._signature, step)
         self._start = dict(self.tensors)
         self._broadcast = step.initial
         options = onnxruntime.SessionOptions()
-        options.log_severity_level = 3
-        self._session = onnxruntime.InferenceSession(step.to_bytes(), options, providers=["CPUExecutionProvider"])
+        options.log_severity_level = 4  # what it has to say is in the errors
+        try:
+            self._session = onnxruntime.InferenceSession(step.to_bytes(), options, providers=["CPUExecutionProvider"])
+        except error_types() as error:
+            raise TrainingError(f"run_steps: ONNX Runtime cannot open the program: {error}") from None
 
     def step(self, batch: Batch) -> dict[str, float]:
         """Run a program of one step and keep what it wrote. Returns the metrics."""
@@ -84,7 +97,13 @@ class StepRunner:
         for port in self._signature.inputs:
             if port.name not in feed:
                 feed[port.name] = self._read(port)
-        results = self._session.run([port.name for port in self._signature.outputs], feed)
+        try:
+            results = self._session.run([port.name for port in self._signature.outputs], feed)
+        except error_types() as error:
+            text = " ".join(str(error).split())
+            outside = any(word in text for word in ("range", "bound"))
+            hint = "; labels must be from 0 to classes - 1, and so must whatever is looked up" if outside else ""
+            raise TrainingError(f"run_steps: step {self._count} failed: {text}{hint}") from None
         metrics: list[dict[str, float]] = [{} for _ in batches]
         for written, result in zip(self._signature.outputs, results):
             if isinstance(written, Parameter | Personal | State):
@@ -122,10 +141,17 @@ class StepRunner:
 
     def _batch(self, batch: Batch) -> dict[str, np.ndarray]:
         names = [port.name for port in self._fields]
+        if not isinstance(batch, Mapping | Sequence) or isinstance(batch, str):
+            raise TrainingError(
+                f"run_steps: a batch has the fields {names}, got {type(batch).__name__}; give a list of batches, each "
+                "a tuple of arrays or a mapping from field name to array"
+            )
         given = dict(batch) if isinstance(batch, Mapping) else dict(zip(names, batch))
         if set(given) != set(names) or (not isinstance(batch, Mapping) and len(batch) != len(names)):
-            raise TrainingError(f"run_steps: a batch has the fields {names}, got {sorted(given)}")
-        return {port.name: np.asarray(given[port.name], port.dtype) for port in self._fields}
+            got = sorted(map(str, given)) if isinstance(batch, Mapping) else f"{len(batch)} arrays"
+            raise TrainingError(f"run_steps: a batch has the fields {names}, got {got}")
+        sizes: dict[str, tuple[int, str]] = {}
+        return {port.name: _array(port, given[port.name], sizes) for port in self._fields}
 
     def _stacked(self, batches: Sequence[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
         if self.steps == 1:
@@ -150,6 +176,8 @@ def run_steps(
 
     Raises TrainingError for an unknown or out-of-bounds hyperparameter and for a batch with the wrong fields.
     """
+    if not isinstance(batches, Iterable):
+        raise TrainingError(f"run_steps: batches must be a list of batches, is {type(batches).__name__}")
     runner = StepRunner(step, hyperparameters, seed)
     if isinstance(batches, Sized):
         _check_whole(len(batches), runner.steps)
@@ -162,6 +190,21 @@ def run_steps(
                 raise TrainingError(f"run_steps: the program has no metric 'loss'; it has {sorted(metrics)}")
             losses.append(metrics["loss"])
     return losses
+
+
+def _array(port: Port, given: object, sizes: dict[str, tuple[int, str]]) -> np.ndarray:
+    try:
+        found = np.asarray(given)
+        if np.can_cast(found.dtype, port.dtype, "same_kind"):
+            found = found.astype(port.dtype, copy=False)
+        check_array("run_steps", port, found, sizes)
+    except RuntimeInputError as error:
+        raise TrainingError(str(error)) from None
+    except (ValueError, RuntimeError) as error:
+        raise TrainingError(f"run_steps: {port.name!r} is no array: {error}") from None
+    if found.size == 0:
+        raise TrainingError(f"run_steps: {port.name!r} has the shape {list(found.shape)}; leave empty batches out")
+    return found
 
 
 def _groups(batches: Iterable[Batch], size: int) -> Iterator[list[Batch]]:
@@ -179,14 +222,16 @@ def _check_whole(count: int, steps: int) -> None:
 
 
 def _scalars(signature: Program, given: Mapping[str, float]) -> dict[str, Any]:
+    if not isinstance(given, Mapping):
+        raise TrainingError(f"run_steps: hyperparameters must be a mapping from name to number, is {given!r}")
     ports = {port.name: port for port in signature.inputs if isinstance(port, Hyperparameter)}
     for name, value in given.items():
         port = ports.get(name)
         if port is None:
             raise TrainingError(f"run_steps: no hyperparameter {name!r}; the program has {sorted(ports)}")
-        if not port.minimum <= value <= port.maximum:
+        if isinstance(value, bool) or not isinstance(value, Real) or not port.minimum <= value <= port.maximum:
             raise TrainingError(
-                f"run_steps: {name}={value} is outside [{port.minimum:g}, {port.maximum:g}], its declared bounds"
+                f"run_steps: {name}={value!r} is outside [{port.minimum:g}, {port.maximum:g}], its declared bounds"
             )
     return {name: np.asarray(given.get(name, port.default), port.dtype) for name, port in ports.items()}
 

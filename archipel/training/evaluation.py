@@ -8,10 +8,11 @@ import onnx_ir as ir
 
 from archipel.bundle.roles import Metric
 from archipel.graph.model import Model
+from archipel.training.arguments import part, trained_model
 from archipel.training.assembly import Assembly
 from archipel.training.batch_norm import BatchNorm, prepared, remember
 from archipel.training.dropout import deactivate
-from archipel.training.losses import Loss, counted, total
+from archipel.training.losses import LOSS_METHODS, Loss, counted, total
 
 LOSS, CORRECT, COUNT = "loss", "correct", "count"
 
@@ -26,6 +27,8 @@ def evaluate_graph(
     knows what is correct) and `count` (int64, labels whose weight is not 0). `batch_norm` as in the step that trains
     the model: with "train" running statistics are state inputs, the ones that the step writes.
     """
+    trained_model("evaluate_graph", model, trainable)
+    part("evaluate_graph", "losses", loss, LOSS_METHODS)
     work = Assembly(prepared(model, batch_norm), loss, trainable)
     if batch_norm == "train":
         remember(work)

@@ -5,7 +5,7 @@ Values and gradients are those of torch.nn.functional.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,9 +15,12 @@ import onnx_ir as ir
 from archipel.errors import TrainingError
 from archipel.graph.build import Builder
 from archipel.graph.shapes import Dim, dims, dtype_of, is_float, rank
-from archipel.training.arguments import number, whole
+from archipel.training.arguments import flag, number, numbers, whole
 
 Sizes = Sequence[int | str]
+
+LOSS_METHODS = ("label", "values", "weights", "correct")
+_LARGEST = 2**63 - 1
 
 
 class Loss(Protocol):
@@ -93,10 +96,10 @@ class CrossEntropy:
         return result if weights is None else op.And(result, op.Cast(weights, to=int(ir.DataType.BOOL)))
 
     def _classes(self, op: Builder, label: ir.Value) -> ir.Value:
-        """Labels that can be looked up."""
-        if self.ignore_index is None:
-            return label
-        result: ir.Value = op.Where(op.Equal(label, self.ignore_index), 0, label)
+        """Labels that can be looked up, or else are found to be out of bounds: -1 would be the last class."""
+        if self.ignore_index is not None:
+            label = op.Where(op.Equal(label, self.ignore_index), 0, label)
+        result: ir.Value = op.BitwiseAnd(label, _LARGEST)
         return result
 
     def _table(self, op: Builder, output: ir.Value) -> ir.Value:
@@ -226,7 +229,7 @@ def cross_entropy(
     *,
     axis: int = 1,
 ) -> CrossEntropy:
-    """-log softmax(logits)[label], averaged over the labels; labels are class numbers, int64.
+    """-log softmax(logits)[label], averaged over the labels; labels are class numbers, int64, from 0.
 
     Logits are [batch, classes, ...] with labels [batch, ...]; with axis=-1 they are [batch, ..., classes], as language
     models have them. `class_weights` has one number for each class; the mean is weighted with that of each label.
@@ -235,7 +238,7 @@ def cross_entropy(
     """
     weights = None
     if class_weights is not None:
-        weights = _numbers("cross_entropy", "class_weights", class_weights)
+        weights = numbers("cross_entropy", "class_weights", class_weights)
         if not any(weights):
             raise TrainingError(f"cross_entropy: class_weights must have a number above 0, is {weights}")
     smoothing = number("cross_entropy", "label_smoothing", label_smoothing, 0.0, 1.0)
@@ -249,8 +252,8 @@ def binary_cross_entropy(pos_weight: float | Sequence[float] = 1.0) -> BinaryCro
 
     `pos_weight` multiplies the loss of positive labels: one number, or one for each place of the last axis.
     """
-    if isinstance(pos_weight, Sequence | np.ndarray):
-        return BinaryCrossEntropy(_numbers("binary_cross_entropy", "pos_weight", pos_weight))
+    if isinstance(pos_weight, Iterable) and not isinstance(pos_weight, str):
+        return BinaryCrossEntropy(numbers("binary_cross_entropy", "pos_weight", pos_weight))
     return BinaryCrossEntropy(number("binary_cross_entropy", "pos_weight", pos_weight))
 
 
@@ -276,7 +279,7 @@ def kl_divergence(log_target: bool = False, *, axis: int = 1) -> KLDivergence:
     type, or their logarithms if `log_target`. It is PyTorch's kl_div(log_softmax(output), label) summed along `axis`
     ("batchmean" for [batch, classes]).
     """
-    return KLDivergence(log_target, whole("kl_divergence", "axis", axis))
+    return KLDivergence(flag("kl_divergence", "log_target", log_target), whole("kl_divergence", "axis", axis))
 
 
 def objective(op: Builder, loss: Loss, output: ir.Value, label: ir.Value) -> ir.Value:
@@ -331,7 +334,3 @@ def _softplus(op: Builder, value: ir.Value) -> ir.Value:
         pair = op.Concat(op.Unsqueeze(value, [-1]), op.Unsqueeze(op.full_like(value, 0.0), [-1]), axis=-1)
         result = op.ReduceLogSumExp(pair, [-1], keepdims=0)
     return result
-
-
-def _numbers(function: str, name: str, values: Sequence[float]) -> tuple[float, ...]:
-    return tuple(number(function, f"{name}[{i}]", value) for i, value in enumerate(values))

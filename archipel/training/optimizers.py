@@ -17,7 +17,7 @@ import onnx_ir as ir
 from archipel.errors import TrainingError
 from archipel.graph.build import Builder
 from archipel.graph.shapes import dtype_of
-from archipel.training.arguments import number
+from archipel.training.arguments import flag, number
 from archipel.training.context import StepContext
 from archipel.training.schedules import MAXIMUM_RATE, Schedule
 
@@ -266,7 +266,7 @@ def sgd(
     """Stochastic gradient descent. State: `momentum`, if there is any."""
     momentum = number("sgd", "momentum", momentum, 0.0, 1.0, ends="[)")
     dampening = number("sgd", "dampening", dampening, 0.0, 1.0)
-    if nesterov and (not momentum or dampening):
+    if flag("sgd", "nesterov", nesterov) and (not momentum or dampening):
         raise TrainingError(f"sgd: nesterov needs momentum and no dampening, got {momentum} and {dampening}")
     return SGD(_rate("sgd", lr), number("sgd", "weight_decay", weight_decay), momentum, dampening, nesterov)
 
@@ -325,7 +325,7 @@ def rmsprop(
         number("rmsprop", "alpha", alpha, 0.0, 1.0, ends="[)"),
         number("rmsprop", "eps", eps),
         number("rmsprop", "momentum", momentum),
-        centered,
+        flag("rmsprop", "centered", centered),
     )
 
 
@@ -351,4 +351,5 @@ def _adam(
         raise TrainingError(f"{function}: betas must be two numbers, is {betas!r}")
     one, two = (number(function, f"betas[{i}]", beta, 0.0, 1.0, ends="[)") for i, beta in enumerate(betas))
     decay = number(function, "weight_decay", weight_decay)
+    amsgrad = flag(function, "amsgrad", amsgrad)
     return Adam(_rate(function, lr), decay, (one, two), number(function, "eps", eps), amsgrad, decoupled)

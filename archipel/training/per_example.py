@@ -18,10 +18,11 @@ from archipel.graph.shapes import dims, dtype_of
 from archipel.training.arguments import number
 from archipel.training.assembly import Assembly
 from archipel.training.hashing import Keys, mix
-from archipel.training.losses import Loss, objective
+from archipel.training.losses import Loss, counted, mean, total
 from archipel.training.nesting import enclose
 from archipel.training.optimizers import cast
 from archipel.training.precision import LossScale
+from archipel.training.transforms import global_norm
 
 NOISE_UNITS = 2**16
 """Standard deviations of the noise are this many units of its grid."""
@@ -41,7 +42,11 @@ class PerExample:
 
 
 def per_example(clip: float = 1.0, noise: float = 0.0) -> PerExample:
-    """Gradients of single examples, each clipped to the L2 norm `clip`; `noise` is the noise multiplier of DP-SGD."""
+    """Gradients of single examples, each clipped to the L2 norm `clip`; `noise` is the noise multiplier of DP-SGD.
+
+    The loss of an example is the mean over its labels that are not ignored, each times its class weight: what the
+    others of the batch weigh does not enter.
+    """
     return PerExample(number("per_example", "clip", clip, ends="()"), number("per_example", "noise", noise))
 
 
@@ -56,7 +61,7 @@ def example_gradients(
     _check(work)
     op, parameters, fields = work.op, work.parameters, work.fields
     keys = [key for pair in streams for key in pair]
-    batch = {dims(field)[0] for field in fields}
+    batch = {dims(field)[0] for field in fields} - {None}
     zeros = [op.full_like(parameter, 0.0) for parameter in parameters]
     number = [op.constant(np.zeros((), np.uint32))] if keys else []
 
@@ -66,7 +71,7 @@ def example_gradients(
         own = {key: mix(inner, inner.BitwiseXor(key, place[0])) for key in keys}
         enclose(inner, work.graph, {**example, **own}, parameters)
         _one_row(inner, batch)
-        value = objective(inner, loss, work.output, example[work.label])
+        value = _objective(inner, loss, work.output, example[work.label])
         seed = inner.constant(np.ones((), dtype_of(value).numpy())) if scaling is None else scaling.seed(inner, value)
         gradients = differentiate(inner, {value: seed}, parameters)
         if scaling is not None:
@@ -107,10 +112,22 @@ def _one_row(inner: Builder, batch: set[int | str | None]) -> None:
                 value.shape = ir.Shape([1 if d in batch else d for d in dims(value)])
 
 
+def _objective(op: Builder, loss: Loss, output: ir.Value, label: ir.Value) -> ir.Value:
+    """The mean of the values of the labels that count.
+
+    A step on the whole batch divides by the sum of the labels' weights. For one example that would take its class
+    weight away again, and of an example whose labels are all ignored make NaN.
+    """
+    values, weights = loss.values(op, output, label), loss.weights(op, output, label)
+    if weights is None:
+        return mean(op, values)
+    count = op.Max(op.Cast(counted(op, values, weights), to=int(dtype_of(values))), 1.0)
+    result: ir.Value = op.Div(total(op, values), count)
+    return result
+
+
 def _clip(op: Builder, gradients: Sequence[ir.Value], limit: float) -> list[ir.Value]:
-    squares = [cast(op, op.ReduceSumSquare(g, keepdims=0), ir.DataType.FLOAT) for g in gradients]
-    norm = op.Sqrt(op.Sum(*squares) if len(squares) > 1 else squares[0])
-    factor = op.Min(op.Div(limit, norm), 1.0)
+    factor = op.Min(op.Div(limit, global_norm(op, gradients)), 1.0)
     return [op.Mul(g, cast(op, factor, dtype_of(g))) for g in gradients]
 
 

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, TypedDict
 
 import numpy as np
 import onnx_ir as ir
 
 from archipel.autodiff import differentiate
 from archipel.bundle.roles import Metric
-from archipel.errors import TrainingError
+from archipel.errors import NotDifferentiableError, TrainingError
 from archipel.graph.model import Model
 from archipel.graph.shapes import dtype_of
-from archipel.training.arguments import whole
+from archipel.training.arguments import flag, part, trained_model, whole
 from archipel.training.assembly import Assembly
 from archipel.training.batch_norm import BatchNorm, prepared, track
 from archipel.training.dropout import activate, deactivate
-from archipel.training.losses import Loss, objective
+from archipel.training.losses import LOSS_METHODS, Loss, objective
 from archipel.training.nesting import repeat
 from archipel.training.optimizers import Optimizer
 from archipel.training.per_example import PerExample, example_gradients
@@ -26,6 +26,18 @@ from archipel.training.transforms import Transform
 from archipel.training.update import Accumulation, Update
 
 LOSS = "loss"
+
+
+class StepOptions(TypedDict, total=False):
+    """The keyword arguments of `step_graph` after `trainable`."""
+
+    steps: int
+    transforms: Sequence[Transform]
+    accumulate: int
+    batch_norm: BatchNorm
+    dropout: bool
+    per_example: PerExample | None
+    precision: Literal["float32", "mixed"] | Mixed
 
 
 def step_graph(
@@ -62,18 +74,31 @@ def step_graph(
     The result's `initial` holds the first values of parameters and statistics. Raises TrainingError for names that
     collide or match nothing and for options that do not fit together, AutodiffError where a gradient cannot be built.
     """
-    whole("step_graph", "steps", steps, 1)
-    whole("step_graph", "accumulate", accumulate, 1)
+    trained_model("step_graph", model, trainable)
+    part("step_graph", "losses", loss, LOSS_METHODS)
+    part("step_graph", "optimizers", optimizer, ("hyperparameters", "init", "update"))
+    if not isinstance(transforms, Sequence):
+        raise TrainingError(f"step_graph: transforms must be a list of training.transforms, is {transforms!r}")
+    for transform in transforms:
+        part("step_graph", "transforms", transform, ("hyperparameters", "apply"))
+    if per_example is not None and not isinstance(per_example, PerExample):
+        raise TrainingError(f"step_graph: per_example must be training.per_example(...), is {per_example!r}")
+    steps = whole("step_graph", "steps", steps, 1)
+    accumulate = whole("step_graph", "accumulate", accumulate, 1)
     work = Assembly(prepared(model, batch_norm), loss, trainable)
     averages = track(work) if batch_norm == "train" else []
-    streams = activate(work) if dropout else deactivate(work)
+    streams = activate(work) if flag("step_graph", "dropout", dropout) else deactivate(work)
+    work.leave_idle()
     scaling = _mixed_precision(work, precision)
     update = Update(work, optimizer, transforms, accumulate, may_skip=scaling is not None)
 
-    if per_example is None:
-        value, gradients = _whole_batch(work, loss, scaling)
-    else:
-        value, gradients = example_gradients(work, loss, per_example, streams, scaling)
+    try:
+        if per_example is None:
+            value, gradients = _whole_batch(work, loss, scaling)
+        else:
+            value, gradients = example_gradients(work, loss, per_example, streams, scaling)
+    except NotDifferentiableError as error:
+        raise NotDifferentiableError(f"step_graph: {error}: trainable= says what is trained") from None
     when = None
     if accumulate > 1:
         accumulation = Accumulation(work, accumulate)

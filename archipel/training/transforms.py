@@ -43,11 +43,8 @@ class ClipByNorm:
     def apply(
         self, op: Builder, parameters: Sequence[ir.Value], gradients: Sequence[ir.Value], context: StepContext
     ) -> list[ir.Value]:
-        wide = any(dtype_of(g) == ir.DataType.DOUBLE for g in gradients)
-        dtype = ir.DataType.DOUBLE if wide else ir.DataType.FLOAT
-        squares = [op.ReduceSumSquare(cast(op, g, dtype), keepdims=0) for g in gradients]
-        norm = op.Sqrt(op.Sum(*squares) if len(squares) > 1 else squares[0])
-        limit = cast(op, context.hyperparameters["clip_norm"], dtype)
+        norm = global_norm(op, gradients)
+        limit = cast(op, context.hyperparameters["clip_norm"], dtype_of(norm))
         scale = op.Min(op.Div(limit, op.Add(norm, 1e-6)), 1.0)
         return [op.Mul(g, cast(op, scale, dtype_of(g))) for g in gradients]
 
@@ -128,3 +125,12 @@ def proximal(mu: float, anchor: Anchor = "start") -> Proximal:
     if anchor not in ("start", "broadcast"):
         raise TrainingError(f"proximal: anchor must be 'start' or 'broadcast', is {anchor!r}")
     return Proximal(number("proximal", "mu", mu, 0.0, LARGEST), anchor)
+
+
+def global_norm(op: Builder, gradients: Sequence[ir.Value]) -> ir.Value:
+    """The 2-norm of all gradients together: a scalar, float64 if one of them is and else float32."""
+    wide = any(dtype_of(g) == ir.DataType.DOUBLE for g in gradients)
+    dtype = ir.DataType.DOUBLE if wide else ir.DataType.FLOAT
+    squares = [op.ReduceSumSquare(cast(op, g, dtype), keepdims=0) for g in gradients]
+    result: ir.Value = op.Sqrt(op.Sum(*squares) if len(squares) > 1 else squares[0])
+    return result

@@ -100,7 +100,7 @@ class Update:
                 )
             found[spec.name] = self._work.input(
                 Hyperparameter, spec.name, ir.DataType.FLOAT, [],
-                default=spec.default, minimum=spec.minimum, maximum=spec.maximum,
+                default=float(spec.default), minimum=float(spec.minimum), maximum=float(spec.maximum),
             )  # fmt: skip
         return found
 

@@ -216,3 +216,29 @@ def test_models_exported_for_training_and_statistics_that_are_computed() -> None
     training.step_graph(computed, losses.mse(), optimizers.sgd(), batch_norm="frozen")
     with pytest.raises(TrainingError, match="batch_norm must be 'train', 'frozen' or 'folded', is 'eval'"):
         training.step_graph(computed, losses.mse(), optimizers.sgd(), batch_norm="eval")
+
+
+BRANCH = """<ir_version: 10, opset_import: ["" : 21]>
+agraph (float[n, 2] x) => (float[n, 2] y)
+<float[2] s = {1, 2}, float[2] b = {0, 1}, float[2] m = {0.5, -0.5}, float[2] v = {1, 2}>
+{ q = Constant <value = bool {1}> () a = Mul (x, s)
+  y = If (q) <then_branch = t () => (float[n, 2] u) { r = Constant <value = float {0.5}> ()
+                  d = Dropout (a, r, q) u = BatchNormalization (d, s, b, m, v) },
+              else_branch = e () => (float[n, 2] z) { z = Identity (a) }> }"""
+
+
+def test_a_layer_inside_a_branch() -> None:
+    model = Model.from_proto(onnx.parser.parse_model(BRANCH))
+    for build in (
+        lambda: training.step_graph(model, losses.mse(), optimizers.sgd()),
+        lambda: training.evaluate_graph(model, losses.mse()),
+    ):
+        with pytest.raises(TrainingError, match=r"'node.*' is inside a loop or branch.*use batch_norm='frozen'"):
+            build()
+    # With frozen statistics evaluation is the model itself, with a Dropout there that drops nothing.
+    evaluation = training.evaluate_graph(model, losses.mse(), batch_norm="frozen")
+    x = np.random.default_rng(0).standard_normal((50, 2)).astype(np.float32)
+    expected = (x * [1, 2] - [0.5, -0.5]) / np.sqrt([1 + 1e-5, 2 + 1e-5]) * [1, 2] + [0, 1]
+    session = onnxruntime.InferenceSession(evaluation.to_bytes(), providers=["CPUExecutionProvider"])
+    feed = {"x": x, "label": expected.astype(np.float32), **evaluation.initial}
+    assert session.run(["loss"], feed)[0] < 1e-6

@@ -75,6 +75,22 @@ def test_signature_of_several_steps(model: Model) -> None:
     assert role_of(signature.outputs[-1]) == "metric"
 
 
+def test_every_minibatch_has_noise_of_its_own(model: Model, batches: Batches) -> None:
+    private = training.per_example(0.1, noise=100.0)
+    step = training.step_graph(model, losses.cross_entropy(), optimizers.sgd(), steps=2, per_example=private)
+    check_model(step.ir)
+    shapes = {p.name: p.shape for p in step.signature.inputs if role_of(p) == "noise"}
+    assert shapes == {f"{name}.noise": (2, *value.shape) for name, value in step.initial.items()}
+    # Noise far above the gradients: were it the same in both minibatches, the change would be twice that of one.
+    one = training.step_graph(model, losses.cross_entropy(), optimizers.sgd(), per_example=private)
+    spread = []
+    for program, count in ((one, 1), (step, 2)):
+        runner = StepRunner(program, {"lr": 1.0}, randomness=np.random.default_rng(0).bytes)
+        runner.run(batches[:count])
+        spread.append(np.concatenate([(runner.tensors[n] - v).ravel() for n, v in step.initial.items()]).std())
+    assert 1.2 < spread[1] / spread[0] < 1.65
+
+
 def test_batches_that_do_not_fill_the_graph(model: Model, batches: Batches) -> None:
     step = training.step_graph(model, losses.cross_entropy(), optimizers.sgd(), steps=5)
     message = "12 batches, and the program takes 5 at once; leave the last 2 out, or build the step with steps=1"

@@ -149,3 +149,36 @@ def test_what_has_no_gradient_per_example() -> None:
 def test_numbers_are_checked(clip: float, noise: float) -> None:
     with pytest.raises(TrainingError, match=r"per_example: (clip|noise) must be"):
         training.per_example(clip, noise)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_class_weights_and_ignored_labels(dtype: type) -> None:
+    """One class weighs three times the other, one label in three is ignored, of the last example all are."""
+    torch.manual_seed(0)
+    module = nn.Linear(4, 3).to(torch.float64 if dtype is np.float64 else torch.float32)
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((6, 5, 4)).astype(dtype), rng.integers(0, 3, (6, 5))
+    y[rng.random(y.shape) < 0.3] = -1
+    y[-1] = -1
+    weights = torch.tensor([1.0, 3.0, 0.0], dtype=module.weight.dtype)
+    sums, values = [torch.zeros_like(p) for p in module.parameters()], []
+    for row, labels in zip(torch.from_numpy(x), torch.from_numpy(y)):
+        each = nn.functional.cross_entropy(module(row), labels, weight=weights, ignore_index=-1, reduction="none")
+        value = each.sum() / max(int(((labels != -1) & (labels != 2)).sum()), 1)
+        gradients = torch.autograd.grad(value, list(module.parameters()))
+        norm = torch.sqrt(sum((g**2).sum() for g in gradients)).item()
+        for total, g in zip(sums, gradients):
+            total += g * min(1.0, 1.5 / norm) if norm else g
+        values.append(value.item())
+    assert values[-1] == 0
+    loss = losses.cross_entropy(class_weights=weights, ignore_index=-1, axis=-1)
+    step = training.step_graph(
+        Model.from_torch(module, torch.from_numpy(x)), loss, optimizers.sgd(), per_example=training.per_example(1.5)
+    )
+    check_model(step.ir)
+    runner = StepRunner(step, {"lr": 0.5})
+    before = dict(runner.tensors)
+    tolerance = 1e-5 if dtype is np.float32 else 1e-12
+    assert runner.step((x, y))["loss"] == pytest.approx(np.mean(values), rel=max(tolerance, 1e-7))
+    for (name, _), total in zip(module.named_parameters(), sums):
+        np.testing.assert_allclose(before[name] - runner.tensors[name], 0.5 * total / 6, rtol=tolerance, atol=tolerance)

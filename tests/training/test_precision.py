@@ -108,6 +108,18 @@ def test_an_overflow_skips_the_step_and_halves_the_scale() -> None:
     np.testing.assert_array_equal([s for _, s in found], 2.0 ** np.array(scales))
 
 
+def test_the_scale_stays_in_its_bounds() -> None:
+    for scale, value in ((1.0, np.nan), (2.0**24, 1e-4)):
+        options = training.mixed(scale, growth_interval=1)
+        step = training.step_graph(scalar_model(), losses.l1(), optimizers.sgd(lr=0.1), precision=options)
+        runner = StepRunner(step)
+        rows = np.full((10000, 1), value, np.float32)
+        for _ in range(2):
+            runner.step((rows, np.zeros_like(rows)))
+            assert runner.tensors["loss_scale"] == scale
+        assert (runner.tensors["w"] == 1) == np.isnan(value)
+
+
 def test_small_gradients_survive() -> None:
     """1e-6 times a cotangent of 1e-4 is nothing in float16; scaled it is something."""
     step = training.step_graph(scalar_model(), losses.l1(), optimizers.sgd(lr=100.0), precision="mixed")

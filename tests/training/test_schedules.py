@@ -74,6 +74,12 @@ CASES: dict[str, tuple[Schedule, Callable[[Any], Any]]] = {
             o, [lrs.LinearLR(o, 0.2, total_iters=15), lrs.CosineAnnealingLR(o, 85, eta_min=0.01)], [15]
         ),
     ),
+    "warmup, then from another rate": (
+        schedules.warmup(schedules.linear(0.5, 50, 0.25, 0.75), 5, 0.5),
+        lambda o: lrs.SequentialLR(
+            o, [lrs.LinearLR(o, 0.5, total_iters=5), lrs.LinearLR(o, 0.25, 0.75, total_iters=50)], [5]
+        ),
+    ),
     "warmup, then step_decay": (
         schedules.warmup(schedules.step_decay(0.5, 10, 0.5), 5, 0.5),
         lambda o: lrs.SequentialLR(o, [lrs.LinearLR(o, 0.5, total_iters=5), lrs.StepLR(o, 10, 0.5)], [5]),

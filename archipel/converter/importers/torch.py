@@ -19,6 +19,7 @@ from archipel.errors import MissingExtraError, ModelImportError
 from archipel.graph.model import Model
 from archipel.graph.opset import OPSET
 from archipel.graph.passes import simplify
+from archipel.lite_runtime.sessions import error_types
 
 if TYPE_CHECKING:
     import torch
@@ -156,9 +157,14 @@ def _rename_outputs(model: ir.Model) -> None:
 
 
 def _deviation(model: Model, examples: tuple[torch.Tensor, ...], expected: list[np.ndarray]) -> float:
-    session = onnxruntime.InferenceSession(model.to_bytes(), providers=["CPUExecutionProvider"])
-    names = [port.name for port in session.get_inputs()]
-    found = session.run(None, {name: tensor.numpy() for name, tensor in zip(names, examples)})
+    try:
+        session = onnxruntime.InferenceSession(model.to_bytes(), providers=["CPUExecutionProvider"])
+        names = [port.name for port in session.get_inputs()]
+        found = session.run(None, {name: tensor.numpy() for name, tensor in zip(names, examples)})
+    except error_types() as error:
+        narrow = all(array.dtype == np.float32 for array in expected if array.dtype.kind == "f")
+        hint = "" if narrow else "; float32 runs everywhere: use module.float()"
+        raise ModelImportError(f"ONNX Runtime cannot run the import: {error}{hint}") from None
     if len(found) != len(expected):
         raise ModelImportError(f"the import has {len(found)} outputs, the module {len(expected)}")
     worst = 0.0

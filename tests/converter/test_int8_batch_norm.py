@@ -1,0 +1,106 @@
+"""int8 `predict` of networks with BatchNormalization, which int8 folds away and training moves: it follows float."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from archipel import Model, models, training
+from archipel.bundle import generate_key, role_of
+from archipel.compression import StaticInt8
+from archipel.converter import convert
+from archipel.lite_runtime import Runtime
+from archipel.training.batch_norm import BatchNorm
+
+KEY = generate_key()
+
+
+class Setting:
+    """A network that learned a few kinds of noisy pictures, and pictures of a device, which are brighter."""
+
+    def __init__(self, module: torch.nn.Module, shape: tuple[int, ...], classes: int) -> None:
+        torch.set_num_threads(1)
+        self._rng = np.random.default_rng(0)
+        self._kinds = self._rng.standard_normal((classes, *shape), np.float32)
+        x, y = self.draw(192, 0.0)
+        optimizer = torch.optim.SGD(module.train().parameters(), lr=0.05, momentum=0.9)
+        for first in 4 * [*range(0, 192, 32)]:
+            rows = slice(first, first + 32)
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(module(torch.from_numpy(x[rows])), torch.from_numpy(y[rows])).backward()
+            optimizer.step()
+        self.model = Model.from_torch(module, torch.from_numpy(x[:2]))
+        self.seen = x[:64]
+        self.local, self.new = self.draw(48, 0.5), self.draw(120, 0.5)[0]
+
+    def draw(self, count: int, brightness: float) -> tuple[np.ndarray, np.ndarray]:
+        y = self._rng.integers(0, len(self._kinds), count)
+        noise = self._rng.standard_normal((count, *self._kinds.shape[1:]), np.float32)
+        return self._kinds[y] + 1.5 * noise + np.float32(brightness), y
+
+    def runtimes(self, folder: Path, batch_norm: BatchNorm) -> list[Runtime]:
+        return [
+            Runtime(
+                convert(
+                    self.model, folder / name, loss=training.losses.cross_entropy(), sign_key=KEY, recipe=recipe,
+                    optimizer=training.optimizers.sgd(lr=0.02), calibration={self.model.inputs[0].name: self.seen},
+                    step_options={"batch_norm": batch_norm},
+                )
+            )
+            for name, recipe in (("int8", [StaticInt8()]), ("float", []))
+        ]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def ds_cnn() -> Setting:
+    return Setting(models.ds_cnn(0, filters=16, blocks=2), (1, 49, 10), 12)
+
+
+@pytest.fixture(scope="module")
+def resnet8() -> Setting:
+    return Setting(models.resnet8(0), (3, 32, 32), 10)
+
+
+def decibels(signal: np.ndarray, other: np.ndarray) -> float:
+    return float(10 * np.log10(np.square(signal).mean() / np.square(signal - other).mean()))
+
+
+@pytest.mark.parametrize(
+    ("network", "batch_norm"), [("ds_cnn", "train"), ("ds_cnn", "frozen"), ("ds_cnn", "folded"), ("resnet8", "train")]
+)
+def test_int8_follows_local_steps(
+    network: str, batch_norm: BatchNorm, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    setting: Setting = request.getfixturevalue(network)
+    int8, floating = setting.runtimes(tmp_path, batch_norm)
+    stale = int8.predict(setting.new)
+    assert decibels(floating.predict(setting.new), stale) > 20
+    for device in (int8, floating):
+        device.fit(*setting.local, epochs=3, batch_size=16)
+    answers, expected = int8.predict(setting.new), floating.predict(setting.new)
+    assert (answers.argmax(1) == expected.argmax(1)).mean() >= 0.93
+    assert decibels(expected, answers) > 20
+    # It did follow: without refresh it would be far off.
+    assert decibels(expected, stale) < decibels(expected, answers) - 5
+
+    x, y = setting.local
+    assert floating.evaluate(x, y)["correct"] == (floating.predict(x).argmax(1) == y).sum()
+    np.testing.assert_array_equal(int8.evaluate(x, y)["loss"], floating.evaluate(x, y)["loss"])
+
+
+@pytest.mark.parametrize(
+    ("batch_norm", "states", "kept"), [("train", True, True), ("frozen", False, True), ("folded", False, False)]
+)
+def test_what_the_bundle_has(ds_cnn: Setting, tmp_path: Path, batch_norm: BatchNorm, states: bool, kept: bool) -> None:
+    bundle = ds_cnn.runtimes(tmp_path, batch_norm)[0].bundle
+    names = {spec.name for spec in bundle.manifest.parameters}
+    assert ("norm.weight" in names) == kept
+    assert ("conv.weight_bias" in names) != kept
+    for program in ("train", "evaluate", "refresh"):
+        assert any(role_of(port) == "state" for port in bundle.program(program).inputs) == states, program
+    derived = {port.tensor for port in bundle.program("refresh").outputs}
+    assert not any("norm" in name or "running" in name for name in derived)
+    assert {"conv.weight_quantized", "conv.weight_bias_quantized"} <= derived

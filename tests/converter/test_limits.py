@@ -1,0 +1,113 @@
+"""Limits of graphs with loops, branches and sizes that only numbers give, counted by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from torch import nn
+
+from archipel import Model, models, training
+from archipel.converter.limits import compute_limits
+from archipel.errors import ConversionError
+from archipel.training import losses, optimizers
+
+HEAD = '<ir_version: 10, opset_import: ["" : 21]>\n'
+W = np.ones((8, 8), np.float32)
+
+
+def load(text: str) -> Model:
+    proto = onnx.parser.parse_model(HEAD + text)
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(W, "w"))
+    return Model.from_proto(proto)
+
+
+SCAN = """agraph (float[batch, 8] s, float[7, batch, 8] x) => (float[batch, 8] last, float[7, batch, 8] all)
+<float[8, 8] w>
+{ last, all = Scan <num_scan_inputs = 1, body = step (float[batch, 8] before, float[batch, 8] item) =>
+      (float[batch, 8] after, float[batch, 8] out)
+      { a = MatMul (before, w) b = MatMul (item, w) after = Add (a, b) out = Identity (after) }> (s, x) }"""
+
+LOOP = """agraph (float[batch, 8] s) => (float[batch, 8] y) <float[8, 8] w>
+{ n = Constant <value = int64 {TRIPS}> () t = Constant <value = bool {1}> ()
+  y = Loop <body = step (int64 i, bool c, float[batch, 8] before) => (bool d, float[batch, 8] after)
+      { d = Identity (c) after = MatMul (before, w) }> (n, t, s) }"""
+
+BRANCH = """agraph (float[batch, 8] s) => (float[batch, 8] y) <float[8, 8] w>
+{ m = ReduceMax <keepdims = 0> (s) h = CastLike (m, m) z = Sub (h, h) q = Greater (h, z)
+  y = If (q) <then_branch = t () => (float[batch, 8] u) { a = MatMul (s, w) u = MatMul (a, w) },
+              else_branch = e () => (float[batch, 8] v) { v = MatMul (s, w) }> }"""
+
+PRODUCT = 2 * 8 * 8
+
+
+@pytest.mark.parametrize(
+    ("text", "products"),
+    [(SCAN, 14), (LOOP.replace("TRIPS", "5"), 5), (BRANCH, 2)],
+    ids=["Scan", "Loop", "If"],
+)
+def test_flops_of_bodies(text: str, products: int) -> None:
+    assert compute_limits({"p": load(text)}, 4).flops_per_example == products * PRODUCT
+
+
+def test_peak_of_a_scan() -> None:
+    """Inputs, weight and both results, and inside the body's inputs and, of a, b, after and out, three at a time."""
+    row = 4 * 8 * 4
+    outside = row + 7 * row + W.nbytes + row + 7 * row
+    assert compute_limits({"p": load(SCAN)}, 4).peak_bytes == outside + 2 * row + 3 * row
+
+
+def test_what_a_body_reads_stays_alive_until_then() -> None:
+    text = """agraph (float[batch, 8] s) => (float[batch, 8] y) <float[8, 8] w>
+    { a = MatMul (s, w) b = MatMul (s, w) c = Relu (b) q = Constant <value = bool {1}> ()
+      y = If (q) <then_branch = t () => (float[batch, 8] u) { u = Neg (a) },
+                  else_branch = e () => (float[batch, 8] v) { v = Neg (c) }> }"""
+    row, constant = 4 * 8 * 4, 1
+    # s, w; a and c as the branches read them; the result, and what the branch makes.
+    assert compute_limits({"p": load(text)}, 4).peak_bytes == row + W.nbytes + 2 * row + row + row + constant
+
+
+@pytest.mark.parametrize("trips", ["9223372036854775807", None])
+def test_a_loop_without_an_end(trips: str | None) -> None:
+    text = LOOP.replace("TRIPS", trips or "1")
+    if trips is None:
+        text = text.replace("n = Constant <value = int64 {1}> ()", "k = Shape <start = 0, end = 1> (s) n = Squeeze (k)")
+    with pytest.raises(ConversionError, match=r"Loop 'node.*' has no fixed number of iterations.*maximum"):
+        compute_limits({"p": load(text)}, 4)
+
+
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+def test_recurrent_networks(cell: str) -> None:
+    """Over a fixed time training takes three times the products: forward, towards the input, towards the weights."""
+    tokens = torch.zeros(2, 12, dtype=torch.int64)
+    model = Model.from_torch(models.char_rnn(0, cell, hidden=16), tokens)
+    gates = {"lstm": 4, "gru": 3}[cell]
+    forward = 2 * 12 * (gates * 16 * (8 + 16) + gates * 16 * (16 + 16) + 16 * 80)
+    assert compute_limits({"predict": model}, 4).flops_per_example == forward
+    step = training.step_graph(model, losses.cross_entropy(axis=-1), optimizers.sgd())
+    first = 2 * 12 * gates * 16 * 8
+    found = compute_limits({"train": step}, 4).flops_per_example
+    assert 3 * forward - first <= found <= 3.1 * forward
+
+
+def test_however_a_step_is_nested_an_example_costs_the_same() -> None:
+    model = Model.from_torch(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4)), torch.zeros(2, 8))
+    loss, sgd = losses.cross_entropy(), optimizers.sgd()
+    plain, several, single = (
+        compute_limits({"train": training.step_graph(model, loss, sgd, **options)}, 16)
+        for options in ({}, {"steps": 4}, {"per_example": training.per_example()})
+    )
+    forward = 2 * (8 * 8 + 8 * 4)
+    assert plain.flops_per_example == 3 * forward - 2 * 8 * 8
+    assert several.flops_per_example == single.flops_per_example == plain.flops_per_example
+    batch = 16 * (8 * 4 + 8)
+    assert several.peak_bytes >= plain.peak_bytes + 3 * batch
+
+
+def test_sizes_that_reshapes_merge() -> None:
+    text = """agraph (float[batch, 6, 8] x) => (float[rows, 8] z) <float[8, 8] w>
+    { t = Constant <value = int64[2] {-1, 8}> () y = Reshape (x, t) z = MatMul (y, w) }"""
+    found = compute_limits({"p": load(text)}, 4)
+    assert found.flops_per_example == 6 * PRODUCT
+    assert found.peak_bytes >= W.nbytes + 3 * 4 * 6 * 8 * 4
