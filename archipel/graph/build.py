@@ -217,7 +217,7 @@ class Builder:
         for operand in inputs:
             if operand is None or isinstance(operand, ir.Value):
                 values.append(operand)
-            elif isinstance(operand, np.ndarray):
+            elif isinstance(operand, np.ndarray | np.generic):
                 values.append(self.constant(operand))
             elif isinstance(operand, float):
                 values.append(self.constant(operand, like))

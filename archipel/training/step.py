@@ -60,11 +60,12 @@ def step_graph(
     the hyperparameters of optimizer and transforms (scalar float32), and what the options ask for. Outputs:
     `<tensor>.next` for each parameter and state, and the metric `loss` (scalar, of the batch before the step).
     `trainable` is a glob, or several, over parameter names; the others stay initializers. The loss is of the model's
-    first output.
+    first output; a parameter that it does not depend on keeps its value.
 
     - `steps=K`: K minibatches one after the other. The model's inputs and `label` get a first axis of K, `loss` is [K].
     - `transforms` change the gradients before the optimizer, in this order (`training.transforms`).
-    - `accumulate=A`: an update at every A-th minibatch, with the mean of A gradients.
+    - `accumulate=A`: an update at every A-th minibatch, with the mean of A gradients; what the last ones of a round add
+      up to without reaching A is dropped.
     - `batch_norm`: "train" normalizes with the batch's statistics and keeps running ones as state on the device;
       "frozen" normalizes with the model's own; "folded" puts them into the layer before, where there is one.
     - `dropout`: whether the model's Dropout drops, with masks from the inputs `seed` and `step`.
