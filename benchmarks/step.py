@@ -189,7 +189,7 @@ def measure_memory(name: str, batch: int, engine: str, path: Path) -> float:
     else:
         import torch
 
-        run = torch_step(case, x, y, compiled=False)
+        run = torch_step(case, x, y, compiled=engine == COMPILED)
         before = _peak()
         del torch
     for _ in range(20):
@@ -274,9 +274,11 @@ def main() -> None:
                     show_profile(*ours(step, path, x, y, profile=True))
             if not (options.quick or options.no_memory):
                 batch = batches[-1]
-                mine, theirs = (peak_memory(name, batch, engine, path) for engine in (OURS, EAGER))
-                ratio = mine / max(theirs, 1e-9)
-                report.add([Row("step memory", f"{name} batch {batch}", mine, theirs, EAGER, ratio, "MB")])
+                mine = peak_memory(name, batch, OURS, path)
+                for peer in (EAGER,) if options.no_compile else (EAGER, COMPILED):
+                    theirs = peak_memory(name, batch, peer, path)
+                    ratio = mine / max(theirs, 1e-9)
+                    report.add([Row("step memory", f"{name} batch {batch}", mine, theirs, peer, ratio, "MB")])
 
 
 if __name__ == "__main__":
