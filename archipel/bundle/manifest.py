@@ -2,43 +2,22 @@
 
 from __future__ import annotations
 
-import re
 from typing import Literal
 
 import msgspec
 
-from archipel.bundle.roles import (
-    ALLOWED,
-    DType,
-    Hyperparameter,
-    Parameter,
-    Personal,
-    Port,
-    Program,
-    State,
-    role_of,
-)
-from archipel.errors import (
-    ManifestError,
-    TensorLayoutError,
-    UnknownRoleError,
-    UnknownVersionError,
-    UnsafePathError,
-)
+from archipel.bundle.roles import DType, Program
+from archipel.bundle.validation import MANIFEST_FILE as MANIFEST_FILE
+from archipel.bundle.validation import MAX_TENSOR_BYTES as MAX_TENSOR_BYTES
+from archipel.bundle.validation import SIGNATURE_FILE as SIGNATURE_FILE
+from archipel.bundle.validation import check_file_name as check_file_name
+from archipel.bundle.validation import validate_manifest
+from archipel.errors import ManifestError, UnknownRoleError, UnknownVersionError
 
 FORMAT_VERSION = 1
-MANIFEST_FILE = "manifest.json"
-SIGNATURE_FILE = "manifest.sig"
 WEIGHTS_FILE = "weights.safetensors"
 
 MAX_MANIFEST_BYTES = 4 << 20
-MAX_TENSOR_BYTES = 2 << 30
-MAX_RANK = 8
-MAX_BITS = 30
-
-_PER_STEP = ("example", "label", "example_weight", "noise")
-_FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 ITEM_BYTES: dict[str, int] = {
     "float16": 2, "float32": 4, "float64": 8, "int8": 1, "uint8": 1, "int16": 2, "uint16": 2,
     "int32": 4, "uint32": 4, "int64": 8, "uint64": 8, "bool": 1,
@@ -76,6 +55,18 @@ class Phase(_Strict, frozen=True, kw_only=True):
     epochs: int | None = None
     steps: int | None = None
     moves: tuple[str, ...] | None = None
+
+
+class SelfTest(_Strict, frozen=True, kw_only=True):
+    """Examples and the outputs that `predict` must give for them, in the safetensors file `file`.
+
+    Its tensors are `example/NAME` and `output/NAME` for every port of the program, with the same batch size. An output
+    is right if each element differs by at most `atol + rtol * |expected|`.
+    """
+
+    file: str
+    rtol: float
+    atol: float
 
 
 class Limits(_Strict, frozen=True, kw_only=True):
@@ -119,6 +110,7 @@ class Manifest(_Strict, frozen=True, kw_only=True):
     privacy: PrivacyPolicy
     files: dict[str, str]
     schedule: tuple[Phase, ...] = ()
+    self_test: SelfTest | None = None
     strategy: str = ""
     lineage: Lineage = Lineage()
 
@@ -164,192 +156,3 @@ def decode_manifest(data: bytes) -> Manifest:
     if _ENCODER.encode(manifest) != data:
         raise ManifestError("manifest: not canonical JSON (sorted keys, no white space, defaults left out)")
     return manifest
-
-
-def validate_manifest(manifest: Manifest) -> None:
-    """Check what the types cannot say. Raises ManifestError, UnsafePathError or TensorLayoutError."""
-    _text("name", manifest.name)
-    for path, digest in manifest.files.items():
-        check_file_name(path)
-        if path in (MANIFEST_FILE, SIGNATURE_FILE):
-            raise ManifestError(f"manifest: {path} cannot hold its own digest")
-        _digest(f"files[{path!r}]", digest)
-    parameters = _validate_parameters(manifest.parameters)
-    declared: dict[tuple[str, str], tuple[object, ...]] = {}
-    for name, program in manifest.programs.items():
-        _validate_program(name, program, manifest.files, parameters, declared)
-    for index, phase in enumerate(manifest.schedule):
-        _validate_phase(index, phase, manifest.programs)
-    _validate_policy(manifest)
-    if manifest.lineage.parent is not None:
-        _digest("lineage.parent", manifest.lineage.parent)
-    if min(manifest.limits.peak_bytes, manifest.limits.flops_per_example, manifest.limits.upload_bytes) < 0:
-        raise ManifestError("manifest: limits must not be negative")
-
-
-def check_file_name(path: str) -> None:
-    """A bundle is flat: plain names only, so that no path can leave it."""
-    if not _FILE_NAME.fullmatch(path):
-        raise UnsafePathError(f"bundle: file name {path!r} is not a plain name (letters, digits, '.', '_', '-')")
-
-
-def _validate_parameters(specs: tuple[TensorSpec, ...]) -> dict[str, TensorSpec]:
-    parameters: dict[str, TensorSpec] = {}
-    for spec in specs:
-        _text("parameters[].name", spec.name)
-        _digest(f"parameter {spec.name!r}", spec.sha256)
-        _shape(f"parameter {spec.name!r}", spec.shape)
-        if spec.nbytes > MAX_TENSOR_BYTES:
-            raise TensorLayoutError(
-                f"parameter {spec.name!r}: {spec.nbytes} bytes, the limit is {MAX_TENSOR_BYTES} (2 GiB)"
-            )
-        if spec.name in parameters:
-            raise ManifestError(f"manifest: parameter {spec.name!r} is listed twice")
-        parameters[spec.name] = spec
-    return parameters
-
-
-def _validate_program(
-    name: str,
-    program: Program,
-    files: dict[str, str],
-    parameters: dict[str, TensorSpec],
-    declared: dict[tuple[str, str], tuple[object, ...]],
-) -> None:
-    where = f"program {name!r}"
-    _text("program name", name)
-    if program.file not in files:
-        raise ManifestError(f"{where}: its file {program.file!r} is not among the bundle's files")
-    if not program.outputs:
-        raise ManifestError(f"{where}: it has no outputs")
-    if program.steps < 1 or (program.steps > 1 and program.kind != "train"):
-        raise ManifestError(f"{where}: steps must be 1, or more in a train program; it is {program.steps}")
-    for ports, allowed, side in (
-        (program.inputs, ALLOWED[program.kind][0], "inputs"),
-        (program.outputs, ALLOWED[program.kind][1], "outputs"),
-    ):
-        names = [port.name for port in ports]
-        if len(set(names)) != len(names):
-            raise ManifestError(f"{where}: two {side} have the same name")
-        tensors = [(role_of(port), t) for port in ports if (t := getattr(port, "tensor", None)) is not None]
-        if len(set(tensors)) != len(tensors):
-            raise ManifestError(f"{where}: two {side} have the same role and tensor")
-        for port in ports:
-            role = role_of(port)
-            if role not in allowed:
-                raise ManifestError(f"{where}: a {program.kind} program cannot have {role!r} among its {side}")
-            _validate_port(where, port, parameters, program.steps)
-            key, declaration = _declaration(port)
-            if declared.setdefault(key, declaration) != declaration:
-                raise ManifestError(f"{where}: {key[0]} {key[1]!r} is declared differently in another program")
-
-
-def _validate_port(where: str, port: Port, parameters: dict[str, TensorSpec], steps: int) -> None:
-    role = role_of(port)
-    here = f"{where}: {role} {port.name!r}"
-    _text(f"{here}: name", port.name)
-    _shape(here, port.shape)
-    tensor = getattr(port, "tensor", None)
-    if tensor is not None:
-        _text(f"{here}: tensor", tensor)
-    if role == "update":
-        _validate_update(here, port)
-    if role in ("parameter", "start") or (role == "update" and getattr(port, "kind", "") == "delta"):
-        spec = parameters.get(str(tensor))
-        if spec is None:
-            raise ManifestError(f"{here}: {tensor!r} is not one of the bundle's parameters")
-        if tuple(port.shape) != spec.shape or (port.dtype != spec.dtype and role != "update"):
-            raise ManifestError(
-                f"{here}: {port.dtype}{list(port.shape)}, but parameter {tensor!r} is {spec.dtype}{list(spec.shape)}"
-            )
-    if isinstance(port, Hyperparameter) and (port.shape != () or not port.minimum <= port.default <= port.maximum):
-        raise ManifestError(f"{here}: must be a scalar with minimum <= default <= maximum")
-    several = (steps,) if steps > 1 else ()
-    if role == "metric" and port.shape != several:
-        raise ManifestError(f"{here}: must have shape {list(several)}, has {list(port.shape)}")
-    if role in _PER_STEP and port.shape[: len(several)] != several:
-        raise ManifestError(
-            f"{here}: its first axis must be the program's {steps} steps, its shape is {list(port.shape)}"
-        )
-    if role in ("count", "step", "seed") and port.shape != ():
-        raise ManifestError(f"{here}: must be a scalar, has shape {list(port.shape)}")
-    if role == "noise" and not getattr(port, "scale", 0.0) > 0:
-        raise ManifestError(f"{here}: scale must be above 0")
-
-
-def _validate_update(here: str, port: Port) -> None:
-    if any(isinstance(dim, str) for dim in port.shape):
-        raise ManifestError(f"{here}: an update's shape must be fixed, is {list(port.shape)}")
-    if port.dtype != "float32":
-        raise ManifestError(f"{here}: an update is float32, not {port.dtype}")
-    if not 0 < getattr(port, "range", 0.0) < float("inf"):
-        raise ManifestError(f"{here}: range must be above 0 and finite")
-    if not 2 <= getattr(port, "bits", 0) <= MAX_BITS:
-        raise ManifestError(f"{here}: bits must be from 2 to {MAX_BITS}")
-    clip = getattr(port, "clip", None)
-    if clip is not None and not 0 < clip < float("inf"):
-        raise ManifestError(f"{here}: clip must be above 0 and finite, or absent")
-    if getattr(port, "kind", "") == "weight" and port.shape != ():
-        raise ManifestError(f"{here}: the weight is a scalar, has shape {list(port.shape)}")
-
-
-def _declaration(port: Port) -> tuple[tuple[str, str], tuple[object, ...]]:
-    # What must agree wherever the same logical tensor appears: dtype, shape, and how it begins.
-    tensor = getattr(port, "tensor", None)
-    shape = tuple(port.shape)
-    if isinstance(port, Parameter) or (tensor is None and not isinstance(port, Hyperparameter)):
-        return (role_of(port), f"{port.name}"), () if tensor is None else (port.dtype, shape)
-    if isinstance(port, Hyperparameter):
-        return ("hyperparameter", port.name), (port.default, port.minimum, port.maximum)
-    if isinstance(port, State):
-        return ("state", port.tensor), (port.dtype, shape, port.lifetime, port.init)
-    if isinstance(port, Personal):
-        return ("personal", port.tensor), (port.dtype, shape, port.init)
-    return (role_of(port), str(tensor)), (port.dtype, shape)
-
-
-def _validate_phase(index: int, phase: Phase, programs: dict[str, Program]) -> None:
-    where = f"schedule[{index}]"
-    program = programs.get(phase.program)
-    if program is None or program.kind != "train":
-        raise ManifestError(f"{where}: {phase.program!r} is not a train program of this bundle")
-    if (phase.epochs is None) == (phase.steps is None):
-        raise ManifestError(f"{where}: give either epochs or steps")
-    if min(phase.epochs or phase.steps or 0, phase.batch_size) < 1:
-        raise ManifestError(f"{where}: epochs, steps and batch_size must be at least 1")
-    if phase.moves is not None:
-        written = {port.tensor for port in program.outputs if isinstance(port, Parameter | Personal)}
-        for tensor in phase.moves:
-            if tensor not in written:
-                raise ManifestError(f"{where}: moves {tensor!r}, which {phase.program!r} does not write")
-
-
-def _validate_policy(manifest: Manifest) -> None:
-    policy = manifest.privacy
-    if not policy.modes:
-        raise ManifestError("privacy: modes must name at least one of 'secure', 'plain'")
-    if "secure" in policy.modes and not (policy.min_cohort >= 2 and 0.5 < policy.threshold <= 1):
-        # Above one half, or two disjoint groups could each unmask (Bonawitz et al. 2017, section 6.2).
-        raise ManifestError("privacy: secure mode needs min_cohort >= 2 and threshold above 0.5 and at most 1")
-    if not 0 < policy.max_clip < float("inf") or not 2 <= policy.max_bits <= MAX_BITS:
-        raise ManifestError(f"privacy: max_clip must be above 0 and finite, max_bits from 2 to {MAX_BITS}")
-
-
-def _text(where: str, value: str) -> None:
-    if not 0 < len(value) <= 256 or not value.isprintable():
-        raise ManifestError(f"{where}: expected 1 to 256 printable characters, got {value[:64]!r}")
-
-
-def _digest(where: str, value: str) -> None:
-    if not _SHA256.fullmatch(value):
-        raise ManifestError(f"{where}: expected a SHA-256 in 64 hexadecimal digits, got {value[:80]!r}")
-
-
-def _shape(where: str, shape: tuple[int | str, ...]) -> None:
-    if len(shape) > MAX_RANK:
-        raise TensorLayoutError(f"{where}: rank {len(shape)}, the limit is {MAX_RANK}")
-    for dim in shape:
-        if isinstance(dim, str):
-            _text(f"{where}: dimension", dim)
-        elif not 0 <= dim <= MAX_TENSOR_BYTES:
-            raise TensorLayoutError(f"{where}: dimension {dim} is not from 0 to {MAX_TENSOR_BYTES}")

@@ -59,6 +59,13 @@ class ExampleWeight(Port, frozen=True, kw_only=True, tag="example_weight"):
     """A weight for each example of the batch; 1 where the local data has none."""
 
 
+class Feature(Port, frozen=True, kw_only=True, tag="feature"):
+    """What `features` computes of each example once; a field of the batch for the programs that read it.
+
+    Nothing that training moves enters it, so it stays the same for the whole round.
+    """
+
+
 class Parameter(Port, frozen=True, kw_only=True, tag="parameter"):
     """A global model tensor; as an output its new value."""
 
@@ -170,6 +177,7 @@ Input = (
     Example
     | Label
     | ExampleWeight
+    | Feature
     | Parameter
     | Start
     | Personal
@@ -181,19 +189,23 @@ Input = (
     | Seed
     | Noise
 )
-Result = Output | Parameter | Personal | State | Derived | Update | Metric
+Result = Output | Feature | Parameter | Personal | State | Derived | Update | Metric
 
-ProgramKind = Literal["predict", "evaluate", "train", "begin", "finish", "refresh", "analyze"]
+ProgramKind = Literal["predict", "evaluate", "features", "train", "begin", "finish", "refresh", "analyze"]
 
 _DATA = {"example", "label", "example_weight"}
+_ROUND = {"start", "broadcast", "hyperparameter", "count", "step", "seed", "noise"}
 _MODEL = {"parameter", "personal", "state"}
 
 ALLOWED: dict[str, tuple[frozenset[str], frozenset[str]]] = {
     # kind: (roles of inputs, roles of outputs)
     "predict": (frozenset({"example", *_MODEL, "hyperparameter"}), frozenset({"output"})),
     "evaluate": (frozenset({*_DATA, *_MODEL, "hyperparameter"}), frozenset({"metric"})),
+    "features": (frozenset({"example"}), frozenset({"feature"})),
     "train": (
-        frozenset({*_DATA, *_MODEL, "start", "broadcast", "hyperparameter", "count", "step", "seed", "noise"}),
+        frozenset(
+            {*_DATA, "feature", *_MODEL, "start", "broadcast", "hyperparameter", "count", "step", "seed", "noise"}
+        ),
         frozenset({*_MODEL, "metric"}),
     ),
     "begin": (frozenset({*_MODEL, "broadcast", "hyperparameter", "seed"}), frozenset({"state", "personal"})),
@@ -212,7 +224,9 @@ class Program(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     `file` is the name of the graph's file in the bundle; empty while the program is not in a bundle yet. `steps` is how
     many minibatches a `train` program takes at once: with more than 1 its fields and noise have the shape
-    `[steps, ...]`, its metrics `[steps]`, and parameters and state are those after the last one.
+    `[steps, ...]`, its metrics `[steps]`, and parameters and state are those after the last one. `repeats` then names
+    the program of one minibatch that it makes the same steps as: a runtime may run it wherever the schedule names that
+    one and `steps` batches of one size are left.
     """
 
     kind: ProgramKind
@@ -220,6 +234,7 @@ class Program(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     outputs: tuple[Result, ...]
     file: str = ""
     steps: int = 1
+    repeats: str = ""
 
 
 def role_of(port: Port) -> str:

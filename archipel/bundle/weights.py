@@ -16,7 +16,8 @@ import msgspec
 import numpy as np
 from safetensors.numpy import save
 
-from archipel.bundle.manifest import ITEM_BYTES, MAX_RANK, MAX_TENSOR_BYTES
+from archipel.bundle.manifest import ITEM_BYTES
+from archipel.bundle.validation import MAX_RANK, MAX_TENSOR_BYTES
 from archipel.errors import TensorLayoutError
 
 MAX_HEADER_BYTES = 4 << 20

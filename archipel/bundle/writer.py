@@ -22,6 +22,7 @@ from archipel.bundle.manifest import (
     Manifest,
     Phase,
     PrivacyPolicy,
+    SelfTest,
     TensorSpec,
     encode_manifest,
 )
@@ -56,16 +57,20 @@ def write_bundle(
     schedule: tuple[Phase, ...] = (),
     strategy: str = "",
     lineage: Lineage | None = None,
+    self_test: tuple[SelfTest, bytes] | None = None,
 ) -> Bundle:
     """Write a new bundle folder, all or nothing, and read it back verified.
 
-    `graphs` maps the programs' file names to serialized ONNX whose external data is `weights` (safetensors bytes).
+    `graphs` maps the programs' file names to serialized ONNX whose external data is `weights` (safetensors bytes);
+    `self_test` comes with the contents of its file.
     Raises BundleError if the folder exists, or what validation finds.
     """
     folder = Path(folder)
     if folder.exists():
         raise BundleError(f"{folder}: exists already; remove it or choose another name")
     contents: dict[str, bytes] = {**graphs, WEIGHTS_FILE: weights}
+    if self_test is not None:
+        contents[self_test[0].file] = self_test[1]
     manifest = Manifest(
         format=FORMAT_VERSION,
         name=name,
@@ -77,6 +82,7 @@ def write_bundle(
         schedule=schedule,
         strategy=strategy,
         lineage=lineage or Lineage(),
+        self_test=None if self_test is None else self_test[0],
     )
     manifest_bytes = encode_manifest(manifest)
     contents[MANIFEST_FILE] = manifest_bytes

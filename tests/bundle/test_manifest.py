@@ -7,8 +7,9 @@ import msgspec
 import pytest
 
 from archipel import bundle as b
-from archipel.bundle.manifest import MAX_MANIFEST_BYTES, validate_manifest
+from archipel.bundle.manifest import MAX_MANIFEST_BYTES
 from archipel.bundle.roles import ALLOWED, Input, Result, role_of
+from archipel.bundle.validation import validate_manifest
 from archipel.errors import (
     BundleError,
     ManifestError,
