@@ -31,7 +31,16 @@ ArchipelError
 ├── RuntimeInputError             the caller's array does not fit the program's input
 ├── RuntimeLimitError             a program needs more than its owner allows
 ├── RuntimeProgramError           a bundle asks for what this runtime does not do
+├── CheckpointError               a fit cannot go on from its checkpoint, or cannot write one
+├── SelfTestError                 a model does not answer as its bundle says it must
+├── SlotError                     a folder of model slots cannot be used, or not in this way now
 ├── NonFiniteLossError            training diverged: the loss or a weight is infinite or not a number
+├── StoreError                    an example store cannot be opened, read or written
+│   ├── StoreKeyError             the key does not open the store, or the key file is missing
+│   ├── StoreErasedError          the store was erased
+│   ├── StoreRecordError          an example is missing, damaged or tampered with
+│   ├── StoreQuotaError           what is to be added is larger than the whole quota
+│   └── StoreBusyError            another process is writing
 ├── ServerError                   the server cannot start or go on
 │   └── ApiError                  a request is answered with a 4xx status
 ├── ClientError                   the agent cannot go on
@@ -151,7 +160,39 @@ class RuntimeLimitError(ArchipelError): ...
 class RuntimeProgramError(ArchipelError): ...
 
 
+class CheckpointError(ArchipelError): ...
+
+
+class SelfTestError(ArchipelError): ...
+
+
+class SlotError(ArchipelError): ...
+
+
 class NonFiniteLossError(ArchipelError): ...
+
+
+class StoreError(ArchipelError): ...
+
+
+class StoreKeyError(StoreError): ...
+
+
+class StoreErasedError(StoreError): ...
+
+
+class StoreRecordError(StoreError):
+    """`id` is the example's."""
+
+    def __init__(self, message: str, id: int) -> None:
+        super().__init__(message)
+        self.id = id
+
+
+class StoreQuotaError(StoreError): ...
+
+
+class StoreBusyError(StoreError): ...
 
 
 class ServerError(ArchipelError): ...

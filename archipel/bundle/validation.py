@@ -98,6 +98,8 @@ def _validate_program(
         raise ManifestError(f"{where}: it has no outputs")
     if program.steps < 1 or (program.steps > 1 and program.kind != "train"):
         raise ManifestError(f"{where}: steps must be 1, or more in a train program; it is {program.steps}")
+    if (program.steps > 1) != bool(program.repeats):
+        raise ManifestError(f"{where}: a program of several steps, and no other, names the one that it repeats")
     for ports, allowed, side in (
         (program.inputs, ALLOWED[program.kind][0], "inputs"),
         (program.outputs, ALLOWED[program.kind][1], "outputs"),
@@ -176,10 +178,8 @@ def _validate_features(programs: dict[str, Program]) -> None:
 def _validate_repeats(name: str, program: Program, programs: dict[str, Program]) -> None:
     where = f"program {name!r}"
     once = programs.get(program.repeats)
-    if program.steps < 2 or once is None or once.kind != "train" or once.steps != 1:
-        raise ManifestError(
-            f"{where}: repeats {program.repeats!r}, which must be a train program of 1 step, in a program of more"
-        )
+    if once is None or once.kind != "train" or once.steps != 1:
+        raise ManifestError(f"{where}: repeats {program.repeats!r}, which is not a train program of 1 step")
     for side, single, several in (("inputs", once.inputs, program.inputs), ("outputs", once.outputs, program.outputs)):
         if [_stacked(port, program.steps) for port in single] != list(several):
             raise ManifestError(f"{where}: its {side} are not those of {program.repeats!r}, {program.steps} times")
@@ -238,6 +238,8 @@ def _validate_phase(index: int, phase: Phase, programs: dict[str, Program]) -> N
     program = programs.get(phase.program)
     if program is None or program.kind != "train":
         raise ManifestError(f"{where}: {phase.program!r} is not a train program of this bundle")
+    if program.steps > 1:
+        raise ManifestError(f"{where}: {phase.program!r} makes {program.steps} steps; name {program.repeats!r}")
     if (phase.epochs is None) == (phase.steps is None):
         raise ManifestError(f"{where}: give either epochs or steps")
     if min(phase.epochs or phase.steps or 0, phase.batch_size) < 1:

@@ -21,6 +21,8 @@ from archipel.bundle.validation import MAX_RANK, MAX_TENSOR_BYTES
 from archipel.errors import TensorLayoutError
 
 MAX_HEADER_BYTES = 4 << 20
+MAX_NAME = 288
+"""Characters of a tensor's name: those of a manifest, and a prefix for what the device keeps of it."""
 
 _DTYPES: dict[str, str] = {
     "F16": "float16", "F32": "float32", "F64": "float64", "I8": "int8", "U8": "uint8", "I16": "int16", "U16": "uint16",
@@ -105,8 +107,8 @@ def read_weights(source: bytes | Path, max_bytes: int = MAX_TENSOR_BYTES) -> dic
 
 
 def _place(name: str, entry: _Entry, start: int) -> TensorPlace:
-    if not 0 < len(name) <= 256 or not name.isprintable():
-        raise TensorLayoutError(f"weights: tensor name {name[:64]!r} is not 1 to 256 printable characters")
+    if not 0 < len(name) <= MAX_NAME or not name.isprintable():
+        raise TensorLayoutError(f"weights: tensor name {name[:64]!r} is not 1 to {MAX_NAME} printable characters")
     dtype = _DTYPES.get(entry.dtype)
     if dtype is None:
         raise TensorLayoutError(

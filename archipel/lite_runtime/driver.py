@@ -7,33 +7,51 @@ their inputs and outputs have.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from archipel.bundle import Bundle, Phase
+from archipel.bundle import Bundle, Phase, Program
 from archipel.bundle.roles import ExampleWeight, Metric, Parameter, Personal, Port, State, Update
 from archipel.errors import NonFiniteLossError, RuntimeInputError, RuntimeProgramError
-from archipel.lite_runtime.fields import FIELD_ROLES, Fields, collect, fixed_rows
-from archipel.lite_runtime.loop import TrainLoop
+from archipel.lite_runtime.features import DEFAULT_BUDGET, FeatureCache, find_features
+from archipel.lite_runtime.fields import BATCH_ROLES, FIELD_ROLES, Fields, collect, fixed_rows
+from archipel.lite_runtime.loop import Repeated, TrainLoop
 from archipel.lite_runtime.results import MetricTable, Progress, loss_of
 from archipel.lite_runtime.sessions import Sessions
-from archipel.lite_runtime.shuffle import batches
+from archipel.lite_runtime.shuffle import batches, grouped
 from archipel.lite_runtime.values import Values
 
 _KEPT = (Parameter, Personal, State)
 
-OnStep = Callable[[Progress], object]
-OnEpoch = Callable[[], None]
+
+@dataclass(frozen=True)
+class Watch:
+    """What follows training from outside.
+
+    `on_step` is called after every step; training ends if it returns True. `on_epoch` is called after every pass over
+    the data, when the values are up to date. `between` is called after that, or after several steps that one graph
+    made; it gets a function that brings the values up to date, and training ends if it returns False.
+    """
+
+    on_step: Callable[[Progress], object] | None = None
+    on_epoch: Callable[[], None] | None = None
+    between: Callable[[Callable[[], None]], bool] | None = None
 
 
 class Training:
-    """What a run of phases leaves: losses and metrics per step, which examples were used, whether it was stopped."""
+    """A run of phases: losses and metrics per step, which examples were used, whether it was stopped.
+
+    `batches` of phase `phase` are done.
+    """
 
     def __init__(self, count: int) -> None:
         self.losses: list[float] = []
         self.metrics = MetricTable()
         self.used = np.zeros(count, dtype=bool)
         self.stopped = False
+        self.phase = 0
+        self.batches = 0
 
     @property
     def examples(self) -> int:
@@ -65,11 +83,21 @@ def need_program(bundle: Bundle, kind: str, purpose: str) -> str:
     return name
 
 
+def find_repeated(bundle: Bundle, name: str) -> str | None:
+    """The name of the program that makes most steps of program `name` at once, None if there is none."""
+    found = [(program.steps, other) for other, program in bundle.manifest.programs.items() if program.repeats == name]
+    return max(found)[1] if found else None
+
+
 def data_ports(bundle: Bundle, schedule: Sequence[Phase]) -> list[Port]:
-    """The fields that the schedule's programs read, each once."""
+    """The fields that the schedule's programs read, each once, those of the features program included."""
+    programs = {phase.program: bundle.program(phase.program) for phase in schedule}
+    features = find_features(bundle, programs)
+    if features is not None:
+        programs[features] = bundle.program(features)
     ports: dict[str, Port] = {}
-    for phase in schedule:
-        for port in bundle.program(phase.program).inputs:
+    for program in programs.values():
+        for port in program.inputs:
             if isinstance(port, FIELD_ROLES):
                 ports.setdefault(port.name, port)
     return list(ports.values())
@@ -100,6 +128,13 @@ def run_once(sessions: Sessions, bundle: Bundle, name: str, values: Values) -> d
     return outputs
 
 
+def run_begin(sessions: Sessions, bundle: Bundle, values: Values) -> None:
+    """Run `begin` if there is one."""
+    name = find_program(bundle, "begin")
+    if name is not None:
+        run_once(sessions, bundle, name, values)
+
+
 def run_phases(
     sessions: Sessions,
     bundle: Bundle,
@@ -108,19 +143,30 @@ def run_phases(
     fields: Fields,
     *,
     shuffle: bool = True,
-    on_step: OnStep | None = None,
-    on_epoch: OnEpoch | None = None,
+    watch: Watch | None = None,
+    training: Training | None = None,
+    keep_features: bool = True,
+    feature_budget: int = DEFAULT_BUDGET,
 ) -> Training:
     """Train through the phases in order; `values` has the result, also when a loss that is not finite ends it.
 
-    `on_step` is called after every step and stops all phases by returning True; `on_epoch` after every pass over the
-    data, when `values` is up to date.
+    `training` is one to go on with. Features of a frozen backbone are kept, those beyond `feature_budget` bytes on
+    disk, or computed anew for every batch.
     """
-    training = Training(fields.count)
-    for index, phase in enumerate(schedule):
-        if training.stopped:
-            break
-        _run_phase(sessions, bundle, index, phase, values, fields, training, shuffle, on_step, on_epoch)
+    training = training or Training(fields.count)
+    watch = watch or Watch()
+    name = find_features(bundle, {phase.program: bundle.program(phase.program) for phase in schedule})
+    cache = None
+    if name is not None:
+        cache = FeatureCache(sessions, bundle, name, fields, keep=keep_features, budget=feature_budget)
+    try:
+        while training.phase < len(schedule) and not training.stopped:
+            _run_phase(sessions, bundle, schedule[training.phase], values, fields, training, shuffle, watch)
+            if not training.stopped:
+                training.phase, training.batches = training.phase + 1, 0
+    finally:
+        if cache is not None:
+            cache.close()
     values.examples = training.examples
     return training
 
@@ -140,17 +186,57 @@ def finish(sessions: Sessions, bundle: Bundle, values: Values) -> tuple[dict[str
 def _run_phase(
     sessions: Sessions,
     bundle: Bundle,
-    index: int,
     phase: Phase,
     values: Values,
     fields: Fields,
     training: Training,
     shuffle: bool,
-    on_step: OnStep | None,
-    on_epoch: OnEpoch | None,
+    watch: Watch,
 ) -> None:
     program = bundle.program(phase.program)
-    rows = fixed_rows(port for port in program.inputs if isinstance(port, FIELD_ROLES))
+    rows, whole = _batch_shape(phase, program, fields)
+    metric_ports = [port for port in program.outputs if isinstance(port, Metric)]
+    loss = loss_of(metric_ports)
+    repeated = find_repeated(bundle, phase.program)
+    several = None if repeated is None else Repeated(sessions.get(repeated), bundle.program(repeated))
+    loop = TrainLoop(sessions.get(phase.program), program, values, fields, phase.moves, several)
+    source = batches(
+        fields.count,
+        phase.batch_size,
+        epochs=phase.epochs,
+        steps=phase.steps,
+        shuffle=shuffle,
+        seed=values.seed,
+        phase=training.phase,
+        whole=whole,
+        skip=training.batches,
+    )
+    for group in grouped(source, loop.at_once, phase.batch_size):
+        step = values.steps
+        metrics = loop.step([batch.indices for batch in group], rows or len(group[0].indices))
+        asked = []
+        for index, (batch, found) in enumerate(zip(group, metrics)):
+            training.used[batch.indices] = True
+            for port in metric_ports:
+                training.metrics.add(port, found[port.name], len(batch.indices))
+            if loss is not None:
+                training.losses.append(found[loss.name])
+            if watch.on_step is not None:
+                now = Progress(training.phase, batch.epoch, step + index, found[loss.name] if loss else None)
+                asked.append(watch.on_step(now))
+        training.batches += len(group)
+        if watch.on_epoch is not None and group[-1].last_of_epoch:
+            loop.store()
+            watch.on_epoch()
+        if True in asked or (watch.between is not None and not watch.between(loop.store)):
+            training.stopped = True
+            break
+    loop.finish()
+
+
+def _batch_shape(phase: Phase, program: Program, fields: Fields) -> tuple[int | None, bool]:
+    """The rows that the graph is made for, if it is, and whether only whole batches will do."""
+    rows = fixed_rows(port for port in program.inputs if isinstance(port, BATCH_ROLES))
     if rows not in (None, phase.batch_size):
         raise RuntimeInputError(
             f"program {phase.program!r} is made for batches of {rows}; batch_size must be that, is {phase.batch_size}"
@@ -162,30 +248,4 @@ def _run_phase(
             f"{fields.count} examples, but program {phase.program!r} is made for batches of {phase.batch_size}; "
             "give more, or convert with a free batch axis"
         )
-    metric_ports = [port for port in program.outputs if isinstance(port, Metric)]
-    loss = loss_of(metric_ports)
-    loop = TrainLoop(sessions.get(phase.program), program, values, fields, phase.moves)
-    for batch in batches(
-        fields.count,
-        phase.batch_size,
-        epochs=phase.epochs,
-        steps=phase.steps,
-        shuffle=shuffle,
-        seed=values.seed,
-        phase=index,
-        whole=whole,
-    ):
-        step = values.steps
-        metrics = loop.step(batch.indices, rows or len(batch.indices))
-        training.used[batch.indices] = True
-        for port in metric_ports:
-            training.metrics.add(port, metrics[port.name], len(batch.indices))
-        if loss is not None:
-            training.losses.append(metrics[loss.name])
-        if on_step is not None and on_step(Progress(index, batch.epoch, step, metrics[loss.name] if loss else None)):
-            training.stopped = True
-            break
-        if on_epoch is not None and batch.last_of_epoch:
-            loop.store()
-            on_epoch()
-    loop.finish()
+    return rows, whole

@@ -3,24 +3,50 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Protocol
 
 import numpy as np
 
-from archipel.bundle.roles import Example, ExampleWeight, Label, Port
+from archipel.bundle.roles import Example, ExampleWeight, Feature, Label, Port
 from archipel.errors import RuntimeInputError, RuntimeProgramError
 
 FIELD_ROLES = (Example, Label, ExampleWeight)
+BATCH_ROLES = (*FIELD_ROLES, Feature)
+"""Those whose first axis is the batch; `Feature` the runtime makes itself."""
+
+
+class Source(Protocol):
+    """Where the rows of a batch come from: `shape` is [examples, ...]."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    def take(self, indices: np.ndarray, out: np.ndarray) -> None:
+        """Write the rows `indices` into `out`, [len(indices), ...]."""
+
+
+class ArraySource:
+    """The rows of an array in memory."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self._array = array
+        self.shape = array.shape
+
+    def take(self, indices: np.ndarray, out: np.ndarray) -> None:
+        # mode="clip" writes straight into the buffer; "raise" would go through another one.
+        np.take(self._array, indices, axis=0, out=out, mode="clip")
 
 
 class Fields:
-    """Local data: arrays by field name with the same number of examples, `count`, on their first axis."""
+    """Local data: arrays by field name with the same number of examples, `count`, on their first axis.
+
+    `sources` gives the rows of each; those of features are added to it.
+    """
 
     def __init__(self, arrays: Mapping[str, np.ndarray], count: int) -> None:
         self.arrays = dict(arrays)
         self.count = count
-
-    def get(self, port: Port) -> np.ndarray | None:
-        return self.arrays.get(port.name)
+        self.sources: dict[str, Source] = {name: ArraySource(array) for name, array in arrays.items()}
 
 
 def collect(

@@ -29,7 +29,7 @@ Callback = Callable[[Progress], object]
 class History:
     """A `fit`: `losses` and each of `metrics` hold one float per step, `validation` one result per epoch.
 
-    `examples` counts the examples used, each once.
+    `examples` counts the examples used, each once; `stopped` says that a callback or the control ended it early.
     """
 
     losses: list[float]
@@ -37,6 +37,7 @@ class History:
     validation: list[dict[str, float]]
     steps: int
     examples: int
+    stopped: bool = False
 
 
 @dataclass(frozen=True)
@@ -60,25 +61,25 @@ class MetricTable:
 
     def __init__(self) -> None:
         self.values: dict[str, list[float]] = {}
-        self._weights: dict[str, list[float]] = {}
-        self._reductions: dict[str, str] = {}
+        self.weights: dict[str, list[float]] = {}
+        self.reductions: dict[str, str] = {}
 
     def add(self, port: Metric, value: float, weight: float) -> None:
         """`weight` is how many examples the value stands for; only the reduction "mean" looks at it."""
-        self._reductions[port.name] = port.reduction
+        self.reductions[port.name] = port.reduction
         self.values.setdefault(port.name, []).append(value)
-        self._weights.setdefault(port.name, []).append(weight)
+        self.weights.setdefault(port.name, []).append(weight)
 
     def reduced(self) -> dict[str, float]:
         return {name: self._reduce(name, values) for name, values in self.values.items()}
 
     def _reduce(self, name: str, values: list[float]) -> float:
-        reduction = self._reductions[name]
+        reduction = self.reductions[name]
         if reduction == "last":
             return values[-1]
         if reduction == "sum":
             return math.fsum(values)
-        weights = self._weights[name]
+        weights = self.weights[name]
         total = math.fsum(weights)
         if total == 0:
             return math.nan

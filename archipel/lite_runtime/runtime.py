@@ -2,31 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 
 from archipel.bundle import Bundle, Phase, open_bundle
 from archipel.bundle.roles import Derived, Noise, Parameter, Personal, State
 from archipel.errors import NonFiniteLossError, RuntimeInputError, RuntimeLimitError, RuntimeProgramError
+from archipel.lite_runtime.control import Control
 from archipel.lite_runtime.device_state import DeviceState
 from archipel.lite_runtime.driver import (
+    Watch,
     collect_data,
     find_program,
     finish,
     need_program,
+    run_begin,
     run_once,
     run_phases,
 )
 from archipel.lite_runtime.evaluation import evaluate
+from archipel.lite_runtime.features import DEFAULT_BUDGET
 from archipel.lite_runtime.fields import check_array
+from archipel.lite_runtime.fitting import Fitting, all_of, open_checkpoint
+from archipel.lite_runtime.learned import BUNDLE_FOLDER, is_slot, join_names, read_learned, split_names, write_slot
 from archipel.lite_runtime.noise import Randomness
 from archipel.lite_runtime.predictor import Predictor
-from archipel.lite_runtime.results import Callback, History, LocalUpdate, Progress
+from archipel.lite_runtime.results import Callback, History, LocalUpdate
 from archipel.lite_runtime.sessions import Sessions
 from archipel.lite_runtime.values import Values, check_noise
+
+if TYPE_CHECKING:
+    from archipel.lite_runtime.delegates import Delegates
+    from archipel.lite_runtime.profile import Profile
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -36,16 +46,24 @@ def load(
     trusted_keys: Sequence[bytes],
     *,
     threads: int = 1,
-    cache: Path | str | None = None,
     memory_limit: int | None = None,
+    delegates: Delegates = "auto",
+    cache: Path | str | None = None,
     state: DeviceState | None = None,
 ) -> Runtime:
-    """Open a bundle (folder or file) whose manifest one of `trusted_keys` signed.
+    """Open a bundle (folder or file) whose manifest one of `trusted_keys` signed, or what `Runtime.save` wrote of one.
 
-    `threads` run one operator together; a file is unpacked below `cache`; `memory_limit` is in bytes. Raises the
-    BundleError that says what is wrong, RuntimeLimitError, or RuntimeProgramError.
+    `threads` run one operator together; `memory_limit` is in bytes, and a bundle that says it needs more is refused;
+    `delegates` says what runs the graphs (docs/device.md); a file is unpacked below `cache`. Raises the BundleError
+    that says what is wrong, RuntimeLimitError, or RuntimeProgramError.
     """
-    return Runtime(open_bundle(path, trusted_keys, cache), threads=threads, memory_limit=memory_limit, state=state)
+    path = Path(path)
+    slot = is_slot(path)
+    bundle = open_bundle(path / BUNDLE_FOLDER if slot else path, trusted_keys, cache)
+    runtime = Runtime(bundle, threads=threads, memory_limit=memory_limit, delegates=delegates, state=state)
+    if slot:
+        runtime.restore(read_learned(path))
+    return runtime
 
 
 class Runtime:
@@ -61,6 +79,7 @@ class Runtime:
         *,
         threads: int = 1,
         memory_limit: int | None = None,
+        delegates: Delegates = "auto",
         state: DeviceState | None = None,
     ) -> None:
         need = bundle.manifest.limits.peak_bytes
@@ -69,17 +88,14 @@ class Runtime:
                 f"bundle {bundle.manifest.name!r} needs up to {need} bytes of memory, the limit here is "
                 f"{memory_limit}; raise memory_limit or use a smaller model"
             )
-        for name, program in bundle.manifest.programs.items():
-            if program.steps > 1:
-                raise RuntimeProgramError(
-                    f"program {name!r} takes {program.steps} batches at once, this runtime one; build it with steps=1"
-                )
+        for program in bundle.manifest.programs.values():
             for port in program.inputs:
                 if isinstance(port, Noise):
                     check_noise(port)
         self.bundle = bundle
         self.state = state if state is not None else DeviceState()
         self._sessions = Sessions(bundle, threads)
+        self._feature_budget = DEFAULT_BUDGET if memory_limit is None else memory_limit - need
         self._parameters = bundle.parameters()
         self._published = True
         self._predictor: Predictor | None = None
@@ -90,16 +106,25 @@ class Runtime:
     def predict(self, x: np.ndarray) -> np.ndarray: ...
     @overload
     def predict(self, x: Arrays) -> dict[str, np.ndarray]: ...
-    def predict(self, x: np.ndarray | Arrays) -> np.ndarray | dict[str, np.ndarray]:
+    @overload
+    def predict(self, x: Iterator[np.ndarray]) -> Iterator[np.ndarray]: ...
+    @overload
+    def predict(self, x: Iterator[Arrays]) -> Iterator[dict[str, np.ndarray]]: ...
+    def predict(self, x: Any) -> Any:
         """Array in, array out for a program with one example field and one output; dict in, dict out by output name.
 
-        Follows the present parameters: after training or `set_parameters`, `refresh` gives the graph its new derived
-        tensors. Raises RuntimeInputError.
+        Batches from an iterator are answered one by one, as they are asked for. Follows the present parameters: after
+        training or `set_parameters`, `refresh` gives the graph its new derived tensors. Raises RuntimeInputError.
         """
         predictor = self._predictor
         if predictor is None:
             predictor = self._predictor = self._make_predictor()
-        return predictor.many(x) if isinstance(x, Mapping) else predictor.one(x)
+        if isinstance(x, np.ndarray):
+            return predictor.one(x)
+        if isinstance(x, Mapping):
+            return predictor.many(x)
+        # A list is no batch of arrays but, far more often, an array that was not made yet: `one` says so.
+        return map(self.predict, x) if isinstance(x, Iterator) else predictor.one(x)
 
     def evaluate(
         self, x: np.ndarray | Arrays, y: np.ndarray | None = None, *, batch_size: int = 256
@@ -128,6 +153,36 @@ class Runtime:
             raise RuntimeInputError(f"reset: expected 'personal', 'state' or 'parameters', got {what!r}")
         self._predictor = None
 
+    def save(self, folder: Path | str) -> None:
+        """Write the bundle and what was learned on top of it to a folder that `load` opens; durable when it returns.
+
+        A folder that holds a saved model of the same bundle gets the new one, all at once. Raises RuntimeInputError
+        if `folder` holds anything else.
+        """
+        published = self.bundle.parameters()
+        moved = {
+            name: array
+            for name, array in self._parameters.items()
+            if array is not published[name] and not np.array_equal(array, published[name])
+        }
+        groups = {"parameter": moved, "personal": self.state.personal, "state": self.state.state}
+        write_slot(Path(folder), self.bundle, join_names(groups))
+
+    def restore(self, learned: Arrays) -> None:
+        """Take what `save` wrote: `parameter/NAME`, `personal/NAME`, `state/NAME`. Raises TensorLayoutError for more
+        than that, RuntimeInputError for parameters that are not this bundle's."""
+        groups = split_names(learned, ("parameter", "personal", "state"))
+        self.set_parameters(groups["parameter"])
+        self.state.personal.update(groups["personal"])
+        self.state.state.update(groups["state"])
+        self._predictor = None
+
+    def profile(self, x: np.ndarray | Arrays, *, runs: int = 20) -> Profile:
+        """Where the time of `predict` goes, operator by operator, over `runs` runs on `x`."""
+        from archipel.lite_runtime.profile import profile_predict
+
+        return profile_predict(self, x, runs)
+
     # --- learning -------------------------------------------------------------------------------------------------
 
     def fit(
@@ -145,50 +200,56 @@ class Runtime:
         program: str | None = None,
         moves: Sequence[str] | None = None,
         broadcast: Arrays | None = None,
+        checkpoint: Path | str | None = None,
+        checkpoint_every: float = 30.0,
+        control: Control | None = None,
+        feature_cache: bool = True,
     ) -> History:
         """Learn from local data with the bundle's train program; nothing leaves the device.
 
-        `validation` is evaluated after every epoch. A callback ends training by returning True. `moves` limits which
-        parameters and personal tensors change (None: all that `program` writes). Raises RuntimeInputError, or
-        NonFiniteLossError after keeping the last weights whose loss was finite; any other error, or one raised by a
-        callback, leaves the runtime as it was.
+        `validation` is evaluated after every epoch. A callback ends training by returning True; `control` pauses and
+        cancels it from elsewhere. `moves` limits which parameters and personal tensors change (None: all that
+        `program` writes). `checkpoint` is a file that is written every `checkpoint_every` seconds and at the end; the
+        same call finds it after an interruption and goes on from there, with the result of an uninterrupted run.
+        `feature_cache` keeps what a frozen backbone makes of each example, where the bundle has a `features` program.
+
+        Raises RuntimeInputError, CheckpointError, or NonFiniteLossError after keeping the last weights whose loss was
+        finite; any other error, or one raised by a callback, leaves the runtime as it was.
         """
         name = program or need_program(self.bundle, "train", "learn")
+        chosen_program = self.bundle.program(name)
+        if chosen_program.steps > 1:
+            raise RuntimeInputError(
+                f"program {name!r} makes {chosen_program.steps} steps at once; name {chosen_program.repeats!r}, which "
+                "it repeats and is used for"
+            )
         if epochs < 1 or batch_size < 1:
             raise RuntimeInputError(f"epochs and batch_size must be at least 1, got {epochs} and {batch_size}")
         chosen = None if moves is None else self._movable(name, moves)
-        schedule = [Phase(program=name, epochs=epochs, batch_size=batch_size, moves=chosen)]
-        fields = collect_data(self.bundle, schedule, x, y)
+        phase = Phase(program=name, epochs=epochs, batch_size=batch_size, moves=chosen)
+        fields = collect_data(self.bundle, [phase], x, y)
         values = self._values(broadcast=broadcast, hyperparameters=hyperparameters, seed=seed, examples=fields.count)
-        history: list[dict[str, float]] = []
-
-        def on_epoch() -> None:
-            if validation is not None:
-                history.append(self._evaluate(values, *validation, batch_size=256))
-
+        options = {"shuffle": shuffle, "seed": seed, "hyperparameters": dict(hyperparameters or {})}
+        fitting = Fitting(
+            self._sessions,
+            self.bundle,
+            phase,
+            values,
+            fields,
+            shuffle=shuffle,
+            callbacks=callbacks,
+            validate=None if validation is None else lambda: self._evaluate(values, *validation, batch_size=256),
+            control=control,
+            checkpoint=open_checkpoint(checkpoint, self.bundle, phase, fields, self.state, values, options),
+            checkpoint_every=checkpoint_every,
+        )
         try:
-            self._begin(values)
-            training = run_phases(
-                self._sessions,
-                self.bundle,
-                schedule,
-                values,
-                fields,
-                shuffle=shuffle,
-                on_step=_all_of(callbacks),
-                on_epoch=on_epoch,
-            )
+            history = fitting.run(keep_features=feature_cache, feature_budget=self._feature_budget)
         except NonFiniteLossError:
             self._take(values)
             raise
         self._take(values)
-        return History(
-            losses=training.losses,
-            metrics=training.metrics.values,
-            validation=history,
-            steps=values.steps,
-            examples=training.examples,
-        )
+        return history
 
     def local_round(
         self,
@@ -225,8 +286,16 @@ class Runtime:
             examples=fields.count,
             randomness=randomness,
         )
-        self._begin(values)
-        training = run_phases(self._sessions, self.bundle, schedule, values, fields, on_step=_all_of(callbacks))
+        run_begin(self._sessions, self.bundle, values)
+        training = run_phases(
+            self._sessions,
+            self.bundle,
+            schedule,
+            values,
+            fields,
+            watch=Watch(all_of(callbacks)),
+            feature_budget=self._feature_budget,
+        )
         if training.stopped:
             raise RuntimeInputError("local_round: a callback asked to stop; a round is whole or raises")
         update, metrics = finish(self._sessions, self.bundle, values)
@@ -260,11 +329,6 @@ class Runtime:
             seed=seed,
             examples=examples,
         )
-
-    def _begin(self, values: Values) -> None:
-        name = find_program(self.bundle, "begin")
-        if name is not None:
-            run_once(self._sessions, self.bundle, name, values)
 
     def _movable(self, name: str, moves: Sequence[str]) -> tuple[str, ...]:
         ports = self.bundle.program(name).outputs
@@ -333,14 +397,3 @@ class Runtime:
         if missing:
             raise RuntimeInputError(f"parameters: {', '.join(missing)} missing; a round starts from all of them")
         return self._checked(parameters)
-
-
-def _all_of(callbacks: Sequence[Callback]) -> Callback | None:
-    if not callbacks:
-        return None
-
-    def call(progress: Progress) -> bool:
-        # All are called, even after one has asked to stop.
-        return True in [callback(progress) for callback in callbacks]
-
-    return call

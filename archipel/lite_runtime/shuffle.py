@@ -8,7 +8,7 @@ keys never collide.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -47,21 +47,38 @@ def batches(
     seed: int,
     phase: int,
     whole: bool,
+    skip: int = 0,
 ) -> Iterator[Batch]:
     """Cut the data into batches for `epochs` passes or for `steps` batches (as many passes as they need).
 
     The last batch of a pass has the rows that are left; where `whole` asks for batches of one size it is left out.
+    The first `skip` batches are left out too: training goes on after them.
     """
-    step = epoch = 0
     stop = count - count % batch_size if whole else count
+    step = skip
+    epoch, done = divmod(skip, -(-stop // batch_size))
     while (epoch < epochs) if epochs is not None else (step < (steps or 0)):
         order = permutation(count, seed, phase, epoch) if shuffle else np.arange(count)
-        for first in range(0, stop, batch_size):
+        for first in range(done * batch_size, stop, batch_size):
             if epochs is None and step == steps:
                 return
             yield Batch(epoch, order[first : first + batch_size], first + batch_size >= stop)
             step += 1
-        epoch += 1
+        epoch, done = epoch + 1, 0
+
+
+def grouped(source: Iterable[Batch], size: int, rows: int) -> Iterator[list[Batch]]:
+    """Groups of `size` batches of `rows` examples within one pass; what makes no group comes one by one."""
+    group: list[Batch] = []
+    for batch in source:
+        group.append(batch)
+        if len(batch.indices) == rows and len(group) == size:
+            yield group
+            group = []
+        elif len(batch.indices) != rows or batch.last_of_epoch:
+            yield from ([each] for each in group)
+            group = []
+    yield from ([each] for each in group)
 
 
 def _fold(*words: int) -> int:

@@ -22,9 +22,10 @@ from archipel.bundle.roles import (
     Step,
     role_of,
 )
-from archipel.errors import RuntimeInputError, RuntimeProgramError
+from archipel.errors import RuntimeInputError, RuntimeProgramError, TensorLayoutError
 from archipel.lite_runtime.device_state import DeviceState
 from archipel.lite_runtime.fields import check_array, describe
+from archipel.lite_runtime.learned import join_names, split_names
 from archipel.lite_runtime.noise import DiscreteGaussian, Randomness
 
 MAX_SEED = 2**32 - 1
@@ -52,7 +53,7 @@ class Values:
             raise RuntimeInputError(f"seed must be from 0 to {MAX_SEED}, got {seed}")
         self._bundle = bundle
         self._device = device
-        self._broadcast = dict(broadcast or {})
+        self.broadcast = dict(broadcast or {})
         self._hyperparameters = check_hyperparameters(bundle, hyperparameters or {})
         self._randomness = randomness
         self._samplers: dict[str, DiscreteGaussian] = {}
@@ -107,6 +108,28 @@ class Values:
         self._device.personal.update(self._personal)
         self._device.state.update({name: self._states[name] for name in self._device_states})
 
+    def export(self) -> dict[str, np.ndarray]:
+        """What has moved since the start, by `parameter/NAME`, `personal/NAME` and `state/NAME`."""
+        moved = {n: array for n, array in self.parameters.items() if array is not self.start[n]}
+        return join_names({"parameter": moved, "personal": self._personal, "state": self._states})
+
+    def restore(self, tensors: Mapping[str, np.ndarray], steps: int) -> None:
+        """Go on from what `export` gave after `steps` steps. Raises TensorLayoutError for what does not belong here."""
+        groups = split_names(tensors, ("parameter", "personal", "state"))
+        ports: dict[tuple[str, str], Port] = {}
+        for program in self._bundle.manifest.programs.values():
+            for port in (*program.inputs, *program.outputs):
+                if isinstance(port, Parameter | Personal | State):
+                    ports[role_of(port), port.tensor] = port
+        for role, group in groups.items():
+            for name, array in group.items():
+                port = ports.get((role, name))
+                if port is None or not _fits(port, array):
+                    expected = "no such tensor in this bundle" if port is None else f"expected {describe(port)}"
+                    raise TensorLayoutError(f"{role} {name!r}: {array.dtype.name}{list(array.shape)}, {expected}")
+                self.write(port, array)
+        self.steps = steps
+
     def _personal_tensor(self, port: Personal) -> np.ndarray:
         value = self._personal.get(port.tensor)
         if value is None:
@@ -138,9 +161,9 @@ class Values:
         return np.full(fixed_shape(port), port.init, dtype=port.dtype)
 
     def _broadcast_tensor(self, port: Broadcast) -> np.ndarray:
-        value = self._broadcast.get(port.tensor)
+        value = self.broadcast.get(port.tensor)
         if value is None:
-            there = ", ".join(sorted(self._broadcast)) or "none"
+            there = ", ".join(sorted(self.broadcast)) or "none"
             raise RuntimeInputError(
                 f"broadcast {port.tensor!r} ({describe(port)}) is missing; it comes from the server with the round. "
                 f"Given: {there}"

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import json
 from typing import Any
 
@@ -37,18 +38,48 @@ def test_round_trip_is_the_identity(folder: Any) -> None:
 
 
 def _in_steps(document: dict[str, Any], steps: int) -> dict[str, Any]:
-    """Make `train` a program of several minibatches."""
-    program: dict[str, Any] = document["programs"]["train"]
-    program["steps"] = steps
+    """Add a program that makes several steps of `train` at once."""
+    program: dict[str, Any] = copy.deepcopy(document["programs"]["train"])
+    program.update(steps=steps, repeats="train")
     for port in (*program["inputs"], *program["outputs"]):
         if port["role"] in ("example", "label", "metric"):
             port["shape"] = [steps, *port["shape"]]
+    document["programs"]["train.several"] = program
     return program
 
 
 def test_a_train_program_may_take_several_minibatches(document: dict[str, Any]) -> None:
     _in_steps(document, 2)
-    assert b.decode_manifest(canonical(document)).programs["train"].steps == 2
+    assert b.decode_manifest(canonical(document)).programs["train.several"].steps == 2
+
+
+def _featured(document: dict[str, Any]) -> dict[str, Any]:
+    """Let `train` read a feature that a features program makes of the example."""
+    programs = document["programs"]
+    source = copy.deepcopy(programs["train"]["inputs"][0])
+    assert source["role"] == "example"
+    feature = {"role": "feature", "name": "f", "dtype": "float32", "shape": ["batch", 7]}
+    programs["features"] = {
+        "kind": "features", "file": programs["train"]["file"], "inputs": [source], "outputs": [feature],
+    }  # fmt: skip
+    programs["train"]["inputs"][0] = dict(feature)
+    return feature
+
+
+def test_a_train_program_may_read_features(document: dict[str, Any]) -> None:
+    _featured(document)
+    assert b.decode_manifest(canonical(document)).programs["features"].kind == "features"
+
+
+def _self_tested(document: dict[str, Any], **change: Any) -> None:
+    document["self_test"] = {"file": document["programs"]["predict"]["file"], "rtol": 1e-3, "atol": 0.0, **change}
+
+
+def test_self_test(document: dict[str, Any]) -> None:
+    _self_tested(document)
+    test = b.decode_manifest(canonical(document)).self_test
+    assert test is not None
+    assert test.rtol == 1e-3
 
 
 @pytest.mark.parametrize(
@@ -80,8 +111,31 @@ def test_a_train_program_may_take_several_minibatches(document: dict[str, Any]) 
         (lambda d: d["programs"]["train"].update(outputs=[]), ManifestError, "no outputs"),
         (lambda d: d["programs"]["train"].update(steps=0), ManifestError, "steps must be 1"),
         (lambda d: d["programs"]["predict"].update(steps=2), ManifestError, "or more in a train program; it is 2"),
-        (lambda d: d["programs"]["train"].update(steps=2), ManifestError, "first axis must be the program's 2 steps"),
+        (lambda d: d["programs"]["train"].update(steps=2), ManifestError, "names the one that it repeats"),
+        (lambda d: d["programs"]["train"].update(repeats="train"), ManifestError, "names the one that it repeats"),
+        (lambda d: _in_steps(d, 2)["inputs"][0].update(shape=[3, 3]), ManifestError, "must be the program's 2 steps"),
         (lambda d: _in_steps(d, 2)["outputs"][-1].update(shape=[]), ManifestError, "must have shape [2]"),
+        (lambda d: _in_steps(d, 2).update(repeats="predict"), ManifestError, "not a train program of 1 step"),
+        (lambda d: _in_steps(d, 2)["inputs"][0].update(name="other"), ManifestError, "not those of 'train', 2 times"),
+        (
+            lambda d: (_in_steps(d, 2), d["schedule"][0].update(program="train.several")),
+            ManifestError,
+            "makes 2 steps; name 'train'",
+        ),
+        (lambda d: (_featured(d), d["programs"].pop("features")), ManifestError, "no features program makes 'f'"),
+        (lambda d: _featured(d).update(shape=["batch", 8]), ManifestError, "the features program makes"),
+        (
+            lambda d: (_featured(d), d["programs"].update(more=d["programs"]["features"])),
+            ManifestError,
+            "one features program at most",
+        ),
+        (lambda d: _self_tested(d, file="other.bin"), ManifestError, "'other.bin' is not among the bundle's files"),
+        (lambda d: _self_tested(d, rtol=-1.0), ManifestError, "finite and not negative"),
+        (
+            lambda d: (_self_tested(d, file=d["programs"]["train"]["file"]), d["programs"].pop("predict")),
+            ManifestError,
+            "no predict program",
+        ),
         (lambda d: d["schedule"][0].update(program="predict"), ManifestError, "not a train program"),
         (lambda d: d["schedule"][0].update(steps=3), ManifestError, "either epochs or steps"),
         (lambda d: d["schedule"][0].update(batch_size=0), ManifestError, "at least 1"),

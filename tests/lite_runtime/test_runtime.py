@@ -441,10 +441,3 @@ rooms = {name.split(".")[1] for name in sys.modules if name.startswith("archipel
 assert rooms <= {"errors", "bundle", "lite_runtime"}, rooms
 """
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_programs_of_several_steps_are_refused(make: Make, r: Any) -> None:
-    text = "train (float[2, batch, 3] x) => (float[2] loss) { loss = ReduceMean <keepdims = 0> (x, axes) }"
-    text = text.replace("(float[2] loss)", "(float[2] loss) <int64[2] axes = {1, 2}>")
-    with pytest.raises(RuntimeProgramError, match="'train' takes 2 batches at once, this runtime one"):
-        make({"train": ("train", text, {"x": r.example, "loss": r.metric()})}, {"w": W0}, steps=2)

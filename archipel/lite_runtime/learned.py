@@ -1,0 +1,96 @@
+"""What a device has learned, as a folder that can be loaded like a bundle: a slot folder.
+
+SLOT/bundle/                the signed bundle, complete
+SLOT/learned.safetensors    what differs from it: parameter/NAME, personal/NAME, state/NAME
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from archipel.bundle import Bundle, read_weights, write_weights
+from archipel.errors import RuntimeInputError, TensorLayoutError
+from archipel.lite_runtime.durable import sync_folder, write_durably
+
+BUNDLE_FOLDER = "bundle"
+LEARNED_FILE = "learned.safetensors"
+MAX_LEARNED_BYTES = 2 << 30
+
+
+def is_slot(path: Path) -> bool:
+    """Whether `path` is a slot folder. A bundle's own folder is flat, so it cannot be taken for one."""
+    return (path / BUNDLE_FOLDER).is_dir()
+
+
+def write_slot(folder: Path, bundle: Bundle, learned: Mapping[str, np.ndarray]) -> None:
+    """Write a slot folder, or replace what was learned in one of the same bundle; killed at any time it holds the old
+    contents or the new. Raises RuntimeInputError if something else is there, OSError.
+    """
+    folder = folder.absolute()
+    if is_slot(folder) and _digest(folder) == bundle.digest:
+        write_durably(folder / LEARNED_FILE, write_weights(learned))
+        return
+    if folder.exists():
+        what = "a model of another bundle" if is_slot(folder) else "something else"
+        raise RuntimeInputError(f"{folder}: holds {what}; choose another name, or remove it first")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    for left in folder.parent.glob(f".{folder.name}.*.tmp"):
+        shutil.rmtree(left, ignore_errors=True)
+    staging = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".tmp", dir=folder.parent))
+    try:
+        (staging / BUNDLE_FOLDER).mkdir()
+        for name in sorted(path.name for path in bundle.folder.iterdir()):
+            _copy(bundle.folder / name, staging / BUNDLE_FOLDER / name)
+        sync_folder(staging / BUNDLE_FOLDER)
+        write_durably(staging / LEARNED_FILE, write_weights(learned))
+        os.replace(staging, folder)
+        sync_folder(folder.parent)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def read_learned(folder: Path) -> dict[str, np.ndarray]:
+    """The tensors of a slot's learned file, {} without one. Raises TensorLayoutError."""
+    path = folder / LEARNED_FILE
+    return dict(read_weights(path, MAX_LEARNED_BYTES)) if path.exists() else {}
+
+
+def join_names(groups: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """{group: {name: array}} -> {"group/name": array}."""
+    return {f"{group}/{name}": array for group, arrays in groups.items() for name, array in arrays.items()}
+
+
+def split_names(tensors: Mapping[str, np.ndarray], groups: Sequence[str]) -> dict[str, dict[str, np.ndarray]]:
+    """Inverse of `join_names`. Raises TensorLayoutError for a name in none of the groups."""
+    found: dict[str, dict[str, np.ndarray]] = {group: {} for group in groups}
+    for key, array in tensors.items():
+        group, slash, name = key.partition("/")
+        if group not in found or not slash:
+            raise TensorLayoutError(f"tensor {key!r} is in none of the groups {', '.join(groups)}")
+        found[group][name] = array
+    return found
+
+
+def _digest(folder: Path) -> str:
+    import hashlib
+
+    try:
+        return hashlib.sha256((folder / BUNDLE_FOLDER / "manifest.json").read_bytes()).hexdigest()
+    except OSError:
+        return ""
+
+
+def _copy(source: Path, target: Path) -> None:
+    try:
+        # Both sides are only ever replaced, never written into.
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+        with open(target, "rb") as file:
+            os.fsync(file.fileno())
