@@ -29,6 +29,8 @@ SIGNATURE_FILE = "manifest.sig"
 MAX_TENSOR_BYTES = 2 << 30
 MAX_RANK = 8
 MAX_BITS = 30
+MAX_EPOCHS = 10_000
+MAX_STEPS = 10_000_000
 
 _PER_STEP = ("example", "label", "example_weight", "feature", "noise")
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -244,6 +246,8 @@ def _validate_phase(index: int, phase: Phase, programs: dict[str, Program]) -> N
         raise ManifestError(f"{where}: give either epochs or steps")
     if min(phase.epochs or phase.steps or 0, phase.batch_size) < 1:
         raise ManifestError(f"{where}: epochs, steps and batch_size must be at least 1")
+    if (phase.epochs or 0) > MAX_EPOCHS or (phase.steps or 0) > MAX_STEPS:
+        raise ManifestError(f"{where}: more than {MAX_EPOCHS} epochs or {MAX_STEPS} steps")
     if phase.moves is not None:
         written = {port.tensor for port in program.outputs if isinstance(port, Parameter | Personal)}
         for tensor in phase.moves:

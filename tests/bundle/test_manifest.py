@@ -138,6 +138,7 @@ def test_self_test(document: dict[str, Any]) -> None:
         ),
         (lambda d: d["schedule"][0].update(program="predict"), ManifestError, "not a train program"),
         (lambda d: d["schedule"][0].update(steps=3), ManifestError, "either epochs or steps"),
+        (lambda d: d["schedule"][0].update(epochs=2**63), ManifestError, "more than 10000 epochs"),
         (lambda d: d["schedule"][0].update(batch_size=0), ManifestError, "at least 1"),
         (lambda d: d["schedule"][0].update(moves=["ghost"]), ManifestError, "does not write"),
         (lambda d: d["privacy"].update(threshold=0.5), ManifestError, "above 0.5"),

@@ -50,7 +50,8 @@ def call(runtime: Runtime, kind: str, fields: dict[str, np.ndarray]) -> None:
         runtime.fit(fields, batch_size=3)
         runtime.parameters()
     elif kind == "finish":
-        runtime.local_round(fields, seed=1)
+        # As an agent does whose round has a deadline: a schedule may be long.
+        runtime.local_round(fields, seed=1, callbacks=[lambda progress: progress.step == 99])
 
 
 def main() -> None:

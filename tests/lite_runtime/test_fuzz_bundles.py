@@ -49,31 +49,40 @@ def good(tmp_path_factory: pytest.TempPathFactory, key: Any) -> Files:
 
 
 class Worker:
-    """A process that uses bundles. A dead one is a finding."""
+    """A process that uses bundles. A dead one is a finding, and the next bundle gets a new one."""
 
     def __init__(self, key: Any, folder: Path) -> None:
-        public = key.public_key().public_bytes_raw().hex()
-        self.process = subprocess.Popen(
-            [sys.executable, str(WORKER), public, str(folder / "cache")],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1,
-        )  # fmt: skip
-        assert self._line() == "ready"
+        self._arguments = [key.public_key().public_bytes_raw().hex(), str(folder / "cache")]
+        self._start()
 
     def use(self, path: Path) -> str:
         assert self.process.stdin is not None
         self.process.stdin.write(f"{path}\n")
-        return self._line()
-
-    def _line(self) -> str:
-        assert self.process.stdout is not None
-        if not select.select([self.process.stdout], [], [], SECONDS)[0]:
-            return f"still busy after {SECONDS} s"
-        return self.process.stdout.readline().rstrip("\n") or f"died: {self.close()}"
+        self.process.stdin.flush()
+        line = self._line()
+        if line == "ok" or line.startswith("refused "):
+            return line
+        finding = f"{line or 'died'}: {self.close()}"
+        self._start()
+        return finding
 
     def close(self) -> str:
         self.process.kill()
         _, err = self.process.communicate()
         return f"{self.process.returncode} {err[-3000:]}"
+
+    def _start(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, str(WORKER), *self._arguments],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert self._line() == "ready"
+
+    def _line(self) -> str:
+        assert self.process.stdout is not None
+        if not select.select([self.process.stdout], [], [], SECONDS)[0]:
+            return f"still busy after {SECONDS} s"
+        return self.process.stdout.readline().rstrip("\n")
 
 
 def sign(files: Files, key: Any) -> Files:
@@ -207,8 +216,18 @@ def test_mutated_bundles(good: Files, key: Any, worker: Worker, tmp_path: Path, 
         seen[result.partition(":")[0]] += 1
         if result != "ok" and not result.startswith("refused "):
             findings.append(f"{kind} {seed}: {result}")
-            worker.close()
-            worker = Worker(key, tmp_path)
         shutil.rmtree(folder)
     assert not findings, "\n".join(findings[:5])
     assert sum(number for result, number in seen.items() if result.startswith("refused")) > cases // 4, seen
+
+
+def test_the_kept_corpus(good: Files, key: Any, worker: Worker, tmp_path: Path) -> None:
+    """Files are called KIND-ERROR-NUMBER@NAME, NAME being the bundle's file that they replace, or are whole bundles."""
+    cases = sorted(CORPUS.iterdir())
+    assert len(cases) >= 8
+    for case in cases:
+        (tmp_path / case.name).mkdir()
+        name = case.name.partition("@")[2]
+        path = write(sign({**good, name: case.read_bytes()}, key), tmp_path / case.name) if name else case
+        expected = case.name.split("-")[1]
+        assert worker.use(path).startswith(f"refused {expected}"), case.name

@@ -1,0 +1,1 @@
+UPDATE examples SET time = 9223372036854775807;

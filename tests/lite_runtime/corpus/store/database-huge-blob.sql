@@ -1,0 +1,1 @@
+UPDATE examples SET sealed = zeroblob(30000000) WHERE id = 1;

@@ -1,0 +1,1 @@
+UPDATE examples SET id = id - 1000;

@@ -1,0 +1,1 @@
+UPDATE store SET next = 'x', count = 'y', layout = zeroblob(100);

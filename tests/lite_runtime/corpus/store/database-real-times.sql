@@ -1,0 +1,1 @@
+UPDATE examples SET time = 1e308;

@@ -1,0 +1,1 @@
+UPDATE examples SET time = 'x', sealed = 'y';

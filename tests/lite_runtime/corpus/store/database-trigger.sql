@@ -1,0 +1,1 @@
+CREATE TRIGGER t AFTER INSERT ON examples BEGIN DELETE FROM examples WHERE id < new.id; END;

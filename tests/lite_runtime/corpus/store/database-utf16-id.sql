@@ -1,0 +1,1 @@
+UPDATE store SET id = 'abc';
