@@ -31,6 +31,7 @@ ArchipelError
 ├── RuntimeInputError             the caller's array does not fit the program's input
 ├── RuntimeLimitError             a program needs more than its owner allows
 ├── RuntimeProgramError           a bundle asks for what this runtime does not do
+├── DelegateError                 an execution provider that was asked for is unknown, missing or fails
 ├── CheckpointError               a fit cannot go on from its checkpoint, or cannot write one
 ├── SelfTestError                 a model does not answer as its bundle says it must
 ├── SlotError                     a folder of model slots cannot be used, or not in this way now
@@ -158,6 +159,9 @@ class RuntimeLimitError(ArchipelError): ...
 
 
 class RuntimeProgramError(ArchipelError): ...
+
+
+class DelegateError(ArchipelError): ...
 
 
 class CheckpointError(ArchipelError): ...

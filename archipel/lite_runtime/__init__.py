@@ -1,8 +1,23 @@
 """The device's runtime: predict, evaluate and keep learning with nothing but ONNX Runtime."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from archipel.lite_runtime.control import Control
 from archipel.lite_runtime.device_state import DeviceState
 from archipel.lite_runtime.results import History, LocalUpdate, Progress
 from archipel.lite_runtime.runtime import Runtime, load
 
-__all__ = ["Control", "DeviceState", "History", "LocalUpdate", "Progress", "Runtime", "load"]
+if TYPE_CHECKING:
+    from archipel.lite_runtime.store import ExampleStore as ExampleStore
+
+__all__ = ["Control", "DeviceState", "ExampleStore", "History", "LocalUpdate", "Progress", "Runtime", "load"]
+
+# Imported when asked for: a device that only predicts starts without them.
+_LATER = {"ExampleStore": "store"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LATER:
+        return getattr(import_module(f"{__name__}.{_LATER[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

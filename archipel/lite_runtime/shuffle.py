@@ -55,6 +55,8 @@ def batches(
     The first `skip` batches are left out too: training goes on after them.
     """
     stop = count - count % batch_size if whole else count
+    if not stop:
+        return
     step = skip
     epoch, done = divmod(skip, -(-stop // batch_size))
     while (epoch < epochs) if epochs is not None else (step < (steps or 0)):

@@ -22,7 +22,7 @@ PUBLIC = {
     "archipel.converter": "convert",
     "archipel.datasets": "DigitsByWriter WriterSplit digits_by_writer split_own_digits split_writers",
     "archipel.graph": "IMPORTERS Builder Model TensorInfo check_model promote",
-    "archipel.lite_runtime": "DeviceState History LocalUpdate Progress Runtime load",
+    "archipel.lite_runtime": "Control DeviceState ExampleStore History LocalUpdate Progress Runtime load",
     "archipel.models": "autoencoder char_rnn cnn_1d digits_cnn ds_cnn fedavg_cnn lenet mlp mobilenet_v2 resnet8 "
     "transformer unet",
     "archipel.server": "OperatorClient Settings TaskRequest create_app init_data_folder load_settings run_coordinator "

@@ -15,8 +15,14 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 BLOCK = re.compile(r"^```(\w+)?( background)?\n(.*?)^```$", re.M | re.S)
 RUNNABLE = {"python", "sh"}
-RUN = {"README.md", "docs/quickstart.md", "docs/training.md"}
-SHOWN = {"text", "json"}  # drawings, and the manifests that test_design.py validates
+RUN = {"README.md", "docs/quickstart.md", "docs/store.md", "docs/training.md"}
+SHOWN = {
+    "text",
+    "json",
+    "ts",
+    "kotlin",
+    "swift",
+}  # drawings, the manifests that test_design.py validates, other languages
 
 
 def blocks(page: str) -> list[tuple[str, bool, str]]:
@@ -65,6 +71,15 @@ def test_training(tmp_path: Path, shell: dict[str, str]) -> None:
     falls = re.findall(r"([\d.]+) -> ([\d.]+)", done.stdout)
     assert len(falls) == 2
     assert all(float(last) < 0.8 * float(first) for first, last in falls)
+
+
+@pytest.mark.parametrize("page", ["docs/store.md"])
+def test_python_blocks(page: str, tmp_path: Path, shell: dict[str, str]) -> None:
+    code = "\n".join(text for language, _, text in blocks(page) if language == "python")
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=shell, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_quickstart(tmp_path: Path, shell: dict[str, str]) -> None:
