@@ -3,23 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import cast
+from typing import NamedTuple, cast
 
 import numpy as np
 
 from archipel import strategies
-from archipel.bundle import Program
+from archipel.bundle import Phase, Program
 from archipel.bundle.roles import Broadcast, DType, Example, Output, Parameter, State
 from archipel.compression import StaticInt8, quantize_static, refresh_program
+from archipel.converter.adapters import Adapted, adapt, merge_into
+from archipel.converter.federated import divide, local_training, schedule, train_programs, written_program
+from archipel.converter.roles import assign_roles
 from archipel.errors import ConversionError
 from archipel.graph import Model
 from archipel.graph.functions import inline_functions
 from archipel.graph.parameters import trainable_names
-from archipel.training import evaluate_graph, step_graph
+from archipel.strategies.device import describe
+from archipel.training import evaluate_graph
 from archipel.training.batch_norm import prepared
 from archipel.training.losses import Loss
 from archipel.training.optimizers import Optimizer
 from archipel.training.step import StepOptions
+
+
+class Lowered(NamedTuple):
+    """The programs by name, each a Model with its signature, and the phases of a local round."""
+
+    programs: dict[str, Model]
+    schedule: tuple[Phase, ...]
 
 
 def predict_program(model: Model) -> Model:
@@ -43,8 +54,10 @@ def lower(
     calibration: Mapping[str, np.ndarray] | None,
     strategy: str,
     strategy_options: Mapping[str, object],
-) -> dict[str, Model]:
-    """The programs by name, each a Model with its signature. Without a loss: `predict` only.
+    epochs: int,
+    batch_size: int,
+) -> Lowered:
+    """What a bundle of the model consists of. Without a loss: `predict` only.
 
     Raises ConversionError for options that do not fit together, CompressionError or TrainingError from the parts.
     """
@@ -64,19 +77,36 @@ def lower(
         if optimizer is not None or step_options:
             what = "an optimizer" if optimizer is not None else "step_options"
             raise ConversionError(f"{what} without a loss: pass loss= too, or neither for a predict-only bundle")
-        return programs
+        return Lowered(programs, ())
     if optimizer is None:
         raise ConversionError("a loss without an optimizer: pass optimizer= too, or neither for a predict-only bundle")
-    names = trainable_names(model.ir, trainable)
-    parameters = {name: model.parameters[name] for name in names}
-    programs["evaluate"] = evaluate_graph(model, loss, trainable=names, batch_norm=batch_norm)
-    programs["train"] = step_graph(model, loss, optimizer, trainable=names, **step_options)
-    _check_broadcasts(programs["train"], parameters, strategy)
-    programs["refresh"] = refresh_program(
-        programs["predict"], parameters, statistics(programs), source=model if recipe else None
+    algorithm = strategies.get(strategy)
+    half = describe(algorithm.name, algorithm.device, strategy_options)
+    if half.adapters is None:
+        adapted = Adapted(model, (), tuple(trainable_names(model.ir, trainable)))
+    else:
+        adapted = adapt(model, half.adapters, trainable, strategy)
+    division = divide(adapted.model, adapted.trained, half, strategy)
+    evaluate = evaluate_graph(adapted.model, loss, trainable=adapted.trained, batch_norm=batch_norm)
+    programs["evaluate"] = assign_roles(evaluate, division, copies=division.copied)
+    training = train_programs(adapted.model, loss, optimizer, step_options, half, division, strategy)
+    programs.update(training)
+    _check_broadcasts(training, division.shared, strategy)
+    refresh = refresh_program(
+        programs["predict"],
+        {name: model.parameters[name] for name in adapted.derived},
+        _predicted_statistics(evaluate),
+        source=model if recipe else None,
     )
-    programs["finish"] = _finish(parameters, strategy, strategy_options)
-    return programs
+    if adapted.adapters:
+        refresh = merge_into(refresh, adapted.adapters, model.parameters)
+        refresh.initial.update({name: adapted.model.parameters[name] for name in adapted.trained})
+    programs["refresh"] = assign_roles(refresh, division, copies=division.copied)
+    local = local_training(training, optimizer, division)
+    if half.begin is not None:
+        programs["begin"] = written_program(half.begin, local)
+    programs["finish"] = written_program(half.finish, local)
+    return Lowered(programs, schedule(half, epochs, batch_size))
 
 
 def _check(options: StepOptions) -> None:
@@ -93,8 +123,9 @@ def _check(options: StepOptions) -> None:
         )
 
 
-def _check_broadcasts(train: Model, parameters: Mapping[str, np.ndarray], strategy: str) -> None:
-    asked = [port.tensor for port in train.signature.inputs if isinstance(port, Broadcast)] if train.signature else []
+def _check_broadcasts(training: Mapping[str, Model], parameters: Mapping[str, np.ndarray], strategy: str) -> None:
+    signatures = [program.signature for program in training.values() if program.signature is not None]
+    asked = [port.tensor for signature in signatures for port in signature.inputs if isinstance(port, Broadcast)]
     algorithm = strategies.get(strategy)
     missing = sorted(set(asked) - set(algorithm.broadcast(algorithm.init(parameters)))) if asked else []
     if missing:
@@ -104,24 +135,14 @@ def _check_broadcasts(train: Model, parameters: Mapping[str, np.ndarray], strate
         )
 
 
-def _finish(parameters: Mapping[str, np.ndarray], strategy: str, options: Mapping[str, object]) -> Model:
-    try:
-        proto, signature = strategies.get(strategy).finish(parameters, **options)
-    except TypeError as error:
-        raise ConversionError(f"strategy {strategy!r}: {error}") from None
-    model = Model.from_proto(proto, parameters=[])
-    model.signature = signature
-    return model
-
-
-def statistics(programs: Mapping[str, Model]) -> dict[str, State]:
+def _predicted_statistics(evaluate: Model) -> dict[str, State]:
     """The state that starts as a tensor of the model, by that tensor's name: running statistics."""
-    ports = [port for program in programs.values() if program.signature for port in program.signature.inputs]
+    ports = evaluate.signature.inputs if evaluate.signature is not None else ()
     return {port.init: port for port in ports if isinstance(port, State) and isinstance(port.init, str)}
 
 
 def initial_values(programs: Mapping[str, Model]) -> dict[str, np.ndarray]:
-    """What the programs' parameters, and their state of `statistics`, start from."""
+    """What the programs' parameters, personal tensors and running statistics start from."""
     return {name: value for program in programs.values() for name, value in program.initial.items()}
 
 

@@ -16,7 +16,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from archipel.bundle import (
     Bundle,
     Lineage,
-    Phase,
     PrivacyPolicy,
     Program,
     open_bundle,
@@ -63,11 +62,12 @@ def convert(
 
     `path` ending in ".bundle" becomes one file, anything else a folder; it must not exist. Without a loss the bundle
     has `predict` only; with one it also has `evaluate`, `train` (one step of `optimizer` on the parameters that match
-    `trainable`), `refresh` and the strategy's `finish`, and a schedule of `epochs` in batches of `batch_size`.
+    `trainable`), `refresh` and the strategy's `finish`, and a schedule of `epochs` in batches of `batch_size`. Some
+    strategies have a `begin` too, or several train programs with numbers of epochs of their own (docs/strategies.md).
     `step_options` are further arguments of `training.step_graph`, by name: `transforms`, `accumulate`, `batch_norm`
     (which `evaluate` and `predict` follow), `dropout`, `per_example`, `precision`.
     `recipe` compresses `predict` (StaticInt8 needs `calibration`: an array for every input).
-    `sign_key` is the publisher's key; `strategy_options` go to the strategy's device half.
+    `sign_key` is the publisher's key; `strategy_options` are those of the strategy's device half.
 
     Returns the bundle, verified. Raises ConversionError, or the error of the part that failed.
     """
@@ -81,7 +81,7 @@ def convert(
     if path.exists():
         raise ConversionError(f"{path}: exists already; remove it or choose another name")
     model = _model(source, example)
-    programs = lower(
+    programs, schedule = lower(
         model,
         loss=loss,
         optimizer=optimizer,
@@ -91,6 +91,8 @@ def convert(
         calibration=calibration,
         strategy=strategy,
         strategy_options=strategy_options or {},
+        epochs=epochs,
+        batch_size=batch_size,
     )
     check_refresh(programs["predict"], derived_tensors(programs))
     values = initial_values(programs)
@@ -107,7 +109,7 @@ def convert(
         limits=compute_limits(programs, batch_size),
         privacy=privacy,
         key=sign_key,
-        schedule=(Phase(program="train", epochs=epochs, batch_size=batch_size),) if loss is not None else (),
+        schedule=schedule,
         strategy=strategy if loss is not None else "",
         lineage=lineage or Lineage(recipe=tuple(map(repr, recipe or ()))),
     )

@@ -1,13 +1,14 @@
-"""The one table of federated algorithms. To add one: write NAME.py with a STRATEGY, add a line here."""
+"""The one table of federated algorithms. To add one: write NAME.py with a STRATEGY, add it here."""
 
 from __future__ import annotations
 
 from archipel.errors import ArchipelError
-from archipel.strategies import fedavg
+from archipel.strategies import ditto, dpsgd, fedavg, fedbn, fednova, fedprox, fedrep, lora, scaffold
 from archipel.strategies.strategy import Strategy
 
 STRATEGIES: dict[str, Strategy] = {
-    "fedavg": fedavg.STRATEGY,
+    module.STRATEGY.name: module.STRATEGY
+    for module in (fedavg, fedprox, scaffold, fednova, fedrep, fedbn, ditto, lora, dpsgd)
 }
 
 

@@ -1,18 +1,14 @@
-"""What every federated algorithm provides: its server half as `init`/`update` pairs, its device half as a graph."""
+"""What every federated algorithm provides: an `init`/`update` pair on the server, a description of its device half."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from archipel.bundle import Program
 from archipel.protocol.vector import DecodedSum
-
-if TYPE_CHECKING:
-    import onnx
+from archipel.strategies.device import MakeDevice
 
 Tensors = dict[str, np.ndarray]
 
@@ -27,22 +23,6 @@ UpdateModel = Callable[
 MakeBroadcast = Callable[[Tensors], Tensors]
 """state -> what the devices get beside the parameters this round."""
 
-FinishGraph = Callable[..., "tuple[onnx.ModelProto, Program]"]
-"""parameters (values by name) and the strategy's own options -> the `finish` graph and its signature. Needs onnx."""
-
-
-@dataclass(frozen=True)
-class Strategy:
-    """One federated algorithm. The server half is NumPy only; `finish` imports onnx when it is called."""
-
-    name: str
-    init: InitState
-    update: UpdateModel
-    broadcast: MakeBroadcast
-    finish: FinishGraph
-    server_hyperparameters: Mapping[str, float]
-    """Those that the server half reads, with their defaults; the others of a plan go to the devices."""
-
 
 def no_state(parameters: Mapping[str, np.ndarray]) -> Tensors:
     return {}
@@ -50,3 +30,16 @@ def no_state(parameters: Mapping[str, np.ndarray]) -> Tensors:
 
 def no_broadcast(state: Tensors) -> Tensors:
     return {}
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """One federated algorithm. The server half is NumPy only; `device` describes what the converter makes graphs of."""
+
+    name: str
+    update: UpdateModel
+    device: MakeDevice
+    init: InitState = no_state
+    broadcast: MakeBroadcast = no_broadcast
+    server_hyperparameters: Mapping[str, float] = field(default_factory=dict)
+    """Those that the server half reads, with their defaults; the others of a plan go to the devices."""

@@ -20,5 +20,8 @@ class StepContext(Protocol):
     def step(self) -> ir.Value:
         """How many updates the optimizer made before this one in the round: int64 scalar, 0 in the first."""
 
+    def state(self, parameter: ir.Value, name: str) -> ir.Value:
+        """Round state called `name`/PARAMETER, in the shape of the parameter: what a `begin` program made."""
+
     def anchor(self, parameter: ir.Value, kind: Anchor) -> ir.Value:
         """`parameter` as it was when the round started, or the tensor of its name that the server broadcast."""

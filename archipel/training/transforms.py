@@ -89,20 +89,37 @@ class Proximal:
 
     mu: float
     anchor: Anchor
+    name: str = "mu"
 
     @property
     def hyperparameters(self) -> tuple[HyperparameterSpec, ...]:
-        return (HyperparameterSpec("mu", self.mu, 0.0, LARGEST),)
+        return (HyperparameterSpec(self.name, self.mu, 0.0, LARGEST),)
 
     def apply(
         self, op: Builder, parameters: Sequence[ir.Value], gradients: Sequence[ir.Value], context: StepContext
     ) -> list[ir.Value]:
-        mu = context.hyperparameters["mu"]
+        mu = context.hyperparameters[self.name]
         results = []
         for p, g in zip(parameters, gradients):
             away = op.Sub(p, context.anchor(p, self.anchor))
             results.append(op.Add(g, op.Mul(away, cast(op, mu, dtype_of(p)))))
         return results
+
+
+@dataclass(frozen=True)
+class Correction:
+    """g + c, with the round state `name`/PARAMETER as c (SCAFFOLD, Karimireddy et al. 2020)."""
+
+    name: str
+
+    @property
+    def hyperparameters(self) -> tuple[HyperparameterSpec, ...]:
+        return ()
+
+    def apply(
+        self, op: Builder, parameters: Sequence[ir.Value], gradients: Sequence[ir.Value], context: StepContext
+    ) -> list[ir.Value]:
+        return [op.Add(g, context.state(p, self.name)) for p, g in zip(parameters, gradients)]
 
 
 def clip_by_norm(max_norm: float) -> ClipByNorm:
@@ -120,11 +137,23 @@ def weight_decay(rate: float) -> WeightDecay:
     return WeightDecay(number("weight_decay", "rate", rate, 0.0, LARGEST))
 
 
-def proximal(mu: float, anchor: Anchor = "start") -> Proximal:
-    """Pull towards the parameters of the round's start, or to what was broadcast; mu is a hyperparameter's default."""
+def proximal(mu: float, anchor: Anchor = "start", *, name: str = "mu") -> Proximal:
+    """Pull towards the parameters of the round's start, or to what was broadcast.
+
+    `mu` is the default of the hyperparameter called `name`.
+    """
     if anchor not in ("start", "broadcast"):
         raise TrainingError(f"proximal: anchor must be 'start' or 'broadcast', is {anchor!r}")
-    return Proximal(number("proximal", "mu", mu, 0.0, LARGEST), anchor)
+    if not isinstance(name, str) or not name:
+        raise TrainingError(f"proximal: name must be the name of a hyperparameter, is {name!r}")
+    return Proximal(number("proximal", "mu", mu, 0.0, LARGEST), anchor, name)
+
+
+def correction(name: str = "correction") -> Correction:
+    """Add to each gradient the round state `name`/PARAMETER, which a `begin` program makes."""
+    if not isinstance(name, str) or not name:
+        raise TrainingError(f"correction: name must be that of a state, is {name!r}")
+    return Correction(name)
 
 
 def global_norm(op: Builder, gradients: Sequence[ir.Value]) -> ir.Value:

@@ -48,6 +48,9 @@ class Update:
         number = minibatch(self._work)
         return number if self._every == 1 else self._work.op.Div(number, self._every)
 
+    def state(self, parameter: ir.Value, name: str) -> ir.Value:
+        return self._work.state(f"{name}/{parameter.name}", parameter)
+
     def anchor(self, parameter: ir.Value, kind: Anchor) -> ir.Value:
         role = Start if kind == "start" else Broadcast
         shape = TensorInfo.of(parameter).shape

@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 BLOCK = re.compile(r"^```(\w+)?( background)?\n(.*?)^```$", re.M | re.S)
 RUNNABLE = {"python", "sh"}
-RUN = {"README.md", "docs/quickstart.md", "docs/store.md", "docs/training.md"}
+RUN = {"README.md", "docs/quickstart.md", "docs/store.md", "docs/strategies.md", "docs/training.md"}
 SHOWN = {
     "text",
     "json",
@@ -73,7 +73,7 @@ def test_training(tmp_path: Path, shell: dict[str, str]) -> None:
     assert all(float(last) < 0.8 * float(first) for first, last in falls)
 
 
-@pytest.mark.parametrize("page", ["docs/store.md"])
+@pytest.mark.parametrize("page", ["docs/store.md", "docs/strategies.md"])
 def test_python_blocks(page: str, tmp_path: Path, shell: dict[str, str]) -> None:
     code = "\n".join(text for language, _, text in blocks(page) if language == "python")
     done = subprocess.run(

@@ -1,17 +1,14 @@
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import numpy as np
 import onnxruntime as ort
 import pytest
 
-from archipel import strategies
 from archipel.bundle import role_of
-from archipel.errors import ArchipelError, ConversionError
+from archipel.errors import ConversionError
 from archipel.protocol.vector import DecodedSum
 from archipel.strategies import fedavg
+from archipel.strategies.device import LocalTraining, Upload
 
 SHAPES = {"weight": (3, 4), "bias": (3,), "deep.layer.scale": ()}
 
@@ -23,7 +20,7 @@ def parameters() -> dict[str, np.ndarray]:
 
 
 def run_finish(parameters: dict, moved: dict, examples: int, **options: float) -> dict[str, np.ndarray]:
-    model, program = fedavg.finish(parameters, **options)
+    model, program = fedavg.device(Upload("fedavg", **options)).finish(LocalTraining(parameters))
     session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     feeds = {}
     for port in program.inputs:
@@ -58,7 +55,7 @@ def test_server_half_is_the_weighted_mean(parameters: dict[str, np.ndarray]) -> 
     deltas = [{name: rng.standard_normal(shape) for name, shape in SHAPES.items()} for _ in weights]
     total = {name: sum(w * d[name] for w, d in zip(weights, deltas, strict=True)) for name in SHAPES}
     decoded = DecodedSum(deltas=total, values={}, weight=float(weights.sum()))
-    moved, state = fedavg.update(parameters, {}, decoded, 3, {"server_lr": 0.5})
+    moved, state = fedavg.STRATEGY.update(parameters, {}, decoded, 3, {"server_lr": 0.5})
     for name in SHAPES:
         mean = np.average([d[name] for d in deltas], axis=0, weights=weights)
         np.testing.assert_allclose(moved[name], parameters[name] + 0.5 * mean, rtol=1e-5)
@@ -68,28 +65,17 @@ def test_server_half_is_the_weighted_mean(parameters: dict[str, np.ndarray]) -> 
 
 def test_no_examples_anywhere_changes_nothing(parameters: dict[str, np.ndarray]) -> None:
     zero = {name: np.zeros(shape) for name, shape in SHAPES.items()}
-    moved, _ = fedavg.update(parameters, {}, DecodedSum(deltas=zero, values={}, weight=0.0), 3, {})
+    moved, _ = fedavg.STRATEGY.update(parameters, {}, DecodedSum(deltas=zero, values={}, weight=0.0), 3, {})
     for name in SHAPES:
         np.testing.assert_array_equal(moved[name], parameters[name])
 
 
-def test_impossible_options_are_refused(parameters: dict[str, np.ndarray]) -> None:
-    for options in ({"clip": 0.0}, {"weight_cap": 0}):
-        with pytest.raises(ConversionError, match="clip > 0"):
-            fedavg.finish(parameters, **options)
-    with pytest.raises(ConversionError, match="float64"):
-        fedavg.finish({"a": np.zeros(2)})
+def test_only_float32_is_averaged() -> None:
+    with pytest.raises(ConversionError, match="'fedavg': parameter 'a' is float64; only float32"):
+        run_finish({"a": np.zeros(2)}, {}, 1)
 
 
-def test_registry_names_what_there_is() -> None:
-    assert strategies.get("fedavg").name == "fedavg"
-    for name, strategy in strategies.STRATEGIES.items():
-        assert strategy.name == name
-    with pytest.raises(ArchipelError, match="there are: fedavg"):
-        strategies.get("fedsomething")
-
-
-def test_server_half_needs_no_onnx() -> None:
-    code = "import sys, archipel.strategies; print([m for m in ('onnx', 'torch', 'flask') if m in sys.modules])"
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert out.strip() == "[]"
+def test_names_that_collide_are_refused(parameters: dict[str, np.ndarray]) -> None:
+    both = {"a": parameters["bias"], "a.start": parameters["bias"]}
+    with pytest.raises(ConversionError, match=r"two tensors of finish are called 'a\.start'; rename"):
+        run_finish(both, both, 1)

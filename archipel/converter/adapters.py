@@ -1,0 +1,171 @@
+"""Low-rank adapters as graph surgery: a weight W becomes W + alpha / rank * B A, with W a constant (Hu et al. 2022)."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+import onnx_ir as ir
+
+from archipel.bundle.roles import Parameter
+from archipel.converter.roles import select
+from archipel.errors import ConversionError
+from archipel.graph import Builder, Model
+from archipel.graph.parameters import parameter_names, record_parameters, trainable_names
+from archipel.strategies.device import Adapters
+
+_LAYERS = ("Gemm", "MatMul", "Conv", "ConvTranspose")
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """The adapter of one weight, seen as a matrix [rows, columns] of its first axis and all others together.
+
+    `a` reads the layer's input, `b` makes its output. `outputs_first` says whether the rows are the outputs, so that
+    the change is B A with B [rows, rank], A [rank, columns]; else it is A B with A [rows, rank], B [rank, columns].
+    """
+
+    weight: str
+    shape: tuple[int, ...]
+    outputs_first: bool
+    rank: int
+    scale: float
+
+    @property
+    def a(self) -> str:
+        return f"{self.weight}.lora_a"
+
+    @property
+    def b(self) -> str:
+        return f"{self.weight}.lora_b"
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, int]]:
+        """Of A and B, by name."""
+        left, right = (self.shape[0], self.rank), (self.rank, math.prod(self.shape[1:]))
+        return {self.a: right, self.b: left} if self.outputs_first else {self.a: left, self.b: right}
+
+    def initial(self, seed: int) -> dict[str, np.ndarray]:
+        """A uniform within 1 / sqrt(fan in), as PyTorch begins a linear layer; B zero, so that nothing changes yet."""
+        rows, columns = self.shapes[self.a]
+        bound = 1.0 / math.sqrt(columns if self.outputs_first else rows)
+        generator = np.random.default_rng([seed, zlib.crc32(self.weight.encode())])
+        first = generator.uniform(-bound, bound, (rows, columns)).astype(np.float32)
+        return {self.a: first, self.b: np.zeros(self.shapes[self.b], np.float32)}
+
+    def merge(self, op: Builder, weight: ir.Value, values: Mapping[str, ir.Value]) -> ir.Value:
+        """Emit the weight that the layer uses."""
+        left, right = (self.b, self.a) if self.outputs_first else (self.a, self.b)
+        change = op.MatMul(values[left], values[right])
+        if len(self.shape) > 2:
+            change = op.Reshape(change, list(self.shape))
+        merged: ir.Value = op.Add(weight, change if self.scale == 1.0 else op.Mul(change, self.scale))
+        return merged
+
+
+@dataclass(frozen=True)
+class Adapted:
+    """A model with adapters. `trained` are its parameters; `full` those of them that are no adapter's."""
+
+    model: Model
+    adapters: tuple[Adapter, ...]
+    full: tuple[str, ...]
+
+    @property
+    def trained(self) -> list[str]:
+        return [*(name for adapter in self.adapters for name in adapter.shapes), *self.full]
+
+    @property
+    def derived(self) -> list[str]:
+        """The tensors of the model without adapters that move with training."""
+        return [*(adapter.weight for adapter in self.adapters), *self.full]
+
+
+def adapt(model: Model, options: Adapters, trainable: str | Sequence[str], strategy: str) -> Adapted:
+    """Adapters on the weights that match both `trainable` and the options' targets; the graph is a copy.
+
+    Raises ConversionError where no weight of such a layer matches, or a pattern matches nothing.
+    """
+    names = trainable_names(model.ir, trainable)
+    full = select(names, options.full, strategy, "full")
+    values = model.parameters
+    adapters = []
+    for name in select(names, options.targets, strategy, "targets"):
+        outputs_first = _outputs_first(model.ir.graph.initializers[name])
+        if name not in full and outputs_first is not None and values[name].dtype == np.float32:
+            shape = values[name].shape
+            rank = min(options.rank, shape[0], math.prod(shape[1:]))
+            adapters.append(Adapter(name, shape, outputs_first, rank, options.alpha / options.rank))
+    if not adapters:
+        raise ConversionError(
+            f"strategy {strategy!r}: targets {list(options.targets)} match no float32 weight of {', '.join(_LAYERS)}; "
+            f"the trainable tensors are {', '.join(names)}"
+        )
+    result = model.copy()
+    for adapter in adapters:
+        _insert(result, adapter, options.seed)
+    record_parameters(result.ir, [*parameter_names(model.ir), *(n for adapter in adapters for n in adapter.shapes)])
+    return Adapted(result, tuple(adapters), tuple(full))
+
+
+def merge_into(refresh: Model, adapters: Sequence[Adapter], base: Mapping[str, np.ndarray]) -> Model:
+    """A refresh program that reads adapters in the place of the weights they belong to. Changes the program's graph.
+
+    `base` are the fixed weights by name.
+    """
+    signature, graph = refresh.signature, refresh.ir.graph
+    if signature is None:
+        raise ConversionError("refresh has no signature")
+    op = Builder(graph, scope="merge")
+    ports = {port.name: port for port in signature.inputs}
+    initial = dict(refresh.initial)
+    with op.before(graph[0]):
+        for adapter in adapters:
+            weight = next(value for value in graph.inputs if value.name == adapter.weight)
+            graph.inputs.remove(weight)
+            del ports[adapter.weight], initial[adapter.weight]
+            weight.name = op.unique(f"{adapter.weight}.merged")
+            values = {name: op.input(name, ir.DataType.FLOAT, shape) for name, shape in adapter.shapes.items()}
+            merged = adapter.merge(op, op.constant(base[adapter.weight]), values)
+            weight.replace_all_uses_with(merged)
+            for name, shape in adapter.shapes.items():
+                ports[name] = Parameter(name=name, tensor=name, dtype="float32", shape=shape)
+    inputs = tuple(ports[value.name or ""] for value in graph.inputs)
+    return Model(refresh.ir, signature=msgspec.structs.replace(signature, inputs=inputs), initial=initial)
+
+
+def _outputs_first(weight: ir.Value) -> bool | None:
+    """Which way round the weight is: by the first layer that it is the second input of. None: it is in no layer."""
+    for use in weight.uses():
+        op_type = use.node.op_type
+        if use.idx != 1 or use.node.domain != "" or op_type not in _LAYERS or weight.shape is None:
+            continue
+        if op_type in ("Gemm", "MatMul") and len(weight.shape) != 2:
+            continue
+        return op_type == "Conv" or (op_type == "Gemm" and bool(use.node.attributes.get_int("transB", 0)))
+    return None
+
+
+def _insert(model: Model, adapter: Adapter, seed: int) -> None:
+    graph = model.ir.graph
+    weight = graph.initializers[adapter.weight]
+    uses = list(weight.uses())
+    op = Builder(graph, scope=f"{adapter.weight}.lora")
+    values = {}
+    for name, content in adapter.initial(seed).items():
+        if name in graph.initializers or any(value.name == name for value in graph.inputs):
+            raise ConversionError(f"adapters: the model already has a tensor called {name!r}; rename it")
+        op.free_name(name)
+        tensor = ir.tensor(content, name=name)
+        value = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(content.shape))
+        value.const_value = tensor
+        graph.register_initializer(value)
+        values[name] = value
+    with op.before(graph[0]):
+        merged = adapter.merge(op, weight, values)
+    for use in uses:
+        use.node.replace_input_with(use.idx, merged)

@@ -1,0 +1,154 @@
+"""A strategy's device half as programs: a train program for each part of the round, `begin`, `finish`, the schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+import onnx_ir as ir
+
+from archipel.bundle import Phase
+from archipel.bundle.roles import Hyperparameter
+from archipel.converter.roles import Division, assign_roles, select
+from archipel.errors import ConversionError
+from archipel.graph import Model, promote
+from archipel.strategies.device import (
+    CORRECTION,
+    ClipExamples,
+    Correction,
+    DeviceHalf,
+    LocalTraining,
+    MakeProgram,
+    Part,
+    Pull,
+)
+from archipel.training import per_example, step_graph, transforms
+from archipel.training.losses import Loss
+from archipel.training.optimizers import SGD, Optimizer
+from archipel.training.schedules import Schedule
+from archipel.training.step import StepOptions
+
+
+def divide(model: Model, names: Sequence[str], half: DeviceHalf, strategy: str) -> Division:
+    """Sort the tensors `names`. Raises ConversionError where none is left to share, or none is personal that should."""
+    values = model.parameters
+    operators = half.personal_operators
+    personal = {name for name in names if _weighs_in(model.ir.graph.initializers[name], operators)}
+    if operators and not personal:
+        raise ConversionError(
+            f"strategy {strategy!r}: no trained tensor is a weight of {', '.join(operators)}; batch_norm='folded' "
+            "leaves none, and trainable= may leave them out"
+        )
+    personal.update(select(names, half.personal, strategy, "personal"))
+    shared = {name: values[name] for name in names if name not in personal}
+    if not shared:
+        raise ConversionError(f"strategy {strategy!r}: every trained tensor is personal, so there is nothing to share")
+    return Division(
+        shared=shared,
+        personal={name: values[name] for name in names if name in personal},
+        copied=any(part.trains == "copies" for part in half.parts),
+    )
+
+
+def train_programs(
+    model: Model,
+    loss: Loss,
+    optimizer: Optimizer,
+    options: StepOptions,
+    half: DeviceHalf,
+    division: Division,
+    strategy: str,
+) -> dict[str, Model]:
+    """A train program for each part of the round. Raises ConversionError for options that the strategy cannot have."""
+    _check_optimizer(optimizer, options, half, strategy)
+    programs = {}
+    for number, part in enumerate(half.parts):
+        moved = {"personal": list(division.personal), "shared": list(division.shared)}.get(part.trains, division.all)
+        if not moved:
+            raise ConversionError(
+                f"strategy {strategy!r}: program {part.program!r} trains the {part.trains} tensors, and there are "
+                "none; name some with strategy_options={'personal': ...}"
+            )
+        still = [name for name in division.all if name not in moved]
+        source = model
+        if still:
+            # As inputs they are what the round received, and not what the model began with.
+            source = model.copy()
+            promote(source.ir, still)
+        program = step_graph(source, loss, optimizer, trainable=moved, **_step_options(options, part, still, strategy))
+        program.initial.update({name: model.parameters[name] for name in still})
+        programs[part.program] = assign_roles(
+            program,
+            division,
+            copies=part.trains == "copies",
+            still=still,
+            own=part.program if number else "",
+        )
+    return programs
+
+
+def schedule(half: DeviceHalf, epochs: int, batch_size: int) -> tuple[Phase, ...]:
+    """A phase for each part: its own number of epochs, or `epochs`."""
+    return tuple(
+        Phase(program=part.program, epochs=epochs if part.epochs is None else part.epochs, batch_size=batch_size)
+        for part in half.parts
+    )
+
+
+def written_program(make: MakeProgram, local: LocalTraining) -> Model:
+    """What the strategy wrote itself: `begin` or `finish`."""
+    proto, signature = make(local)
+    model = Model.from_proto(proto, parameters=[])
+    model.signature = signature
+    return model
+
+
+def local_training(programs: Mapping[str, Model], optimizer: Optimizer, division: Division) -> LocalTraining:
+    """What the strategy's own graphs may need to know of these train programs."""
+    ports = [port for program in programs.values() if program.signature for port in program.signature.inputs]
+    return LocalTraining(
+        parameters=division.shared,
+        hyperparameters={port.name: port for port in ports if isinstance(port, Hyperparameter)},
+        momentum=optimizer.momentum if isinstance(optimizer, SGD) else 0.0,
+    )
+
+
+def _step_options(options: StepOptions, part: Part, still: Sequence[str], strategy: str) -> StepOptions:
+    """The caller's options with what the strategy adds: its terms come after the caller's transforms."""
+    changed = StepOptions(**options)
+    given = list(options.get("transforms", ()))
+    clips = [term for term in part.terms if isinstance(term, ClipExamples)]
+    if options.get("per_example") is not None and (clips or still):
+        why = "clips single examples itself" if clips else f"trains a part of the model in {part.program!r}"
+        raise ConversionError(f"step_options: strategy {strategy!r} {why}; leave per_example out")
+    for term in part.terms:
+        if isinstance(term, Pull):
+            given.append(transforms.proximal(term.strength, name=term.name))
+        elif isinstance(term, Correction):
+            given.append(transforms.correction(CORRECTION))
+    if part.terms:
+        changed["transforms"] = given
+    for clip in clips:
+        changed["per_example"] = per_example(clip.clip, clip.noise)
+    return changed
+
+
+def _check_optimizer(optimizer: Optimizer, options: StepOptions, half: DeviceHalf, strategy: str) -> None:
+    """Where `finish` works with the number of steps, each of them has to be one of plain SGD at a constant rate."""
+    if half.optimizer == "any":
+        return
+    here = f"strategy {strategy!r}"
+    if not isinstance(optimizer, SGD) or isinstance(optimizer.lr, Schedule):
+        raise ConversionError(f"{here}: needs optimizers.sgd at a constant rate, got {optimizer!r}")
+    if optimizer.momentum and half.optimizer == "sgd":
+        raise ConversionError(f"{here}: needs SGD without momentum, got momentum={optimizer.momentum}")
+    if optimizer.nesterov or optimizer.dampening:
+        raise ConversionError(f"{here}: counts on plain momentum; leave nesterov and dampening out")
+    if options.get("accumulate", 1) != 1 or options.get("precision", "float32") != "float32":
+        raise ConversionError(
+            f"{here}: counts every batch as a step, but with accumulate or mixed precision some make none; leave them "
+            "out of step_options"
+        )
+
+
+def _weighs_in(value: ir.Value, op_types: Collection[str]) -> bool:
+    return any(use.node.op_type in op_types and use.idx in (1, 2) for use in value.uses())

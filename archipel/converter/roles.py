@@ -1,0 +1,102 @@
+"""Which role a tensor has in a program: shared, personal, a device's own copy, or standing still.
+
+`training` knows parameters only. Its programs get the roles that a federated algorithm gives their tensors here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+
+from archipel.bundle.roles import Example, Parameter, Personal, Port, Program, State, Step
+from archipel.errors import ConversionError, GraphError
+from archipel.graph import Builder, Model
+from archipel.graph.parameters import match
+from archipel.strategies.device import COPY
+from archipel.training.assembly import NEXT
+
+
+@dataclass(frozen=True)
+class Division:
+    """The trained tensors by name: those that are uploaded, those that stay, and whether devices copy the first."""
+
+    shared: dict[str, np.ndarray]
+    personal: dict[str, np.ndarray]
+    copied: bool
+
+    @property
+    def all(self) -> list[str]:
+        return [*self.shared, *self.personal]
+
+
+def select(names: Sequence[str], patterns: Sequence[str], strategy: str, option: str) -> list[str]:
+    """The names that match one of the globs. Raises ConversionError for a glob that matches none."""
+    try:
+        return match(names, patterns)
+    except GraphError as error:
+        raise ConversionError(f"strategy {strategy!r}: {option}: {error}") from None
+
+
+def assign_roles(
+    program: Model,
+    division: Division,
+    *,
+    copies: bool = False,
+    still: Collection[str] = (),
+    own: str = "",
+) -> Model:
+    """The program with the roles that its tensors have.
+
+    `copies`: parameters are the device's own copies, and running statistics too. `still`: inputs that are parameters or
+    personal tensors held still. `own`: a name that keeps the optimizer's state and step count apart from those of the
+    round's other programs.
+    """
+    signature = program.signature
+    if signature is None:
+        raise ConversionError("a program without signature cannot get roles")
+
+    def role(port: Port) -> Port:
+        match port:
+            case Example() if port.name in still:
+                return role(Parameter(name=port.name, dtype=port.dtype, shape=port.shape, tensor=port.name))
+            case Parameter() if port.tensor in division.personal:
+                return Personal(name=port.name, dtype=port.dtype, shape=port.shape, tensor=port.tensor)
+            case Parameter() if copies:
+                copy = COPY + port.tensor
+                return Personal(name=port.name, dtype=port.dtype, shape=port.shape, tensor=copy, init=port.tensor)
+            case State(lifetime="device") if copies:
+                return msgspec.structs.replace(port, tensor=COPY + port.tensor)
+            case State(lifetime="round") if own:
+                return msgspec.structs.replace(port, tensor=f"{own}/{port.tensor}")
+        return port
+
+    graph = program.ir.graph
+    inputs = tuple(map(role, signature.inputs))
+    outputs = tuple(map(role, signature.outputs))
+    for value, port in zip((*graph.inputs, *graph.outputs), (*inputs, *outputs), strict=True):
+        if value.name != port.name:
+            value.name = port.name
+    changed = msgspec.structs.replace(signature, inputs=inputs, outputs=outputs)
+    result = Model(program.ir, signature=changed, initial=program.initial)
+    return _with_own_count(result, changed, own) if own else result
+
+
+def _with_own_count(program: Model, signature: Program, own: str) -> Model:
+    """Let the program count its own steps from 0: the runtime's number goes on through all programs of a round."""
+    inputs = list(signature.inputs)
+    place = next((i for i, port in enumerate(inputs) if isinstance(port, Step)), None)
+    if place is None:
+        return program
+    port, value = inputs[place], program.ir.graph.inputs[place]
+    state = State(name=port.name, dtype=port.dtype, shape=port.shape, tensor=f"{own}/{port.name}", lifetime="round")
+    inputs[place] = state
+    op = Builder(program.ir.graph)
+    following = port.name + NEXT
+    op.free_name(following)
+    op.name_output(op.Add(value, np.ones((), port.dtype)), following)
+    outputs = (*signature.outputs, msgspec.structs.replace(state, name=following))
+    changed = msgspec.structs.replace(signature, inputs=tuple(inputs), outputs=outputs)
+    return Model(program.ir, signature=changed, initial=program.initial)

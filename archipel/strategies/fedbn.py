@@ -1,0 +1,28 @@
+"""FedBN (Li et al. 2021, "FedBN: federated learning on non-IID features via local batch normalization").
+
+Device half: scale and bias of every BatchNormalization are personal; its running statistics never leave a device in any
+strategy. Server half: that of federated averaging, over the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from archipel.strategies import averaging
+from archipel.strategies.device import DeviceHalf, Upload, patterns
+from archipel.strategies.finish import weighted_deltas
+from archipel.strategies.strategy import Strategy
+
+
+def device(upload: Upload, *, personal: str | Sequence[str] = ()) -> DeviceHalf:
+    """`personal` are globs of further tensors that stay, such as those of a LayerNormalization."""
+    return DeviceHalf(
+        finish=weighted_deltas(upload),
+        personal=patterns(upload.strategy, "personal", personal),
+        personal_operators=("BatchNormalization",),
+    )
+
+
+STRATEGY = Strategy(
+    name="fedbn", update=averaging.update, device=device, server_hyperparameters=averaging.HYPERPARAMETERS
+)

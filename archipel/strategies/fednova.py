@@ -1,0 +1,103 @@
+"""FedNova (Wang et al. 2020, "Tackling the objective inconsistency problem", section 4).
+
+Devices with more steps would pull the average towards their own objective. Device half: delta divided by a, the L1 norm
+of the weights with which SGD sums up its gradients: the number of steps t, or with momentum m
+(t - m (1 - m^t) / (1 - m)) / (1 - m). `clip` holds the norm of that quotient. a travels too, weighted like the deltas.
+Server half: parameters + server_lr * (weighted mean of a) * (weighted mean of the quotients).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from archipel.bundle import Program
+from archipel.bundle.roles import Count, Update
+from archipel.protocol.vector import DecodedSum
+from archipel.strategies import averaging
+from archipel.strategies.device import DeviceHalf, LocalTraining, MakeProgram, Upload, whole
+from archipel.strategies.finish import (
+    add_constants,
+    add_examples,
+    delta,
+    example_weight,
+    limit,
+    square,
+    upload_deltas,
+    upload_weight,
+)
+from archipel.strategies.program import ProgramGraph
+from archipel.strategies.strategy import Strategy, Tensors
+
+if TYPE_CHECKING:
+    import onnx
+
+STEPS = "fednova/steps"
+"""The update's entry with a times the weight."""
+
+
+def update(
+    parameters: Mapping[str, np.ndarray],
+    state: Tensors,
+    total: DecodedSum,
+    cohort: int,
+    hyperparameters: Mapping[str, float],
+) -> tuple[Tensors, Tensors]:
+    """See the file's description; equation 6 of the paper with tau_eff = the weighted mean of a."""
+    weight = total.weight or 0.0
+    if weight <= 0:
+        return dict(parameters), state
+    steps = float(total.values[STEPS]) / weight
+    return averaging.add(parameters, total, hyperparameters.get("server_lr", 1.0) * steps / weight), state
+
+
+def device(upload: Upload, *, step_cap: int = 256) -> DeviceHalf:
+    """`step_cap` bounds a, and is its range in the fixed-point encoding."""
+    cap = whole(upload.strategy, "step_cap", step_cap, 1)
+    return DeviceHalf(finish=_finish(upload, cap), optimizer="momentum")
+
+
+def _finish(upload: Upload, cap: int) -> MakeProgram:
+    def make(local: LocalTraining) -> tuple[onnx.ModelProto, Program]:
+        graph = ProgramGraph("finish", upload.strategy)
+        add_examples(graph)
+        add_constants(graph, upload)
+        steps = _gradient_weights(graph, local.momentum, cap)
+        squares = []
+        for name in local.parameters:
+            mean = graph.node("Div", [delta(graph, local, name), steps], f"{name}.per_step")
+            squares.append(square(graph, mean, f"{name}.square"))
+        shrink = limit(graph, squares, graph.own("clip"))
+        weight = example_weight(graph)
+        factor = graph.node("Mul", [shrink, weight], graph.own("factor"))
+        upload_deltas(graph, local, upload, factor, "examples", of="per_step")
+        graph.output(
+            Update(
+                name=graph.node("Mul", [steps, weight], STEPS), tensor=STEPS, dtype="float32", shape=(),
+                kind="value", weighting="examples", range=float(cap), bits=upload.bits,
+            )
+        )  # fmt: skip
+        upload_weight(graph, upload)
+        return graph.build()
+
+    return make
+
+
+def _gradient_weights(graph: ProgramGraph, momentum: float, cap: int) -> str:
+    """min(a, cap), and at least a tiny number: no step, no delta."""
+    count = graph.input(Count(name=graph.own("count"), dtype="int64", shape=(), of="steps"))
+    value = steps = graph.node("Cast", [count], graph.own("count_float"), to=1)
+    if momentum:
+        power = graph.node("Pow", [graph.constant("momentum", momentum), steps], graph.own("power"))
+        decayed = graph.node("Sub", [graph.own("one"), power], graph.own("decayed"))
+        ratio = graph.constant("momentum_ratio", momentum / (1.0 - momentum))
+        lost = graph.node("Mul", [decayed, ratio], graph.own("lost"))
+        kept = graph.node("Sub", [steps, lost], graph.own("kept"))
+        value = graph.node("Mul", [kept, graph.constant("gain", 1.0 / (1.0 - momentum))], graph.own("gradients"))
+    capped = graph.node("Min", [value, graph.constant("step_cap", float(cap))], graph.own("capped"))
+    return graph.node("Max", [capped, graph.own("tiny")], graph.own("a"))
+
+
+STRATEGY = Strategy(name="fednova", update=update, device=device, server_hyperparameters=averaging.HYPERPARAMETERS)

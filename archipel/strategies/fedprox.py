@@ -1,0 +1,23 @@
+"""FedProx (Li et al. 2020, "Federated optimization in heterogeneous networks", algorithm 2).
+
+Device half: every step's gradient plus mu (w - the model as received), which keeps devices with unusual data or many
+steps from drifting away. Server half: that of federated averaging.
+"""
+
+from __future__ import annotations
+
+from archipel.strategies import averaging
+from archipel.strategies.device import DeviceHalf, Part, Pull, Upload, not_negative
+from archipel.strategies.finish import weighted_deltas
+from archipel.strategies.strategy import Strategy
+
+
+def device(upload: Upload, *, mu: float = 0.01) -> DeviceHalf:
+    """`mu` is the default of the hyperparameter mu."""
+    pull = Pull("mu", not_negative(upload.strategy, "mu", mu))
+    return DeviceHalf(finish=weighted_deltas(upload), parts=(Part(terms=(pull,)),))
+
+
+STRATEGY = Strategy(
+    name="fedprox", update=averaging.update, device=device, server_hyperparameters=averaging.HYPERPARAMETERS
+)

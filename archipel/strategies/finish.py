@@ -1,0 +1,111 @@
+"""What the `finish` programs of strategies share: deltas, held to a norm, weighted by examples, and their ports.
+
+Also the whole `finish` of every algorithm that uploads just that.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from archipel.bundle import Program
+from archipel.bundle.roles import Count, Parameter, Start, Update
+from archipel.errors import ConversionError
+from archipel.strategies.device import LocalTraining, MakeProgram, Upload
+from archipel.strategies.program import ProgramGraph
+
+if TYPE_CHECKING:
+    import onnx
+
+Weighting = Literal["examples", "uniform"]
+
+
+def weighted_deltas(upload: Upload) -> MakeProgram:
+    """`finish` of federated averaging.
+
+    Inputs `NAME.start` and `NAME` of every parameter and the count of examples; outputs the `NAME.update`s, which are
+    delta * min(1, clip / |all deltas|) * weight, and the weight itself, min(examples, weight_cap) / weight_cap.
+    """
+
+    def make(local: LocalTraining) -> tuple[onnx.ModelProto, Program]:
+        graph = ProgramGraph("finish", upload.strategy)
+        squares = [square(graph, delta(graph, local, name), f"{name}.square") for name in local.parameters]
+        add_examples(graph)
+        add_constants(graph, upload)
+        shrink = limit(graph, squares, graph.own("clip"))
+        factor = graph.node("Mul", [shrink, example_weight(graph)], graph.own("factor"))
+        upload_deltas(graph, local, upload, factor, "examples")
+        upload_weight(graph, upload)
+        return graph.build()
+
+    return make
+
+
+def delta(graph: ProgramGraph, local: LocalTraining, name: str) -> str:
+    """end - start of a parameter. Raises ConversionError for another type than float32."""
+    array = local.parameters[name]
+    if array.dtype.name != "float32":
+        raise ConversionError(
+            f"strategy {graph.name!r}: parameter {name!r} is {array.dtype}; only float32 can be averaged"
+        )
+    start = graph.input(Start(name=f"{name}.start", tensor=name, dtype="float32", shape=array.shape))
+    end = graph.input(Parameter(name=name, tensor=name, dtype="float32", shape=array.shape))
+    return graph.node("Sub", [end, start], f"{name}.delta")
+
+
+def square(graph: ProgramGraph, value: str, output: str) -> str:
+    """The sum of its squared elements."""
+    return graph.node("ReduceSumSquare", [value], output, keepdims=0)
+
+
+def add_examples(graph: ProgramGraph) -> str:
+    """The count of the round's examples as an input."""
+    return graph.input(Count(name=graph.own("examples"), dtype="int64", shape=(), of="examples"))
+
+
+def add_constants(graph: ProgramGraph, upload: Upload) -> None:
+    graph.constant("one", 1.0)
+    graph.constant("clip", upload.clip)
+    graph.constant("cap", float(upload.weight_cap))
+    graph.constant("tiny", 1e-12)
+
+
+def limit(graph: ProgramGraph, squares: list[str], bound: str, prefix: str = "") -> str:
+    """min(1, bound / the norm whose squares are given): what to scale with to keep to the bound."""
+
+    def own(name: str) -> str:
+        return graph.own(prefix + name)
+
+    norm = graph.node("Sqrt", [graph.node("Sum", squares, own("squares"))], own("norm"))
+    norm = graph.node("Max", [norm, graph.own("tiny")], own("norm_above_zero"))
+    return graph.node("Min", [graph.node("Div", [bound, norm], own("ratio")), graph.own("one")], own("shrink"))
+
+
+def example_weight(graph: ProgramGraph) -> str:
+    """min(examples, cap) / cap."""
+    examples = graph.node("Cast", [graph.own("examples")], graph.own("examples_float"), to=1)
+    capped = graph.node("Min", [examples, graph.own("cap")], graph.own("examples_capped"))
+    return graph.node("Div", [capped, graph.own("cap")], graph.own("weight"))
+
+
+def upload_deltas(
+    graph: ProgramGraph, local: LocalTraining, upload: Upload, factor: str, weighting: Weighting, of: str = "delta"
+) -> None:
+    """`NAME.OF` times the factor, as the update of each parameter."""
+    for name, array in local.parameters.items():
+        entry = graph.node("Mul", [f"{name}.{of}", factor], f"{name}.update")
+        graph.output(
+            Update(
+                name=entry, tensor=name, dtype="float32", shape=array.shape,
+                kind="delta", weighting=weighting, range=upload.range, bits=upload.bits, clip=float(upload.clip),
+            )
+        )  # fmt: skip
+
+
+def upload_weight(graph: ProgramGraph, upload: Upload) -> None:
+    weight = graph.own("weight")
+    graph.output(
+        Update(
+            name=weight, tensor=weight, dtype="float32", shape=(),
+            kind="weight", weighting="examples", range=1.0, bits=upload.bits,
+        )
+    )  # fmt: skip

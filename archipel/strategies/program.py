@@ -1,0 +1,83 @@
+"""Write a small ONNX graph together with the roles of its ports: what `begin` and `finish` are made with."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from archipel.bundle import Program
+from archipel.bundle.roles import Input, ProgramKind, Result
+from archipel.errors import ConversionError, MissingExtraError
+
+if TYPE_CHECKING:
+    import onnx
+
+_OPSET, _IR_VERSION = 21, 10
+
+
+class ProgramGraph:
+    """Nodes, constants and ports in the order in which they are added. `name` is the strategy's, for its own tensors.
+
+    Raises MissingExtraError where onnx is not installed.
+    """
+
+    def __init__(self, kind: ProgramKind, name: str) -> None:
+        try:
+            import onnx
+        except ModuleNotFoundError:
+            raise MissingExtraError("onnx", "convert") from None
+        self._onnx = onnx
+        self._kind = kind
+        self.name = name
+        self._nodes: list[onnx.NodeProto] = []
+        self._constants: dict[str, onnx.TensorProto] = {}
+        self._inputs: dict[str, Input] = {}
+        self._outputs: list[Result] = []
+
+    def own(self, name: str) -> str:
+        """A name in the strategy's own space: a slash keeps it apart from names like "weight" of a lone layer."""
+        return f"{self.name}/{name}"
+
+    def node(self, op_type: str, inputs: list[str], output: str, **attributes: Any) -> str:
+        """A standard operator with one output, whose name is returned."""
+        self._nodes.append(self._onnx.helper.make_node(op_type, inputs, [output], output, **attributes))
+        return output
+
+    def constant(self, name: str, value: float) -> str:
+        """A float32 scalar."""
+        full = self.own(name)
+        self._constants[full] = self._onnx.numpy_helper.from_array(np.array(value, np.float32), full)
+        return full
+
+    def input(self, port: Input) -> str:
+        """A graph input; the one there is if the same port was asked for before."""
+        if self._inputs.setdefault(port.name, port) != port:
+            raise ConversionError(
+                f"strategy {self.name!r}: two tensors of {self._kind} are called {port.name!r}; rename the model's"
+            )
+        return port.name
+
+    def output(self, port: Result) -> None:
+        """Make the value of the port's name an output."""
+        self._outputs.append(port)
+
+    def build(self) -> tuple[onnx.ModelProto, Program]:
+        """The checked model and its signature."""
+        helper = self._onnx.helper
+        graph = helper.make_graph(
+            self._nodes,
+            self._kind,
+            [self._info(port) for port in self._inputs.values()],
+            [self._info(port) for port in self._outputs],
+            list(self._constants.values()),
+        )
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", _OPSET)], ir_version=_IR_VERSION)
+        self._onnx.checker.check_model(model, full_check=True)
+        return model, Program(kind=self._kind, inputs=tuple(self._inputs.values()), outputs=tuple(self._outputs))
+
+    def _info(self, port: Input | Result) -> onnx.ValueInfoProto:
+        helper = self._onnx.helper
+        dtype = helper.np_dtype_to_tensor_dtype(np.dtype(port.dtype))
+        info: onnx.ValueInfoProto = helper.make_tensor_value_info(port.name, dtype, port.shape)
+        return info

@@ -1,0 +1,156 @@
+"""SCAFFOLD (Karimireddy et al. 2020, algorithm 1, option II): control variates against client drift.
+
+Device half: `begin` makes the correction c - c_i of every parameter, which each step adds to the gradient; `finish`
+sets c_i+ = c_i - c + (start - end) / (steps * lr). Uploaded are the delta, held to an L2 norm of `clip`, and
+c_i+ - c_i, held to `control_clip`; the device keeps c_i plus what it uploads, so that c stays the mean of all c_i.
+Server half: parameters + server_lr * mean delta, c + sum of the changes / number of devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from archipel.bundle import Program
+from archipel.bundle.roles import Broadcast, Count, State, Update
+from archipel.protocol.vector import DecodedSum
+from archipel.strategies import averaging
+from archipel.strategies.device import (
+    CORRECTION,
+    Correction,
+    DeviceHalf,
+    LocalTraining,
+    MakeProgram,
+    Part,
+    Upload,
+    positive,
+)
+from archipel.strategies.finish import add_constants, delta, limit, square, upload_deltas
+from archipel.strategies.program import ProgramGraph
+from archipel.strategies.strategy import Strategy, Tensors
+
+if TYPE_CHECKING:
+    import onnx
+
+CONTROL = "control/"
+"""Name of c: a broadcast, the server's state, and the update's entry with the change of c_i."""
+OWN_CONTROL = "own_control/"
+"""Name of c_i, a state of the device."""
+
+
+def init(parameters: Mapping[str, np.ndarray]) -> Tensors:
+    """c, which begins at 0."""
+    return {CONTROL + name: np.zeros_like(array) for name, array in parameters.items()}
+
+
+def broadcast(state: Tensors) -> Tensors:
+    return dict(state)
+
+
+def update(
+    parameters: Mapping[str, np.ndarray],
+    state: Tensors,
+    total: DecodedSum,
+    cohort: int,
+    hyperparameters: Mapping[str, float],
+) -> tuple[Tensors, Tensors]:
+    """Equation 5 of the paper. `population` is the number of all devices, 0 where each takes part in every round."""
+    if cohort < 1:
+        return dict(parameters), state
+    everyone = max(float(cohort), hyperparameters.get("population", 0.0))
+    control = {
+        name: (array + total.values[name] / everyone).astype(array.dtype, copy=False) for name, array in state.items()
+    }
+    return averaging.add(parameters, total, hyperparameters.get("server_lr", 1.0) / cohort), control
+
+
+def device(upload: Upload, *, control_clip: float = 10.0, control_range: float | None = None) -> DeviceHalf:
+    """`control_clip` bounds the L2 norm of a change of c_i, `control_range` (default: the same) one element of it."""
+    limit_of_change = positive(upload.strategy, "control_clip", control_clip)
+    span = limit_of_change if control_range is None else positive(upload.strategy, "control_range", control_range)
+    return DeviceHalf(
+        begin=_begin(upload.strategy),
+        parts=(Part(terms=(Correction(),)),),
+        finish=_finish(upload, limit_of_change, span),
+        optimizer="sgd",
+    )
+
+
+def _begin(strategy: str) -> MakeProgram:
+    def make(local: LocalTraining) -> tuple[onnx.ModelProto, Program]:
+        graph = ProgramGraph("begin", strategy)
+        for name in local.parameters:
+            difference = graph.node("Sub", list(_controls(graph, local, name)), f"{CORRECTION}/{name}")
+            shape = local.parameters[name].shape
+            graph.output(State(name=difference, tensor=difference, dtype="float32", shape=shape, lifetime="round"))
+        return graph.build()
+
+    return make
+
+
+def _finish(upload: Upload, control_clip: float, control_range: float) -> MakeProgram:
+    def make(local: LocalTraining) -> tuple[onnx.ModelProto, Program]:
+        graph = ProgramGraph("finish", upload.strategy)
+        add_constants(graph, upload)
+        distance = _distance(graph, local)
+        squares, changes = [], []
+        for name in local.parameters:
+            moved = delta(graph, local, name)
+            squares.append(square(graph, moved, f"{name}.square"))
+            gradient = graph.node("Div", [moved, distance], f"{name}.mean_gradient")
+            # c_i+ - c_i = -c + (start - end) / (steps lr)
+            control, _ = _controls(graph, local, name)
+            added = graph.node("Add", [gradient, control], f"{name}.added")
+            changes.append(graph.node("Neg", [added], f"{name}.change"))
+        shrink = limit(graph, squares, graph.own("clip"))
+        upload_deltas(graph, local, upload, shrink, "uniform")
+        change_squares = [square(graph, change, f"{change}.square") for change in changes]
+        factor = limit(graph, change_squares, graph.constant("control_clip", control_clip), "control_")
+        for (name, array), change in zip(local.parameters.items(), changes, strict=True):
+            kept = graph.node("Mul", [change, factor], f"{CONTROL}{name}.update")
+            graph.output(
+                Update(
+                    name=kept, tensor=CONTROL + name, dtype="float32", shape=array.shape, kind="value",
+                    weighting="uniform", range=control_range, bits=upload.bits, clip=control_clip,
+                )
+            )  # fmt: skip
+            _, own = _controls(graph, local, name)
+            following = graph.node("Add", [own, kept], f"{own}.next")
+            graph.output(_own_control(name, array, following))
+        return graph.build()
+
+    return make
+
+
+def _controls(graph: ProgramGraph, local: LocalTraining, name: str) -> tuple[str, str]:
+    """c and c_i of a parameter, as inputs."""
+    array, control = local.parameters[name], CONTROL + name
+    return (
+        graph.input(Broadcast(name=control, tensor=control, dtype="float32", shape=array.shape)),
+        graph.input(_own_control(name, array, OWN_CONTROL + name)),
+    )
+
+
+def _own_control(name: str, array: np.ndarray, port: str) -> State:
+    return State(name=port, tensor=OWN_CONTROL + name, dtype="float32", shape=array.shape, lifetime="device")
+
+
+def _distance(graph: ProgramGraph, local: LocalTraining) -> str:
+    """steps * lr, above 0: with a rate of 0 nothing moves, and nothing divided by a tiny number is nothing."""
+    rate = graph.input(local.hyperparameters["lr"])
+    count = graph.input(Count(name=graph.own("count"), dtype="int64", shape=(), of="steps"))
+    steps = graph.node("Cast", [count], graph.own("steps"), to=1)
+    product = graph.node("Mul", [steps, rate], graph.own("distance"))
+    return graph.node("Max", [product, graph.own("tiny")], graph.own("distance_above_zero"))
+
+
+STRATEGY = Strategy(
+    name="scaffold",
+    init=init,
+    update=update,
+    broadcast=broadcast,
+    device=device,
+    server_hyperparameters={**averaging.HYPERPARAMETERS, "population": 0.0},
+)

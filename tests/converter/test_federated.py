@@ -1,0 +1,363 @@
+"""The programs that `convert` makes of a strategy's device half: roles, parts of a round, adapters, refusals."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+import torch
+from torch import nn
+
+from archipel import Model, training
+from archipel.bundle import Bundle, Phase, generate_key, role_of
+from archipel.converter import convert
+from archipel.errors import ArchipelError, ConversionError, TrainingError
+from archipel.lite_runtime import DeviceState, Runtime
+from archipel.training import losses, optimizers, schedules, transforms
+
+KEY = generate_key()
+LOSS = losses.cross_entropy()
+CLIP = {"clip": 1000.0}
+Make = Callable[..., Bundle]
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    layers = OrderedDict(body=nn.Linear(4, 5), norm=nn.BatchNorm1d(5), relu=nn.ReLU(), head=nn.Linear(5, 3))
+    return nn.Sequential(layers)
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    torch.set_num_threads(1)
+    return Model.from_torch(network(), torch.zeros(2, 4))
+
+
+@pytest.fixture(scope="module")
+def data() -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    return rng.standard_normal((12, 4), np.float32), rng.integers(0, 3, 12)
+
+
+@pytest.fixture
+def make(model: Model, tmp_path: Path) -> Make:
+    def build(strategy: str, source: Model = model, **changes: Any) -> Bundle:
+        settings: dict[str, Any] = {
+            "loss": LOSS, "optimizer": optimizers.sgd(lr=0.1), "sign_key": KEY, "batch_size": 4,
+            "strategy": strategy, **changes, "strategy_options": {**CLIP, **changes.get("strategy_options", {})},
+        }  # fmt: skip
+        return convert(source, tmp_path / "b", **settings)
+
+    return build
+
+
+def roles(bundle: Bundle, program: str) -> dict[str, set[str]]:
+    """The tensors that a program reads or writes, by role and direction, such as "personal in"."""
+    found: dict[str, set[str]] = {}
+    for side, tensors in (("in", bundle.program(program).inputs), ("out", bundle.program(program).outputs)):
+        for port in tensors:
+            if hasattr(port, "tensor"):
+                found.setdefault(f"{role_of(port)} {side}", set()).add(port.tensor)
+    return found
+
+
+BODY, HEAD = {"body.weight", "body.bias", "norm.weight", "norm.bias"}, {"head.weight", "head.bias"}
+STATISTICS = {"norm.running_mean", "norm.running_var"}
+
+
+def test_parts_hold_the_other_tensors_still(make: Make) -> None:
+    bundle = make("fedrep", strategy_options={"personal": "head.*", "personal_epochs": 7}, epochs=2)
+    assert bundle.manifest.schedule == (
+        Phase(program="train", epochs=7, batch_size=4),
+        Phase(program="train.shared", epochs=2, batch_size=4),
+    )
+    state = {"state in": STATISTICS, "state out": STATISTICS}
+    assert roles(bundle, "train") == {"parameter in": BODY, "personal in": HEAD, "personal out": HEAD, **state}
+    assert roles(bundle, "train.shared") == {"parameter in": BODY, "personal in": HEAD, "parameter out": BODY, **state}
+    assert roles(bundle, "evaluate") == {"parameter in": BODY, "personal in": HEAD, "state in": STATISTICS}
+    assert roles(bundle, "finish") == {"start in": BODY, "parameter in": BODY, "update out": {*BODY, "fedrep/weight"}}
+    assert {spec.name for spec in bundle.manifest.parameters} == BODY
+
+
+def test_copies_have_statistics_and_optimizer_state_of_their_own(make: Make) -> None:
+    bundle = make("ditto", optimizer=optimizers.sgd(momentum=0.9, lr=0.1))
+    own = {f"own/{name}" for name in BODY | HEAD}
+    momentum = {f"{name}.momentum" for name in BODY | HEAD}
+    kept = {f"train/{name}" for name in momentum} | {f"own/{name}" for name in STATISTICS}
+    assert roles(bundle, "train.global")["state out"] == momentum | STATISTICS
+    assert roles(bundle, "train") == {
+        "personal in": own, "personal out": own, "start in": BODY | HEAD, "state in": kept, "state out": kept,
+    }  # fmt: skip
+    for name in ("evaluate", "refresh"):
+        assert roles(bundle, name)["personal in"] == own
+        assert roles(bundle, name)["state in"] == {f"own/{name}" for name in STATISTICS}
+        assert "parameter in" not in roles(bundle, name)
+
+
+def test_a_second_part_counts_its_own_steps(make: Make, data: tuple[np.ndarray, np.ndarray]) -> None:
+    """Adam begins anew for the personal copy: as a new torch.optim.Adam, whatever came before in the round."""
+    x, y = data
+    bundle = make("ditto", optimizer=optimizers.adam(lr=0.05), epochs=3, batch_size=12)
+    device = Runtime(bundle, state=DeviceState())
+    device.local_round(x, y, seed=1, hyperparameters={"lambda": 0.4})
+    module = network().train()
+    first = {name: value.detach().clone() for name, value in module.named_parameters()}
+    torch_adam = torch.optim.Adam(module.parameters(), lr=0.05)
+    for _ in range(3):
+        torch_adam.zero_grad()
+        loss = nn.functional.cross_entropy(module(torch.tensor(x)), torch.tensor(y))
+        away = sum(((value - first[name]) ** 2).sum() for name, value in module.named_parameters())
+        (loss + 0.4 / 2 * away).backward()
+        torch_adam.step()
+    for name, value in module.named_parameters():
+        if name != "body.bias":  # the normalization takes it away: its gradient is rounding, which Adam makes large
+            np.testing.assert_allclose(device.state.personal[f"own/{name}"], value.detach(), atol=1e-5, err_msg=name)
+    np.testing.assert_allclose(device.state.state["own/norm.running_var"], module.norm.running_var, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options", "moved"),
+    [("fedrep", {"personal": "head.*"}, HEAD), ("ditto", {}, {f"own/{name}" for name in BODY | HEAD})],
+)
+def test_learning_without_rounds_moves_what_is_personal(
+    make: Make, data: tuple[np.ndarray, np.ndarray], strategy: str, options: dict, moved: set[str]
+) -> None:
+    bundle = make(strategy, strategy_options=options)
+    device = Runtime(bundle, state=DeviceState())
+    before = device.predict(data[0])
+    history = device.fit(*data, epochs=30, batch_size=4)
+    assert np.mean(history.losses[-3:]) < np.mean(history.losses[:3])
+    assert set(device.state.personal) == moved
+    for name, value in bundle.parameters().items():
+        np.testing.assert_array_equal(device.parameters()[name], value)
+    assert np.abs(device.predict(data[0]) - before).max() > 0.05
+
+
+def test_a_bundle_carries_what_personal_tensors_begin_with(make: Make, model: Model) -> None:
+    bundle = make("fedrep", strategy_options={"personal": ["head.*"]})
+    np.testing.assert_array_equal(bundle.tensor("head.weight"), model.parameters["head.weight"])
+
+
+# --- SCAFFOLD and FedNova: what travels beside the deltas ------------------------------------------------------------
+
+
+def zeros(bundle: Bundle) -> dict[str, np.ndarray]:
+    return {f"control/{name}": np.zeros_like(value) for name, value in bundle.parameters().items()}
+
+
+def test_a_control_variate_is_what_was_uploaded(make: Make, data: tuple[np.ndarray, np.ndarray]) -> None:
+    bundle = make("scaffold", strategy_options={"control_clip": 0.01, "control_range": 0.5})
+    values = [port for port in bundle.program("finish").outputs if getattr(port, "kind", "") == "value"]
+    assert {(port.range, port.clip, port.weighting) for port in values} == {(0.5, 0.01, "uniform")}
+    device = Runtime(bundle, state=DeviceState())
+    sums = {port.tensor: np.zeros(port.shape) for port in values}
+    for number in range(3):
+        arrays = device.local_round(*data, seed=number, broadcast=zeros(bundle)).arrays
+        changes = [arrays[port.name] for port in values]
+        assert np.sqrt(sum((change**2).sum() for change in changes)) == pytest.approx(0.01, rel=1e-3)
+        for port, change in zip(values, changes, strict=True):
+            sums[port.tensor] += change
+    for name, total in sums.items():
+        np.testing.assert_allclose(device.state.state[f"own_{name}"], total, atol=1e-6)
+
+
+def test_a_rate_of_zero_leaves_everything_finite(make: Make, data: tuple[np.ndarray, np.ndarray]) -> None:
+    bundle = make("scaffold")
+    device = Runtime(bundle, state=DeviceState())
+    arrays = device.local_round(*data, seed=0, broadcast=zeros(bundle), hyperparameters={"lr": 0.0}).arrays
+    assert all(not array.any() for array in arrays.values())
+
+
+def test_population_spreads_the_change_of_c(make: Make) -> None:
+    from archipel.protocol.vector import DecodedSum
+    from archipel.strategies import scaffold
+
+    parameters = {"w": np.zeros(2, np.float32)}
+    total = DecodedSum({"w": np.ones(2)}, {"control/w": np.array([2.0, 4.0])}, None)
+    for population, divisor in ((0.0, 2), (1.0, 2), (8.0, 8)):
+        state = scaffold.init(parameters)
+        moved, control = scaffold.update(parameters, state, total, 2, {"population": population})
+        np.testing.assert_allclose(control["control/w"], np.array([2.0, 4.0]) / divisor)
+        np.testing.assert_allclose(moved["w"], 0.5)
+
+
+def test_steps_are_capped(make: Make, data: tuple[np.ndarray, np.ndarray]) -> None:
+    bundle = make("fednova", epochs=4, strategy_options={"step_cap": 5, "weight_cap": 12})
+    arrays = Runtime(bundle).local_round(*data, seed=0).arrays
+    (steps,) = [port for port in bundle.program("finish").outputs if getattr(port, "kind", "") == "value"]
+    assert (steps.range, float(arrays[steps.name])) == (5.0, 5.0)  # 12 were made
+
+
+# --- adapters --------------------------------------------------------------------------------------------------------
+
+
+def products() -> Model:
+    """MatMul and Gemm with weights [in, out], and between them a transposed convolution of two groups."""
+    rng = np.random.default_rng(1)
+
+    def weight(name: str, *shape: int) -> onnx.TensorProto:
+        return onnx.numpy_helper.from_array(rng.standard_normal(shape).astype(np.float32), name)
+
+    helper = onnx.helper
+    nodes = [
+        helper.make_node("MatMul", ["x", "first"], ["a"]),
+        helper.make_node("Tanh", ["a"], ["b"]),
+        helper.make_node("Reshape", ["b", "to"], ["c"]),
+        helper.make_node("ConvTranspose", ["c", "up"], ["d"], group=2),
+        helper.make_node("Flatten", ["d"], ["e"]),
+        helper.make_node("Gemm", ["e", "last", "bias"], ["y"]),
+    ]
+    weights = [weight("first", 4, 8), weight("up", 4, 3, 2), weight("last", 18, 3), weight("bias", 3)]
+    weights.append(onnx.numpy_helper.from_array(np.array([-1, 4, 2]), "to"))
+    field = helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["n", 4])
+    result = helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, ["n", 3])
+    graph = helper.make_graph(nodes, "products", [field], [result], weights)
+    return Model.from_proto(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10))
+
+
+def test_adapters_on_every_kind_of_layer(make: Make, data: tuple[np.ndarray, np.ndarray]) -> None:
+    source, (x, y) = products(), data
+    bundle = make("lora", source, strategy_options={"rank": 3, "alpha": 6.0, "full": "bias"}, epochs=3)
+    shapes = {spec.name: spec.shape for spec in bundle.manifest.parameters}
+    assert shapes == {
+        "first.lora_a": (4, 3), "first.lora_b": (3, 8), "up.lora_a": (4, 3), "up.lora_b": (3, 6),
+        "last.lora_a": (18, 3), "last.lora_b": (3, 3), "bias": (3,),
+    }  # fmt: skip
+    device = Runtime(bundle)
+    before = device.evaluate(x, y)["loss"]
+    device.fit(x, y, epochs=20, batch_size=4, hyperparameters={"lr": 0.02})
+    assert device.evaluate(x, y)["loss"] < before
+    p = device.parameters()
+    assert all(p[name].any() for name in shapes)
+    # By hand, with PyTorch's layers and the published weights.
+    w = {k: torch.tensor(v + 2.0 * (p[f"{k}.lora_a"] @ p[f"{k}.lora_b"]).reshape(v.shape))
+         for k, v in source.parameters.items() if k != "bias"}  # fmt: skip
+    hidden = torch.tanh(torch.tensor(x) @ w["first"]).reshape(-1, 4, 2)
+    up = nn.functional.conv_transpose1d(hidden, w["up"], groups=2)
+    expected = up.flatten(1) @ w["last"] + torch.tensor(p["bias"])
+    np.testing.assert_allclose(device.predict(x), expected.numpy(), rtol=1e-4, atol=1e-4)
+    assert device.evaluate(x, y)["correct"] == (expected.numpy().argmax(1) == y).sum()
+
+
+def test_adapters_begin_without_effect_and_repeat(make: Make, data: tuple[np.ndarray, np.ndarray]) -> None:
+    bundle = make("lora", products())
+    source = ort.InferenceSession(products().to_bytes(), providers=["CPUExecutionProvider"])
+    (expected,) = source.run(None, {"x": data[0]})
+    np.testing.assert_allclose(Runtime(bundle).predict(data[0]), expected, rtol=1e-5, atol=1e-5)
+    values = bundle.parameters()
+    assert not any(values[name].any() for name in values if name.endswith("lora_b"))
+    assert 0 < np.abs(values["first.lora_a"]).max() <= 0.5  # 1 / sqrt(4 inputs)
+    assert {spec.name for spec in bundle.manifest.parameters} == {
+        f"{name}.lora_{side}" for name in ("first", "up", "last") for side in "ab"
+    }
+    # The frozen weights are there once for all programs.
+    assert bundle.tensor("last").shape == (18, 3)
+    large = sum(array.nbytes for array in bundle.tensors.values())
+    assert large < 2 * sum(array.nbytes for array in (*values.values(), *products().parameters.values()))
+
+
+def test_a_rank_beyond_the_matrix_is_cut(make: Make) -> None:
+    bundle = make("lora", products(), strategy_options={"rank": 16, "targets": "last"})
+    assert {spec.shape for spec in bundle.manifest.parameters} == {(18, 3), (3, 3)}
+
+
+def test_trainable_limits_the_adapters(make: Make) -> None:
+    bundle = make("lora", products(), trainable=["first", "bias"])
+    assert {spec.name for spec in bundle.manifest.parameters} == {"first.lora_a", "first.lora_b"}
+
+
+# --- what does not fit together --------------------------------------------------------------------------------------
+
+REFUSED: list[tuple[str, dict[str, Any], type[ArchipelError], str]] = [
+    (
+        "scaffold",
+        {"optimizer": optimizers.adam()},
+        ConversionError,
+        "needs optimizers.sgd at a constant rate",
+    ),
+    ("scaffold", {"optimizer": optimizers.sgd(0.9)}, ConversionError, "SGD without momentum, got momentum=0.9"),
+    (
+        "fednova",
+        {"optimizer": optimizers.sgd(lr=schedules.cosine(0.1, 10))},
+        ConversionError,
+        "'fednova': needs optimizers.sgd at a constant rate",
+    ),
+    ("fednova", {"optimizer": optimizers.sgd(0.9, nesterov=True)}, ConversionError, "leave nesterov and dampening out"),
+    ("scaffold", {"step_options": {"accumulate": 2}}, ConversionError, "counts every batch as a step"),
+    ("fednova", {"step_options": {"precision": "mixed"}}, ConversionError, "counts every batch as a step"),
+    (
+        "scaffold",
+        {"step_options": {"transforms": [transforms.proximal(0.1, "broadcast")]}},
+        ConversionError,
+        "use anchor='start'",
+    ),
+    (
+        "fedprox",
+        {"step_options": {"transforms": [transforms.proximal(0.1)]}},
+        TrainingError,
+        "two parts of the step have a hyperparameter 'mu'",
+    ),
+    (
+        "fedrep",
+        {"strategy_options": {"personal": "tail.*"}},
+        ConversionError,
+        "'fedrep': personal: no parameter matches 'tail.*'; there are: body.",
+    ),
+    ("fedrep", {"strategy_options": {"personal": "*"}}, ConversionError, "nothing to share"),
+    ("fedrep", {"strategy_options": {"personal": ()}}, ConversionError, "'train' trains the personal tensors"),
+    ("fedrep", {}, ConversionError, "needs the option 'personal'"),
+    (
+        "fedrep",
+        {
+            "strategy_options": {"personal": "head.*"},
+            "step_options": {"per_example": training.per_example(), "batch_norm": "frozen"},
+        },
+        ConversionError,
+        "trains a part of the model in 'train'; leave per_example out",
+    ),
+    ("fedbn", {"step_options": {"batch_norm": "folded"}}, ConversionError, "no trained tensor is a weight of Batch"),
+    ("fedbn", {"trainable": "head.*"}, ConversionError, "no trained tensor is a weight of BatchNormalization"),
+    ("dpsgd", {}, TrainingError, "use batch_norm='frozen' or 'folded'"),
+    (
+        "dpsgd",
+        {"step_options": {"per_example": training.per_example(), "batch_norm": "frozen"}},
+        ConversionError,
+        "clips single examples itself; leave per_example out",
+    ),
+    (
+        "lora",
+        {"strategy_options": {"targets": "norm.*"}},
+        ConversionError,
+        "targets ['norm.*'] match no float32",
+    ),
+    ("lora", {"strategy_options": {"targets": "ghost"}}, ConversionError, "'lora': targets: no parameter matches"),
+    ("lora", {"strategy_options": {"full": "ghost"}}, ConversionError, "'lora': full: no parameter matches"),
+]
+
+
+@pytest.mark.parametrize(("strategy", "options", "error", "text"), REFUSED)
+def test_what_a_strategy_cannot_have_is_refused(
+    make: Make, tmp_path: Path, strategy: str, options: dict, error: type[ArchipelError], text: str
+) -> None:
+    with pytest.raises(error) as caught:
+        make(strategy, **options)
+    assert text in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_model_with_adapters_by_that_name_is_refused(make: Make) -> None:
+    once = products()
+    once.ir.graph.initializers["bias"].name = "first.lora_a"
+    with pytest.raises(ConversionError, match=r"already has a tensor called 'first\.lora_a'"):
+        make("lora", once)
+
+
+def test_the_proximal_term_needs_a_name() -> None:
+    with pytest.raises(TrainingError, match="name must be the name of a hyperparameter, is ''"):
+        transforms.proximal(0.1, name="")

@@ -1,0 +1,242 @@
+"""What every strategy must do, whoever wrote it: one test over the registry for each rule."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import archipel
+from archipel import strategies
+from archipel.bundle import Bundle, role_of
+from archipel.bundle.roles import Broadcast
+from archipel.compression import StaticInt8
+from archipel.errors import ArchipelError, ConversionError
+from archipel.lite_runtime import DeviceState, LocalUpdate, Runtime
+from archipel.protocol.vector import Layout
+from archipel.strategies.device import describe
+from archipel.strategies.strategy import Strategy
+from tests.strategies.simulation import clients, imported, normalized, ports
+
+Make = Callable[..., Bundle]
+Of = Callable[[Strategy], Bundle]
+
+NEEDED: dict[str, dict[str, Any]] = {"fedrep": {"personal": "head.*"}}
+"""Options without a default."""
+WRONG: dict[str, dict[str, Any]] = {
+    "fedprox": {"mu": -1.0},
+    "scaffold": {"control_clip": 0.0, "control_range": "wide"},
+    "fednova": {"step_cap": 0},
+    "fedrep": {"personal_epochs": 0, "personal": 3},
+    "fedbn": {"personal": [3]},
+    "ditto": {"strength": float("nan"), "personal_epochs": 1.5},
+    "lora": {"rank": 0, "alpha": 0.0, "targets": 1, "full": None, "seed": -1},
+    "dpsgd": {"example_clip": 0.0, "noise_multiplier": -0.1},
+}
+CLIP, CAP, BITS = 1e-3, 10, 20
+
+every = pytest.mark.parametrize("strategy", strategies.STRATEGIES.values(), ids=lambda s: s.name)
+
+
+def build(make: Make, strategy: Strategy, **changes: Any) -> Bundle:
+    options = {"clip": CLIP, "weight_cap": CAP, "bits": BITS, **NEEDED.get(strategy.name, {})}
+    # BatchNormalization has no gradient of one example.
+    step = {"batch_norm": "frozen"} if strategy.name == "dpsgd" else {}
+    return make(strategy.name, normalized, strategy_options=options, step_options=step, **changes)
+
+
+@pytest.fixture(scope="module")
+def bundle_of(make: Make) -> Callable[[Strategy], Bundle]:
+    by_name = cache(lambda name: build(make, strategies.get(name)))
+    return lambda strategy: by_name(strategy.name)
+
+
+def local_round(bundle: Bundle, client: int = 3, state: DeviceState | None = None, **hyper: float) -> LocalUpdate:
+    strategy = strategies.get(bundle.manifest.strategy)
+    broadcast = strategy.broadcast(strategy.init(bundle.parameters()))
+    (x, y), noise = clients()[client], np.random.default_rng(1).bytes
+    device = Runtime(bundle, state=state)
+    return device.local_round(x, y, seed=1, broadcast=broadcast, hyperparameters=hyper, randomness=noise)
+
+
+def norm(arrays: list[np.ndarray]) -> float:
+    return float(np.sqrt(sum((array.astype(np.float64) ** 2).sum() for array in arrays)))
+
+
+@every
+def test_the_update_is_clipped_and_weighted_on_the_device(bundle_of: Of, strategy: Strategy) -> None:
+    bundle = bundle_of(strategy)
+    uploads = ports(bundle.program("finish"))
+    by_kind = {kind: [port for port in uploads if port.kind == kind] for kind in ("delta", "weight", "value")}
+    assert {port.tensor for port in by_kind["delta"]} == {spec.name for spec in bundle.manifest.parameters}
+    assert {port.clip for port in by_kind["delta"]} == {CLIP}
+    assert len({port.weighting for port in uploads}) == 1
+    for client, share in ((0, 0.7), (3, 1.0)):
+        arrays = local_round(bundle, client=client).arrays
+        weight = float(arrays[by_kind["weight"][0].name]) if by_kind["weight"] else 1.0
+        if by_kind["weight"]:
+            assert by_kind["weight"][0].weighting == "examples"
+            assert weight == pytest.approx(share)
+        deltas = [arrays[port.name] for port in by_kind["delta"]]
+        # Any of these rounds moves further than the bound, so that it is reached.
+        assert norm(deltas) == pytest.approx(CLIP * weight, rel=1e-4)
+        assert all(np.abs(arrays[port.name]).max() <= port.range for port in uploads)
+
+
+@every
+def test_the_server_half_takes_what_the_devices_send(bundle_of: Of, strategy: Strategy) -> None:
+    """Through the fixed-point encoding, as in a round."""
+    bundle = bundle_of(strategy)
+    finish = bundle.program("finish")
+    assert {port.bits for port in ports(finish)} == {BITS}
+    layout, start = Layout.of(finish), bundle.parameters()
+    bits = layout.modulus_bits(4)
+    total = np.zeros(layout.length, np.uint32)
+    for client in range(4):
+        total += layout.encode(local_round(bundle, client=client).arrays, modulus_bits=bits, max_cohort=4)
+    total &= np.uint32(2**bits - 1)
+    decoded = layout.decode_sum(total, cohort=4, modulus_bits=bits)
+    hyperparameters = dict(strategy.server_hyperparameters)
+    moved, state = strategy.update(start, strategy.init(start), decoded, 4, hyperparameters)
+    assert {name: (a.shape, a.dtype) for name, a in moved.items()} == {n: (a.shape, a.dtype) for n, a in start.items()}
+    assert all(np.isfinite(a).all() for a in (*moved.values(), *state.values()))
+    assert any(not np.array_equal(moved[name], start[name]) for name in start)
+    asked = {p.tensor for q in bundle.manifest.programs.values() for p in q.inputs if isinstance(p, Broadcast)}
+    assert asked == set(strategy.broadcast(state))
+    # A server rate of half the size moves half as far.
+    half, _ = strategy.update(start, strategy.init(start), decoded, 4, {**hyperparameters, "server_lr": 0.5})
+    for name, value in start.items():
+        np.testing.assert_allclose(half[name] - value, 0.5 * (moved[name] - value), atol=1e-6)
+
+
+@every
+def test_nothing_to_average_changes_nothing(bundle_of: Of, strategy: Strategy) -> None:
+    bundle = bundle_of(strategy)
+    layout, start = Layout.of(bundle.program("finish")), bundle.parameters()
+    decoded = layout.decode_sum(np.zeros(layout.length, np.uint32), cohort=3, modulus_bits=32)
+    moved, _ = strategy.update(start, strategy.init(start), decoded, 3, {})
+    for name, value in start.items():
+        np.testing.assert_array_equal(moved[name], value)
+
+
+@every
+def test_options_are_checked_by_name(strategy: Strategy) -> None:
+    needed = NEEDED.get(strategy.name, {})
+    describe(strategy.name, strategy.device, needed)
+    common = {"clip": 0.0, "value_range": -1.0, "bits": 1, "weight_cap": 0}
+    for option, value in {**common, "bits": 31, **WRONG.get(strategy.name, {})}.items():
+        with pytest.raises(ConversionError, match=f"strategy '{strategy.name}': {option} must be"):
+            describe(strategy.name, strategy.device, {**needed, option: value})
+    with pytest.raises(ConversionError, match=f"strategy '{strategy.name}': no option 'ghost'; it has .*clip"):
+        describe(strategy.name, strategy.device, {**needed, "ghost": 1})
+    for option in needed:
+        with pytest.raises(ConversionError, match=f"needs the option '{option}'"):
+            describe(strategy.name, strategy.device, {})
+    with pytest.raises(ConversionError, match="must be a mapping"):
+        describe(strategy.name, strategy.device, [("clip", 1.0)])
+
+
+@every
+def test_wrong_values_are_listed_for_every_option(strategy: Strategy) -> None:
+    """So that an option cannot come without a check."""
+    own = list(inspect.signature(strategy.device).parameters)[1:]
+    assert set(own) == set(WRONG.get(strategy.name, {}))
+
+
+@every
+def test_predictions_follow_what_the_device_learned(make: Make, bundle_of: Of, strategy: Strategy) -> None:
+    """In float and in int8, personal tensors included."""
+    x, y = clients()[3]
+    field = imported(normalized).inputs[0].name
+    plain = bundle_of(strategy)
+    first, found = Runtime(plain).predict(x), []
+    for bundle in (plain, build(make, strategy, recipe=[StaticInt8()], calibration={field: 2 * x})):
+        device = Runtime(bundle, state=DeviceState())
+        update = local_round(bundle, state=device.state, lr=0.05)
+        device.set_parameters(update.parameters)
+        found.append(device.predict(x))
+        if bundle is plain:
+            assert device.evaluate(x, y)["correct"] == (found[0].argmax(1) == y).sum()
+    moved = np.abs(found[0] - first).mean()
+    assert moved > 0.1
+    assert np.abs(found[0] - found[1]).mean() < 0.1 * moved
+
+
+@every
+def test_personal_tensors_are_not_uploaded(bundle_of: Of, strategy: Strategy) -> None:
+    bundle = bundle_of(strategy)
+    uploaded = {port.tensor for port in ports(bundle.program("finish"))}
+    personal = {
+        port.tensor for q in bundle.manifest.programs.values() for port in q.inputs if role_of(port) == "personal"
+    }
+    assert not uploaded & personal
+    state = DeviceState()
+    local_round(bundle, state=state)
+    assert set(state.personal) == personal
+
+
+def test_server_halves_need_no_onnx() -> None:
+    """The server's install: a finder refuses onnx, and every server half runs a round. So does every description."""
+    code = f"""
+import sys
+
+class NoOnnx:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("onnx", "onnx_ir", "onnxscript", "onnxruntime", "torch", "flask"):
+            raise ModuleNotFoundError(name)
+
+sys.meta_path.insert(0, NoOnnx())
+import numpy as np
+from archipel import strategies
+from archipel.errors import MissingExtraError
+from archipel.protocol.vector import DecodedSum
+from archipel.strategies.device import LocalTraining, describe
+
+needed = {NEEDED!r}
+parameters = {{"w": np.ones((2, 3), np.float32)}}
+for name, strategy in strategies.STRATEGIES.items():
+    state = strategy.init(parameters)
+    assert strategy.broadcast(state).keys() <= state.keys()
+    deltas = {{"w": np.ones((2, 3))}}
+    values = {{"control/w": np.ones((2, 3)), "fednova/steps": np.array(2.0)}}
+    moved, state = strategy.update(parameters, state, DecodedSum(deltas, values, 1.0), 2, {{}})
+    assert (moved["w"] > 1).all() and moved["w"].dtype == np.float32
+    half = describe(name, strategy.device, needed.get(name, {{}}))
+    try:
+        half.finish(LocalTraining(parameters))
+    except MissingExtraError as error:
+        assert "archipel[convert]" in str(error)
+    else:
+        raise SystemExit(f"{{name}}: finish works without onnx")
+print(len(strategies.STRATEGIES))
+"""
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (out.stdout.strip(), out.stderr) == (str(len(strategies.STRATEGIES)), "")
+
+
+def test_the_device_knows_no_strategy() -> None:
+    """No algorithm's name occurs in what runs on a device."""
+    root = Path(archipel.__file__).parent
+    names = sorted(strategies.STRATEGIES)
+    assert {"fedprox", "scaffold", "fednova", "fedrep", "fedbn", "ditto", "lora", "dpsgd"} <= set(names)
+    for room in ("lite_runtime", "client"):
+        files = sorted((root / room).rglob("*.py"))
+        assert files
+        for path in files:
+            text = path.read_text().lower()
+            assert [name for name in names if name in text] == [], path
+
+
+def test_registry_names_what_there_is() -> None:
+    for name, strategy in strategies.STRATEGIES.items():
+        assert strategy.name == name
+        assert strategies.get(name) is strategy
+    with pytest.raises(ArchipelError, match="no strategy 'fedsomething'; there are: ditto, dpsgd, fedavg"):
+        strategies.get("fedsomething")

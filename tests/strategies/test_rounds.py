@@ -1,0 +1,298 @@
+"""Three rounds of four clients with each algorithm, against the paper's own steps written in PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from archipel.bundle import Bundle
+from archipel.bundle.roles import Noise
+from archipel.lite_runtime import Runtime
+from archipel.lite_runtime.noise import DiscreteGaussian
+from archipel.training import optimizers
+from tests.strategies.simulation import (
+    LR,
+    SIZES,
+    Tensors,
+    assert_same,
+    averaged,
+    batches,
+    clients,
+    convolutional,
+    dense,
+    gradients,
+    normalized,
+    simulate,
+    tensors,
+)
+
+Make = Callable[..., Bundle]
+ROUNDS = range(3)
+
+
+def stepped(at: Tensors, gradient: Tensors, rate: float = LR) -> Tensors:
+    return {name: value - rate * gradient[name] for name, value in at.items()}
+
+
+def test_fedavg(make: Make) -> None:
+    task = simulate(make("fedavg"), clients())
+    module = dense()
+    w = tensors(module)
+    for number in ROUNDS:
+        ends = []
+        for client, (x, y) in enumerate(clients()):
+            end = w
+            for rows in batches(len(x), number, client):
+                end = stepped(end, gradients(module, end, x[rows], y[rows]))
+            ends.append(end)
+        w = averaged(w, ends)
+    assert_same(task.parameters, w)
+
+
+def test_fedprox(make: Make) -> None:
+    """Li et al. 2020, algorithm 2: the minimum of F_k(w) + mu / 2 |w - w_t|^2, approached by SGD."""
+    mu = 0.7
+    task = simulate(make("fedprox", strategy_options={"mu": mu}), clients())
+    module = dense()
+    w = tensors(module)
+    for number in ROUNDS:
+        ends = []
+        for client, (x, y) in enumerate(clients()):
+            end = w
+            for rows in batches(len(x), number, client):
+                g = gradients(module, end, x[rows], y[rows])
+                end = stepped(end, {name: g[name] + mu * (end[name] - w[name]) for name in w})
+            ends.append(end)
+        w = averaged(w, ends)
+    assert_same(task.parameters, w)
+
+
+def test_scaffold(make: Make) -> None:
+    """Karimireddy et al. 2020, algorithm 1, option II, with all clients in every round and a global rate of 1."""
+    task = simulate(make("scaffold", strategy_options={"control_clip": 1000.0}), clients())
+    module = dense()
+    x_ = tensors(module)
+    c = {name: torch.zeros_like(value) for name, value in x_.items()}
+    own = [dict(c) for _ in SIZES]
+    for number in ROUNDS:
+        moves, changes = [], []
+        for i, (x, y) in enumerate(clients()):
+            y_i, steps = x_, 0
+            for rows in batches(len(x), number, i):
+                g = gradients(module, y_i, x[rows], y[rows])
+                y_i = stepped(y_i, {name: g[name] - own[i][name] + c[name] for name in g})
+                steps += 1
+            new = {name: own[i][name] - c[name] + (x_[name] - y_i[name]) / (steps * LR) for name in c}
+            moves.append({name: y_i[name] - x_[name] for name in c})
+            changes.append({name: new[name] - own[i][name] for name in c})
+            own[i] = new
+        x_ = {name: x_[name] + sum(move[name] for move in moves) / 4 for name in c}
+        c = {name: c[name] + sum(change[name] for change in changes) / 4 for name in c}
+    assert_same(task.parameters, x_)
+    assert_same(task.server_state, {f"control/{name}": value for name, value in c.items()})
+    for i, device in enumerate(task.devices):
+        assert_same(device.state.state, {f"own_control/{name}": value for name, value in own[i].items()})
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.8])
+def test_fednova(make: Make, momentum: float) -> None:
+    """Wang et al. 2020, section 4: x - lr tau_eff sum p_i d_i, d_i = G_i a_i / |a_i|_1, tau_eff = sum p_i |a_i|_1."""
+    task = simulate(make("fednova", optimizer=optimizers.sgd(momentum=momentum, lr=LR)), clients())
+    module = dense()
+    w = tensors(module)
+    shares = [size / sum(SIZES) for size in SIZES]
+    for number in ROUNDS:
+        directions, lengths = [], []
+        for client, (x, y) in enumerate(clients()):
+            end, found = w, []
+            velocity = {name: torch.zeros_like(value) for name, value in w.items()}
+            for rows in batches(len(x), number, client):
+                g = gradients(module, end, x[rows], y[rows])
+                found.append(g)
+                velocity = {name: momentum * velocity[name] + g[name] for name in g}
+                end = stepped(end, velocity)
+            # a_i: with how much weight each step's gradient is in the whole change, term by term.
+            a = [sum(momentum**j for j in range(len(found) - k)) for k in range(len(found))]
+            lengths.append(sum(a))
+            directions.append({name: sum(a_k * g[name] for a_k, g in zip(a, found)) / sum(a) for name in w})
+        effective = sum(p * length for p, length in zip(shares, lengths))
+        w = {n: w[n] - effective * LR * sum(p * d[n] for p, d in zip(shares, directions)) for n in w}
+    assert_same(task.parameters, w)
+
+
+def test_fedrep(make: Make) -> None:
+    """Collins et al. 2021, algorithm 1: head epochs on the received body, then an epoch of the body with that head."""
+    task = simulate(make("fedrep", strategy_options={"personal": "head.*", "personal_epochs": 3}), clients())
+    module = dense()
+    first = tensors(module)
+    body = {name: value for name, value in first.items() if name.startswith("body")}
+    heads = [{name: value for name, value in first.items() if name.startswith("head")} for _ in SIZES]
+    for number in ROUNDS:
+        ends = []
+        for client, (x, y) in enumerate(clients()):
+            head, end = heads[client], body
+            for rows in batches(len(x), number, client, epochs=3, phase=0):
+                head = stepped(head, gradients(module, {**body, **head}, x[rows], y[rows]))
+            for rows in batches(len(x), number, client, phase=1):
+                end = stepped(end, gradients(module, {**end, **head}, x[rows], y[rows]))
+            heads[client] = head
+            ends.append(end)
+        body = averaged(body, ends)
+    assert_same(task.parameters, body)
+    for device, head in zip(task.devices, heads, strict=True):
+        assert_same(device.state.personal, head)
+
+
+def test_fedbn(make: Make) -> None:
+    """Li et al. 2021: everything is averaged but the normalization, whose running statistics stay as well."""
+    task = simulate(make("fedbn", normalized), clients())
+    module = normalized()
+    first = tensors(module)
+    shared = {name: value for name, value in first.items() if not name.startswith("norm")}
+    norms = [{name: value for name, value in first.items() if name.startswith("norm")} for _ in SIZES]
+    buffers = [
+        {"norm.running_mean": torch.zeros(5).double(), "norm.running_var": torch.ones(5).double()} for _ in SIZES
+    ]
+    for number in ROUNDS:
+        ends = []
+        for client, (x, y) in enumerate(clients()):
+            end = {**shared, **norms[client]}
+            for rows in batches(len(x), number, client):
+                end = stepped(end, gradients(module, end, x[rows], y[rows], buffers[client]))
+            norms[client] = {name: end[name] for name in norms[client]}
+            ends.append({name: end[name] for name in shared})
+        shared = averaged(shared, ends)
+    assert_same(task.parameters, shared)
+    for device, norm, buffer in zip(task.devices, norms, buffers, strict=True):
+        assert_same(device.state.personal, norm)
+        assert_same(device.state.state, buffer)
+
+
+def test_ditto(make: Make) -> None:
+    """Li et al. 2021, algorithm 1: beside federated averaging, v_k - lr (grad F_k(v_k) + lambda (v_k - w_t))."""
+    strength = 0.6
+    task = simulate(make("ditto", strategy_options={"strength": strength, "personal_epochs": 1}), clients())
+    module = dense()
+    w = tensors(module)
+    own = [w for _ in SIZES]
+    for number in ROUNDS:
+        ends = []
+        for client, (x, y) in enumerate(clients()):
+            end, v = w, own[client]
+            for rows in batches(len(x), number, client, phase=0):
+                end = stepped(end, gradients(module, end, x[rows], y[rows]))
+            for rows in batches(len(x), number, client, epochs=1, phase=1):
+                g = gradients(module, v, x[rows], y[rows])
+                v = stepped(v, {name: g[name] + strength * (v[name] - w[name]) for name in v})
+            own[client] = v
+            ends.append(end)
+        w = averaged(w, ends)
+    assert_same(task.parameters, w)
+    for device, v, (x, _) in zip(task.devices, own, clients(), strict=True):
+        assert_same(device.state.personal, {f"own/{name}": value for name, value in v.items()})
+        # The device answers with its own model, not with the global one.
+        expected = torch.func.functional_call(module, v, (torch.tensor(x).double(),))
+        np.testing.assert_allclose(device.predict(x), expected.detach().numpy(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("full", [(), ("head.bias",)])
+def test_lora_on_a_gemm_and_a_conv(make: Make, full: tuple[str, ...]) -> None:
+    """Hu et al. 2022, section 4.1: W + alpha / r B A, W fixed. A and B are averaged each on its own."""
+    options = {"rank": 2, "alpha": 3.0, "targets": ["conv.weight", "head.weight"], "full": full}
+    bundle = make("lora", convolutional, (2, 4, 4), strategy_options=options)
+    data = clients((2, 4, 4))
+    module = convolutional()
+    fixed = tensors(module)
+    p = {name: torch.tensor(value).double() for name, value in bundle.parameters().items()}
+    assert {name: tuple(value.shape) for name, value in p.items() if "lora" in name} == {
+        "conv.weight.lora_a": (2, 9), "conv.weight.lora_b": (4, 2),
+        "head.weight.lora_a": (2, 64), "head.weight.lora_b": (3, 2),
+    }  # fmt: skip
+    assert all(not p[f"{name}.lora_b"].any() and p[f"{name}.lora_a"].any() for name in ("conv.weight", "head.weight"))
+
+    def merged(at: Tensors) -> Tensors:
+        result = {**fixed, **{name: at[name] for name in full}}
+        for name in ("conv.weight", "head.weight"):
+            change = at[f"{name}.lora_b"] @ at[f"{name}.lora_a"]
+            result[name] = fixed[name] + 3.0 / 2 * change.reshape(fixed[name].shape)
+        return result
+
+    def adapter_gradients(at: Tensors, x: np.ndarray, y: np.ndarray) -> Tensors:
+        leaves = {name: value.clone().requires_grad_() for name, value in at.items()}
+        logits = torch.func.functional_call(module.double(), merged(leaves), (torch.tensor(x).double(),))
+        loss = torch.nn.functional.cross_entropy(logits, torch.tensor(y))
+        return dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
+
+    task = simulate(bundle, data)
+    for number in ROUNDS:
+        ends = []
+        for client, (x, y) in enumerate(data):
+            end = p
+            for rows in batches(len(x), number, client):
+                end = stepped(end, adapter_gradients(end, x[rows], y[rows]))
+            ends.append(end)
+        p = averaged(p, ends)
+    assert_same(task.parameters, p)
+    device, x = task.devices[0], data[0][0]
+    device.set_parameters(task.parameters)
+    expected = torch.func.functional_call(module, merged(p), (torch.tensor(x).double(),)).detach().numpy()
+    np.testing.assert_allclose(device.predict(x), expected, rtol=1e-4, atol=1e-5)
+
+
+def private_rounds(bundle: Bundle, clip: float, noise: float) -> Tensors:
+    """Abadi et al. 2016, algorithm 1, on each client, averaged.
+
+    The noise is what a second exact sampler makes of the same bytes: of each parameter's own stream, anew in each step.
+    """
+    module = dense()
+    w = tensors(module)
+    ports = [port for port in bundle.program("train").inputs if isinstance(port, Noise)]
+    for number in ROUNDS:
+        ends = []
+        for client, (x, y) in enumerate(clients()):
+            end = w
+            source = np.random.default_rng([number, client])
+            samplers = [(port, DiscreteGaussian(port.scale, source.bytes)) for port in ports]
+            for rows in batches(len(x), number, client):
+                total = {name: torch.zeros_like(value) for name, value in end.items()}
+                for row in rows:
+                    g = gradients(module, end, x[row : row + 1], y[row : row + 1])
+                    norm = torch.sqrt(sum((value**2).sum() for value in g.values()))
+                    total = {name: total[name] + g[name] / max(1.0, float(norm) / clip) for name in g}
+                for port, sampler in samplers:
+                    drawn = sampler.sample(int(np.prod(port.shape))).reshape(port.shape) / port.scale
+                    name = port.name.removesuffix(".noise")
+                    total[name] = total[name] + torch.tensor(drawn) * noise * clip
+                end = stepped(end, {name: total[name] / len(rows) for name in total})
+            ends.append(end)
+        w = averaged(w, ends)
+    return w
+
+
+@pytest.mark.parametrize("noise", [0.0, 1.5])
+def test_dpsgd(make: Make, noise: float) -> None:
+    bundle = make("dpsgd", strategy_options={"example_clip": 0.5, "noise_multiplier": noise})
+    ports = [port for port in bundle.program("train").inputs if isinstance(port, Noise)]
+    assert {port.name for port in ports} == ({f"{name}.noise" for name in tensors(dense())} if noise else set())
+    randomness = lambda number, client: np.random.default_rng([number, client]).bytes  # noqa: E731
+    task = simulate(bundle, clients(), randomness=randomness)
+    # The grid of the noise is noise * clip / 2^16, to which sums are rounded.
+    assert_same(task.parameters, private_rounds(bundle, 0.5, noise), atol=1e-4 if noise else 1e-6)
+
+
+def test_dpsgd_noise_is_as_large_as_it_says(make: Make) -> None:
+    """With gradients of almost nothing (a rate of 1 and one step), what is left is the noise over the batch's size."""
+    bundle = make(
+        "dpsgd", optimizer=optimizers.sgd(lr=1.0), epochs=1, batch_size=64,
+        strategy_options={"example_clip": 1e-3, "noise_multiplier": 100.0},
+    )  # fmt: skip
+    device, (x, y) = Runtime(bundle), clients()[3]
+    start = bundle.parameters()
+    ends = [device.local_round(x, y, seed=0).parameters for _ in range(20)]
+    found = np.concatenate([(end[name] - start[name]).ravel() * len(x) for end in ends for name in start])
+    # 20 rounds of 53 elements: the standard error of the deviation is 0.1 / sqrt(2 * 1060) = 2.2 %.
+    assert found.std() == pytest.approx(0.1, rel=0.1)
+    assert abs(found.mean()) < 4 * 0.1 / np.sqrt(found.size)
