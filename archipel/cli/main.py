@@ -13,11 +13,15 @@ from archipel.errors import ArchipelError, MissingExtraError
 
 COMMANDS: dict[str, tuple[str, str]] = {
     # name: ("module:function", one line for --help). Imported when called, so that a device needs no extra to start.
+    "bench": ("archipel.cli.bench:bench", "Measure latency, cold start, memory and operators."),
     "demo": ("archipel.cli.demo.command:demo", "Run the main job end to end on real data and write report.html."),
     "doctor": ("archipel.cli.doctor:doctor", "Show what is installed and what is missing."),
+    "fit": ("archipel.cli.fit:fit", "Train a bundle further on data in files."),
     "inspect": ("archipel.cli.bundles:inspect", "Show a bundle's programs, roles, parameters and limits."),
     "keys": ("archipel.cli.keys:keys", "Make an Ed25519 key pair for signing or enrolment."),
+    "run": ("archipel.cli.run:run", "Predict with a bundle, or evaluate it, on files."),
     "serve": ("archipel.cli.serve:serve", "Set up and run a federation server."),
+    "slots": ("archipel.cli.slots:slots", "Two models on a device: install, test, switch, go back."),
     "token": ("archipel.cli.token:token", "Make one-time enrolment tokens for devices."),
     "verify": ("archipel.cli.bundles:verify", "Check a bundle's signature, digests and layout."),
     "version": ("archipel.cli.version:version", "Print the version."),

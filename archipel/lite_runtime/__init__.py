@@ -9,12 +9,27 @@ from archipel.lite_runtime.results import History, LocalUpdate, Progress
 from archipel.lite_runtime.runtime import Runtime, load
 
 if TYPE_CHECKING:
+    from archipel.lite_runtime.isolated import IsolatedRuntime as IsolatedRuntime
+    from archipel.lite_runtime.profile import Profile as Profile
+    from archipel.lite_runtime.slots import Slots as Slots
     from archipel.lite_runtime.store import ExampleStore as ExampleStore
 
-__all__ = ["Control", "DeviceState", "ExampleStore", "History", "LocalUpdate", "Progress", "Runtime", "load"]
+__all__ = [
+    "Control",
+    "DeviceState",
+    "ExampleStore",
+    "History",
+    "IsolatedRuntime",
+    "LocalUpdate",
+    "Profile",
+    "Progress",
+    "Runtime",
+    "Slots",
+    "load",
+]
 
 # Imported when asked for: a device that only predicts starts without them.
-_LATER = {"ExampleStore": "store"}
+_LATER = {"ExampleStore": "store", "IsolatedRuntime": "isolated", "Profile": "profile", "Slots": "slots"}
 
 
 def __getattr__(name: str) -> Any:

@@ -108,7 +108,8 @@ class Checkpoint:
                 raise CheckpointError(f"'used' is {used.dtype}{list(used.shape)}, expected bool[{examples}]")
             split_names(moved, _MOVED)
             values.restore(moved, header.steps)
-            return Restored(header, *(_lists(measured[group], header.steps) for group in _MEASURED), used.copy())
+            metrics, weights = (_lists(measured[group], header.steps) for group in _MEASURED)
+            return Restored(header, metrics, weights, used.copy())
         except (ArchipelError, KeyError, msgspec.DecodeError, UnicodeDecodeError) as error:
             what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
             raise CheckpointError(f"{self.path}: cannot go on from this checkpoint: {what}") from None

@@ -190,7 +190,7 @@ class _SealedRows:
         self._file.close()
 
 
-def _no_room(reason: str) -> RuntimeInputError:
+def _no_room(reason: str | None) -> RuntimeInputError:
     return RuntimeInputError(
         f"features: {reason} in {tempfile.gettempdir()}; free some space, set TMPDIR to another folder, or pass "
         "feature_cache=False"

@@ -9,38 +9,61 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import numpy as np
 
 from archipel.bundle import Bundle, Phase, open_bundle
-from archipel.bundle.roles import Derived, Noise, Parameter, Personal, State
+from archipel.bundle.roles import Noise
 from archipel.errors import NonFiniteLossError, RuntimeInputError, RuntimeLimitError, RuntimeProgramError
 from archipel.lite_runtime.control import Control
 from archipel.lite_runtime.device_state import DeviceState
 from archipel.lite_runtime.driver import (
     Watch,
     collect_data,
-    find_program,
     finish,
     need_program,
     run_begin,
-    run_once,
     run_phases,
 )
 from archipel.lite_runtime.evaluation import evaluate
 from archipel.lite_runtime.features import DEFAULT_BUDGET
-from archipel.lite_runtime.fields import check_array
 from archipel.lite_runtime.fitting import Fitting, all_of, open_checkpoint
-from archipel.lite_runtime.learned import BUNDLE_FOLDER, is_slot, join_names, read_learned, split_names, write_slot
+from archipel.lite_runtime.learned import BUNDLE_FOLDER, is_slot, read_learned, write_slot
 from archipel.lite_runtime.noise import Randomness
-from archipel.lite_runtime.predictor import Predictor
+from archipel.lite_runtime.present_model import PresentModel
 from archipel.lite_runtime.results import Callback, History, LocalUpdate
 from archipel.lite_runtime.sessions import Sessions
 from archipel.lite_runtime.values import Values, check_noise
 
 if TYPE_CHECKING:
-    from archipel.lite_runtime.delegates import Delegates
+    from archipel.lite_runtime.delegates import DelegateReport, Delegates
+    from archipel.lite_runtime.isolated import IsolatedRuntime
     from archipel.lite_runtime.profile import Profile
 
 Arrays = Mapping[str, np.ndarray]
 
 
+@overload
+def load(
+    path: Path | str,
+    trusted_keys: Sequence[bytes],
+    *,
+    threads: int = ...,
+    memory_limit: int | None = ...,
+    delegates: Delegates = ...,
+    cache: Path | str | None = ...,
+    state: DeviceState | None = ...,
+    isolated: Literal[False] = ...,
+) -> Runtime: ...
+@overload
+def load(
+    path: Path | str,
+    trusted_keys: Sequence[bytes],
+    *,
+    threads: int = ...,
+    memory_limit: int | None = ...,
+    delegates: Delegates = ...,
+    cache: Path | str | None = ...,
+    state: DeviceState | None = ...,
+    isolated: Literal[True],
+    seconds: float | None = ...,
+) -> IsolatedRuntime: ...
 def load(
     path: Path | str,
     trusted_keys: Sequence[bytes],
@@ -50,13 +73,25 @@ def load(
     delegates: Delegates = "auto",
     cache: Path | str | None = None,
     state: DeviceState | None = None,
-) -> Runtime:
+    isolated: bool = False,
+    seconds: float | None = None,
+) -> Runtime | IsolatedRuntime:
     """Open a bundle (folder or file) whose manifest one of `trusted_keys` signed, or what `Runtime.save` wrote of one.
 
     `threads` run one operator together; `memory_limit` is in bytes, and a bundle that says it needs more is refused;
-    `delegates` says what runs the graphs (docs/device.md); a file is unpacked below `cache`. Raises the BundleError
-    that says what is wrong, RuntimeLimitError, or RuntimeProgramError.
+    `delegates` says what runs the graphs (docs/device.md); a file is unpacked below `cache`. `isolated` runs the graphs
+    in a child process that cannot take more memory than allowed, nor more than `seconds` for one call. Raises the
+    BundleError that says what is wrong, RuntimeLimitError, DelegateError, or RuntimeProgramError.
     """
+    if isolated:
+        from archipel.lite_runtime.isolated import load_isolated
+
+        return load_isolated(
+            path, trusted_keys, threads=threads, memory_limit=memory_limit, delegates=delegates, cache=cache,
+            state=state, seconds=seconds,
+        )  # fmt: skip
+    if seconds is not None:
+        raise RuntimeInputError("seconds: only a child process can be stopped at any time; pass isolated=True too")
     path = Path(path)
     slot = is_slot(path)
     bundle = open_bundle(path / BUNDLE_FOLDER if slot else path, trusted_keys, cache)
@@ -94,11 +129,9 @@ class Runtime:
                     check_noise(port)
         self.bundle = bundle
         self.state = state if state is not None else DeviceState()
-        self._sessions = Sessions(bundle, threads)
+        self._model = PresentModel(bundle, self.state)
+        self._sessions = Sessions(bundle, threads, delegates)
         self._feature_budget = DEFAULT_BUDGET if memory_limit is None else memory_limit - need
-        self._parameters = bundle.parameters()
-        self._published = True
-        self._predictor: Predictor | None = None
 
     # --- use ------------------------------------------------------------------------------------------------------
 
@@ -116,9 +149,9 @@ class Runtime:
         Batches from an iterator are answered one by one, as they are asked for. Follows the present parameters: after
         training or `set_parameters`, `refresh` gives the graph its new derived tensors. Raises RuntimeInputError.
         """
-        predictor = self._predictor
+        predictor = self._model.predictor
         if predictor is None:
-            predictor = self._predictor = self._make_predictor()
+            predictor = self._model.make_predictor(self._sessions)
         if isinstance(x, np.ndarray):
             return predictor.one(x)
         if isinstance(x, Mapping):
@@ -134,24 +167,15 @@ class Runtime:
 
     def parameters(self) -> dict[str, np.ndarray]:
         """The present global parameters by name, read-only."""
-        return dict(self._parameters)
+        return dict(self._model.parameters)
 
     def set_parameters(self, parameters: Arrays) -> None:
         """Replace some or all parameters. Raises RuntimeInputError for an unknown name, a wrong dtype or shape."""
-        self._adopt(self._checked(parameters))
+        self._model.adopt(self._model.checked(parameters))
 
     def reset(self, what: Literal["personal", "state", "parameters"]) -> None:
         """Forget the personal tensors, the device's state, or go back to the bundle's own parameters."""
-        if what == "parameters":
-            self._parameters = self.bundle.parameters()
-            self._published = True
-        elif what == "personal":
-            self.state.personal.clear()
-        elif what == "state":
-            self.state.state.clear()
-        else:
-            raise RuntimeInputError(f"reset: expected 'personal', 'state' or 'parameters', got {what!r}")
-        self._predictor = None
+        self._model.reset(what)
 
     def save(self, folder: Path | str) -> None:
         """Write the bundle and what was learned on top of it to a folder that `load` opens; durable when it returns.
@@ -159,29 +183,23 @@ class Runtime:
         A folder that holds a saved model of the same bundle gets the new one, all at once. Raises RuntimeInputError
         if `folder` holds anything else.
         """
-        published = self.bundle.parameters()
-        moved = {
-            name: array
-            for name, array in self._parameters.items()
-            if array is not published[name] and not np.array_equal(array, published[name])
-        }
-        groups = {"parameter": moved, "personal": self.state.personal, "state": self.state.state}
-        write_slot(Path(folder), self.bundle, join_names(groups))
+        write_slot(Path(folder), self.bundle, self._model.learned())
 
     def restore(self, learned: Arrays) -> None:
         """Take what `save` wrote: `parameter/NAME`, `personal/NAME`, `state/NAME`. Raises TensorLayoutError for more
         than that, RuntimeInputError for parameters that are not this bundle's."""
-        groups = split_names(learned, ("parameter", "personal", "state"))
-        self.set_parameters(groups["parameter"])
-        self.state.personal.update(groups["personal"])
-        self.state.state.update(groups["state"])
-        self._predictor = None
+        self._model.restore(learned)
 
     def profile(self, x: np.ndarray | Arrays, *, runs: int = 20) -> Profile:
         """Where the time of `predict` goes, operator by operator, over `runs` runs on `x`."""
         from archipel.lite_runtime.profile import profile_predict
 
-        return profile_predict(self, x, runs)
+        name = need_program(self.bundle, "predict", "predict")
+        return profile_predict(self._sessions, name, self._model.new_predictor, x, runs)
+
+    def delegate_report(self) -> DelegateReport:
+        """Which delegate runs which node of the programs used so far, and which delegates fell out and why."""
+        return self._sessions.report()
 
     # --- learning -------------------------------------------------------------------------------------------------
 
@@ -225,7 +243,7 @@ class Runtime:
             )
         if epochs < 1 or batch_size < 1:
             raise RuntimeInputError(f"epochs and batch_size must be at least 1, got {epochs} and {batch_size}")
-        chosen = None if moves is None else self._movable(name, moves)
+        chosen = None if moves is None else self._model.writable(name, moves)
         phase = Phase(program=name, epochs=epochs, batch_size=batch_size, moves=chosen)
         fields = collect_data(self.bundle, [phase], x, y)
         values = self._values(broadcast=broadcast, hyperparameters=hyperparameters, seed=seed, examples=fields.count)
@@ -246,9 +264,9 @@ class Runtime:
         try:
             history = fitting.run(keep_features=feature_cache, feature_budget=self._feature_budget)
         except NonFiniteLossError:
-            self._take(values)
+            self._model.take(values)
             raise
-        self._take(values)
+        self._model.take(values)
         return history
 
     def local_round(
@@ -274,7 +292,7 @@ class Runtime:
         need_program(self.bundle, "finish", "take part in a round")
         if not schedule:
             raise RuntimeProgramError(f"bundle {self.bundle.manifest.name!r} has no schedule, so no local round")
-        start = self._parameters if parameters is None else self._complete(parameters)
+        start = self._model.parameters if parameters is None else self._model.complete(parameters)
         fields = collect_data(self.bundle, schedule, x, y)
         values = Values(
             self.bundle,
@@ -299,8 +317,7 @@ class Runtime:
         if training.stopped:
             raise RuntimeInputError("local_round: a callback asked to stop; a round is whole or raises")
         update, metrics = finish(self._sessions, self.bundle, values)
-        values.keep()
-        self._predictor = None
+        self._model.keep_state(values)
         return LocalUpdate(
             arrays=update,
             examples=training.examples,
@@ -322,7 +339,7 @@ class Runtime:
     ) -> Values:
         return Values(
             self.bundle,
-            self._parameters,
+            self._model.parameters,
             self.state,
             broadcast=broadcast,
             hyperparameters=hyperparameters,
@@ -330,70 +347,8 @@ class Runtime:
             examples=examples,
         )
 
-    def _movable(self, name: str, moves: Sequence[str]) -> tuple[str, ...]:
-        ports = self.bundle.program(name).outputs
-        written = [port.tensor for port in ports if isinstance(port, Parameter | Personal)]
-        for tensor in moves:
-            if tensor not in written:
-                raise RuntimeInputError(f"moves: {tensor!r} is not one that {name!r} writes: {', '.join(written)}")
-        return tuple(moves)
-
-    def _take(self, values: Values) -> None:
-        values.keep()
-        self._adopt(values.parameters)
-
-    def _adopt(self, parameters: Arrays) -> None:
-        for name, array in parameters.items():
-            if array is not self._parameters[name]:
-                self._published = False
-                array.flags.writeable = False
-            self._parameters[name] = array
-        self._predictor = None
-
     def _evaluate(
         self, values: Values, x: np.ndarray | Arrays, y: np.ndarray | None, batch_size: int
     ) -> dict[str, float]:
         name = need_program(self.bundle, "evaluate", "evaluate")
         return evaluate(self._sessions.get(name), self.bundle.program(name), values, x, y, batch_size)
-
-    def _make_predictor(self) -> Predictor:
-        name = need_program(self.bundle, "predict", "predict")
-        values = self._values()
-        derived = self._derived(values)
-        session = self._sessions.open(name, derived) if derived else self._sessions.get(name)
-        return Predictor(session, self.bundle.program(name), values)
-
-    def _derived(self, values: Values) -> dict[str, np.ndarray]:
-        refresh = find_program(self.bundle, "refresh")
-        if refresh is None:
-            return {}
-        program = self.bundle.program(refresh)
-        if self._published and not any(
-            (isinstance(port, Personal) and port.tensor in self.state.personal)
-            or (isinstance(port, State) and port.tensor in self.state.state)
-            for port in program.inputs
-        ):
-            # Nothing has changed since conversion: the graph's own initializers are right.
-            return {}
-        outputs = run_once(self._sessions, self.bundle, refresh, values)
-        return {port.tensor: outputs[port.name] for port in program.outputs if isinstance(port, Derived)}
-
-    def _checked(self, parameters: Arrays) -> dict[str, np.ndarray]:
-        specs = {spec.name: spec for spec in self.bundle.manifest.parameters}
-        checked = {}
-        for name, array in parameters.items():
-            spec = specs.get(name)
-            if spec is None:
-                raise RuntimeInputError(
-                    f"parameter {name!r} is not one of bundle {self.bundle.manifest.name!r}: {', '.join(specs)}"
-                )
-            port = Parameter(name=name, tensor=name, dtype=spec.dtype, shape=spec.shape)
-            check_array("parameters", port, array)
-            checked[name] = array.copy() if array.flags.writeable else array
-        return checked
-
-    def _complete(self, parameters: Arrays) -> dict[str, np.ndarray]:
-        missing = [name for name in self._parameters if name not in parameters]
-        if missing:
-            raise RuntimeInputError(f"parameters: {', '.join(missing)} missing; a round starts from all of them")
-        return self._checked(parameters)

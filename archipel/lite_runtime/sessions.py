@@ -6,14 +6,30 @@ ONNX Runtime itself is imported here, with the first session: a device that wait
 
 from __future__ import annotations
 
+import threading
+import weakref
 from collections.abc import Mapping, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from archipel.bundle import Bundle
-from archipel.errors import RuntimeProgramError
+from archipel.errors import DelegateError, RuntimeProgramError
+from archipel.lite_runtime.delegates import (
+    Delegate,
+    DelegateReport,
+    Delegates,
+    NodePlacement,
+    ProgramPlacement,
+    Skipped,
+    attempts,
+    name_of,
+    preferences,
+)
+
+_RECORD_PLACEMENT = "session.record_ep_graph_assignment_info"
 
 
 class Session:
@@ -40,41 +56,168 @@ class Session:
         except self._errors as error:
             raise _failed(self.name, "cannot be run", error) from None
 
+    def placement(self) -> ProgramPlacement:
+        """Which delegate has which node, as ONNX Runtime tells it."""
+        delegates = tuple(map(name_of, self.native.get_providers()))
+        tell = getattr(self.native, "get_provider_graph_assignment_info", None)
+        if tell is None:
+            return ProgramPlacement(self.name, delegates, None)
+        nodes = [
+            NodePlacement(node.name, f"{node.domain}.{node.op_type}" if node.domain else node.op_type, delegate)
+            for part in tell()
+            for delegate in [name_of(part.ep_name)]
+            for node in part.get_nodes()
+        ]
+        return ProgramPlacement(self.name, delegates, tuple(nodes))
+
 
 class Sessions:
-    """The sessions of one bundle. `threads` is the number of threads inside one operator."""
+    """The sessions of one bundle; any thread may ask for one.
 
-    def __init__(self, bundle: Bundle, threads: int = 1) -> None:
+    `threads` is the number of threads inside one operator; `delegates` says what runs the operators (see delegates.py).
+    Raises DelegateError for delegates that are unknown, or missing without leave to fall back.
+    """
+
+    def __init__(self, bundle: Bundle, threads: int = 1, delegates: Delegates = "auto") -> None:
+        self.threads = threads
+        self.delegates = delegates
         self._bundle = bundle
-        self._threads = threads
+        self._preferences = preferences(delegates)
+        self._lock = threading.RLock()
         self._ready: dict[str, Session] = {}
+        self._latest: weakref.WeakValueDictionary[str, Session] = weakref.WeakValueDictionary()
+        # What worked for a program, so that its next session does not try what failed again.
+        self._settled: dict[str, tuple[Delegate, ...]] = {}
+        self._skipped: dict[tuple[str, str], Skipped] = {}
+        self._profile: tuple[str, Path] | None = None
+        if not all(preference.fallback for preference in self._preferences.values()):
+            # A caller who insists on a delegate hears of its absence now and not with the first prediction.
+            for preference in self._preferences.values():
+                preference.usable(_onnxruntime().get_available_providers())
 
     def get(self, name: str) -> Session:
-        """The session of program `name`, from the second call on the same one. Raises RuntimeProgramError."""
+        """The session of program `name`, from the second call on the same one.
+
+        Raises RuntimeProgramError, or DelegateError.
+        """
         session = self._ready.get(name)
         if session is None:
-            session = self._ready[name] = self.open(name)
+            with self._lock:
+                session = self._ready.get(name)
+                if session is None:
+                    session = self._ready[name] = self.open(name)
         return session
 
     def open(self, name: str, initializers: Mapping[str, np.ndarray] | None = None) -> Session:
         """A new session in which `initializers` (external data of the graph, by name) have other values."""
         ort = _onnxruntime()
         program = self._bundle.program(name)
+        fallback = self._preferences[program.kind].fallback
+        with self._lock:
+            usable = self._settled.get(name)
+            if usable is None:
+                usable, missing = self._preferences[program.kind].usable(ort.get_available_providers())
+                self._skip(missing)
+            failed: dict[str, str] = {}
+            for delegates in attempts(usable, fallback):
+                try:
+                    session = self._open(name, delegates, initializers)
+                except error_types() as error:
+                    if not delegates:
+                        raise _failed(name, "cannot be loaded", error) from None
+                    for delegate in delegates:
+                        failed.setdefault(delegate.name, " ".join(str(error).split())[:300])
+                    continue
+                there = session.native.get_providers()
+                lost = [delegate.name for delegate in delegates if delegate.provider not in there]
+                for each in lost:
+                    failed.setdefault(each, "ONNX Runtime left it out: its libraries or its device are missing")
+                if lost and not fallback:
+                    continue
+                break
+            else:
+                reasons = "; ".join(f"{delegate}: {reason}" for delegate, reason in failed.items())
+                raise DelegateError(
+                    f"program {name!r} cannot be run by the delegates alone: {reasons}; add 'cpu' to fall back"
+                )
+            used = {delegate.name for delegate in delegates if delegate.provider in there}
+            self._skip([Skipped(each, name, reason) for each, reason in failed.items() if each not in used])
+            self._settled[name] = tuple(delegate for delegate in delegates if delegate.name in used)
+            self._latest[name] = session
+        self._check_names(name, session.native)
+        return session
+
+    def report(self) -> DelegateReport:
+        """Which delegate has which node, for the programs that have a session by now."""
+        with self._lock:
+            placements = {name: session.placement() for name, session in sorted(self._latest.items())}
+            return DelegateReport(placements, tuple(self._skipped.values()))
+
+    def profiled(self, name: str, folder: Path) -> Sessions:
+        """Other sessions for the same programs; that of `name` is profiled until `end_profile`."""
+        other = Sessions(self._bundle, self.threads, self.delegates)
+        other._profile = name, folder
+        return other
+
+    def end_profile(self) -> Path:
+        """Write what was recorded to the folder. Returns the file."""
+        if self._profile is None or self._profile[0] not in self._latest:
+            raise RuntimeProgramError("end_profile: no session was profiled; use Sessions.profiled(...) and run it")
+        return Path(self._latest[self._profile[0]].native.end_profiling())
+
+    def _open(self, name: str, delegates: Sequence[Delegate], initializers: Mapping[str, np.ndarray] | None) -> Session:
+        ort = _onnxruntime()
+        fallback = self._preferences[self._bundle.program(name).kind].fallback
+        options = self._options(ort, delegates, fallback)
+        if self._profile is not None and self._profile[0] == name:
+            options.enable_profiling = True
+            options.profile_file_prefix = str(self._profile[1] / "profile")
+        keep: list[Any] = []
+        if initializers:
+            # Not add_initializer: that one lets constant folding see the graph's old values.
+            keep = [ort.OrtValue.ortvalue_from_numpy(array) for array in initializers.values()]
+            options.add_external_initializers(list(initializers), keep)
+        providers = [(each.provider, self._provider_options(each)) for each in delegates]
+        if fallback:
+            providers.append(("CPUExecutionProvider", {}))
+        path = str(self._bundle.program_path(name))
+        # Without its own fallback, which would print to standard output and try again with the CPU alone.
+        native = ort.InferenceSession(path, options, providers=providers, enable_fallback=0)
+        return Session(name, native, error_types(), keep)
+
+    def _options(self, ort: Any, delegates: Sequence[Delegate], fallback: bool) -> Any:
         options = ort.SessionOptions()
-        options.intra_op_num_threads = self._threads
+        options.intra_op_num_threads = self.threads
         options.inter_op_num_threads = 1
         options.log_severity_level = 4
-        errors = error_types()
-        keep: list[Any] = []
-        try:
-            if initializers:
-                # Not add_initializer: that one lets constant folding see the graph's old values.
-                keep = [ort.OrtValue.ortvalue_from_numpy(array) for array in initializers.values()]
-                options.add_external_initializers(list(initializers), keep)
-            path = str(self._bundle.program_path(name))
-            native = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-        except errors as error:
-            raise _failed(name, "cannot be loaded", error) from None
+        options.add_session_config_entry(_RECORD_PLACEMENT, "1")
+        # Threads wait for work in a busy loop during a run, but not on to the next one: the latency of back-to-back
+        # runs stays the same, and a device that predicts now and then does not keep a core busy in between.
+        options.add_session_config_entry("session.force_spinning_stop", "1")
+        names = [delegate.name for delegate in delegates]
+        if not names:
+            # One arena for all sessions: programs run one after the other and can use the same memory.
+            _shared_arena()
+            options.add_session_config_entry("session.use_env_allocators", "1")
+        if "xnnpack" in names:
+            # It has threads of its own; ONNX Runtime's must not fight them for the cores.
+            options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        if "dml" in names:
+            options.enable_mem_pattern = False
+        if not fallback:
+            options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
+        return options
+
+    def _provider_options(self, delegate: Delegate) -> dict[str, str]:
+        defaults = {"intra_op_num_threads": str(self.threads)} if delegate.name == "xnnpack" else {}
+        return {**defaults, **delegate.options}
+
+    def _skip(self, skipped: Sequence[Skipped]) -> None:
+        for each in skipped:
+            self._skipped.setdefault((each.program, each.delegate), each)
+
+    def _check_names(self, name: str, native: Any) -> None:
+        program = self._bundle.program(name)
         for side, ports, there in (
             ("inputs", program.inputs, native.get_inputs()),
             ("outputs", program.outputs, native.get_outputs()),
@@ -85,7 +228,6 @@ class Sessions:
                     f"program {name!r}: the manifest and the graph disagree about its {side}: "
                     f"only one of them has {sorted(declared ^ real)}; convert the bundle again"
                 )
-        return Session(name, native, errors, keep)
 
 
 def bound_value(array: np.ndarray) -> Any:
@@ -105,6 +247,14 @@ def _onnxruntime() -> Any:
     onnxruntime.disable_telemetry_events()
     onnxruntime.set_default_logger_severity(4)
     return onnxruntime
+
+
+@cache
+def _shared_arena() -> None:
+    ort = _onnxruntime()
+    place = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
+    # Doubling, as ONNX Runtime's own arenas do: one block then holds the next larger batch too.
+    ort.create_and_register_allocator(place, ort.OrtArenaCfg({"arena_extend_strategy": 0}))
 
 
 @cache

@@ -123,11 +123,11 @@ class Values:
                     ports[role_of(port), port.tensor] = port
         for role, group in groups.items():
             for name, array in group.items():
-                port = ports.get((role, name))
-                if port is None or not _fits(port, array):
-                    expected = "no such tensor in this bundle" if port is None else f"expected {describe(port)}"
+                known = ports.get((role, name))
+                if known is None or not _fits(known, array):
+                    expected = "no such tensor in this bundle" if known is None else f"expected {describe(known)}"
                     raise TensorLayoutError(f"{role} {name!r}: {array.dtype.name}{list(array.shape)}, {expected}")
-                self.write(port, array)
+                self.write(known, array)
         self.steps = steps
 
     def _personal_tensor(self, port: Personal) -> np.ndarray:

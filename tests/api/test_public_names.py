@@ -15,14 +15,15 @@ PUBLIC = {
     "archipel.autodiff": "RULES RuleContext differentiate gradient rule vjp",
     "archipel.bundle": "FORMAT_VERSION MAX_ARCHIVE_BYTES WEIGHTS_FILE Bundle Limits Lineage Manifest Phase "
     "PrivacyPolicy Program SelfTest TensorPlace TensorSpec decode_manifest encode_manifest generate_key "
-    "load_private_key load_public_key open_bundle pack parameter_specs read_weights role_of save_private_key save_public_key "
-    "unpack weights_layout write_bundle write_weights",
+    "load_private_key load_public_key open_bundle pack parameter_specs read_weights role_of save_private_key "
+    "save_public_key unpack weights_layout write_bundle write_weights",
     "archipel.client": "Agent AgentConfig Entry Event Outcome",
     "archipel.compression": "StaticInt8 quantize_static refresh_program",
     "archipel.converter": "convert",
     "archipel.datasets": "DigitsByWriter WriterSplit digits_by_writer split_own_digits split_writers",
     "archipel.graph": "IMPORTERS Builder Model TensorInfo check_model promote",
-    "archipel.lite_runtime": "Control DeviceState ExampleStore History LocalUpdate Progress Runtime load",
+    "archipel.lite_runtime": "Control DeviceState ExampleStore History IsolatedRuntime LocalUpdate Profile Progress "
+    "Runtime Slots load",
     "archipel.models": "autoencoder char_rnn cnn_1d digits_cnn ds_cnn fedavg_cnn lenet mlp mobilenet_v2 resnet8 "
     "transformer unet",
     "archipel.server": "OperatorClient Settings TaskRequest create_app init_data_folder load_settings run_coordinator "

@@ -15,7 +15,14 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 BLOCK = re.compile(r"^```(\w+)?( background)?\n(.*?)^```$", re.M | re.S)
 RUNNABLE = {"python", "sh"}
-RUN = {"README.md", "docs/quickstart.md", "docs/store.md", "docs/strategies.md", "docs/training.md"}
+RUN = {
+    "README.md",
+    "docs/device.md",
+    "docs/quickstart.md",
+    "docs/store.md",
+    "docs/strategies.md",
+    "docs/training.md",
+}
 SHOWN = {
     "text",
     "json",
@@ -80,6 +87,28 @@ def test_python_blocks(page: str, tmp_path: Path, shell: dict[str, str]) -> None
         [sys.executable, "-c", code], cwd=tmp_path, env=shell, capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_device(tmp_path: Path, shell: dict[str, str]) -> None:
+    """Publisher and device in Python, then the commands on what they made."""
+    page = blocks("docs/device.md")
+    code = "\n".join(text for language, _, text in page if language == "python")
+    commands = "\n".join(text for language, _, text in page if language == "sh")
+    outputs = []
+    for command in (
+        [sys.executable, "-W", "error::DeprecationWarning:archipel", "-c", code],
+        ["bash", "-e", "-c", commands],
+    ):
+        done = subprocess.run(
+            command, cwd=tmp_path, env=shell, capture_output=True, text=True, timeout=120, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        outputs.append(done.stdout)
+    first, last = map(float, re.match(r"(\S+) -> (\S+)", outputs[0]).groups())  # type: ignore[union-attr]
+    assert last < first
+    assert "nodes on cpu" in outputs[0]
+    assert "6 steps on 96 examples" in outputs[1]
+    assert "cold start" in outputs[1]
 
 
 def test_quickstart(tmp_path: Path, shell: dict[str, str]) -> None:

@@ -1,0 +1,294 @@
+"""What a runtime and its child process say to each other over a socket: msgpack structs and the raw bytes of arrays.
+
+One message: 4 bytes (little-endian) that give the length of the header, the header, and the bytes of the arrays that it
+lists, one after the other. Both sides decode strictly and know how much may come before they make room for it: the
+child has run graphs of others, so what it says is not believed either.
+"""
+
+from __future__ import annotations
+
+import math
+import select
+import socket
+import struct
+import time
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+
+from archipel.bundle.manifest import ITEM_BYTES
+from archipel.bundle.roles import DType
+from archipel.errors import RuntimeInputError, RuntimeProgramError
+
+MAX_HEADER_BYTES = 16 << 20
+_MAX_RANK = 16
+_LENGTH = struct.Struct("<I")
+_PARTS = 64
+
+
+class _Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
+    pass
+
+
+# --- from the parent ----------------------------------------------------------------------------------------------
+
+
+class Open(_Message, frozen=True, kw_only=True):
+    """First of all: what to load, and `allowance`, the bytes of private memory that the process may add from now on."""
+
+    folder: str
+    keys: tuple[bytes, ...]
+    threads: int
+    memory_limit: int
+    allowance: int
+    delegates: Any
+
+
+class Learn(_Message, frozen=True, kw_only=True):
+    """Take these as all that was learned. Arrays: `parameter/NAME`, `personal/NAME`, `state/NAME`."""
+
+
+class Predict(_Message, frozen=True, kw_only=True):
+    """Arrays: `x` or `x/NAME`."""
+
+
+class Evaluate(_Message, frozen=True, kw_only=True):
+    """Arrays: `x` or `x/NAME`, and `y`."""
+
+    batch_size: int
+
+
+class Fit(_Message, frozen=True, kw_only=True):
+    """Arrays: `x` or `x/NAME`, `y`, `broadcast/NAME`, and with `validation` also `vx` or `vx/NAME`, and `vy`.
+
+    `report` asks for a Report after every step, `between` for a Between when training could pause.
+    """
+
+    epochs: int
+    batch_size: int
+    shuffle: bool
+    seed: int
+    hyperparameters: dict[str, float]
+    validation: bool
+    report: bool
+    between: bool
+    program: str | None
+    moves: tuple[str, ...] | None
+    checkpoint: str | None
+    checkpoint_every: float
+    feature_cache: bool
+
+
+class LocalRound(_Message, frozen=True, kw_only=True):
+    """Arrays: `x` or `x/NAME`, `y`, `broadcast/NAME`, and with `given` also `parameter/NAME`."""
+
+    seed: int
+    hyperparameters: dict[str, float]
+    report: bool
+    given: bool
+
+
+class Proceed(_Message, frozen=True, kw_only=True):
+    """The answer to Report and Between: go on, stop as if finished, or leave everything as it was."""
+
+    stop: bool = False
+    abort: bool = False
+
+
+class WriteCheckpoint(_Message, frozen=True, kw_only=True):
+    """Before the answer to Between: training will stand still for a while."""
+
+
+# --- from the child -----------------------------------------------------------------------------------------------
+
+
+class Done(_Message, frozen=True, kw_only=True):
+    """Of Predict: the outputs as arrays. Of Evaluate: `metrics`."""
+
+    metrics: dict[str, float] = {}
+
+
+class Fitted(_Message, frozen=True, kw_only=True):
+    """A History. Arrays: `loss` and `metric/NAME` (float64, one element a step), and all that was learned."""
+
+    validation: list[dict[str, float]]
+    steps: Annotated[int, msgspec.Meta(ge=0)]
+    examples: Annotated[int, msgspec.Meta(ge=0)]
+    stopped: bool
+
+
+class Rounded(_Message, frozen=True, kw_only=True):
+    """A LocalUpdate. Arrays: `update/NAME`, `loss`, `trained/NAME`, `personal/NAME`, `state/NAME`."""
+
+    metrics: dict[str, float]
+    steps: Annotated[int, msgspec.Meta(ge=0)]
+    examples: Annotated[int, msgspec.Meta(ge=0)]
+
+
+class Report(_Message, frozen=True, kw_only=True):
+    """A training step was made."""
+
+    phase: int
+    epoch: int
+    step: int
+    loss: float | None
+
+
+class Between(_Message, frozen=True, kw_only=True):
+    """Training may pause here, or end."""
+
+
+class Failed(_Message, frozen=True, kw_only=True):
+    """An error: `kind` is the name of its class. Arrays, where a fit still learned something: all that was learned."""
+
+    kind: Annotated[str, msgspec.Meta(max_length=64)]
+    text: Annotated[str, msgspec.Meta(max_length=8192)]
+    learned: bool = False
+
+
+Request = Open | Learn | Predict | Evaluate | Fit | LocalRound | Proceed | WriteCheckpoint
+Reply = Done | Fitted | Rounded | Report | Between | Failed
+Arrays = Mapping[str, np.ndarray]
+
+
+class _Array(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    name: Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
+    dtype: DType
+    shape: Annotated[tuple[Annotated[int, msgspec.Meta(ge=0)], ...], msgspec.Meta(max_length=_MAX_RANK)]
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * ITEM_BYTES[self.dtype]
+
+
+class _Header(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    arrays: tuple[_Array, ...]
+    body: Request | Reply
+
+
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODER = msgspec.msgpack.Decoder(_Header)
+
+
+class Channel:
+    """One end of the socket. `allocate` makes the buffer of an incoming array of so many bytes."""
+
+    def __init__(self, connection: socket.socket, max_bytes: int, allocate: Callable[[int], Any] = bytearray) -> None:
+        self.max_bytes = max_bytes
+        self._socket = connection
+        self._allocate = allocate
+        self._timed = False
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def hung_up(self) -> bool:
+        """Whether the other side has closed its end."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLRDHUP)
+        return bool(poll.poll(0))
+
+    def send(self, body: Request | Reply, arrays: Arrays = {}, seconds: float | None = None) -> None:  # noqa: B006
+        """Raises OSError, TimeoutError among them, when the other side is gone or does not take it in time."""
+        solid = {name: np.asarray(array, order="C") for name, array in arrays.items()}
+        listed = tuple(_Array(name, array.dtype.name, array.shape) for name, array in solid.items())  # type: ignore[arg-type]
+        header = _ENCODER.encode(_Header(listed, body))
+        if len(header) > MAX_HEADER_BYTES:
+            raise RuntimeInputError(
+                f"isolated: a message of {len(header)} bytes beside its arrays; the limit is 16 MiB"
+            )
+        parts = [memoryview(_LENGTH.pack(len(header)) + header)]
+        parts += [memoryview(array.reshape(-1).view(np.uint8).data) for array in solid.values() if array.nbytes]
+        deadline = _deadline(seconds)
+        while parts:
+            self._limit(deadline)
+            sent = self._socket.sendmsg(parts[:_PARTS])
+            while parts and sent >= len(parts[0]):
+                sent -= len(parts.pop(0))
+            if sent:
+                parts[0] = parts[0][sent:]
+
+    def receive(self, seconds: float | None = None) -> tuple[Request | Reply, dict[str, np.ndarray]]:
+        """The next message. Raises EOFError or OSError when the other side is gone, TimeoutError after `seconds`,
+        RuntimeProgramError for what is not a message or larger than it may be.
+        """
+        deadline = _deadline(seconds)
+        (length,) = _LENGTH.unpack(self._read(bytearray(_LENGTH.size), deadline))
+        if length > MAX_HEADER_BYTES:
+            raise RuntimeProgramError(f"isolated: a header of {length} bytes, the limit is {MAX_HEADER_BYTES}")
+        try:
+            header = _DECODER.decode(self._read(bytearray(length), deadline))
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise RuntimeProgramError(f"isolated: not a message ({error})") from None
+        total = sum(array.nbytes for array in header.arrays)
+        if total > self.max_bytes:
+            raise RuntimeProgramError(f"isolated: arrays of {total} bytes, the limit is {self.max_bytes}")
+        arrays: dict[str, np.ndarray] = {}
+        for spec in header.arrays:
+            if spec.name in arrays:
+                raise RuntimeProgramError(f"isolated: array {spec.name!r} is there twice")
+            arrays[spec.name] = self._array(spec, deadline)
+        return header.body, arrays
+
+    def _array(self, spec: _Array, deadline: float | None) -> np.ndarray:
+        buffer = self._read(self._allocate(spec.nbytes), deadline) if spec.nbytes else b""
+        if spec.dtype == "bool" and spec.nbytes and np.frombuffer(buffer, np.uint8).max() > 1:
+            raise RuntimeProgramError(f"isolated: array {spec.name!r} has truth values that are neither 0 nor 1")
+        array = np.frombuffer(buffer, spec.dtype, math.prod(spec.shape)).reshape(spec.shape)
+        array.flags.writeable = False
+        return array
+
+    def _read(self, buffer: Any, deadline: float | None) -> Any:
+        view = memoryview(buffer)
+        while len(view):
+            self._limit(deadline)
+            count = self._socket.recv_into(view)
+            if count == 0:
+                raise EOFError("isolated: the other side has closed the connection")
+            view = view[count:]
+        return buffer
+
+    def _limit(self, deadline: float | None) -> None:
+        if deadline is None:
+            if self._timed:
+                self._timed = False
+                self._socket.settimeout(None)
+            return
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        self._timed = True
+        self._socket.settimeout(left)
+
+
+def _deadline(seconds: float | None) -> float | None:
+    return None if seconds is None else time.monotonic() + seconds
+
+
+def pack(where: str, name: str, value: object) -> dict[str, np.ndarray]:
+    """{name: value} for an array, {name/KEY: value} for a mapping, {} for None. Raises RuntimeInputError."""
+    if value is None:
+        return {}
+    if isinstance(value, Mapping):
+        return {f"{name}/{key}": _checked(where, f"{name}[{key!r}]", array) for key, array in value.items()}
+    return {name: _checked(where, name, value)}
+
+
+def unpack(name: str, arrays: Arrays) -> Any:
+    """Inverse of `pack`, for a value that is not None."""
+    return arrays[name] if name in arrays else group(name, arrays)
+
+
+def group(name: str, arrays: Arrays) -> dict[str, np.ndarray]:
+    """Those called `name`/KEY, by KEY."""
+    return {key.removeprefix(f"{name}/"): array for key, array in arrays.items() if key.startswith(f"{name}/")}
+
+
+def _checked(where: str, name: str, value: object) -> np.ndarray:
+    if not isinstance(value, np.ndarray):
+        raise RuntimeInputError(f"{where}: {name} must be a numpy array, got {type(value).__name__}")
+    if value.dtype.name not in ITEM_BYTES or not value.dtype.isnative:
+        raise RuntimeInputError(f"{where}: {name} has dtype {value.dtype!r}, expected one of {', '.join(ITEM_BYTES)}")
+    return value

@@ -1,0 +1,227 @@
+"""Where the time of a program goes, kernel by kernel, from ONNX Runtime's own profiler."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import tempfile
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from archipel.errors import RuntimeInputError, RuntimeProgramError
+from archipel.lite_runtime.delegates import name_of
+from archipel.lite_runtime.predictor import Predictor
+from archipel.lite_runtime.sessions import Sessions
+
+WARMUP = 3
+MAX_RUNS = 10_000
+# ONNX Runtime stops recording after a million events; one takes about 700 bytes.
+MAX_PROFILE_BYTES = 1 << 30
+
+_NODE, _RUN, _SUFFIX = "Node", "model_run", "_kernel_time"
+
+
+class Row(NamedTuple):
+    """One kernel: how often each run calls it, and its own microseconds in a run, without graphs inside it.
+
+    `us` is the median over the runs. `node` is ONNX Runtime's name, which after fusion need not be one of the graph's.
+    `output_bytes` and `output_shapes` (such as ("float32[1, 10]",)) are of the last call, where the profiler tells.
+    """
+
+    node: str
+    op_type: str
+    delegate: str
+    calls: float
+    us: float
+    share: float
+    output_bytes: int | None
+    output_shapes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A program's `rows`, the most expensive first, from `runs` runs on one input.
+
+    `wall_us` is the median run as a whole, in microseconds: what it has more than `total_us` is spent between the
+    kernels, some of it by the profiler itself.
+    """
+
+    program: str
+    runs: int
+    rows: tuple[Row, ...]
+    wall_us: float
+
+    @property
+    def total_us(self) -> float:
+        """Microseconds of a run in kernels."""
+        return math.fsum(row.us for row in self.rows)
+
+    def by_operator(self) -> dict[str, float]:
+        """Microseconds of a run by operator type, the most expensive first."""
+        totals: dict[str, float] = defaultdict(float)
+        for row in self.rows:
+            totals[row.op_type] += row.us
+        return dict(sorted(totals.items(), key=lambda item: -item[1]))
+
+    def table(self, limit: int | None = 20) -> str:
+        """Lines for people: the `limit` most expensive kernels (None: all)."""
+        shown = self.rows[:limit]
+        lines = [f"{'us':>9}{'share':>8}{'calls':>7}  {'operator':<22}{'on':<9}{'output':<28}node"]
+        for row in shown:
+            shapes = ", ".join(row.output_shapes)
+            lines.append(
+                f"{row.us:>9.1f}{row.share:>8.1%}{row.calls:>7g}  "
+                f"{row.op_type:<22}{row.delegate:<9}{shapes:<28}{row.node}".rstrip()
+            )
+        rest = self.rows[len(shown) :]
+        if rest:
+            spent, share = math.fsum(row.us for row in rest), math.fsum(row.share for row in rest)
+            lines.append(f"{spent:>9.1f}{share:>8.1%}  and {len(rest)} more kernels")
+        lines.append(
+            f"{self.program}: {self.total_us:.1f} us in kernels, {self.wall_us:.1f} us in all "
+            f"(medians, {self.runs} runs)"
+        )
+        return "\n".join(lines)
+
+
+def profile_predict(
+    sessions: Sessions,
+    name: str,
+    make_predictor: Callable[[Sessions], Predictor],
+    x: np.ndarray | Mapping[str, np.ndarray],
+    runs: int = 20,
+) -> Profile:
+    """Profile program `name` as the predictor runs it that `make_predictor` makes from the sessions it is given.
+
+    Raises RuntimeInputError.
+    """
+
+    def prepare(profiled: Sessions) -> Callable[[], object]:
+        predictor = make_predictor(profiled)
+        return (lambda: predictor.many(x)) if isinstance(x, Mapping) else (lambda: predictor.one(x))
+
+    return _profile(sessions, name, runs, prepare)
+
+
+def profile_program(sessions: Sessions, name: str, feed: Mapping[str, np.ndarray], runs: int = 20) -> Profile:
+    """Profile program `name` with an array for each of its inputs. Raises RuntimeInputError, RuntimeProgramError."""
+
+    def prepare(profiled: Sessions) -> Callable[[], object]:
+        session = profiled.get(name)
+        outputs = [value.name for value in session.native.get_outputs()]
+        return lambda: session.run(outputs, feed)
+
+    return _profile(sessions, name, runs, prepare)
+
+
+def _profile(sessions: Sessions, name: str, runs: int, prepare: Callable[[Sessions], Callable[[], object]]) -> Profile:
+    if not 1 <= runs <= MAX_RUNS:
+        raise RuntimeInputError(f"profile: runs must be from 1 to {MAX_RUNS}, got {runs}")
+    with tempfile.TemporaryDirectory(prefix="archipel-profile-") as folder:
+        profiled = sessions.profiled(name, Path(folder))
+        call = prepare(profiled)
+        for _ in range(WARMUP + runs):
+            call()
+        path = profiled.end_profile()
+        if path.stat().st_size > MAX_PROFILE_BYTES:
+            raise RuntimeProgramError(
+                f"program {name!r}: its profile has more than {MAX_PROFILE_BYTES} bytes; ask for fewer runs"
+            )
+        events = path.read_bytes()
+    return parse(events, name, WARMUP)
+
+
+# --- ONNX Runtime's file: Chrome's trace event format -----------------------------------------------------------------
+
+
+class _Args(msgspec.Struct, frozen=True):
+    op_name: str = ""
+    provider: str = ""
+    output_size: str = ""
+    output_type_shape: tuple[dict[str, list[int]], ...] = ()
+
+
+class _Event(msgspec.Struct, frozen=True):
+    cat: str
+    name: str
+    ts: int = 0
+    dur: int = 0
+    args: _Args = _Args()
+
+
+_DECODER = msgspec.json.Decoder(list[_Event])
+_HOLDS_GRAPHS = ("If", "Loop", "Scan")
+_TYPES = {"float": "float32", "double": "float64"}
+
+
+def parse(data: bytes, program: str, warmup: int = 0) -> Profile:
+    """The profile in ONNX Runtime's JSON, without its first `warmup` runs. Raises RuntimeProgramError."""
+    try:
+        events = _DECODER.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise RuntimeProgramError(f"program {program!r}: ONNX Runtime's profile cannot be read: {error}") from None
+    measured = sorted((event for event in events if event.name == _RUN), key=lambda event: event.ts)[warmup:]
+    if not measured:
+        raise RuntimeProgramError(f"program {program!r}: ONNX Runtime's profile has no run after {warmup} to warm up")
+    starts = [event.ts for event in measured]
+    kernels = [
+        (index, event)
+        for index, event in enumerate(events)
+        if event.cat == _NODE and event.name.endswith(_SUFFIX) and event.ts >= starts[0]
+    ]
+    own = _own_times(kernels)
+    times: dict[tuple[str, str, str], list[float]] = defaultdict(lambda: [0.0] * len(measured))
+    calls: dict[tuple[str, str, str], int] = defaultdict(int)
+    last: dict[tuple[str, str, str], _Args] = {}
+    for index, event in kernels:
+        key = (event.name.removesuffix(_SUFFIX), event.args.op_name, event.args.provider)
+        times[key][bisect_right(starts, event.ts) - 1] += own[index]
+        calls[key] += 1
+        last[key] = event.args
+    # The median: one run in which the machine did something else must not change the picture.
+    typical = {key: statistics.median(each) for key, each in times.items()}
+    whole = math.fsum(typical.values()) or 1.0
+    rows = [
+        Row(
+            node=node,
+            op_type=op_type,
+            delegate=name_of(provider),
+            calls=calls[key] / len(measured),
+            us=typical[key],
+            share=typical[key] / whole,
+            output_bytes=int(last[key].output_size) if last[key].output_size.isdecimal() else None,
+            output_shapes=tuple(_shape(each) for each in last[key].output_type_shape),
+        )
+        for key in sorted(typical, key=lambda key: -typical[key])
+        for node, op_type, provider in [key]
+    ]
+    return Profile(program, len(measured), tuple(rows), statistics.median(event.dur for event in measured))
+
+
+def _own_times(kernels: list[tuple[int, _Event]]) -> dict[int, float]:
+    # A Loop's or an If's time holds that of the kernels inside it, which are recorded too, and before it.
+    own = {index: float(event.dur) for index, event in kernels}
+    around: list[tuple[int, _Event]] = []
+    for index, event in sorted(kernels, key=lambda item: (item[1].ts, -item[1].dur, -item[0])):
+        while around and not _within(event, around[-1][1]):
+            around.pop()
+        if around:
+            own[around[-1][0]] = max(0.0, own[around[-1][0]] - event.dur)
+        if event.args.op_name in _HOLDS_GRAPHS:
+            around.append((index, event))
+    return own
+
+
+def _within(event: _Event, outer: _Event) -> bool:
+    return outer.ts <= event.ts and event.ts + event.dur <= outer.ts + outer.dur
+
+
+def _shape(typed: Mapping[str, Any]) -> str:
+    return ", ".join(f"{_TYPES.get(kind, kind)}{dims}" for kind, dims in typed.items())

@@ -1,0 +1,189 @@
+"""Whether a loaded model answers as its publisher saw it answer: the bundle's own examples and expected outputs.
+
+What it finds is a runtime, a processor or a delegate that computes something else than the publisher's did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from archipel.bundle import Bundle, Program, SelfTest, read_weights
+from archipel.bundle.roles import Dim, Example, Port
+from archipel.errors import RuntimeInputError, RuntimeProgramError, SelfTestError, TensorLayoutError
+from archipel.lite_runtime.driver import need_program
+from archipel.lite_runtime.fields import check_array, describe
+
+MAX_SELF_TEST_BYTES = 64 << 20
+
+
+class Predicts(Protocol):
+    """What a self-test needs of a Runtime, isolated or not."""
+
+    @property
+    def bundle(self) -> Bundle: ...
+    def parameters(self) -> dict[str, np.ndarray]: ...
+    def predict(self, x: dict[str, np.ndarray], /) -> dict[str, np.ndarray]: ...
+
+
+@dataclass(frozen=True)
+class SelfTestReport:
+    """A self-test that passed.
+
+    `vectors` says whether the bundle brought examples: if not, all that is known is that the model loads and answers
+    one example of zeros with finite numbers of the declared dtype and shape. `deviations` is the largest absolute
+    difference from the expected values, by output; empty without vectors.
+    """
+
+    vectors: bool
+    examples: int
+    deviations: dict[str, float]
+
+    def __str__(self) -> str:
+        if not self.vectors:
+            return "no vectors in the bundle; it answers an example of zeros with finite numbers"
+        largest = ", ".join(f"{name} {value:.2g}" for name, value in self.deviations.items())
+        return f"{self.examples} examples, largest deviation: {largest}"
+
+
+def run_self_test(runtime: Predicts) -> SelfTestReport:
+    """Compare `predict` with the vectors of the runtime's bundle, or ask it for one example of zeros if it has none.
+
+    The vectors belong to the published parameters: for a slot with learned ones, load its bundle without them. Raises
+    SelfTestError that names the output and its largest deviation, RuntimeInputError for a runtime that has learned,
+    and what loading the graph raises.
+    """
+    bundle = runtime.bundle
+    program = bundle.program(need_program(bundle, "predict", "be tested"))
+    _check_published(runtime)
+    test = bundle.manifest.self_test
+    if test is None:
+        return answer_zeros(runtime)
+    examples, expected = read_vectors(bundle, program, test)
+    answers = _answers(runtime, program, examples)
+    deviations = {name: _compare(name, answers[name], values, test) for name, values in expected.items()}
+    return SelfTestReport(vectors=True, examples=_rows(examples.values()), deviations=deviations)
+
+
+def read_vectors(
+    bundle: Bundle, program: Program, test: SelfTest
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """The examples and the expected outputs by port name. Raises SelfTestError for a file that is not as declared."""
+    try:
+        tensors = read_weights(bundle.folder / test.file, MAX_SELF_TEST_BYTES)
+    except TensorLayoutError as error:
+        raise SelfTestError(f"self-test of {bundle.manifest.name!r}: {error}") from None
+    examples = {port.name: port for port in program.inputs if isinstance(port, Example)}
+    outputs = {port.name: port for port in program.outputs}
+    names = {f"example/{name}" for name in examples} | {f"output/{name}" for name in outputs}
+    if set(tensors) != names:
+        raise SelfTestError(
+            f"self-test of {bundle.manifest.name!r}: {test.file} must hold exactly {', '.join(sorted(names))}; "
+            f"only one of the two has {', '.join(sorted(set(tensors) ^ names))}"
+        )
+    given: dict[str, np.ndarray] = {}
+    expected: dict[str, np.ndarray] = {}
+    dims: dict[str, tuple[int, str]] = {}
+    for kind, ports, found in (("example", examples, given), ("output", outputs, expected)):
+        for name, port in ports.items():
+            array = found[name] = tensors[f"{kind}/{name}"]
+            try:
+                check_array(f"{test.file}: {kind}", port, array, dims)
+            except RuntimeInputError as error:
+                raise SelfTestError(f"self-test of {bundle.manifest.name!r}: {error}") from None
+            if not array.ndim or not array.size:
+                raise SelfTestError(f"self-test of {bundle.manifest.name!r}: {kind} {name!r} holds no examples")
+            if not _finite(array):
+                raise SelfTestError(f"self-test of {bundle.manifest.name!r}: {kind} {name!r} has values not finite")
+    rows = {len(array) for array in (*given.values(), *expected.values())}
+    if len(rows) != 1:
+        raise SelfTestError(f"self-test of {bundle.manifest.name!r}: batches of different sizes {sorted(rows)}")
+    return given, expected
+
+
+def _check_published(runtime: Predicts) -> None:
+    present = runtime.parameters()
+    for name, published in runtime.bundle.parameters().items():
+        if present[name] is not published and not np.array_equal(present[name], published):
+            raise RuntimeInputError(
+                f"self-test: parameter {name!r} is not the published one; load the bundle without what was learned"
+            )
+
+
+def answer_zeros(runtime: Predicts) -> SelfTestReport:
+    """Ask for one example of zeros; the answer must be finite and of the declared dtypes and shapes.
+
+    Works for a runtime that has learned. Raises SelfTestError, and what loading the graph raises.
+    """
+    program = runtime.bundle.program(need_program(runtime.bundle, "predict", "be tested"))
+    ports = [port for port in program.inputs if isinstance(port, Example)]
+    if not any(isinstance(dim, str) for port in ports for dim in port.shape[1:]):
+        sizes: tuple[int, ...] = (1,)
+    else:
+        # A free length or picture size: a graph may be too deep for 1, or made for fewer than 32.
+        sizes = (1, 32)
+    for size in sizes:
+        zeros = {port.name: np.zeros(_one_example(port.shape, size), port.dtype) for port in ports}
+        try:
+            _answers(runtime, program, zeros)
+            break
+        except RuntimeProgramError:
+            if size == sizes[-1]:
+                raise
+    return SelfTestReport(vectors=False, examples=_rows(zeros.values()), deviations={})
+
+
+def _one_example(shape: tuple[Dim, ...], free: int) -> tuple[int, ...]:
+    return tuple(dim if isinstance(dim, int) else free if axis else 1 for axis, dim in enumerate(shape))
+
+
+def _answers(runtime: Predicts, program: Program, examples: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The outputs by name, of the declared dtypes and shapes and finite. Raises SelfTestError."""
+    where = f"self-test of {runtime.bundle.manifest.name!r}"
+    answers = runtime.predict(examples)
+    dims: dict[str, tuple[int, str]] = {}
+    inputs: Mapping[str, Port] = {port.name: port for port in program.inputs}
+    for name, array in examples.items():
+        check_array(where, inputs[name], array, dims)
+    for port in program.outputs:
+        try:
+            check_array("answer", port, answers[port.name], dims)
+        except RuntimeInputError as error:
+            raise SelfTestError(f"{where}: {error}") from None
+        if not _finite(answers[port.name]):
+            raise SelfTestError(f"{where}: output {port.name!r} ({describe(port)}) has values that are not finite")
+    return answers
+
+
+def _compare(name: str, got: np.ndarray, expected: np.ndarray, test: SelfTest) -> float:
+    """The largest absolute deviation. Raises SelfTestError for an element that is further off than allowed."""
+    if got.shape != expected.shape:
+        raise SelfTestError(f"self-test: output {name!r} has shape {list(got.shape)}, expected {list(expected.shape)}")
+    wanted = expected.astype(np.float64)
+    deviation = np.abs(got.astype(np.float64) - wanted)
+    if expected.dtype.kind in "iu":
+        # Large integers that differ may be the same float64.
+        deviation = np.where(got == expected, 0.0, np.maximum(deviation, 1.0))
+    allowed = test.atol + test.rtol * np.abs(wanted)
+    wrong = ~(deviation <= allowed)
+    if wrong.any():
+        worst = np.unravel_index(int(np.where(wrong, deviation - allowed, -np.inf).argmax()), wrong.shape)
+        index = ", ".join(str(int(axis)) for axis in worst)
+        raise SelfTestError(
+            f"self-test: output {name!r} deviates by up to {deviation.max():.6g}; at [{index}] it is "
+            f"{float(got[worst]):.8g}, expected {float(expected[worst]):.8g}, allowed deviation {allowed[worst]:.3g} "
+            f"(atol {test.atol:g}, rtol {test.rtol:g}); {int(wrong.sum())} of {wrong.size} values are wrong. "
+            "Another delegate may help"
+        )
+    return float(deviation.max())
+
+
+def _finite(array: np.ndarray) -> bool:
+    return array.dtype.kind != "f" or bool(np.isfinite(array).all())
+
+
+def _rows(arrays: Iterable[np.ndarray]) -> int:
+    return max((len(array) for array in arrays if array.ndim), default=0)

@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from archipel import bundle as b
+from archipel.lite_runtime import load
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(1)
+    x = rng.standard_normal((48, 4)).astype(np.float32)
+    label = (x @ rng.standard_normal((4, 3))).argmax(1)
+    np.savez(tmp_path / "train.npz", x=x, label=label)
+    return {"x": x, "label": label}
+
+
+def reference(linear: Any, data: Any, orders: list[np.ndarray], lr: float) -> tuple[np.ndarray, list[float]]:
+    """Plain SGD on half the squared error's gradient, in float64."""
+    w, losses = linear.w.astype(np.float64), []
+    for rows in orders:
+        x = data["x"][rows]
+        e = x @ w - np.eye(3)[data["label"][rows]]
+        losses.append(float((e**2).mean()))
+        w = w - lr * x.T @ e
+    return w, losses
+
+
+def test_one_batch_an_epoch_is_gradient_descent(linear: Any, archipel: Any, tmp_path: Path, data: Any) -> None:
+    """Whole batches, so that the order of the data does not matter and NumPy can say what is right."""
+    train = str(tmp_path / "train.npz")
+    w, losses = reference(linear, data, [np.arange(48)] * 3, 0.004)
+    options = ["--data", train, "--epochs", "3", "--batch-size", "48", "--set", "lr=0.004", "--validation", train]
+    out, err = archipel("fit", *linear.arguments, *options, "--json", "--save", str(tmp_path / "mine"))
+    assert err == ""
+    result = json.loads(out)
+    np.testing.assert_allclose(result["losses"], losses, rtol=1e-4)
+    assert (result["steps"], result["examples"], result["stopped"]) == (3, 48, False)
+    correct = ((data["x"] @ w).argmax(1) == data["label"]).sum()
+    assert result["validation"][2] == {"correct": correct, "count": 48}
+    # The saved model is a bundle that the other commands open, with the weights that were learned.
+    key = b.load_public_key(tmp_path / "k.pub")
+    np.testing.assert_allclose(load(tmp_path / "mine", [key]).parameters()["w"], w, rtol=1e-3, atol=1e-5)
+    out, _ = archipel("run", str(tmp_path / "mine"), *linear.arguments[1:], "--input", train, "--evaluate")
+    assert f"correct         {correct}\n" in out
+
+
+def test_the_table_has_a_line_for_each_epoch(linear: Any, archipel: Any, tmp_path: Path, data: Any) -> None:
+    train = str(tmp_path / "train.npz")
+    options = ["--data", train, "--epochs", "3", "--batch-size", "20", "--validation", train]
+    losses = json.loads(archipel("fit", *linear.arguments, *options, "--json")[0])["losses"]
+    assert len(losses) == 9
+    out, _ = archipel("fit", *linear.arguments, *options)
+    lines = out.splitlines()
+    assert lines[0].split() == ["epoch", "loss", "correct", "count"]
+    for epoch in range(3):
+        number, loss, _, count = lines[epoch + 1].split()
+        assert (number, count) == (str(epoch + 1), "48")
+        assert float(loss) == pytest.approx(np.mean(losses[epoch * 3 : epoch * 3 + 3]), abs=1e-4)
+    assert lines[4].startswith("9 steps on 48 examples in ")
+    assert lines[5].startswith("not saved")
+
+
+def test_the_seed_decides_the_order(linear: Any, archipel: Any, tmp_path: Path, data: Any) -> None:
+    runs = [
+        json.loads(
+            archipel("fit", *linear.arguments, "--data", str(tmp_path / "train.npz"), "--batch-size", "8", "--json",
+                     "--seed", seed)[0]
+        )["losses"]
+        for seed in ("1", "1", "2")
+    ]  # fmt: skip
+    assert runs[0] == runs[1] != runs[2]
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (["--set", "lr"], "--set lr: expected NAME=NUMBER"),
+        (["--set", "lr=fast"], "expected NAME=NUMBER"),
+        (["--set", "=1"], "expected NAME=NUMBER"),
+        (["--set", "lr=nan"], "expected NAME=NUMBER"),
+        (["--set", "lr=7"], "hyperparameter 'lr' must be from 0 to 1, got 7"),
+        (["--set", "momentum=0.9"], "hyperparameter 'momentum' is not one of this bundle's: lr"),
+        (["--seed", "5000000000"], "seed must be from 0 to 4294967295"),
+        (["--validation", "nowhere.npz"], "nowhere.npz: No such file"),
+    ],
+)
+def test_mistakes_are_one_line(
+    linear: Any, archipel: Any, tmp_path: Path, data: Any, options: list[str], text: str
+) -> None:
+    _, err = archipel("fit", *linear.arguments, "--data", str(tmp_path / "train.npz"), *options, code=1)
+    assert text in err
+    assert err.count("\n") == 1
+
+
+def test_data_must_have_every_field(linear: Any, archipel: Any, tmp_path: Path, data: Any) -> None:
+    path = tmp_path / "bad.npz"
+    np.savez(path, x=data["x"])
+    _, err = archipel("fit", *linear.arguments, "--data", str(path), code=1)
+    assert f"{path}: no entry 'label' (int64[n]); it has x" in err
+    np.savez(path, x=data["x"], label=data["label"].astype(np.int32))
+    _, err = archipel("fit", *linear.arguments, "--data", str(path), code=1)
+    assert "entry 'label' must be int64[n], is int32[48]; save it as x.astype('int64')" in err
+    np.savez(path, x=data["x"], label=data["label"][:7])
+    _, err = archipel("fit", *linear.arguments, "--data", str(path), code=1)
+    assert "7 examples" in err
+
+
+def test_ctrl_c_leaves_a_checkpoint_and_the_same_command_goes_on(
+    linear: Any, archipel: Any, tmp_path: Path, data: Any
+) -> None:
+    checkpoint = tmp_path / "checkpoint"
+    options = ["--data", str(tmp_path / "train.npz"), "--batch-size", "4", "--seed", "3", "--json"]
+    command = ["fit", *linear.arguments, *options, "--epochs", "1500", "--checkpoint", str(checkpoint)]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "archipel.cli.main", *command, "--checkpoint-every", "0.02"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        deadline = time.monotonic() + 60
+        while not checkpoint.exists():
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert (process.returncode, out) == (130, "")
+    assert f"the checkpoint is in {checkpoint}; run the same command again to go on from it" in err
+    assert "Traceback" not in err
+    made = json.loads(b.read_weights(checkpoint)["header"].tobytes())
+    assert 0 < made["steps"] < 1500 * 12
+    assert not made["complete"]
+    rest = json.loads(archipel(*command)[0])
+    whole = json.loads(archipel("fit", *linear.arguments, *options, "--epochs", "1500")[0])
+    assert rest["losses"] == whole["losses"]
+
+
+def test_ctrl_c_without_a_checkpoint_says_so(linear: Any, archipel: Any, tmp_path: Path, data: Any) -> None:
+    timer = threading.Timer(0.7, os.kill, [os.getpid(), signal.SIGINT])
+    timer.start()
+    _, err = archipel("fit", *linear.arguments, "--data", str(tmp_path / "train.npz"), "--epochs", "10000000", code=130)
+    timer.join()
+    assert "nothing was kept; with --checkpoint FILE an interrupted fit can go on" in err
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
