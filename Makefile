@@ -5,24 +5,31 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-NODE_READY := web/node_modules/.package-lock.json
 
-.PHONY: help demo test test-all lint clean
+# The browser demo: what it is made of, and where the built page goes so that the server finds it in the package.
+NODE_READY := web/node_modules/.package-lock.json web/demo/node_modules/.package-lock.json
+WEB_PAGE := archipel/server/demo_page/index.html
+WEB_MODEL := web/demo/public/model/digits.bundle
+WEB_SOURCES := $(shell find web -type f -not -path '*/node_modules/*' -not -path '*/tests/*' -not -path '*/dist/*' -not -path '*/public/model/*')
+MODEL_SOURCES := scripts/web_demo_bundle.py $(shell find archipel/{autodiff,bundle,converter,datasets,graph,models,strategies,training} -name '*.py')
+
+.PHONY: help demo test test-all lint web web-if-possible clean
 
 help:
 	@echo "make demo      install into .venv and run the main job (writes report.html)"
 	@echo "make test      lint, types, import rules and the test suite"
 	@echo "make test-all  the same with the long suites"
 	@echo "make lint      lint, types and import rules only"
+	@echo "make web       build the browser demo, which archipel serve shows at /demo/"
 	@echo "make clean     remove .venv and everything built"
 
 demo: $(READY)
 	@$(BIN)/archipel demo $(ARGS)
 
-test: $(READY) $(NODE_READY) lint
+test: $(READY) web-if-possible lint
 	@$(BIN)/python scripts/test_rooms.py
 
-test-all: $(READY) $(NODE_READY) lint
+test-all: $(READY) web-if-possible lint
 	@$(BIN)/python scripts/test_rooms.py --slow
 
 lint: $(READY)
@@ -39,9 +46,27 @@ $(READY): pyproject.toml constraints.txt
 		|| { echo "installation failed: see above; then run make again"; exit 1; }
 	@touch $(READY)
 
-$(NODE_READY): web/package-lock.json
-	@if command -v npm >/dev/null; then echo "== setting up web/node_modules"; cd web && npm ci --silent --ignore-scripts --no-audit --no-fund && touch node_modules/.package-lock.json; \
-		else echo "Node.js 20 is missing: tests of the browser's runtime are skipped"; fi
+web: $(WEB_PAGE)
+	@:
+
+# A machine without Node.js or Chromium is told their names and goes on without the browser's tests, except in CI.
+web-if-possible: $(READY)
+	@if scripts/install_browser.sh; then $(MAKE) --no-print-directory web; \
+		elif [ "$$CI" = true ]; then exit 1; else echo "the tests of the browser's runtime are skipped"; fi
+
+$(WEB_PAGE): $(NODE_READY) $(WEB_MODEL) $(WEB_SOURCES)
+	@echo "== building the browser demo"
+	@cd web && node_modules/.bin/tsc --project . && node_modules/.bin/vite build --logLevel error demo
+	@find web/demo/dist/assets -name '*.wasm' -exec gzip --force --best {} +
+	@rm -rf $(@D) && cp -R web/demo/dist $(@D) && touch $@
+
+$(WEB_MODEL): $(READY) $(MODEL_SOURCES)
+	@echo "== training the browser demo's model"
+	@$(BIN)/python scripts/web_demo_bundle.py $(@D)
+
+%/node_modules/.package-lock.json: %/package-lock.json
+	@echo "== setting up $*/node_modules"
+	@cd $* && npm ci --silent --ignore-scripts --no-audit --no-fund && touch node_modules/.package-lock.json
 
 clean:
-	rm -rf $(VENV) web/node_modules .cache build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .coverage*
+	rm -rf $(VENV) web/node_modules web/demo/node_modules web/dist web/demo/dist $(dir $(WEB_MODEL)) $(dir $(WEB_PAGE)) .cache build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .coverage*

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 from flask import Flask
 
-from archipel.server import problems, request_log
+from archipel.server import pages, problems, request_log
 from archipel.server.api import ROUTES
 from archipel.server.auth import Authenticator
 from archipel.server.routes import CONVERTERS, blueprint
@@ -14,8 +15,10 @@ from archipel.server.services import Clock, Services
 from archipel.server.settings import Settings
 
 
-def create_app(settings: Settings, *, clock: Clock = time.time) -> Flask:
+def create_app(settings: Settings, *, clock: Clock = time.time, demo_page: Path = pages.PAGE_FOLDER) -> Flask:
     """The WSGI application on a data folder whose schema is up to date (`Services.prepare`).
+
+    `demo_page` is the folder of the built browser demo, served at /demo/.
 
     Stateless: any number of processes may serve the same data folder. Raises ServerError when it cannot.
     """
@@ -29,6 +32,6 @@ def create_app(settings: Settings, *, clock: Clock = time.time) -> Flask:
     problems.register(app)
     request_log.register(app, settings.request_log)
     authenticator = Authenticator(services)
-    for name, routes in ROUTES.items():
+    for name, routes in {**ROUTES, "pages": pages.routes(demo_page)}.items():
         app.register_blueprint(blueprint(name, routes, services, authenticator))
     return app

@@ -8,9 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from archipel.server import pages
 from archipel.server.api import ROUTES
 
-TABLE = [route for routes in ROUTES.values() for route in routes]
+TABLE = [route for routes in (*ROUTES.values(), pages.routes()) for route in routes]
 CALLERS = ("nobody", "stranger", "wrong scheme", "device", "operator")
 
 
@@ -35,9 +36,12 @@ def headers(world: Any, caller: str) -> dict[str, str]:
 def test_every_route_with_every_role(world: Any, caller: str) -> None:
     sent = headers(world, caller)
     for route in TABLE:
-        with world.app.test_client() as client:
-            response = client.open(concrete(route.path), method=route.method, headers=sent, data=b"{}")
-        where = f"{caller}: {route.method} {route.path} -> {response.status_code} {response.get_data()[:200]!r}"
+        path = concrete(route.path)
+        with (
+            world.app.test_client() as client,
+            client.open(path, method=route.method, headers=sent, data=b"{}") as response,
+        ):
+            where = f"{caller}: {route.method} {route.path} -> {response.status_code} {response.get_data()[:200]!r}"
         if "anyone" in route.roles:
             assert response.status_code not in (401, 500), where
             assert (response.status_code == 403) <= (route.path == "/v1/devices"), where

@@ -1,0 +1,372 @@
+"""The browser demo in a real Chromium: a mouse draws, the page learns, and what it learned is there after a reload."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import os
+import re
+import shutil
+import subprocess
+import threading
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import numpy as np
+import pytest
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+from werkzeug.serving import make_server
+
+from archipel import lite_runtime as lite
+from archipel.bundle import generate_key
+from archipel.server import init_data_folder, load_settings
+from archipel.server.app import create_app
+from archipel.server.pages import PAGE_FOLDER
+from archipel.server.services import Services
+from archipel.server.settings import Settings
+
+WEB = Path(__file__).parents[2] / "web"
+READY = re.compile(r"^(Ready|Your model is back)")
+Shape = list[list[tuple[float, float]]]
+
+# Strokes in units of the pad.
+ZERO: Shape = [
+    [(0.5, 0.1), (0.25, 0.25), (0.2, 0.5), (0.25, 0.75), (0.5, 0.9), (0.75, 0.75), (0.8, 0.5), (0.75, 0.25), (0.5, 0.1)]
+]
+TWO: Shape = [[(0.25, 0.3), (0.4, 0.12), (0.65, 0.15), (0.7, 0.35), (0.5, 0.6), (0.2, 0.9), (0.8, 0.88)]]
+FOUR: Shape = [[(0.3, 0.1), (0.2, 0.55), (0.8, 0.55)], [(0.65, 0.1), (0.62, 0.95)]]
+# How many Europeans write a one; to a network from elsewhere it is a seven.
+ONE_LIKE_SEVEN: Shape = [[(0.2, 0.15), (0.8, 0.15), (0.4, 0.9)]]
+
+
+def needed(reason: str) -> None:
+    """What is missing is a failure in CI and a reason to skip elsewhere."""
+    if os.environ.get("CI") == "true":
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    program = shutil.which("chromium")
+    if program is None:
+        needed("needs Chromium; scripts/install_browser.sh --yes installs it")
+    arguments = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, args=arguments)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
+    folder = tmp_path_factory.mktemp("server")
+    key = generate_key().public_key().public_bytes_raw()
+    init_data_folder(folder / "data", enrolment_key=key, publisher_keys=[key])
+    made = load_settings(folder / "data")
+    services = Services.open(made)
+    services.prepare()
+    services.database.dispose()
+    return made
+
+
+@pytest.fixture(scope="module")
+def serve(settings: Settings) -> Iterator[Callable[[Path], str]]:
+    """Serve a built page with the federation server's own application; gives the page's address."""
+    started = []
+
+    def start(page: Path) -> str:
+        app = create_app(settings, demo_page=page)
+        server = make_server("127.0.0.1", 0, app, threaded=True)
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        started.append((app, server, thread))
+        return f"http://127.0.0.1:{server.port}/demo/"
+
+    yield start
+    for app, server, thread in started:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+        app.extensions["archipel"].database.dispose()
+
+
+@pytest.fixture(scope="module")
+def address(serve: Callable[[Path], str]) -> str:
+    if not (PAGE_FOLDER / "index.html").is_file():
+        needed("needs the demo page; `make web` builds it")
+    return serve(PAGE_FOLDER)
+
+
+@pytest.fixture(scope="module")
+def driven(serve: Callable[[Path], str], address: str) -> str:
+    """The address of a page that has the library and does what tests tell it."""
+    folder = WEB / "tests" / "browser"
+    build = ["node_modules/.bin/vite", "build", "--logLevel", "error", str(folder)]
+    subprocess.run(build, cwd=WEB, check=True, timeout=120)
+    return serve(folder / "dist")
+
+
+@dataclass
+class Demo:
+    """The page as its user handles it, and everything that it asked for and said."""
+
+    page: Page
+    address: str
+    requests: list[str] = field(default_factory=list)
+    complaints: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.page.on("request", lambda request: self.requests.append(request.url))
+        self.page.on("console", lambda line: self.complaints.append(line.text) if line.type != "log" else None)
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+
+    def open(self) -> Demo:
+        self.page.goto(self.address)
+        self.expect("status", READY)
+        return self
+
+    def expect(self, element: str, text: str | re.Pattern[str]) -> None:
+        expect(self.page.locator(f"#{element}")).to_have_text(text, timeout=20_000)
+
+    def text(self, element: str) -> str:
+        return self.page.locator(f"#{element}").inner_text()
+
+    def draw(self, shape: Shape, moved: float = 0.0) -> None:
+        """Trace the strokes with the mouse, all of them moved to the right by a part of the pad's width."""
+        if self.page.locator("#clear").is_enabled():
+            self.page.locator("#clear").click()
+        self.page.locator("#pad").scroll_into_view_if_needed()
+        box = self.page.locator("#pad").bounding_box()
+        assert box is not None
+        mouse = self.page.mouse
+        for stroke in shape:
+            points = [(box["x"] + (x + moved) * box["width"], box["y"] + y * box["height"]) for x, y in stroke]
+            mouse.move(*points[0])
+            mouse.down()
+            for x, y in points[1:]:
+                mouse.move(x, y, steps=3)
+            mouse.up()
+
+    def expect_answer(self, digit: int) -> None:
+        self.expect("answer", re.compile(rf"\b{digit}$"))
+
+    def label(self, digit: int) -> None:
+        self.page.get_by_role("button", name=re.compile(rf"That’s an? {digit}$")).click()
+
+    def learned(self, digits: int) -> None:
+        self.expect("status", re.compile(rf"^Learned ({digits} digits|{'one digit' if digits == 1 else '-'}) of yours"))
+
+    @property
+    def steps(self) -> int:
+        found = re.search(r"after (\d+) step", self.text("curve"))
+        return int(found[1]) if found else 0
+
+    def share(self, element: str) -> float:
+        return float(self.text(element).removesuffix("%"))
+
+
+@pytest.fixture
+def demo(chromium: Browser, address: str) -> Iterator[Demo]:
+    with chromium.new_context() as context:
+        yield Demo(context.new_page(), address)
+
+
+def test_it_reads_digits_and_talks_to_nobody_else(demo: Demo) -> None:
+    demo.open()
+    assert "WebAssembly" in demo.text("facts")
+    for shape, digit in ((ZERO, 0), (TWO, 2), (FOUR, 4), (ONE_LIKE_SEVEN, 7)):
+        demo.draw(shape)
+        demo.expect_answer(digit)
+    assert {urlsplit(url).netloc for url in demo.requests} == {urlsplit(demo.address).netloc}
+    loaded = len(demo.requests)
+    demo.label(1)
+    demo.learned(1)
+    # Once it is there, it asks for nothing at all.
+    assert demo.requests[loaded:] == []
+    assert demo.complaints == []
+    assert demo.page.evaluate("crossOriginIsolated")
+
+
+def test_it_learns_it_remembers_and_it_can_be_reset(demo: Demo) -> None:
+    demo.open()
+    published = demo.share("check-before")
+    assert published >= 95
+    for count in range(1, 5):
+        demo.draw(ONE_LIKE_SEVEN, moved=0.02 * (count - 2))
+        if count == 1:
+            demo.expect_answer(7)
+        demo.label(1)
+        demo.learned(count)
+    assert demo.page.locator("#own li").count() == 4
+    steps = demo.steps
+    assert steps >= 4 * 30
+    assert painted(demo.page, "#chart canvas")
+    demo.draw(ONE_LIKE_SEVEN)
+    demo.expect_answer(1)
+    assert (demo.share("own-before"), demo.share("own-after")) == (0, 100)
+    assert demo.share("check-after") >= published - 5
+
+    demo.page.reload()
+    demo.expect("status", READY)
+    assert demo.steps == steps
+    assert demo.page.locator("#own li").count() == 4
+    demo.draw(ONE_LIKE_SEVEN)
+    demo.expect_answer(1)
+
+    demo.page.locator("#reset").click()
+    demo.expect("status", re.compile("^This is the published model again"))
+    demo.expect_answer(7)
+    assert demo.steps == 0
+    demo.page.reload()
+    demo.expect("status", READY)
+    demo.draw(ONE_LIKE_SEVEN)
+    demo.expect_answer(7)
+    assert demo.share("check-after") == published
+    demo.page.get_by_role("button", name="Remove this 1").first.click()
+    expect(demo.page.locator("#own li")).to_have_count(3)
+    assert demo.complaints == []
+
+
+def test_it_pauses_goes_on_and_survives_a_closed_page(demo: Demo) -> None:
+    demo.open()
+    demo.page.locator("#automatic").uncheck()
+    demo.draw(ONE_LIKE_SEVEN)
+    demo.label(1)
+    demo.expect("status", re.compile("^Kept as a 1"))
+    whole = train_and_pause(demo)
+    # The model answers while its training waits, and so after the step that was under way.
+    demo.draw(FOUR)
+    demo.expect_answer(4)
+    paused = demo.steps
+    demo.page.wait_for_timeout(500)
+    assert demo.steps == paused < whole
+    demo.page.locator("#pause").click()
+    demo.learned(1)
+    assert demo.steps == whole
+
+    begun = demo.steps
+    train_and_pause(demo)
+    demo.page.reload()
+    demo.learned(1)
+    assert demo.steps == begun + 36
+    assert demo.complaints == []
+
+
+def train_and_pause(demo: Demo) -> int:
+    """Train and pause before it ends; how many steps there are to be in all. A fast machine may need several tries."""
+    for _ in range(10):
+        begun = demo.steps
+        demo.page.locator("#train").click()
+        demo.page.locator("#pause").click(timeout=5000)
+        if demo.text("status").startswith("Paused"):
+            return begun + 36
+        demo.learned(1)
+    raise AssertionError("training was over before it could be paused")
+
+
+def test_the_keyboard_alone_is_enough(demo: Demo) -> None:
+    demo.open()
+    keyboard = demo.page.keyboard
+    demo.page.locator("#pad").focus()
+    for keys in (["ArrowUp"] * 10, [" "], ["ArrowDown"] * 20, [" "]):
+        for key in keys:
+            keyboard.press(key)
+    demo.expect_answer(1)
+    keyboard.press("1")
+    demo.learned(1)
+    keyboard.press("Escape")
+    demo.expect("answer", "Nothing yet: draw a digit.")
+
+
+def other_weights(bundle: bytes) -> bytes:
+    return rewritten(bundle, "weights.safetensors", lambda data: data[:-1] + bytes([data[-1] ^ 1]))
+
+
+def other_manifest(bundle: bytes) -> bytes:
+    return rewritten(bundle, "manifest.json", lambda data: data.replace(b'"name":"digits"', b'"name":"d1gits"'))
+
+
+def other_key(publisher: bytes) -> bytes:
+    return json.dumps({**json.loads(publisher), "key": generate_key().public_key().public_bytes_raw().hex()}).encode()
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "error"),
+    [
+        ("digits.bundle", other_weights, "DigestError"),
+        ("digits.bundle", other_manifest, "SignatureError"),
+        ("publisher.json", other_key, "SignatureError"),
+    ],
+)
+def test_a_bundle_that_was_tampered_with(demo: Demo, name: str, change: Callable[[bytes], bytes], error: str) -> None:
+    original = (PAGE_FOLDER / "model" / name).read_bytes()
+    data = change(original)
+    assert data != original
+    demo.page.route(f"**/model/{name}", lambda route: route.fulfill(body=data))
+    demo.page.goto(demo.address)
+    demo.expect("error", re.compile(f"^{error}: .+"))
+    expect(demo.page.get_by_role("alert")).to_be_visible()
+    assert demo.page.locator("#train").is_disabled()
+
+
+def rewritten(bundle: bytes, member: str, change: Callable[[bytes], bytes]) -> bytes:
+    """The zip file with one member changed and all its checksums right."""
+    made = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(bundle)) as old, zipfile.ZipFile(made, "w") as new:
+        for info in old.infolist():
+            data = old.read(info)
+            new.writestr(info, change(data) if info.filename == member else data)
+    return made.getvalue()
+
+
+def painted(page: Page, canvas: str) -> bool:
+    """Whether the canvas has several colours."""
+    script = """element => new Set(
+        new Uint32Array(element.getContext("2d").getImageData(0, 0, element.width, element.height).data.buffer)).size"""
+    return int(page.locator(canvas).evaluate(script)) > 3
+
+
+def test_same_losses_as_python(chromium: Browser, driven: str, tmp_path: Path) -> None:
+    """Fifty steps of the same bundle, data and seed."""
+    model = PAGE_FOLDER / "model"
+    records = np.frombuffer((model / "check.bin").read_bytes(), np.uint8).reshape(-1, 785)[:200]
+    x = (records[:, 1:].reshape(-1, 1, 28, 28) / np.float32(255)).astype(np.float32)
+    y = records[:, 0].astype(np.int64)
+    key = json.loads((model / "publisher.json").read_text())["key"]
+    runtime = lite.load(model / "digits.bundle", [bytes.fromhex(key)], cache=tmp_path)
+    expected = runtime.fit(x, y, epochs=4, batch_size=16, shuffle=True, seed=7, hyperparameters={"lr": 0.05}).losses
+    assert len(expected) >= 50
+    assert expected[-1] != expected[0]
+    job = {
+        "bundle": base64.b64encode((model / "digits.bundle").read_bytes()).decode(),
+        "key": key,
+        "x": base64.b64encode(x.tobytes()).decode(),
+        "dims": list(x.shape),
+        "y": y.tolist(),
+        "fit": {"epochs": 4, "batchSize": 16, "shuffle": True, "seed": 7, "hyperparameters": {"lr": 0.05}},
+    }
+    with chromium.new_context() as context:
+        page = context.new_page()
+        page.goto(driven)
+        found = page.evaluate("job => window.learn(job)", job)
+    assert (found["delegate"], found["isolated"]) == ("wasm", True)
+    np.testing.assert_allclose(found["losses"], expected, rtol=1e-4)
+    np.testing.assert_allclose(np.reshape(found["logits"], (-1, 10)), runtime.predict(x), rtol=1e-3, atol=1e-3)
+
+
+def test_the_documentation_s_code_runs(chromium: Browser, driven: str) -> None:
+    with chromium.new_context() as context:
+        page = context.new_page()
+        lines: list[str] = []
+        page.on("console", lambda line: lines.append(line.text))
+        page.goto(driven)
+        page.evaluate("() => window.snippets().then(() => undefined)")
+    losses = [float(re.match(r"step (\d+): loss (.+)", line)[2]) for line in lines[:-1]]  # type: ignore[index]
+    assert len(losses) == 4
+    assert losses[-1] < losses[0]
+    assert lines[-1] == "wasm: 4 steps, answers of shape 32,10"
