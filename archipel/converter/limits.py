@@ -32,12 +32,17 @@ def compute_limits(programs: Mapping[str, Model], batch_size: int) -> Limits:
     for program in programs.values():
         signature = program.signature
         peak = max(peak, _peak_bytes(program.ir.graph, _Sizes(program, batch_size)))
-        total = _flops(program.ir.graph, _Sizes(program, 1))
-        flops = max(flops, total // (1 if signature is None else signature.steps))
+        flops = max(flops, flops_per_example(program))
         ports = signature.outputs if signature is not None else ()
         sizes = (math.prod(int(d) for d in port.shape) for port in ports if isinstance(port, Update))
         entries = max(entries, sum(sizes))
     return Limits(peak_bytes=peak, flops_per_example=flops, upload_bytes=entries * _UPLOAD_ENTRY_BYTES)
+
+
+def flops_per_example(program: Model) -> int:
+    """Two per multiply-accumulate, for one example of one step. Raises ConversionError for what has no bound."""
+    total = _flops(program.ir.graph, _Sizes(program, 1))
+    return total // (1 if program.signature is None else program.signature.steps)
 
 
 class _Sizes:

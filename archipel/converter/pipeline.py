@@ -24,8 +24,11 @@ from archipel.bundle import (
     write_bundle,
 )
 from archipel.compression import StaticInt8
+from archipel.converter.features import split_features
 from archipel.converter.limits import compute_limits
 from archipel.converter.lowering import initial_values, lower, parameter_names
+from archipel.converter.repeated import with_repeated
+from archipel.converter.self_test import self_test as make_self_test
 from archipel.converter.weights import check_refresh, derived_tensors, share_weights
 from archipel.errors import ConversionError
 from archipel.graph import Model
@@ -57,6 +60,7 @@ def convert(
     strategy_options: Mapping[str, object] | None = None,
     privacy: PrivacyPolicy = DEFAULT_PRIVACY,
     lineage: Lineage | None = None,
+    self_test: Mapping[str, np.ndarray] | None = None,
 ) -> Bundle:
     """Make a bundle of `source`: an ONNX file's path, a Model, or a torch module with `example`.
 
@@ -67,7 +71,12 @@ def convert(
     `step_options` are further arguments of `training.step_graph`, by name: `transforms`, `accumulate`, `batch_norm`
     (which `evaluate` and `predict` follow), `dropout`, `per_example`, `precision`.
     `recipe` compresses `predict` (StaticInt8 needs `calibration`: an array for every input).
-    `sign_key` is the publisher's key; `strategy_options` are those of the strategy's device half.
+    `sign_key` is the publisher's key; `strategy_options` are those of the strategy's device half. `self_test` are
+    examples, an array for every input, that go into the bundle with what `predict` answers to them, for devices to
+    compare; without it they are pseudo-random numbers. Whoever has the bundle can read them.
+
+    Where what comes before the trained layers is frozen and costs enough, it becomes the program `features`, which
+    devices run once per example; train programs whose steps are short get one that makes several at once.
 
     Returns the bundle, verified. Raises ConversionError, or the error of the part that failed.
     """
@@ -94,6 +103,7 @@ def convert(
         epochs=epochs,
         batch_size=batch_size,
     )
+    programs = with_repeated(split_features(programs), batch_size)
     check_refresh(programs["predict"], derived_tensors(programs))
     values = initial_values(programs)
     parameters = {tensor: values[tensor] for tensor in parameter_names(programs)}
@@ -112,6 +122,7 @@ def convert(
         schedule=schedule,
         strategy=strategy if loss is not None else "",
         lineage=lineage or Lineage(recipe=tuple(map(repr, recipe or ()))),
+        self_test=make_self_test(programs["predict"], values, self_test),
     )
     if path.suffix != SUFFIX:
         return write(path)

@@ -52,7 +52,7 @@ class TrainLoop:
         self._loss = loss_of([port for port in program.outputs if isinstance(port, Metric)])
         self._sets = self._make_sets(program)
         self._current = 0
-        self._made = 0
+        self._last: tuple[Sequence[np.ndarray], int] = ((), 0)
         bound = [{name: bound_value(array) for name, array in tensors.items()} for tensors in self._sets]
         self._single = _Engine(session, program, values, fields, self._moving, bound)
         # Tensors that stay would move inside a repeated graph.
@@ -76,7 +76,7 @@ class TrainLoop:
         if not all(map(self._finite, metrics)):
             # One by one from the same tensors, to find the step that fails and keep what was good before it.
             return [self._step(indices, rows) for indices in batches]
-        self._moved(len(batches))
+        self._moved(batches, rows)
         return metrics
 
     def store(self) -> None:
@@ -96,23 +96,31 @@ class TrainLoop:
         [metrics] = self._single.run([indices], rows, self._current)
         if not self._finite(metrics):
             self._go_back(f"the loss is {metrics[self._loss.name] if self._loss else math.nan} at")
-        self._moved(1)
+        self._moved([indices], rows)
         return metrics
 
-    def _moved(self, steps: int) -> None:
+    def _moved(self, batches: Sequence[np.ndarray], rows: int) -> None:
         self._current = (self._current + 1) % _SETS
-        self._made += 1
-        self._values.steps += steps
+        self._values.steps += len(batches)
+        self._last = batches, rows
 
     def _finite(self, metrics: dict[str, float]) -> bool:
         return self._loss is None or math.isfinite(metrics[self._loss.name])
 
     def _go_back(self, what: str) -> None:
-        if self._made:
+        steps = self._values.steps
+        batches, rows = self._last
+        if batches:
             self._current = (self._current - 1) % _SETS
+            self._values.steps -= len(batches)
+        for indices in batches[:-1]:
+            # One graph made several steps, and all but its last are good.
+            self._single.run([indices], rows, self._current)
+            self._moved([indices], rows)
         self.store()
+        self._values.steps = steps
         raise NonFiniteLossError(
-            f"training stopped: {what} step {self._values.steps}; the last weights with a finite loss are kept. "
+            f"training stopped: {what} step {steps}; the last weights with a finite loss are kept. "
             "Lower the learning rate or look for bad examples"
         )
 

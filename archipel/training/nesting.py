@@ -12,6 +12,7 @@ from archipel.autodiff.activity import dependencies
 from archipel.bundle.roles import (
     Example,
     ExampleWeight,
+    Feature,
     Label,
     Metric,
     Noise,
@@ -31,7 +32,7 @@ from archipel.graph.shapes import dims
 P = TypeVar("P", bound=Port)
 
 MOVING = (Parameter, Personal, State)
-PER_MINIBATCH = (Example, Label, ExampleWeight, Noise)
+PER_MINIBATCH = (Example, Label, ExampleWeight, Feature, Noise)
 
 
 def enclose(

@@ -1,0 +1,98 @@
+"""K steps of a train program in one graph: one call of the runtime instead of K, where a step is short."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeVar
+
+import msgspec
+
+from archipel.bundle.roles import (
+    Count,
+    Example,
+    ExampleWeight,
+    Feature,
+    Label,
+    Metric,
+    Noise,
+    Parameter,
+    Personal,
+    Port,
+    Program,
+    State,
+)
+from archipel.converter.limits import flops_per_example
+from archipel.errors import ConversionError
+from archipel.graph import Model
+from archipel.training.nesting import repeat
+
+_PER_STEP = (Example, Label, ExampleWeight, Feature, Noise, Metric)
+_MOVING = (Parameter, Personal, State)
+P = TypeVar("P", bound=Port)
+
+STEPS = 8
+"""At once, by default: more save no more."""
+SHORT_STEP = 1_000_000
+"""FLOPs of a step up to which a call is worth saving: it costs about 6 microseconds."""
+
+
+def with_repeated(programs: Mapping[str, Model], batch_size: int, steps: int = STEPS) -> dict[str, Model]:
+    """The programs, and for each train program whose steps are short one that makes `steps` of them at once."""
+    result = dict(programs)
+    for name, program in programs.items():
+        if program.signature is None or program.signature.kind != "train":
+            continue
+        if flops_per_example(program) * batch_size <= SHORT_STEP and _reason_against(program.signature) is None:
+            result[f"{name}_{steps}"] = repeated(program, steps, name)
+    return result
+
+
+def repeated(program: Model, steps: int, repeats: str = "train") -> Model:
+    """The program that makes `steps` steps of `program`, a train program called `repeats`. The argument stays as it is.
+
+    Its ports are those of the program, with a first axis of `steps` for what each step has of its own: fields, noise
+    and metrics. Raises ConversionError for a program that K steps in one graph are not the same for: one that reads
+    the number of steps made so far, one whose state starts anew with every step, or one that writes what it does not
+    read.
+    """
+    signature = program.signature
+    if signature is None or signature.kind != "train" or signature.steps != 1:
+        raise ConversionError(f"repeated: expected a train program of one step, got {program!r}")
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 2:
+        raise ConversionError(f"repeated: steps must be a whole number of 2 or more, is {steps!r}")
+    reason = _reason_against(signature)
+    if reason is not None:
+        raise ConversionError(f"repeated: {reason}; leave the program as it is")
+    made = repeat(program.copy(), steps)
+    inputs = tuple(_stacked(port, steps) for port in signature.inputs)
+    outputs = tuple(_stacked(port, steps) for port in signature.outputs)
+    found = made.signature
+    for wanted, there in zip((*inputs, *outputs), () if found is None else (*found.inputs, *found.outputs)):
+        if wanted.name != there.name or not _same(wanted.shape, there.shape):
+            raise ConversionError(f"repeated: {wanted.name!r} should be {list(wanted.shape)}, the graph has {there!r}")
+    made.signature = Program(kind="train", inputs=inputs, outputs=outputs, steps=steps, repeats=repeats)
+    return made
+
+
+def _reason_against(signature: Program) -> str | None:
+    read = {(type(port), getattr(port, "tensor", "")) for port in signature.inputs}
+    for port in (*signature.inputs, *signature.outputs):
+        if isinstance(port, Count) and port.of == "steps":
+            return f"input {port.name!r} counts the steps, which stand still inside one graph"
+        if isinstance(port, State) and port.lifetime == "step":
+            return f"state {port.tensor!r} starts anew with every step, and one graph hands it on"
+    for port in signature.outputs:
+        if isinstance(port, _MOVING) and (type(port), port.tensor) not in read:
+            return f"output {port.name!r} writes {port.tensor!r}, which the program does not read"
+    return None
+
+
+def _stacked(port: P, steps: int) -> P:
+    return msgspec.structs.replace(port, shape=(steps, *port.shape)) if isinstance(port, _PER_STEP) else port
+
+
+def _same(wanted: tuple[int | str, ...], there: tuple[int | str, ...]) -> bool:
+    # A symbolic size of one may be known to the other by number.
+    return len(wanted) == len(there) and all(
+        a == b or isinstance(a, str) or isinstance(b, str) for a, b in zip(wanted, there)
+    )

@@ -1,0 +1,218 @@
+"""Self-test vectors of a bundle: a few examples and what `predict` answers to them where the bundle was made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime
+
+from archipel.bundle import SelfTest, write_weights
+from archipel.bundle.roles import Dim, Example, Hyperparameter, Parameter, Personal, Port, State
+from archipel.errors import ConversionError
+from archipel.graph import Model
+from archipel.graph.shapes import constant_array
+from archipel.lite_runtime.fields import describe
+from archipel.lite_runtime.sessions import error_types
+
+FILE = "self_test.safetensors"
+ROWS = 4
+
+RELATIVE = 1e-3
+"""Of float32: kernels of PyTorch and other optimization levels were seen up to 5e-7 of the largest output away."""
+RELATIVE_HALF = 1e-2
+"""Where numbers of 16 bits take part."""
+STEPS = 4
+"""Of int8, in steps of the output's scale: the same graph in float arithmetic was seen up to 1 step away."""
+
+# Sizes to try for a free axis other than the batch: a graph may be too deep for a short one, or made for at most one.
+_FREE_SIZES = (16, 32, 8, 64, 128, 224, 1)
+_SMALL = 100  # integers that are taken as numbers are from 0 to below this, which every type holds
+
+
+def self_test(
+    predict: Model,
+    values: Mapping[str, np.ndarray] | None = None,
+    examples: Mapping[str, np.ndarray] | None = None,
+    rows: int = ROWS,
+) -> tuple[SelfTest, bytes] | None:
+    """The manifest's entry and the bytes of its file, for a `predict` program with the published parameters.
+
+    `values` are first values of parameters and state that are inputs of the program, by tensor name. The first `rows`
+    of `examples` (an array for every example input) are used; without them pseudo-random numbers, the same every time:
+    standard normal ones, and integers that the graph's tables accept. A program of a fixed batch size gets that many
+    rows. None where an example or an output has no batch axis that comes first, which such vectors need.
+
+    Tolerances: RELATIVE of an output's largest element; where the graph quantizes, STEPS steps of the output's scale. A
+    whole number that is not quantized must come out exactly. None also where the answers to pseudo-random numbers are
+    not finite. Raises ConversionError if the program cannot be run, or answers given examples like that.
+    """
+    signature = predict.signature
+    if signature is None or signature.kind != "predict":
+        raise ConversionError("self_test: expected a predict program")
+    ports = [port for port in signature.inputs if isinstance(port, Example)]
+    if not ports or not all(port.shape for port in (*ports, *signature.outputs)):
+        return None
+    fixed = next((port.shape[0] for port in ports if isinstance(port.shape[0], int)), None)
+    count = fixed if isinstance(fixed, int) else rows
+    rest = {p.name: _first_value(p, values or {}) for p in signature.inputs if not isinstance(p, Example)}
+    feed, outputs = _answers(
+        predict, ports, rest, _given(ports, examples, count) if examples else _drawn(predict, ports, count)
+    )
+    if any(array.ndim == 0 or len(array) != count for array in outputs.values()):
+        return None
+    for name, array in outputs.items():
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            if not examples:
+                return None
+            raise ConversionError(
+                f"self_test: output {name!r} of predict is not finite for the examples; give others, or repair the "
+                "model"
+            )
+    rtol, atol = _tolerances(predict, outputs)
+    tensors = {f"example/{port.name}": feed[port.name] for port in ports}
+    tensors.update({f"output/{name}": array for name, array in outputs.items()})
+    return SelfTest(file=FILE, rtol=rtol, atol=atol), write_weights(tensors)
+
+
+def _answers(
+    predict: Model, ports: list[Example], rest: dict[str, np.ndarray], choices: Iterator[dict[str, np.ndarray]]
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """The first choice of examples that the program accepts, and the outputs."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4  # what it has to say is in the errors
+    options.intra_op_num_threads = 1  # the order of sums does not depend on the machine's cores
+    try:
+        session = onnxruntime.InferenceSession(predict.to_bytes(), options, providers=["CPUExecutionProvider"])
+    except error_types() as error:
+        raise ConversionError(f"self_test: ONNX Runtime cannot open predict: {_text(error)}") from None
+    names = [value.name for value in session.get_outputs()]
+    problem = ""
+    for feed in choices:
+        try:
+            return feed, dict(zip(names, session.run(names, {**feed, **rest})))
+        except error_types() as error:
+            problem = _text(error)
+    inputs = ", ".join(f"{port.name!r} ({describe(port)})" for port in ports)
+    raise ConversionError(
+        f"self_test: predict cannot be run on {inputs}: {problem}; pass calibration= with examples that it accepts"
+    )
+
+
+def _text(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]
+
+
+def _first_value(port: Port, values: Mapping[str, np.ndarray]) -> np.ndarray:
+    if isinstance(port, Hyperparameter):
+        return np.asarray(port.default, port.dtype)
+    init = port.init if isinstance(port, State | Personal) else None
+    if isinstance(init, float | int):
+        return np.full([int(d) for d in port.shape], init, port.dtype)
+    tensor = init or (port.tensor if isinstance(port, Parameter | Personal) else port.name)
+    if tensor not in values:
+        raise ConversionError(f"self_test: no value for {tensor!r}, which predict reads; there are: {sorted(values)}")
+    return np.asarray(values[tensor], port.dtype)
+
+
+def _given(ports: list[Example], examples: Mapping[str, np.ndarray], count: int) -> Iterator[dict[str, np.ndarray]]:
+    feed = {}
+    for port in ports:
+        array = np.asarray(examples.get(port.name, ()))
+        if array.ndim == 0 or not len(array):
+            raise ConversionError(
+                f"self_test: examples lack {port.name!r} ({describe(port)}); they have {sorted(examples)}"
+            )
+        if not np.can_cast(array.dtype, port.dtype, "same_kind"):
+            raise ConversionError(f"self_test: examples of {port.name!r} are {array.dtype}, expected {port.dtype}")
+        feed[port.name] = array[np.arange(count) % len(array)].astype(port.dtype)
+    yield feed
+
+
+def _drawn(predict: Model, ports: list[Example], count: int) -> Iterator[dict[str, np.ndarray]]:
+    free = {d for port in ports for d in port.shape[1:] if isinstance(d, str)}
+    bounds = {value.name: _bound(value) for value in predict.ir.graph.inputs}
+    for size in _FREE_SIZES if free else _FREE_SIZES[:1]:
+        shapes = {port.name: _sized(port.shape, count, size) for port in ports}
+        # Integers that look something up in a way that is not seen here: zeros are in every table.
+        for zeros in (False, True):
+            # RandomState, whose numbers are the same in every version of NumPy.
+            random = np.random.RandomState(0)
+            yield {p.name: _numbers(random, p, shapes[p.name], 1 if zeros else bounds[p.name]) for p in ports}
+
+
+def _sized(shape: tuple[Dim, ...], count: int, size: int) -> tuple[int, ...]:
+    return (count, *(d if isinstance(d, int) else size for d in shape[1:]))
+
+
+def _numbers(random: np.random.RandomState, port: Port, shape: tuple[int, ...], bound: int) -> np.ndarray:
+    kind = np.dtype(port.dtype).kind
+    if kind == "f":
+        return random.standard_normal(shape).astype(port.dtype)
+    return random.randint(0, 2 if kind == "b" else bound, shape).astype(port.dtype)
+
+
+_PASSING = frozenset(
+    {"Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Slice", "Split", "Expand"}
+)
+
+
+def _bound(value: ir.Value) -> int:
+    """Above the integers that whatever reads `value` accepts, as far as that shows; 1 where it does not."""
+    bounds: list[int] = []
+    for use in value.uses():
+        node = use.node
+        if node.op_type in _PASSING and use.idx == 0:
+            bounds.extend(_bound(output) for output in node.outputs)
+        elif node.op_type == "Gather" and use.idx == 1:
+            table = node.inputs[0]
+            size = None if table is None or table.shape is None else table.shape[node.attributes.get_int("axis", 0)]
+            bounds.append(size if isinstance(size, int) else 1)
+        elif node.op_type == "OneHot" and use.idx == 0:
+            depth = constant_array(node.inputs[1])
+            bounds.append(1 if depth is None else int(depth.reshape(())))
+        elif node.op_type == "Cast":
+            to = ir.DataType(node.attributes.get_int("to", 0))
+            bounds.append(_bound(node.outputs[0]) if to.is_integer() else _SMALL)
+        elif node.op_type in ("Shape", "Size"):
+            continue
+        else:
+            bounds.append(_SMALL if node.op_type == "DequantizeLinear" else 1)
+    return max(1, min(bounds, default=1))
+
+
+def _tolerances(predict: Model, outputs: Mapping[str, np.ndarray]) -> tuple[float, float]:
+    """rtol and atol: for outputs of different size the atol of the smallest, as far as the largest can keep it."""
+    quantized = any(node.op_type == "QuantizeLinear" for node in predict.ir.graph.all_nodes())
+    half = any(value.dtype in _HALF for node in predict.ir.graph.all_nodes() for value in node.outputs)
+    relative = RELATIVE_HALF if half else RELATIVE
+    steps = {str(value.name): _step(value) for value in predict.ir.graph.outputs} if quantized else {}
+    inexact = {name: array for name, array in outputs.items() if array.dtype.kind == "f" or steps.get(name)}
+    exact = [np.abs(array.astype(np.float64)).max(initial=0) for name, array in outputs.items() if name not in inexact]
+    largest = [float(np.abs(array.astype(np.float64)).max(initial=0)) for array in inexact.values()]
+    rtol = relative if inexact else 0.0
+    atol = max(relative * min(largest), relative / 10 * max(largest), 1e-6) if inexact else 0.0
+    for name, peak in zip(inexact, largest):
+        if quantized:
+            atol = max(atol, STEPS * (steps[name] or peak / 255))
+    if exact:
+        atol, rtol = min(atol, 0.4), min(rtol, 0.5 / max(1.0, *exact))
+    return rtol, atol
+
+
+_HALF = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+
+
+def _step(value: ir.Value) -> float | None:
+    """The step of the scale in which an output is quantized last, None if its last operators are in float."""
+    node = value.producer()
+    while node is not None and node.op_type in _PASSING:
+        source = node.inputs[0]
+        node = None if source is None else source.producer()
+    if node is None or node.op_type not in ("DequantizeLinear", "QuantizeLinear"):
+        return None
+    scale = constant_array(node.inputs[1])
+    if scale is None:
+        return None
+    return 1.0 if node.op_type == "QuantizeLinear" else float(scale.max())
