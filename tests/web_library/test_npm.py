@@ -1,0 +1,40 @@
+"""The browser library's own tests, in TypeScript under Node, and whether their vectors are still Python's."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+WEB = Path(__file__).parents[2] / "web"
+
+
+def run(*command: str, **environment: str) -> None:
+    done = subprocess.run(
+        command, cwd=WEB, env={**os.environ, **environment}, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+
+
+@pytest.mark.parametrize("script", ["check", "test"])
+def test_npm(script: str) -> None:
+    npm = shutil.which("npm")
+    if npm is None or not (WEB / "node_modules" / "vitest").is_dir():
+        reason = "needs Node.js 20 and web/node_modules; `make web` sets them up"
+        if os.environ.get("CI") == "true":
+            pytest.fail(reason)
+        pytest.skip(reason)
+    run(npm, "run", "--silent", script, NO_COLOR="1")
+
+
+def test_the_vectors_are_what_python_draws(tmp_path: Path) -> None:
+    kept = WEB / "tests" / "vectors"
+    run(sys.executable, "tests/make_vectors.py", str(tmp_path))
+    names = sorted(path.name for path in kept.iterdir())
+    assert names == sorted(path.name for path in tmp_path.iterdir())
+    for name in names:
+        assert (kept / name).read_bytes() == (tmp_path / name).read_bytes(), f"{name}: run web/tests/make_vectors.py"

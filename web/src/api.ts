@@ -1,0 +1,110 @@
+/** The library's interface: what `load` takes and what it gives. */
+
+import type { NdArray } from "./arrays.js";
+import type { Manifest } from "./bundle/manifest.js";
+import type { Delegate, DelegateChoice } from "./runtime/delegates.js";
+import type { Arrays } from "./runtime/fields.js";
+import type { EpochProgress, History, LocalUpdate, Progress } from "./runtime/results.js";
+
+export interface LoadOptions {
+  /** Ed25519 public keys, raw (32 bytes) or as 64 hexadecimal digits; one of them must have signed the bundle. */
+  readonly trustedKeys: readonly (Uint8Array | string)[];
+  /** Bytes; a bundle that declares to need more is refused, and features are cached within what is left. */
+  readonly memoryLimit?: number | undefined;
+  /** "auto": WebGPU where it works and answers as the bundle's self-test says, else WebAssembly. */
+  readonly delegate?: DelegateChoice | undefined;
+  /** Threads inside one operator, for WebAssembly on pages that are cross-origin isolated; elsewhere there is one. */
+  readonly threads?: number | undefined;
+  /** Run beside the page's own thread. Default: on pages, not in Node or in a worker. */
+  readonly worker?: boolean | undefined;
+  /** Take what `save` kept under this name for the same bundle, if there is something. */
+  readonly slot?: string | undefined;
+}
+
+export interface FitOptions {
+  /** The array of the only example field, or arrays by field name; first axis = examples. */
+  readonly x: NdArray | Arrays;
+  /** The array of the only label field. */
+  readonly y?: NdArray | null | undefined;
+  readonly epochs?: number | undefined;
+  readonly batchSize?: number | undefined;
+  readonly shuffle?: boolean | undefined;
+  /** 0 ... 2^32 - 1; decides the order of the examples and what programs draw. */
+  readonly seed?: number | undefined;
+  readonly hyperparameters?: Readonly<Record<string, number>> | undefined;
+  /** Evaluated after every epoch. */
+  readonly validation?: { readonly x: NdArray | Arrays; readonly y?: NdArray | null | undefined } | undefined;
+  /** Called after every step; returning true ends training (from a worker, some steps later). */
+  readonly onStep?: ((progress: Progress) => unknown) | undefined;
+  /** Called after every pass over the data. */
+  readonly onEpoch?: ((progress: EpochProgress) => unknown) | undefined;
+  /**
+   * A name in IndexedDB. The fit writes there where it stands; the same call finds it after an interruption and goes on,
+   * with the result of an uninterrupted run.
+   */
+  readonly checkpoint?: string | undefined;
+  /** Seconds between two checkpoints. */
+  readonly checkpointEvery?: number | undefined;
+  /** Keep what a frozen backbone makes of each example, within the memory limit. */
+  readonly featureCache?: boolean | undefined;
+  /** The parameters and personal tensors that change; default: all that the program writes. */
+  readonly moves?: readonly string[] | undefined;
+  readonly program?: string | undefined;
+  readonly broadcast?: Arrays | undefined;
+}
+
+export interface EvaluateOptions {
+  readonly x: NdArray | Arrays;
+  readonly y?: NdArray | null | undefined;
+  readonly batchSize?: number | undefined;
+}
+
+export interface RoundOptions {
+  readonly x: NdArray | Arrays;
+  readonly y?: NdArray | null | undefined;
+  readonly seed: number;
+  readonly broadcast?: Arrays | undefined;
+  readonly hyperparameters?: Readonly<Record<string, number>> | undefined;
+  /** All parameters to start from; default: the present ones. */
+  readonly parameters?: Arrays | undefined;
+  readonly onStep?: ((progress: Progress) => unknown) | undefined;
+}
+
+/** A bundle that predicts, evaluates and keeps learning in this browser. */
+export interface Runtime {
+  readonly manifest: Manifest;
+  /** Hex SHA-256 of the manifest, and so of everything in the bundle. */
+  readonly digest: string;
+  /** What is really used. */
+  readonly delegate: Delegate;
+  /** Why that one, and which programs it could not run. */
+  readonly delegateReason: string;
+  /** Array in, array out for a program with one example field and one output; record in, record out by output name. */
+  predict(x: NdArray): Promise<NdArray>;
+  predict(x: Arrays): Promise<Record<string, NdArray>>;
+  /**
+   * Learn from local data with the bundle's train program; nothing leaves the device.
+   *
+   * Rejects with RuntimeInputError, CheckpointError, or NonFiniteLossError after keeping the last weights whose loss was
+   * finite; any other error leaves the runtime as it was.
+   */
+  fit(options: FitOptions): Promise<History>;
+  evaluate(options: EvaluateOptions): Promise<Record<string, number>>;
+  /** One device's part of a federated round: `begin`, the bundle's schedule, `finish`. Parameters stay as they are. */
+  localRound(options: RoundOptions): Promise<LocalUpdate>;
+  /** The present global parameters by name. */
+  parameters(): Promise<Record<string, NdArray>>;
+  /** Replace some or all parameters. */
+  setParameters(parameters: Arrays): Promise<void>;
+  /** Forget the personal tensors, the device's state, or go back to the bundle's own parameters. */
+  reset(what: "personal" | "state" | "parameters"): Promise<void>;
+  /** Keep what was learned in IndexedDB, under this name for this bundle; durable when it resolves. */
+  save(slot: string): Promise<void>;
+  /** Hold training between two steps; a fit with a checkpoint writes it first. */
+  pause(): void;
+  resume(): void;
+  /** End training after the present step, paused or not: `fit` resolves with what it has learned. */
+  cancel(): void;
+  /** Free everything. Nothing can be called afterwards. */
+  close(): void;
+}

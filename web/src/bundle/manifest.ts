@@ -1,0 +1,182 @@
+/** The manifest: what a bundle holds, in canonical JSON. Decoding is strict and every rule has its own error. */
+
+import { ManifestError, UnknownRoleError, UnknownVersionError } from "../errors.js";
+import {
+  DecodeError,
+  dictionary,
+  float,
+  integer,
+  list,
+  nullable,
+  oneOf,
+  optional,
+  required,
+  struct,
+  text,
+} from "./decoders.js";
+import { JsonSyntaxError, parseJson } from "./json.js";
+import { type DType, DTYPES, type Program, programDecoder, RoleDecodeError } from "./roles.js";
+import { validateManifest } from "./validation.js";
+
+export { MANIFEST_FILE, SIGNATURE_FILE } from "./validation.js";
+
+export const FORMAT_VERSION = 1;
+export const WEIGHTS_FILE = "weights.safetensors";
+export const MAX_MANIFEST_BYTES = 4 << 20;
+
+/** A parameter: its values are in weights.safetensors under the same name. `sha256` is over its raw bytes. */
+export interface TensorSpec {
+  readonly name: string;
+  readonly dtype: DType;
+  readonly shape: readonly number[];
+  readonly sha256: string;
+}
+
+/** One part of a local round: run `program` for `epochs` or for `steps`, in shuffled batches. */
+export interface Phase {
+  readonly program: string;
+  readonly batch_size: number;
+  readonly epochs: number | null;
+  readonly steps: number | null;
+  /** The parameters and personal tensors that take their new values; null: all that the program writes. */
+  readonly moves: readonly string[] | null;
+}
+
+/** Examples and the outputs that `predict` must give for them, to `atol + rtol * |expected|`. */
+export interface SelfTest {
+  readonly file: string;
+  readonly rtol: number;
+  readonly atol: number;
+}
+
+export interface Limits {
+  readonly peak_bytes: number;
+  readonly flops_per_example: number;
+  readonly upload_bytes: number;
+}
+
+export interface Lineage {
+  readonly parent: string | null;
+  readonly recipe: readonly string[];
+  readonly metrics: Readonly<Record<string, number>>;
+}
+
+export interface PrivacyPolicy {
+  readonly modes: readonly ("secure" | "plain")[];
+  readonly min_cohort: number;
+  readonly threshold: number;
+  readonly max_clip: number;
+  readonly max_bits: number;
+}
+
+/** Everything about a bundle but the bytes. `files` maps every other file to its SHA-256 (hex). */
+export interface Manifest {
+  readonly format: number;
+  readonly name: string;
+  readonly programs: Readonly<Record<string, Program>>;
+  readonly parameters: readonly TensorSpec[];
+  readonly limits: Limits;
+  readonly privacy: PrivacyPolicy;
+  readonly files: Readonly<Record<string, string>>;
+  readonly schedule: readonly Phase[];
+  readonly self_test: SelfTest | null;
+  readonly strategy: string;
+  readonly lineage: Lineage;
+}
+
+const NO_LINEAGE: Lineage = { parent: null, recipe: [], metrics: {} };
+
+const decoder = struct<Manifest>({
+  format: required(integer),
+  name: required(text),
+  programs: required(dictionary(programDecoder)),
+  parameters: required(
+    list(
+      struct<TensorSpec>({
+        name: required(text),
+        dtype: required(oneOf(...DTYPES)),
+        shape: required(list(integer)),
+        sha256: required(text),
+      }),
+    ),
+  ),
+  limits: required(
+    struct<Limits>({
+      peak_bytes: required(integer),
+      flops_per_example: required(integer),
+      upload_bytes: required(integer),
+    }),
+  ),
+  privacy: required(
+    struct<PrivacyPolicy>({
+      modes: required(list(oneOf("secure", "plain"))),
+      min_cohort: required(integer),
+      threshold: required(float),
+      max_clip: required(float),
+      max_bits: required(integer),
+    }),
+  ),
+  files: required(dictionary(text)),
+  schedule: optional(
+    list(
+      struct<Phase>({
+        program: required(text),
+        batch_size: required(integer),
+        epochs: optional(nullable(integer), null, "null"),
+        steps: optional(nullable(integer), null, "null"),
+        moves: optional(nullable(list(text)), null, "null"),
+      }),
+    ),
+    [],
+    "[]",
+  ),
+  self_test: optional(
+    nullable(struct<SelfTest>({ file: required(text), rtol: required(float), atol: required(float) })),
+    null,
+    "null",
+  ),
+  strategy: optional(text, "", '""'),
+  // No text to leave out: the writer spells an empty lineage as {}.
+  lineage: optional(
+    struct<Lineage>({
+      parent: optional(nullable(text), null, "null"),
+      recipe: optional(list(text), [], "[]"),
+      metrics: optional(dictionary(float), {}, "{}"),
+    }),
+    NO_LINEAGE,
+  ),
+});
+
+/** Decode and validate. Raises the ManifestError that says what is wrong, and where. */
+export function decodeManifest(data: Uint8Array): Manifest {
+  if (data.length > MAX_MANIFEST_BYTES) {
+    throw new ManifestError(`manifest: ${data.length} bytes, the limit is ${MAX_MANIFEST_BYTES}`);
+  }
+  try {
+    const node = parseJson(data);
+    const format = node.type === "object" ? node.members.get("format") : undefined;
+    if (format === undefined) throw new DecodeError('field "format" is missing', "");
+    const version = integer(format, "format").value;
+    if (version !== FORMAT_VERSION) {
+      throw new UnknownVersionError(
+        `manifest: format ${version}, this library reads format ${FORMAT_VERSION}; update archipel-web`,
+      );
+    }
+    const { value, text: canonical } = decoder(node, "");
+    validateManifest(value);
+    if (!equal(new TextEncoder().encode(canonical), data)) {
+      throw new ManifestError("manifest: not canonical JSON (sorted keys, no white space, defaults left out)");
+    }
+    return value;
+  } catch (error) {
+    if (error instanceof RoleDecodeError) throw new UnknownRoleError(`manifest: ${error.message}`);
+    if (error instanceof DecodeError || error instanceof JsonSyntaxError) {
+      throw new ManifestError(`manifest: ${error.message}`);
+    }
+    throw error;
+  }
+}
+
+function equal(first: Uint8Array, second: Uint8Array): boolean {
+  return first.length === second.length && first.every((byte, index) => byte === second[index]);
+}

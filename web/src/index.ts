@@ -1,0 +1,31 @@
+/** archipel in the browser: load a signed bundle; predict, evaluate and keep learning where the data is. */
+
+import type { LoadOptions, Runtime } from "./api.js";
+import { keyBytes, readSource, type Source } from "./source.js";
+import { loadInWorker } from "./worker/proxy.js";
+
+export type { EvaluateOptions, FitOptions, LoadOptions, RoundOptions, Runtime } from "./api.js";
+export type { NdArray, TypedArray } from "./arrays.js";
+export type { Manifest, Phase, TensorSpec } from "./bundle/manifest.js";
+export type { Program, Port } from "./bundle/roles.js";
+export * from "./errors.js";
+export type { Delegate, DelegateChoice } from "./runtime/delegates.js";
+export type { Arrays } from "./runtime/fields.js";
+export type { EpochProgress, History, LocalUpdate, Progress } from "./runtime/results.js";
+export type { Source } from "./source.js";
+
+/**
+ * Open a bundle that one of `trustedKeys` signed.
+ *
+ * Rejects with the BundleError that says what is wrong with it, RuntimeLimitError, RuntimeProgramError or StorageError.
+ */
+export async function load(source: Source, options: LoadOptions): Promise<Runtime> {
+  // Only a page has a thread to keep free; ONNX Runtime gives Node a Worker of another kind.
+  const { worker = typeof document === "object" && typeof Worker === "function", trustedKeys, ...rest } = options;
+  const core = { ...rest, trustedKeys: keyBytes(trustedKeys) };
+  const file = await readSource(source);
+  if (worker) return loadInWorker(file, core);
+  // A chunk of its own: a page that has a worker never fetches it.
+  const { loadCore } = await import("./core.js");
+  return loadCore(file, core);
+}

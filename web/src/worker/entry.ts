@@ -1,0 +1,77 @@
+/** The worker: holds the runtimes of a page and does what the page asks. */
+
+import type { FitOptions } from "../api.js";
+import { loadCore } from "../core.js";
+import { RuntimeInputError } from "../errors.js";
+import type { RuntimeCore } from "../runtime/runtime.js";
+import { buffersOf, type FromWorker, type Loaded, type Request, type ToWorker } from "./messages.js";
+
+interface Scope {
+  onmessage: ((event: MessageEvent<ToWorker>) => void) | null;
+  postMessage(message: FromWorker, transfer?: Transferable[]): void;
+}
+
+const scope = globalThis as unknown as Scope;
+const cores = new Map<number, RuntimeCore>();
+
+scope.onmessage = ({ data }) => {
+  if (data.type === "call") {
+    void answer(data.call, data.core, data.request);
+    return;
+  }
+  const core = cores.get(data.core);
+  core?.[data.signal]();
+  if (data.signal === "close") cores.delete(data.core);
+};
+
+async function answer(call: number, id: number, request: Request): Promise<void> {
+  try {
+    const result = await run(call, id, request);
+    // A manifest has no buffers; arrays are handed over, not copied.
+    const delegateReason = cores.get(id)?.delegateReason ?? "";
+    scope.postMessage({ type: "result", call, result, delegateReason }, [...buffersOf(result)]);
+  } catch (error) {
+    const { name, message } = error instanceof Error ? error : new Error(String(error));
+    scope.postMessage({ type: "error", call, name, message });
+  }
+}
+
+async function run(call: number, id: number, request: Request): Promise<unknown> {
+  if (request.method === "load") {
+    const core = await loadCore(request.file, request.options);
+    cores.set(id, core);
+    const { manifest, digest, delegate } = core;
+    return { manifest, digest, delegate } satisfies Loaded;
+  }
+  const core = cores.get(id);
+  if (core === undefined) throw new RuntimeInputError("this runtime is closed; load the bundle again");
+  switch (request.method) {
+    case "predict":
+      return core.predict(request.x as never);
+    case "evaluate":
+      return core.evaluate(request.options);
+    case "fit": {
+      const { watched, ...options } = request.options;
+      return core.fit({ ...options, ...(watched ? watchers(call) : {}) });
+    }
+    case "localRound": {
+      const { watched, ...options } = request.options;
+      return core.localRound({ ...options, ...(watched ? { onStep: watchers(call).onStep } : {}) });
+    }
+    case "parameters":
+      return core.parameters();
+    case "setParameters":
+      return core.setParameters(request.parameters);
+    case "reset":
+      return core.reset(request.what);
+    case "save":
+      return core.save(request.slot);
+  }
+}
+
+function watchers(call: number): Required<Pick<FitOptions, "onStep" | "onEpoch">> {
+  return {
+    onStep: (progress) => void scope.postMessage({ type: "step", call, progress }),
+    onEpoch: (progress) => void scope.postMessage({ type: "epoch", call, progress }),
+  };
+}

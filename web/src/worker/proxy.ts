@@ -1,0 +1,230 @@
+/** The page's side of the worker: a Runtime whose every call is a message. One worker serves all runtimes of a page. */
+
+import type { EvaluateOptions, FitOptions, RoundOptions, Runtime } from "../api.js";
+import type { NdArray } from "../arrays.js";
+import type { Manifest } from "../bundle/manifest.js";
+import type { CoreOptions } from "../core.js";
+import { errorOf } from "../errors.js";
+import type { Delegate } from "../runtime/delegates.js";
+import { type Arrays, isArray } from "../runtime/fields.js";
+import type { EpochProgress, History, LocalUpdate, Progress } from "../runtime/results.js";
+import type { FromWorker, Loaded, Request, Signal, ToWorker } from "./messages.js";
+
+interface Watchers {
+  readonly onStep?: ((progress: Progress) => unknown) | undefined;
+  readonly onEpoch?: ((progress: EpochProgress) => unknown) | undefined;
+}
+
+interface Pending extends Watchers {
+  readonly core: number;
+  readonly resolve: (result: never) => void;
+  readonly reject: (error: Error) => void;
+}
+
+/** Load in the page's worker, which is started if there is none. */
+export async function loadInWorker(file: Uint8Array, options: CoreOptions): Promise<Runtime> {
+  const link = WorkerLink.shared();
+  const core = link.enter();
+  try {
+    const loaded = await link.call<Loaded>(core, { method: "load", file, options });
+    return new RuntimeProxy(link, core, loaded);
+  } catch (error) {
+    link.leave(core);
+    throw error;
+  }
+}
+
+class WorkerLink {
+  private static present: WorkerLink | null = null;
+  private readonly worker: Worker;
+  private readonly pending = new Map<number, Pending>();
+  private readonly cores = new Set<number>();
+  private readonly reasons = new Map<number, string>();
+  private next = 0;
+
+  static shared(): WorkerLink {
+    WorkerLink.present ??= new WorkerLink();
+    return WorkerLink.present;
+  }
+
+  private constructor() {
+    this.worker = new Worker(new URL("./entry.ts", import.meta.url), { type: "module", name: "archipel" });
+    this.worker.onmessage = ({ data }: MessageEvent<FromWorker>) => this.receive(data);
+    this.worker.onerror = (event) => this.fail(`the worker stopped: ${event.message || "its script cannot be loaded"}`);
+  }
+
+  /** A number for one more runtime. */
+  enter(): number {
+    const core = this.next++;
+    this.cores.add(core);
+    return core;
+  }
+
+  /** One runtime less; without any the worker ends, and its memory goes back. */
+  leave(core: number): void {
+    if (!this.cores.delete(core)) return;
+    this.reasons.delete(core);
+    this.signal(core, "close");
+    for (const [call, each] of this.pending) {
+      if (each.core !== core) continue;
+      this.pending.delete(call);
+      each.reject(errorOf("RuntimeInputError", "this runtime was closed"));
+    }
+    if (!this.cores.size) this.end();
+  }
+
+  call<T>(core: number, request: Request, watchers: Watchers = {}): Promise<T> {
+    if (!this.cores.has(core)) {
+      return Promise.reject(errorOf("RuntimeInputError", "this runtime is closed; load the bundle again"));
+    }
+    const call = this.next++;
+    return new Promise<T>((resolve, reject) => {
+      this.pending.set(call, { ...watchers, core, resolve: resolve as (result: never) => void, reject });
+      try {
+        this.post({ type: "call", call, core, request });
+      } catch (error) {
+        // What is no array, as far as messages can tell.
+        this.pending.delete(call);
+        reject(errorOf("RuntimeInputError", `${request.method}: cannot be sent to the worker: ${String(error)}`));
+      }
+    });
+  }
+
+  /** Why runtime `core` runs where it does, as of its last answer. */
+  reason(core: number): string {
+    return this.reasons.get(core) ?? "";
+  }
+
+  signal(core: number, signal: Signal): void {
+    this.post({ type: "signal", core, signal });
+  }
+
+  private post(message: ToWorker): void {
+    this.worker.postMessage(message);
+  }
+
+  private receive(message: FromWorker): void {
+    const pending = this.pending.get(message.call);
+    if (pending === undefined) return;
+    switch (message.type) {
+      case "step":
+        if (pending.onStep?.(message.progress) === true) this.signal(pending.core, "cancel");
+        break;
+      case "epoch":
+        pending.onEpoch?.(message.progress);
+        break;
+      case "result":
+        this.pending.delete(message.call);
+        this.reasons.set(pending.core, message.delegateReason);
+        pending.resolve(message.result as never);
+        break;
+      case "error":
+        this.pending.delete(message.call);
+        pending.reject(errorOf(message.name, message.message));
+    }
+  }
+
+  private fail(what: string): void {
+    for (const each of this.pending.values()) each.reject(errorOf("RuntimeProgramError", what));
+    this.pending.clear();
+    this.cores.clear();
+    this.end();
+  }
+
+  private end(): void {
+    this.worker.terminate();
+    if (WorkerLink.present === this) WorkerLink.present = null;
+  }
+}
+
+class RuntimeProxy implements Runtime {
+  readonly manifest: Manifest;
+  readonly digest: string;
+  readonly delegate: Delegate;
+
+  constructor(
+    private readonly link: WorkerLink,
+    private readonly core: number,
+    loaded: Loaded,
+  ) {
+    this.manifest = loaded.manifest;
+    this.digest = loaded.digest;
+    this.delegate = loaded.delegate;
+  }
+
+  get delegateReason(): string {
+    return this.link.reason(this.core);
+  }
+
+  predict(x: NdArray): Promise<NdArray>;
+  predict(x: Arrays): Promise<Record<string, NdArray>>;
+  predict(x: NdArray | Arrays): Promise<never> {
+    return this.link.call(this.core, { method: "predict", x: compact(x) });
+  }
+
+  fit({ onStep, onEpoch, ...options }: FitOptions): Promise<History> {
+    const watched = onStep !== undefined || onEpoch !== undefined;
+    const { validation } = options;
+    const request = {
+      ...compactData(options),
+      ...(validation === undefined ? {} : { validation: compactData(validation) }),
+      watched,
+    };
+    return this.link.call(this.core, { method: "fit", options: request }, { onStep, onEpoch });
+  }
+
+  evaluate(options: EvaluateOptions): Promise<Record<string, number>> {
+    return this.link.call(this.core, { method: "evaluate", options: compactData(options) });
+  }
+
+  localRound({ onStep, ...options }: RoundOptions): Promise<LocalUpdate> {
+    const request = { ...compactData(options), watched: onStep !== undefined };
+    return this.link.call(this.core, { method: "localRound", options: request }, { onStep });
+  }
+
+  parameters(): Promise<Record<string, NdArray>> {
+    return this.link.call(this.core, { method: "parameters" });
+  }
+
+  setParameters(parameters: Arrays): Promise<void> {
+    return this.link.call(this.core, { method: "setParameters", parameters: compact(parameters) as Arrays });
+  }
+
+  reset(what: "personal" | "state" | "parameters"): Promise<void> {
+    return this.link.call(this.core, { method: "reset", what });
+  }
+
+  save(slot: string): Promise<void> {
+    return this.link.call(this.core, { method: "save", slot });
+  }
+
+  pause(): void {
+    this.link.signal(this.core, "pause");
+  }
+
+  resume(): void {
+    this.link.signal(this.core, "resume");
+  }
+
+  cancel(): void {
+    this.link.signal(this.core, "cancel");
+  }
+
+  close(): void {
+    this.link.leave(this.core);
+  }
+}
+
+function compactData<T extends { readonly x: NdArray | Arrays; readonly y?: NdArray | null | undefined }>(data: T): T {
+  return { ...data, x: compact(data.x), ...(data.y ? { y: compact(data.y) } : {}) };
+}
+
+/** A message copies whole buffers: of an array that is a small part of a large one only that part is to travel. */
+function compact<T extends NdArray | Arrays>(x: T): T {
+  if (typeof x !== "object" || x === null) return x;
+  if (isArray(x)) {
+    const whole = x.data.byteLength === x.data.buffer.byteLength;
+    return { dtype: x.dtype, dims: x.dims, data: whole ? x.data : x.data.slice() } as T;
+  }
+  return Object.fromEntries(Object.entries(x).map(([name, array]) => [name, compact(array as NdArray)])) as T;
+}

@@ -1,0 +1,284 @@
+/** A manifest that is signed and yet wrong: each rule has its own error. */
+
+import { describe, expect, test } from "vitest";
+
+import { decodeManifest, MAX_MANIFEST_BYTES } from "../src/bundle/manifest.js";
+import { openBundle } from "../src/bundle/reader.js";
+import * as errors from "../src/errors.js";
+import { keyBytes } from "../src/source.js";
+import { fixture } from "./fixture.js";
+import { filesOf, withManifest } from "./forge.js";
+
+const { bundle, numbers } = fixture("mlp");
+const KEYS = keyBytes([numbers.publicKey]);
+const FILES = filesOf(bundle);
+
+async function refusal(file: Uint8Array): Promise<Error> {
+  const outcome = await openBundle(file, KEYS).catch((error: unknown) => error);
+  expect(outcome).toBeInstanceOf(Error);
+  return outcome as Error;
+}
+
+describe("manifest", () => {
+  const program = (manifest: any): any => manifest.programs.train;
+  const canonical = Buffer.from(FILES.get("manifest.json") as Uint8Array).toString();
+
+  test.each<[what: string, text: (canonical: string) => string, kind: new (m: string) => Error, message: RegExp]>([
+    ["not JSON", () => "{", errors.ManifestError, /expected a key/],
+    ["not UTF-8", () => "\ufffd", errors.ManifestError, /expected a value/],
+    ["a list", () => "[]", errors.ManifestError, /"format" is missing/],
+    ["space", (text) => text.replace(":", ": "), errors.ManifestError, /not canonical/],
+    ["a new line at the end", (text) => `${text}\n`, errors.ManifestError, /not canonical/],
+    [
+      "keys in another order",
+      (text) => text.replace(/^\{("files":\{.*?\}),("format":1),/, "{$2,$1,"),
+      errors.ManifestError,
+      /not canonical/,
+    ],
+    ["a key twice", (text) => text.replace('"format":1', '"format":1,"format":1'), errors.ManifestError, /there twice/],
+    ["a number as 1e1", (text) => text.replace('"bits":16', '"bits":1e1'), errors.ManifestError, /expected an integer/],
+    [
+      "minus zero",
+      (text) => text.replace('"upload_bytes":', '"upload_bytes":-'),
+      errors.ManifestError,
+      /limits|canonical/,
+    ],
+    [
+      "a float as 10",
+      (text) => text.replace('"max_clip":10.0', '"max_clip":10'),
+      errors.ManifestError,
+      /not canonical/,
+    ],
+    ["a float with more digits", (text) => text.replace("0.67", "0.670"), errors.ManifestError, /not canonical/],
+    ["an escape", (text) => text.replace('"mlp"', '"m\\u006cp"'), errors.ManifestError, /not canonical/],
+    ["half a surrogate", (text) => text.replace('"mlp"', '"\\ud800"'), errors.ManifestError, /surrogate/],
+    [
+      "a default",
+      (text) => text.replace('"strategy":', '"self_test":null,"strategy":'),
+      errors.ManifestError,
+      /twice|canonical/,
+    ],
+    [
+      "steps 1",
+      (text) => text.replace('"kind":"predict",', '"kind":"predict","repeats":"",'),
+      errors.ManifestError,
+      /canonical/,
+    ],
+    ["infinity", (text) => text.replace('"max_clip":10.0', '"max_clip":1e999'), errors.ManifestError, /out of range/],
+    ["NaN", (text) => text.replace('"max_clip":10.0', '"max_clip":NaN'), errors.ManifestError, /expected a value/],
+    [
+      "a large integer",
+      (text) => text.replace('"bits":16', `"bits":${"9".repeat(40)}`),
+      errors.ManifestError,
+      /beyond 2\^53/,
+    ],
+    [
+      "deep",
+      (text) => text.replace('"strategy":"fedavg"', `"strategy":${"[".repeat(9000)}`),
+      errors.ManifestError,
+      /nested deeper/,
+    ],
+    ["a byte order mark", (text) => `\ufeff${text}`, errors.ManifestError, /expected a value/],
+    ["something after", (text) => `${text}{}`, errors.ManifestError, /something follows/],
+    [
+      "format 2",
+      (text) => text.replace('"format":1', '"format":2'),
+      errors.UnknownVersionError,
+      /format 2, this library reads format 1/,
+    ],
+    [
+      "format as text",
+      (text) => text.replace('"format":1', '"format":"1"'),
+      errors.ManifestError,
+      /expected an integer/,
+    ],
+  ])("written with %s", async (_, text, kind, message) => {
+    const error = await refusal(await withManifest(bundle, () => undefined, text));
+    expect(error.constructor).toBe(kind);
+    expect(error.message).toMatch(message);
+  });
+
+  test.each<[what: string, change: (manifest: any) => void, kind: new (m: string) => Error, message: RegExp]>([
+    ["an unknown field", (m) => void (m.more = 1), errors.ManifestError, /unknown field "more"/],
+    [
+      "an unknown field of a program",
+      (m) => void (program(m).more = 1),
+      errors.ManifestError,
+      /programs.train: unknown field/,
+    ],
+    [
+      "an unknown field of a port",
+      (m) => void (program(m).inputs[0].more = 1),
+      errors.ManifestError,
+      /inputs\[0\]: unknown/,
+    ],
+    ["a field missing", (m) => void delete m.limits, errors.ManifestError, /"limits" is missing/],
+    ["an unknown role", (m) => void (program(m).inputs[0].role = "secret"), errors.UnknownRoleError, /"secret"/],
+    ["no role", (m) => void delete program(m).inputs[0].role, errors.UnknownRoleError, /got none/],
+    ["an output role as input", (m) => void (program(m).inputs[0].role = "metric"), errors.UnknownRoleError, /metric/],
+    ["an unknown kind", (m) => void (program(m).kind = "run"), errors.ManifestError, /expected one of predict/],
+    [
+      "an unknown dtype",
+      (m) => void (program(m).inputs[0].dtype = "complex"),
+      errors.ManifestError,
+      /expected one of float16/,
+    ],
+    [
+      "a role that the kind has not",
+      (m) => void m.programs.predict.inputs.push({ dtype: "int64", name: "s", role: "example_weight", shape: [] }),
+      errors.ManifestError,
+      /predict program cannot have 'example_weight'/,
+    ],
+    ["a control character in a name", (m) => void (m.name = "a\u0007"), errors.ManifestError, /printable/],
+    ["an empty name", (m) => void (m.name = ""), errors.ManifestError, /printable/],
+    ["a long name", (m) => void (m.name = "a".repeat(257)), errors.ManifestError, /1 to 256/],
+    ["a bad digest", (m) => void (m.files["train.onnx"] = "abc"), errors.ManifestError, /SHA-256/],
+    ["a digest in capitals", (m) => void (m.files["train.onnx"] = "A".repeat(64)), errors.ManifestError, /SHA-256/],
+    ["a path as file", (m) => void (m.files["../x"] = "0".repeat(64)), errors.UnsafePathError, /plain name/],
+    [
+      "its own digest",
+      (m) => void (m.files["manifest.json"] = "0".repeat(64)),
+      errors.ManifestError,
+      /cannot hold its own digest/,
+    ],
+    [
+      "a file not there",
+      (m) => void (program(m).file = "other.onnx"),
+      errors.ManifestError,
+      /not among the bundle's files/,
+    ],
+    [
+      "a name of Object's",
+      (m) => void (program(m).file = "constructor"),
+      errors.ManifestError,
+      /not among the bundle's files/,
+    ],
+    ["no outputs", (m) => void (m.programs.predict.outputs = []), errors.ManifestError, /no outputs/],
+    ["steps 0", (m) => void (program(m).steps = 0), errors.ManifestError, /steps must be 1, or more/],
+    ["steps of predict", (m) => void (m.programs.predict.steps = 2), errors.ManifestError, /more in a train program/],
+    [
+      "several steps of nothing",
+      (m) => void delete m.programs.several.repeats,
+      errors.ManifestError,
+      /names the one that it repeats/,
+    ],
+    [
+      "repeats nothing",
+      (m) => void (m.programs.several.repeats = "none"),
+      errors.ManifestError,
+      /not a train program of 1 step/,
+    ],
+    [
+      "repeats something else",
+      (m) => void (m.programs.several.inputs[0].shape[2] = 13),
+      errors.ManifestError,
+      /are not those of "train", 4 times/,
+    ],
+    [
+      "another number of steps",
+      (m) => void (m.programs.several.steps = 3),
+      errors.ManifestError,
+      /first axis must be|must have shape/,
+    ],
+    [
+      "two inputs of a name",
+      (m) => void (program(m).inputs[1].name = program(m).inputs[0].name),
+      errors.ManifestError,
+      /two inputs have the same name/,
+    ],
+    ["a parameter twice", (m) => void m.parameters.push(m.parameters[0]), errors.ManifestError, /listed twice/],
+    [
+      "an unknown parameter",
+      (m) => void m.parameters.shift(),
+      errors.ManifestError,
+      /not one of the bundle's parameters/,
+    ],
+    ["a parameter of another shape", (m) => void (m.parameters[0].shape = [3]), errors.ManifestError, /but parameter/],
+    ["a huge parameter", (m) => void (m.parameters[0].shape = [2 ** 31, 2]), errors.TensorLayoutError, /2 GiB/],
+    ["a negative dimension", (m) => void (m.parameters[0].shape = [-1]), errors.TensorLayoutError, /dimension -1/],
+    ["rank 9", (m) => void (m.parameters[0].shape = Array(9).fill(1)), errors.TensorLayoutError, /rank 9/],
+    [
+      "a default beyond its bounds",
+      (m) => {
+        program(m).inputs.find((p: any) => p.role === "hyperparameter").default = 1e9;
+      },
+      errors.ManifestError,
+      /minimum <= default <= maximum/,
+    ],
+    [
+      "a state declared in two ways",
+      (m) => {
+        program(m).outputs.find((p: any) => p.role === "state").lifetime = "device";
+      },
+      errors.ManifestError,
+      /not those of|declared differently/,
+    ],
+    [
+      "an update without range",
+      (m) => void (m.programs.finish.outputs[0].range = 0),
+      errors.ManifestError,
+      /range must be above 0/,
+    ],
+    [
+      "an update of 31 bits",
+      (m) => void (m.programs.finish.outputs[0].bits = 31),
+      errors.ManifestError,
+      /bits must be from 2 to 30/,
+    ],
+    [
+      "a phase of predict",
+      (m) => void (m.schedule[0].program = "predict"),
+      errors.ManifestError,
+      /not a train program/,
+    ],
+    [
+      "a phase of several steps",
+      (m) => void (m.schedule[0].program = "several"),
+      errors.ManifestError,
+      /makes 4 steps; name "train"/,
+    ],
+    ["a phase without end", (m) => void delete m.schedule[0].epochs, errors.ManifestError, /either epochs or steps/],
+    ["a phase of 0 epochs", (m) => void (m.schedule[0].epochs = 0), errors.ManifestError, /at least 1/],
+    [
+      "a phase that moves nothing known",
+      (m) => void (m.schedule[0].moves = ["x"]),
+      errors.ManifestError,
+      /does not write/,
+    ],
+    ["negative limits", (m) => void (m.limits.peak_bytes = -1), errors.ManifestError, /not be negative/],
+    ["a self-test without a file", (m) => void (m.self_test.file = "x"), errors.ManifestError, /self_test: its file/],
+    ["a negative tolerance", (m) => void (m.self_test.rtol = -1), errors.ManifestError, /rtol and atol/],
+    ["no modes", (m) => void (m.privacy.modes = []), errors.ManifestError, /modes must name/],
+    [
+      "an unknown mode",
+      (m) => void (m.privacy.modes = ["open"]),
+      errors.ManifestError,
+      /expected one of secure, plain/,
+    ],
+    ["a threshold of one half", (m) => void (m.privacy.threshold = 0.5), errors.ManifestError, /threshold above 0.5/],
+    ["a lineage that is none", (m) => void (m.lineage.parent = "me"), errors.ManifestError, /lineage.parent/],
+  ])("with %s", async (_, change, kind, message) => {
+    const error = await refusal(await withManifest(bundle, change));
+    expect(error.constructor).toBe(kind);
+    expect(error.message).toMatch(message);
+  });
+
+  test("with a feature that nobody makes, and one of another shape", async () => {
+    const { bundle: other } = fixture("features");
+    const without = await withManifest(other, (m) => void delete m.programs.features);
+    expect((await refusal(without)).message).toMatch(/no features program makes "z"/);
+    const wider = await withManifest(other, (m) => void (m.programs.features.outputs[0].shape[1] = 5));
+    expect((await refusal(wider)).message).toMatch(/the features program makes float32\[n,5\]/);
+  });
+
+  test("the unchanged text goes through", async () => {
+    expect(Buffer.from(canonical)).toEqual(
+      Buffer.from(filesOf(await withManifest(bundle, () => undefined)).get("manifest.json") as Uint8Array),
+    );
+    expect(decodeManifest(Buffer.from(canonical)).name).toBe("mlp");
+  });
+
+  test("more than 4 MiB", () => {
+    expect(() => decodeManifest(new Uint8Array(MAX_MANIFEST_BYTES + 1))).toThrow(/the limit is 4194304/);
+  });
+});
