@@ -149,9 +149,17 @@ def test_ctrl_c_leaves_a_checkpoint_and_the_same_command_goes_on(
 
 
 def test_ctrl_c_without_a_checkpoint_says_so(linear: Any, archipel: Any, tmp_path: Path, data: Any) -> None:
-    timer = threading.Timer(0.7, os.kill, [os.getpid(), signal.SIGINT])
-    timer.start()
+    before = signal.getsignal(signal.SIGINT)
+
+    def press() -> None:
+        while signal.getsignal(signal.SIGINT) is before:
+            time.sleep(0.02)
+        time.sleep(0.3)  # into the middle of training
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=press)
+    thread.start()
     _, err = archipel("fit", *linear.arguments, "--data", str(tmp_path / "train.npz"), "--epochs", "10000000", code=130)
-    timer.join()
+    thread.join()
     assert "nothing was kept; with --checkpoint FILE an interrupted fit can go on" in err
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is before
