@@ -81,7 +81,7 @@ main()
         env={**os.environ, "TMPDIR": str(tmp_path)},
     )  # fmt: skip
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 120  # a busy machine takes its time
         below: list[psutil.Process] = []
         while len(below) < 7 and time.monotonic() < deadline and demo.poll() is None:
             time.sleep(0.2)
