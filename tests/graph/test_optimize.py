@@ -102,6 +102,10 @@ CASES = {
         <float half = {0.5}> { h = Mul (a, half)  y = Mul (h, s)  z = Sub (s, c) }""",
         {"Mul": 2, "Sub": 1, "Reshape": 1},
     ),
+    "single elements of a higher rank stay": (
+        "g (float[1, 1, 1] x, float[b, 1] y) => (float[1, b, 1] z) { z = Add (x, y) }",
+        {"Add": 1},
+    ),
     "scalars beside long rows stay": (
         "g (float[3, 2] a, float s) => (float[3, 2] y) { y = Mul (a, s) }",
         {"Mul": 1},

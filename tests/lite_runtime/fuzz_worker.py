@@ -27,6 +27,8 @@ def use(path: Path, keys: list[bytes], cache: Path) -> str:
         runtime = load(path, keys, cache=cache, memory_limit=64 << 20)
         data: dict[str, np.ndarray] = {}
         for program in sorted(runtime.bundle.manifest.programs.values(), key=lambda p: p.kind == "finish"):
+            if program.repeats:
+                continue  # it is run instead of the one that it repeats
             shapes = {
                 port: [dim if isinstance(dim, int) else 3 for dim in port.shape]
                 for port in program.inputs

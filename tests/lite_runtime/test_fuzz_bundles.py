@@ -228,6 +228,11 @@ def test_the_kept_corpus(good: Files, key: Any, worker: Worker, tmp_path: Path) 
     for case in cases:
         (tmp_path / case.name).mkdir()
         name = case.name.partition("@")[2]
-        path = write(sign({**good, name: case.read_bytes()}, key), tmp_path / case.name) if name else case
+        files = {**good, name: case.read_bytes()}
+        if name == "manifest.json":
+            # Bundles may have more files today than that manifest knows.
+            known = {name, "manifest.sig", *json.loads(files[name])["files"]}
+            files = {other: data for other, data in files.items() if other in known}
+        path = write(sign(files, key), tmp_path / case.name) if name else case
         expected = case.name.split("-")[1]
         assert worker.use(path).startswith(f"refused {expected}"), case.name

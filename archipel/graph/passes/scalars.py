@@ -27,7 +27,7 @@ def lift_scalars(op: Builder) -> None:
             rank, last = len(dims(other)), dims(other)[-1:]
             if rank < 2 or (isinstance(last[0], int) and last[0] != 1):
                 continue
-            if set(dims(value)) - {1} or len(dims(value)) == rank:
+            if set(dims(value)) - {1} or len(dims(value)) >= rank:
                 continue
             if (value, rank) not in lifted:
                 with op.before(node):
