@@ -52,7 +52,7 @@ class Fitting:
         self._written = time.monotonic()
         self._training = Training(fields.count)
         self._validation: list[dict[str, float]] = []
-        self._watch = Watch(all_of(callbacks), None if validate is None else self._on_epoch, self._between)
+        self._on_step = all_of(callbacks)
 
     def run(self, *, keep_features: bool, feature_budget: int) -> History:
         """Raises NonFiniteLossError when `values` holds the last weights with a finite loss, CheckpointError."""
@@ -60,6 +60,8 @@ class Fitting:
         if not complete:
             if self._values.steps == 0:
                 run_begin(self._sessions, self._bundle, self._values)
+            # Not kept here: a circle of references would hold the buffers of every fit until the next collection.
+            watch = Watch(self._on_step, None if self._validate is None else self._on_epoch, self._between)
             try:
                 run_phases(
                     self._sessions,
@@ -68,7 +70,7 @@ class Fitting:
                     self._values,
                     self._fields,
                     shuffle=self._shuffle,
-                    watch=self._watch,
+                    watch=watch,
                     training=self._training,
                     keep_features=keep_features,
                     feature_budget=feature_budget,

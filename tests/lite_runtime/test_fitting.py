@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import signal
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -288,6 +290,19 @@ def test_killed_at_random_times(folder: Path, whole: dict[str, Any], tmp_path: P
         for name, array in whole["tensors"].items():
             np.testing.assert_array_equal(everything(rt)[name], array, err_msg=name)
         assert sorted(path.name for path in out.iterdir() if not path.name.startswith(".")) == ["c", "slot"]
+
+
+def test_a_fit_leaves_its_buffers_without_the_help_of_the_collector(rt: Runtime) -> None:
+    x, y = data()
+    gc.collect()
+    gc.disable()
+    try:
+        rt.fit(x, y, validation=(x, y), control=Control(), callbacks=[lambda progress: None], **ARGUMENTS)
+        buffer = weakref.ref(rt.parameters()["a.weight"])
+        rt.fit(x, y, **ARGUMENTS)
+        assert buffer() is None
+    finally:
+        gc.enable()
 
 
 def test_save_and_load(rt: Runtime, folder: Path, tmp_path: Path) -> None:
