@@ -1,9 +1,11 @@
 """Training steps of one program over one schedule phase, without copying between steps.
 
-The tensors that move live in three sets of buffers, each bound once as input and once as output (I/O binding): step k
-reads set k mod 3 and writes the next. Two would do for training; the third is what lets a diverging training return to
-the last weights whose loss was finite, for a loss tells about the weights that the step before it wrote. Batches are
-gathered into buffers that stay bound.
+The tensors that move live in two sets of buffers, each bound once as input and once as output (I/O binding): a step
+reads one set and writes the other. Batches are gathered into buffers that stay bound.
+
+A loss tells about the weights that the step before it wrote, so when it is not finite those of two steps ago are
+wanted, and their buffers have been written over. The steps since a snapshot are made again then; they come out the
+same. Only noise for privacy is never drawn twice: programs that read it get a third set instead.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from archipel.lite_runtime.results import loss_of
 from archipel.lite_runtime.sessions import Session, bound_value
 from archipel.lite_runtime.values import Values, fixed_shape
 
-_SETS = 3
+_SNAPSHOT_AFTER = 1000
+"""Groups of steps: so many are made again at most."""
 _MOVING = (Parameter, Personal, State)
 
 
@@ -50,9 +53,12 @@ class TrainLoop:
         chosen = None if moves is None else set(moves)
         self._moving = [port for port in program.outputs if isinstance(port, _MOVING) and _moves(port, chosen)]
         self._loss = loss_of([port for port in program.outputs if isinstance(port, Metric)])
-        self._sets = self._make_sets(program)
+        can_repeat = not any(isinstance(port, Noise) for port in program.inputs)
+        self._start = self._starts(program)
+        self._sets = self._make_sets(2 if can_repeat else 3)
         self._current = 0
-        self._last: tuple[Sequence[np.ndarray], int] = ((), 0)
+        self._history = _History(self._start, values.steps) if can_repeat else None
+        self._last: Sequence[np.ndarray] = ()
         bound = [{name: bound_value(array) for name, array in tensors.items()} for tensors in self._sets]
         self._single = _Engine(session, program, values, fields, self._moving, bound)
         # Tensors that stay would move inside a repeated graph.
@@ -80,7 +86,7 @@ class TrainLoop:
         return metrics
 
     def store(self) -> None:
-        """Hand the present tensors to the values. They stay as they are for two more steps."""
+        """Hand the present tensors to the values. They stay as they are for one more step."""
         for port in self._moving:
             self._values.write(port, self._sets[self._current][port.name])
 
@@ -100,23 +106,22 @@ class TrainLoop:
         return metrics
 
     def _moved(self, batches: Sequence[np.ndarray], rows: int) -> None:
-        self._current = (self._current + 1) % _SETS
+        before = self._sets[self._current]
+        self._current = (self._current + 1) % len(self._sets)
         self._values.steps += len(batches)
-        self._last = batches, rows
+        self._last = batches
+        if self._history is not None:
+            self._history.add(batches, rows, before, self._values.steps)
 
     def _finite(self, metrics: dict[str, float]) -> bool:
         return self._loss is None or math.isfinite(metrics[self._loss.name])
 
     def _go_back(self, what: str) -> None:
         steps = self._values.steps
-        batches, rows = self._last
-        if batches:
-            self._current = (self._current - 1) % _SETS
-            self._values.steps -= len(batches)
-        for indices in batches[:-1]:
-            # One graph made several steps, and all but its last are good.
-            self._single.run([indices], rows, self._current)
-            self._moved([indices], rows)
+        if self._history is not None:
+            self._repeat(self._history)
+        elif self._last:
+            self._current = (self._current - 1) % len(self._sets)
         self.store()
         self._values.steps = steps
         raise NonFiniteLossError(
@@ -124,15 +129,47 @@ class TrainLoop:
             "Lower the learning rate or look for bad examples"
         )
 
-    def _make_sets(self, program: Program) -> list[dict[str, np.ndarray]]:
+    def _repeat(self, history: _History) -> None:
+        """Make all steps since the snapshot again but the last one, which wrote what the loss is not finite for."""
+        if not history.groups:
+            return
+        for name, array in history.snapshot.items():
+            self._sets[self._current][name][...] = array
+        self._values.steps = history.steps
+        last, rows = history.groups[-1]
+        for batches, size in (*history.groups[:-1], *(([indices], rows) for indices in last[:-1])):
+            engine = self._single if self._repeated is None or len(batches) == 1 else self._repeated
+            engine.run(batches, size, self._current)
+            self._current = (self._current + 1) % len(self._sets)
+            self._values.steps += len(batches)
+
+    def _starts(self, program: Program) -> dict[str, np.ndarray]:
+        """What the moving tensors are at first, by output name, as far as the program reads them."""
         inputs = {_key(port): port for port in program.inputs if isinstance(port, _MOVING)}
-        sets: list[dict[str, np.ndarray]] = [{} for _ in range(_SETS)]
-        for port in self._moving:
-            for each in sets:
-                each[port.name] = np.empty(fixed_shape(port), dtype=port.dtype)
-            if _key(port) in inputs:
-                sets[0][port.name][...] = self._values.read(port)
+        return {port.name: self._values.read(port) for port in self._moving if _key(port) in inputs}
+
+    def _make_sets(self, count: int) -> list[dict[str, np.ndarray]]:
+        sets = [{port.name: np.empty(fixed_shape(port), port.dtype) for port in self._moving} for _ in range(count)]
+        for name, array in self._start.items():
+            sets[0][name][...] = array
         return sets
+
+
+class _History:
+    """The steps since a snapshot of the tensors that move: groups of batches with their rows, in order."""
+
+    def __init__(self, snapshot: dict[str, np.ndarray], steps: int) -> None:
+        self.snapshot = snapshot
+        self.steps = steps
+        self.groups: list[tuple[Sequence[np.ndarray], int]] = []
+
+    def add(self, batches: Sequence[np.ndarray], rows: int, before: dict[str, np.ndarray], steps: int) -> None:
+        """A group was made, from the tensors `before`, whose loss was finite; `steps` were made with it in all."""
+        if len(self.groups) == _SNAPSHOT_AFTER:
+            self.snapshot = {name: before[name].copy() for name in self.snapshot}
+            self.steps = steps - len(batches)
+            self.groups.clear()
+        self.groups.append((batches, rows))
 
 
 class _Engine:
@@ -190,7 +227,7 @@ class _Engine:
     def _bind_batch(self, rows: int) -> _BatchBuffers:
         batch = _BatchBuffers(self._program, self._fields, rows)
         read = {_key(port): port.name for port in self._program.inputs if isinstance(port, _MOVING)}
-        for index in range(_SETS):
+        for index in range(len(self._sets)):
             binding = self._session.native.io_binding()
             for name, value in (*self._inputs.items(), *batch.values.items()):
                 binding.bind_ortvalue_input(name, value)
@@ -199,13 +236,13 @@ class _Engine:
             for port in self._moving:
                 if _key(port) in read:
                     binding.bind_ortvalue_input(read[_key(port)], self._sets[index][port.name])
-                binding.bind_ortvalue_output(port.name, self._sets[(index + 1) % _SETS][port.name])
+                binding.bind_ortvalue_output(port.name, self._sets[(index + 1) % len(self._sets)][port.name])
             batch.bindings.append(binding)
         return batch
 
 
 class _BatchBuffers:
-    """Buffers for minibatches of `rows` examples, and the three bindings that read them."""
+    """Buffers for minibatches of `rows` examples, and the bindings that read them, one for each set."""
 
     def __init__(self, program: Program, fields: Fields, rows: int) -> None:
         self.values: dict[str, Any] = {}

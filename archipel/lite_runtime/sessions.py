@@ -167,8 +167,9 @@ class Sessions:
 
     def _open(self, name: str, delegates: Sequence[Delegate], initializers: Mapping[str, np.ndarray] | None) -> Session:
         ort = _onnxruntime()
-        fallback = self._preferences[self._bundle.program(name).kind].fallback
-        options = self._options(ort, delegates, fallback)
+        kind = self._bundle.program(name).kind
+        fallback = self._preferences[kind].fallback
+        options = self._options(ort, kind, delegates, fallback)
         if self._profile is not None and self._profile[0] == name:
             options.enable_profiling = True
             options.profile_file_prefix = str(self._profile[1] / "profile")
@@ -185,7 +186,7 @@ class Sessions:
         native = ort.InferenceSession(path, options, providers=providers, enable_fallback=0)
         return Session(name, native, error_types(), keep)
 
-    def _options(self, ort: Any, delegates: Sequence[Delegate], fallback: bool) -> Any:
+    def _options(self, ort: Any, kind: str, delegates: Sequence[Delegate], fallback: bool) -> Any:
         options = ort.SessionOptions()
         options.intra_op_num_threads = self.threads
         options.inter_op_num_threads = 1
@@ -202,7 +203,8 @@ class Sessions:
         if "xnnpack" in names:
             # It has threads of its own; ONNX Runtime's must not fight them for the cores.
             options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        if "dml" in names:
+        if "dml" in names or kind == "train":
+            # DirectML does not take it; for training it plans more memory than it saves, at the same speed.
             options.enable_mem_pattern = False
         if not fallback:
             options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")

@@ -158,6 +158,8 @@ class Values:
     def _initial_state(self, port: State) -> np.ndarray:
         if isinstance(port.init, str):
             return _shaped(port, self._bundle.tensor(port.init), f"initial value {port.init!r}")
+        if port.init == 0:
+            return np.zeros(fixed_shape(port), dtype=port.dtype)  # takes no memory until it is written
         return np.full(fixed_shape(port), port.init, dtype=port.dtype)
 
     def _broadcast_tensor(self, port: Broadcast) -> np.ndarray:
