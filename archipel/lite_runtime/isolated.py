@@ -51,7 +51,7 @@ Arrays = Mapping[str, np.ndarray]
 
 CLAIM_FACTOR = 4
 """How much private memory may become of a byte of the manifest's `peak_bytes`: arenas grow in powers of two, each
-program has its own, and training holds three sets of what it moves (2.4 to 3.6 measured)."""
+program has its own, and training holds two or three sets of what it moves (2.4 to 3.6 measured)."""
 
 
 def load_isolated(
