@@ -23,7 +23,7 @@ from archipel.bundle.manifest import (
 )
 from archipel.bundle.reader import Bundle, open_bundle
 from archipel.bundle.roles import Program, role_of
-from archipel.bundle.weights import TensorPlace, read_weights, weights_layout, write_weights
+from archipel.bundle.weights import TensorPlace, read_weights, release_pages, weights_layout, write_weights
 from archipel.bundle.writer import parameter_specs, write_bundle
 
 __all__ = [
@@ -49,6 +49,7 @@ __all__ = [
     "pack",
     "parameter_specs",
     "read_weights",
+    "release_pages",
     "role_of",
     "save_private_key",
     "save_public_key",

@@ -25,7 +25,7 @@ from archipel.bundle.manifest import (
     decode_manifest,
 )
 from archipel.bundle.roles import Program
-from archipel.bundle.weights import read_weights
+from archipel.bundle.weights import read_weights, release_pages
 from archipel.errors import (
     BundleError,
     DigestError,
@@ -157,8 +157,9 @@ def _check_parameters(bundle: Bundle) -> None:
                 f"parameter {spec.name!r}: {WEIGHTS_FILE} holds {array.dtype}{list(array.shape)}, "
                 f"the manifest says {spec.dtype}{list(spec.shape)}"
             )
-        if hashlib.sha256(array.tobytes()).hexdigest() != spec.sha256:
+        if hashlib.sha256(array.data if array.size else b"").hexdigest() != spec.sha256:
             raise DigestError(f"parameter {spec.name!r}: its bytes differ from the manifest's SHA-256")
+        release_pages(array)
 
 
 def _read(folder: Path, name: str, limit: int) -> bytes:

@@ -8,6 +8,7 @@ overlapping tensors, and data aligned to its element size so that it can be mapp
 from __future__ import annotations
 
 import math
+import mmap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -89,7 +90,8 @@ def read_weights(source: bytes | Path, max_bytes: int = MAX_TENSOR_BYTES) -> dic
             size = source.stat().st_size
             if not 8 <= size <= max_bytes:
                 raise TensorLayoutError(f"{source}: {size} bytes, expected from 8 to {max_bytes}")
-            buffer = np.memmap(source, dtype=np.uint8, mode="r")
+            with open(source, "rb") as file:
+                buffer = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), dtype=np.uint8)
         except OSError as error:
             raise TensorLayoutError(f"{source}: cannot be read ({error.strerror})") from None
     else:
@@ -104,6 +106,20 @@ def read_weights(source: bytes | Path, max_bytes: int = MAX_TENSOR_BYTES) -> dic
         arrays[name] = np.asarray(raw.view(place.dtype).reshape(place.shape))
         arrays[name].flags.writeable = False
     return arrays
+
+
+def release_pages(array: np.ndarray) -> None:
+    """Let go of the memory that reading a mapped file took, for all arrays of the file; they stay as they are.
+
+    Nothing happens for an array of another kind, or where the system cannot do it.
+    """
+    owner: Any = array
+    while isinstance(owner, np.ndarray):
+        owner = owner.base
+    if isinstance(owner, memoryview):
+        owner = owner.obj
+    if isinstance(owner, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+        owner.madvise(mmap.MADV_DONTNEED)
 
 
 def _place(name: str, entry: _Entry, start: int) -> TensorPlace:

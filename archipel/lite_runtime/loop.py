@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from archipel.bundle import Program
+from archipel.bundle import Program, release_pages
 from archipel.bundle.roles import Count, ExampleWeight, Metric, Noise, Parameter, Personal, Port, State, Step
 from archipel.errors import NonFiniteLossError
 from archipel.lite_runtime.fields import BATCH_ROLES, Fields, Source
@@ -152,6 +152,7 @@ class TrainLoop:
         sets = [{port.name: np.empty(fixed_shape(port), port.dtype) for port in self._moving} for _ in range(count)]
         for name, array in self._start.items():
             sets[0][name][...] = array
+            release_pages(array)  # from now on the buffers are read
         return sets
 
 

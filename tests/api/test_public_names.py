@@ -15,8 +15,8 @@ PUBLIC = {
     "archipel.autodiff": "RULES RuleContext differentiate gradient rule vjp",
     "archipel.bundle": "FORMAT_VERSION MAX_ARCHIVE_BYTES WEIGHTS_FILE Bundle Limits Lineage Manifest Phase "
     "PrivacyPolicy Program SelfTest TensorPlace TensorSpec decode_manifest encode_manifest generate_key "
-    "load_private_key load_public_key open_bundle pack parameter_specs read_weights role_of save_private_key "
-    "save_public_key unpack weights_layout write_bundle write_weights",
+    "load_private_key load_public_key open_bundle pack parameter_specs read_weights release_pages role_of "
+    "save_private_key save_public_key unpack weights_layout write_bundle write_weights",
     "archipel.client": "Agent AgentConfig Entry Event Outcome",
     "archipel.compression": "StaticInt8 quantize_static refresh_program",
     "archipel.converter": "convert",

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import mmap
 import random
 import struct
 from pathlib import Path
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from archipel.bundle import read_weights, weights_layout, write_weights
+from archipel.bundle import read_weights, release_pages, weights_layout, write_weights
 from archipel.errors import TensorLayoutError
 
 DTYPES = ["float16", "float32", "float64", "int8", "uint8", "int16", "uint16", "int32", "int64", "uint64", "bool"]
@@ -113,3 +114,22 @@ def test_mutations_raise_only_the_documented_error() -> None:
 def test_unknown_dtype_is_refused_when_writing() -> None:
     with pytest.raises(TensorLayoutError, match="complex64"):
         write_weights({"a": np.zeros(2, np.complex64)})
+
+
+def resident_file_kilobytes() -> int:
+    status = Path("/proc/self/status").read_text()
+    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("RssFile"))
+
+
+@pytest.mark.skipif(not hasattr(mmap, "MADV_DONTNEED"), reason="this system cannot release pages")
+def test_released_pages_come_back(tmp_path: Path) -> None:
+    values = np.arange(1 << 20, dtype=np.float32)
+    (tmp_path / "w").write_bytes(write_weights({"w": values}))
+    array = read_weights(tmp_path / "w")["w"]
+    before = resident_file_kilobytes()
+    assert array.sum() == values.sum()
+    assert resident_file_kilobytes() > before + 3000
+    release_pages(array)
+    assert resident_file_kilobytes() < before + 1000
+    np.testing.assert_array_equal(array, values)
+    release_pages(values)  # of no file
