@@ -99,7 +99,9 @@ def read_weights(source: bytes | Path, max_bytes: int = MAX_TENSOR_BYTES) -> dic
         if size > max_bytes:
             raise TensorLayoutError(f"weights: {size} bytes, the limit is {max_bytes}")
         buffer = np.frombuffer(source, dtype=np.uint8)
-    head = buffer[: 8 + MAX_HEADER_BYTES].tobytes()
+    # No more than the header: what is read here of a mapped file takes memory.
+    header_bytes = min(int.from_bytes(buffer[:8].tobytes(), "little"), MAX_HEADER_BYTES)
+    head = buffer[: 8 + header_bytes].tobytes()
     arrays = {}
     for name, place in weights_layout(head, size).items():
         raw = buffer[place.offset : place.offset + place.nbytes]
