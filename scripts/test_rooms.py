@@ -1,6 +1,7 @@
 """Run the test suite room by room and print the seconds of each; with the long suites the coverage of all together.
 
-Measuring coverage doubles the time of the rooms that are busy in Python, so the short suite goes without. A room is a folder of tests/. It has 75 seconds; one that takes longer is named, so that it gets split or sped up.
+Measuring coverage doubles the time of rooms that are busy in Python, so the short suite goes without. A room is a
+folder of tests/. It has 75 seconds; one that takes longer is named, so that it gets split or sped up.
 """
 
 from __future__ import annotations

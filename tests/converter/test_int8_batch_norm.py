@@ -69,7 +69,13 @@ def decibels(signal: np.ndarray, other: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize(
-    ("network", "batch_norm"), [("ds_cnn", "train"), ("ds_cnn", "frozen"), ("ds_cnn", "folded"), ("resnet8", "train")]
+    ("network", "batch_norm"),
+    [
+        ("ds_cnn", "train"),
+        ("ds_cnn", "frozen"),
+        ("ds_cnn", "folded"),
+        pytest.param("resnet8", "train", marks=pytest.mark.slow),
+    ],
 )
 def test_int8_follows_local_steps(
     network: str, batch_norm: BatchNorm, request: pytest.FixtureRequest, tmp_path: Path

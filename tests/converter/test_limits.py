@@ -77,7 +77,7 @@ def test_a_loop_without_an_end(trips: str | None) -> None:
         compute_limits({"p": load(text)}, 4)
 
 
-@pytest.mark.parametrize("cell", ["lstm", "gru"])
+@pytest.mark.parametrize("cell", ["lstm", pytest.param("gru", marks=pytest.mark.slow)])
 def test_recurrent_networks(cell: str) -> None:
     """Over a fixed time training takes three times the products: forward, towards the input, towards the weights."""
     tokens = torch.zeros(2, 12, dtype=torch.int64)
