@@ -66,6 +66,7 @@ def test_no_process_is_left_behind(sign: signal.Signals, tmp_path: Path) -> None
     code = f"""
 import faulthandler, signal, sys
 faulthandler.register(signal.SIGUSR1, file=open({str(stacks)!r}, "w"))
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored below a shell's background job
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 from archipel.datasets import digits_by_writer
 import archipel.cli.demo.story as story
