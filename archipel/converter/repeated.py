@@ -7,27 +7,13 @@ from typing import TypeVar
 
 import msgspec
 
-from archipel.bundle.roles import (
-    Count,
-    Example,
-    ExampleWeight,
-    Feature,
-    Label,
-    Metric,
-    Noise,
-    Parameter,
-    Personal,
-    Port,
-    Program,
-    State,
-)
+from archipel.bundle.roles import Count, Metric, Port, Program, State
 from archipel.converter.limits import flops_per_example
 from archipel.errors import ConversionError
 from archipel.graph import Model
-from archipel.training.nesting import repeat
+from archipel.training.nesting import MOVING, PER_MINIBATCH, repeat
 
-_PER_STEP = (Example, Label, ExampleWeight, Feature, Noise, Metric)
-_MOVING = (Parameter, Personal, State)
+_PER_STEP = (*PER_MINIBATCH, Metric)
 P = TypeVar("P", bound=Port)
 
 STEPS = 8
@@ -82,7 +68,7 @@ def _reason_against(signature: Program) -> str | None:
         if isinstance(port, State) and port.lifetime == "step":
             return f"state {port.tensor!r} starts anew with every step, and one graph hands it on"
     for port in signature.outputs:
-        if isinstance(port, _MOVING) and (type(port), port.tensor) not in read:
+        if isinstance(port, MOVING) and (type(port), port.tensor) not in read:
             return f"output {port.name!r} writes {port.tensor!r}, which the program does not read"
     return None
 
