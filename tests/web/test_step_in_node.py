@@ -66,7 +66,10 @@ def node() -> str:
     return program
 
 
-@pytest.mark.parametrize("name", CASES)
+LONG = {"GRU", "LeNet", "DS-CNN, frozen"}
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in LONG else n for n in CASES])
 def test_same_losses(name: str, node: str, tmp_path: Path) -> None:
     case = CASES[name]
     rng = np.random.default_rng(0)
