@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import urllib3
 from flask.testing import FlaskClient
 
 from archipel.server import pages
@@ -138,3 +142,32 @@ def test_only_reading(client: FlaskClient) -> None:
     for method in ("POST", "PUT", "DELETE", "OPTIONS"):
         with client.open("/demo/", method=method) as response:
             assert response.status_code == 405
+
+
+def test_gunicorn_sends_compressed_files_whole(world: Any, folder: Path, tmp_path: Path) -> None:
+    """It sends files by their descriptor where it can, so what it has to send must not have another's."""
+    name = "assets/ort-wasm-DEADBEEF.wasm"
+    data = bytes(range(256)) * 400
+    (folder / name).unlink()
+    (folder / f"{name}.gz").write_bytes(gzip.compress(data))
+    (tmp_path / "served.py").write_text(
+        "from pathlib import Path\n"
+        "from archipel.server import create_app, load_settings\n"
+        f"app = create_app(load_settings(Path({str(world.settings.folder)!r})), demo_page=Path({str(folder)!r}))\n"
+    )
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        command = [sys.executable, "-m", "gunicorn", "--bind", f"fd://{listener.fileno()}", "served:app"]
+        with subprocess.Popen(
+            command, cwd=tmp_path, pass_fds=[listener.fileno()], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        ) as server:
+            try:
+                for accepted in ("gzip", "identity"):
+                    request = urllib3.request(
+                        "GET",
+                        f"http://127.0.0.1:{listener.getsockname()[1]}/demo/{name}",
+                        headers={"Accept-Encoding": accepted},
+                        timeout=30,
+                    )
+                    assert request.data == data, accepted
+            finally:
+                server.terminate()
