@@ -92,7 +92,7 @@ def open_bundle(path: Path | str, trusted_keys: Sequence[bytes], cache: Path | s
         raise BundleError(f"{root}: cannot unpack {path.name} there ({error.strerror}); pass another cache") from None
     try:
         unpack(path, staging / "bundle")
-        digest = verify_folder(staging / "bundle", trusted_keys).digest
+        digest = verify_folder(staging / "bundle", trusted_keys, path).digest
         target = root / digest
         if target.is_dir():
             try:
@@ -116,10 +116,13 @@ def _default_cache() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "archipel"
 
 
-def verify_folder(folder: Path, trusted_keys: Sequence[bytes]) -> Bundle:
-    """Signature, manifest, digests of all files, no foreign file, parameters as declared."""
+def verify_folder(folder: Path, trusted_keys: Sequence[bytes], shown: Path | None = None) -> Bundle:
+    """Signature, manifest, digests of all files, no foreign file, parameters as declared.
+
+    `shown` is the file that the folder was unpacked from: what a signature error names.
+    """
     manifest_bytes = _read(folder, MANIFEST_FILE, MAX_MANIFEST_BYTES)
-    verify_signature(manifest_bytes, _read(folder, SIGNATURE_FILE, 64), trusted_keys, folder)
+    verify_signature(manifest_bytes, _read(folder, SIGNATURE_FILE, 64), trusted_keys, shown or folder)
     manifest = decode_manifest(manifest_bytes)
     expected = {MANIFEST_FILE, SIGNATURE_FILE, *manifest.files}
     for entry in folder.iterdir():

@@ -85,6 +85,12 @@ def test_wrong_signature(folder: Path, key: Any) -> None:
         b.open_bundle(folder, [public(key)])
 
 
+def test_a_signature_error_names_the_file_that_was_given(folder: Path, key: Any, tmp_path: Path) -> None:
+    b.pack(folder, tmp_path / "given.bundle")
+    with pytest.raises(SignatureError, match=r"given\.bundle: none of the 1 trusted keys"):
+        b.open_bundle(tmp_path / "given.bundle", [bytes(32)], tmp_path / "cache")
+
+
 def test_wrong_digest(folder: Path, key: Any) -> None:
     (folder / "train.onnx").write_bytes(b"graph of trainx")
     with pytest.raises(DigestError, match=r"train\.onnx: SHA-256 is"):
