@@ -187,7 +187,8 @@ def show_profiles(files: Files, threads: int, peers: Path, folder: Path) -> None
         rows = [(name, time) for name, time in peer.ask(do="profile", kind="int8 profile")["rows"]]
         peer.close()
         show(f"{files.name} int8, OpenVINO", rows)
-        show(f"{files.name} int8, LiteRT, by prefixes of the network", litert_profile(files, threads, peers, folder))
+        for kind, rows in litert_profiles(files, threads, peers, folder).items():
+            show(f"{files.name} {kind}, LiteRT, by prefixes of the network", rows)
     except PeerError as error:
         say(f"{files.name}: {error}")
 
@@ -238,7 +239,7 @@ def fixed_cost(files: Files, threads: int, folder: Path) -> float:
     return min(runner.seconds(300) for _ in range(5)) * 1e6
 
 
-def litert_profile(files: Files, threads: int, peers: Path, folder: Path) -> list[tuple[str, float]]:
+def litert_profiles(files: Files, threads: int, peers: Path, folder: Path) -> dict[str, list[tuple[str, float]]]:
     """LiteRT tells nothing of what its delegate does, so: the time that each layer adds to the network before it."""
     place = folder / f"prefixes-{files.case.make}"
     place.mkdir()
@@ -249,13 +250,15 @@ def litert_profile(files: Files, threads: int, peers: Path, folder: Path) -> lis
         raise PeerError(f"conversion of prefixes failed: {done.stderr[-300:]}")
     peer = Peer("litert", peers, folder / "litert.log")
     names = json.loads((place / "names.json").read_text())
-    for index in range(len(names)):
-        peer.load(f"int8-{index}", files, threads, folder=place)
-    # The least of several medians, in turns, as only differences count.
-    times = [[peer.seconds(f"int8-{index}", 500) for index in range(len(names))] for _ in range(7)]
+    found = {}
+    for kind in ("float", "int8"):
+        for index in range(len(names)):
+            peer.load(f"{kind}-{index}", files, threads, folder=place)
+        # The least of several medians, in turns, as only differences count.
+        times = [[peer.seconds(f"{kind}-{index}", 500) for index in range(len(names))] for _ in range(7)]
+        found[kind] = list(zip(names, np.diff(np.min(times, axis=0) * 1e6, prepend=0.0).tolist()))
     peer.close()
-    least = np.min(times, axis=0) * 1e6
-    return list(zip(names, np.diff(least, prepend=0.0).tolist()))
+    return found
 
 
 if __name__ == "__main__":

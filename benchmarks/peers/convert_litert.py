@@ -128,7 +128,7 @@ def main(model: Path, calibration: Path, float_path: Path, int8_path: Path) -> N
 
 
 def prefixes(model: Path, calibration: Path, folder: Path) -> None:
-    """int8-0.tflite, int8-1.tflite, ...: the network up to its first layer with weights or pooling, its second, ..."""
+    """The network up to its first layer with weights or pooling, its second, ...: float-0.tflite, int8-0.tflite, on."""
     graph = onnx.load(model).graph
     consumers = {name: node for node in graph.node for name in node.input}
     names = []
@@ -149,7 +149,9 @@ def prefixes(model: Path, calibration: Path, folder: Path) -> None:
                 needed.update(each.input)
         del part.node[:]
         part.node.extend(kept)
-        (folder / f"int8-{len(names)}.tflite").write_bytes(converters(part, calibration)[1].convert())
+        exact, rounded = converters(part, calibration)
+        (folder / f"float-{len(names)}.tflite").write_bytes(exact.convert())
+        (folder / f"int8-{len(names)}.tflite").write_bytes(rounded.convert())
         names.append(f"{node.op_type} {node.name}")
     (folder / "names.json").write_text(json.dumps(names))
 
