@@ -6,13 +6,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from archipel.compression import compress as compress
     from archipel.converter import convert as convert
     from archipel.graph import Model as Model
 
 __version__ = "0.1.0"
-__all__ = ["Model", "__version__", "convert"]
+__all__ = ["Model", "__version__", "compress", "convert"]
 
-_HOMES = {"Model": "archipel.graph", "convert": "archipel.converter"}
+_HOMES = {"Model": "archipel.graph", "compress": "archipel.compression", "convert": "archipel.converter"}
 _ROOMS = (
     "autodiff", "bundle", "client", "compression", "converter", "datasets", "errors", "graph", "lite_runtime", "models",
     "protocol", "server", "strategies", "training",

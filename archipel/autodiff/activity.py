@@ -29,14 +29,21 @@ def active(nodes: Iterable[ir.Node], sources: Iterable[ir.Value]) -> set[ir.Valu
     found = set(sources)
     for node in nodes:
         if reads_content(node) and any(passes(node, value) for value in dependencies(node) if value in found):
-            found.update(value for value in node.outputs if is_float(value) or quantized(value))
+            found.update(value for value in node.outputs if _carries(node, value))
     return found
+
+
+def _carries(node: ir.Node, value: ir.Value) -> bool:
+    # The range that a DynamicQuantizeLinear finds counts as fixed.
+    return quantized(value) or (is_float(value) and not _is(node, "DynamicQuantizeLinear"))
 
 
 def quantized(value: ir.Value) -> bool:
     """Whether the value is an integer that stands for a real number, through which a derivative goes straight."""
     node = value.producer()
-    return node is not None and _is(node, "QuantizeLinear") and dtype_of(value).is_integer()
+    if node is None or not (_is(node, "QuantizeLinear") or _is(node, "DynamicQuantizeLinear")):
+        return False
+    return value is node.outputs[0] and dtype_of(value).is_integer()
 
 
 def passes(node: ir.Node, value: ir.Value) -> bool:

@@ -1,64 +1,107 @@
-"""`archipel inspect` and `archipel verify`: look into a bundle."""
+"""What `inspect`, `verify` and `compare` are pointed at: a bundle in a folder or a file, or a plain ONNX file."""
 
 from __future__ import annotations
 
-import tempfile
+import hashlib
+import zipfile
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from archipel.bundle import Bundle, load_public_key, open_bundle, role_of
+from archipel.bundle import Bundle, decode_manifest, load_public_key, open_bundle, unpack
+from archipel.bundle.manifest import MANIFEST_FILE, MAX_MANIFEST_BYTES
+from archipel.bundle.roles import Example
+from archipel.errors import BundleError, CommandError
+from archipel.lite_runtime.learned import BUNDLE_FOLDER, is_slot
 
+if TYPE_CHECKING:
+    from archipel.graph import Model
 
-def _open(path: Path, key_files: tuple[Path, ...], folder: str) -> Bundle:
-    return open_bundle(path, [load_public_key(file) for file in key_files], cache=Path(folder))
-
-
-_KEYS = click.option(
+KEYS = click.option(
     "--key",
     "key_files",
     type=click.Path(path_type=Path),
     multiple=True,
-    required=True,
-    help="The publisher's public key (FILE.pub of `archipel keys`); may be given several times.",
+    help="The publisher's public key (FILE.pub of `archipel keys`); may be given several times. Bundles need it.",
 )
 
 
-@click.command()
-@click.argument("bundle", type=click.Path(path_type=Path))
-@_KEYS
-def verify(bundle: Path, key_files: tuple[Path, ...]) -> None:
-    """Check a bundle's signature, digests and layout; exit code 1 says what is wrong."""
-    with tempfile.TemporaryDirectory() as folder:
-        opened = _open(bundle, key_files, folder)
-        click.echo(f"{bundle}: good; {opened.manifest.name!r}, digest {opened.digest}")
-
-
-@click.command()
-@click.argument("bundle", type=click.Path(path_type=Path))
-@_KEYS
-def inspect(bundle: Path, key_files: tuple[Path, ...]) -> None:
-    """Show a bundle's programs, roles, parameters and limits, after verifying it."""
-    with tempfile.TemporaryDirectory() as folder:
-        opened = _open(bundle, key_files, folder)
-        manifest = opened.manifest
-        click.echo(f"{manifest.name}  format {manifest.format}  digest {opened.digest}")
-        click.echo(f"strategy {manifest.strategy or '-'}; privacy {', '.join(manifest.privacy.modes)}, "
-                   f"cohort of at least {manifest.privacy.min_cohort}")  # fmt: skip
-        limits = manifest.limits
-        click.echo(
-            f"peak {limits.peak_bytes:,} bytes; {limits.flops_per_example:,} FLOPs per example; "
-            f"upload at most {limits.upload_bytes:,} bytes"
+def is_bundle(path: Path) -> bool:
+    """Whether the path is a bundle and not an ONNX file. Raises CommandError where nothing is."""
+    if is_slot(path):
+        raise CommandError(
+            f"{path}: a model that `archipel fit --save` wrote; name the bundle in it: {path / BUNDLE_FOLDER}"
         )
-        for phase in manifest.schedule:
-            length = f"{phase.epochs} epochs" if phase.epochs is not None else f"{phase.steps} steps"
-            click.echo(f"schedule: {phase.program}, {length}, batches of {phase.batch_size}")
-        for name, program in sorted(manifest.programs.items()):
-            size = (opened.folder / program.file).stat().st_size
-            click.echo(f"\n{name} ({program.kind}, {size:,} bytes)")
-            for arrow, ports in (("<-", program.inputs), ("->", program.outputs)):
-                for port in ports:
-                    shape = ", ".join(map(str, port.shape))
-                    click.echo(f"  {arrow} {role_of(port):<15}{port.name}: {port.dtype}[{shape}]")
-        values = sum(spec.nbytes for spec in manifest.parameters)
-        click.echo(f"\n{len(manifest.parameters)} parameters, {values:,} bytes")
+    if path.is_dir():
+        return True
+    if not path.is_file():
+        raise CommandError(f"{path}: no such file; expected a bundle (a folder or a .bundle file) or an ONNX file")
+    return path.suffix == ".bundle" or zipfile.is_zipfile(path)
+
+
+def open_verified(path: Path, key_files: Sequence[Path], folder: str) -> Bundle:
+    """The bundle, verified with one of the keys, unpacked below `folder`. Raises CommandError, BundleError."""
+    if not key_files:
+        raise CommandError(f"{path}: a bundle is opened with its publisher's key; give --key FILE.pub")
+    return open_bundle(path, [load_public_key(file) for file in key_files], cache=Path(folder))
+
+
+def open_unverified(path: Path, folder: str) -> Bundle:
+    """The bundle with nothing checked but its form: who signed it, and what its files hold, is anyone's guess.
+
+    Raises BundleError for what cannot be a bundle.
+    """
+    if path.is_file():
+        unpack(path, Path(folder) / "bundle")
+        path = Path(folder) / "bundle"
+    file = path / MANIFEST_FILE
+    if not file.is_file() or file.stat().st_size > MAX_MANIFEST_BYTES:
+        raise BundleError(f"{file}: not a manifest of up to {MAX_MANIFEST_BYTES} bytes; is {path} a bundle?")
+    data = file.read_bytes()
+    manifest = decode_manifest(data)
+    for name in manifest.files:
+        if (path / name).is_symlink() or not (path / name).is_file():
+            raise BundleError(f"{path / name}: not a regular file, but the manifest lists it")
+    return Bundle(path, manifest, hashlib.sha256(data).hexdigest())
+
+
+def read_program(bundle: Bundle, name: str) -> Model:
+    """The graph of a program as it is in the bundle, with its signature. Raises MissingExtraError, ModelImportError."""
+    import archipel.graph  # noqa: F401  (says which extra is missing)
+    from archipel.compression.stored import read_stored
+
+    model = read_stored(bundle.program_path(name))
+    model.signature = bundle.program(name)
+    return model
+
+
+def read_predict(path: Path, key_files: Sequence[Path], folder: str) -> Model:
+    """The graph that predicts: an ONNX file, or of a bundle the program with the published values in it.
+
+    Raises CommandError, BundleError, ModelImportError.
+    """
+    import archipel.graph  # noqa: F401
+    from archipel.compression.stored import fix_inputs, read_stored
+
+    if not is_bundle(path):
+        return read_stored(path)
+    from archipel.lite_runtime.device_state import DeviceState
+    from archipel.lite_runtime.driver import need_program
+    from archipel.lite_runtime.values import Values
+
+    bundle = open_verified(path, key_files, folder)
+    model = read_program(bundle, need_program(bundle, "predict", "be compared"))
+    values = Values(bundle, bundle.parameters(), DeviceState())
+    ports = model.signature.inputs if model.signature is not None else ()
+    return fix_inputs(model, {port.name: values.read(port) for port in ports if not isinstance(port, Example)})
+
+
+def label_field(bundle: Bundle) -> str | None:
+    """What the bundle calls its labels, None if it has no label of its own."""
+    from archipel.bundle.roles import Label
+
+    names = [port.name for program in bundle.manifest.programs.values() for port in program.inputs
+             if isinstance(port, Label)]  # fmt: skip
+    return names[0] if names else None

@@ -14,22 +14,25 @@ from archipel.errors import ArchipelError, MissingExtraError
 COMMANDS: dict[str, tuple[str, str]] = {
     # name: ("module:function", one line for --help). Imported when called, so that a device needs no extra to start.
     "bench": ("archipel.cli.bench:bench", "Measure latency, cold start, memory and operators."),
+    "compare": ("archipel.cli.compare:compare", "Compare two forms of a model, value by value."),
+    "compress": ("archipel.cli.compress:compress_command", "Make an ONNX model small by a recipe, or search for one."),
+    "convert": ("archipel.cli.convert:convert_command", "Make a signed bundle of an ONNX model."),
     "demo": ("archipel.cli.demo.command:demo", "Run the main job end to end on real data and write report.html."),
     "doctor": ("archipel.cli.doctor:doctor", "Show what is installed and what is missing."),
     "fit": ("archipel.cli.fit:fit", "Train a bundle further on data in files."),
-    "inspect": ("archipel.cli.bundles:inspect", "Show a bundle's programs, roles, parameters and limits."),
+    "inspect": ("archipel.cli.inspect:inspect", "Show what a bundle or an ONNX file is made of."),
     "keys": ("archipel.cli.keys:keys", "Make an Ed25519 key pair for signing or enrolment."),
     "run": ("archipel.cli.run:run", "Predict with a bundle, or evaluate it, on files."),
     "serve": ("archipel.cli.serve:serve", "Set up and run a federation server."),
     "slots": ("archipel.cli.slots:slots", "Two models on a device: install, test, switch, go back."),
     "token": ("archipel.cli.token:token", "Make one-time enrolment tokens for devices."),
-    "verify": ("archipel.cli.bundles:verify", "Check a bundle's signature, digests and layout."),
+    "verify": ("archipel.cli.verify:verify", "Check a bundle: signature, digests, limits, graphs, self-test."),
     "version": ("archipel.cli.version:version", "Print the version."),
 }
 
 EXTRAS = {"onnx": "convert", "onnx_ir": "convert", "onnxscript": "convert", "torch": "cloud", "flask": "server",
           "sqlalchemy": "server", "alembic": "server", "gunicorn": "server", "fsspec": "server", "rich": "demo",
-          "matplotlib": "demo", "psutil": "demo"}  # fmt: skip
+          "matplotlib": "demo", "psutil": "demo", "jinja2": "demo"}  # fmt: skip
 
 
 class LazyGroup(click.Group):

@@ -10,17 +10,18 @@ import numpy as np
 from archipel import strategies
 from archipel.bundle import Phase, Program
 from archipel.bundle.roles import Broadcast, DType, Example, Output, Parameter, State
-from archipel.compression import StaticInt8, quantize_static, refresh_program
+from archipel.compression.compressed import CompressedModel
+from archipel.compression.deploy import deploy, refresh_program
 from archipel.converter.adapters import Adapted, adapt, merge_into
 from archipel.converter.federated import divide, local_training, schedule, train_programs, written_program
 from archipel.converter.roles import assign_roles
 from archipel.errors import ConversionError
 from archipel.graph import Model
-from archipel.graph.functions import inline_functions
 from archipel.graph.parameters import trainable_names
 from archipel.strategies.device import describe
 from archipel.training import evaluate_graph
 from archipel.training.batch_norm import prepared
+from archipel.training.folding import is_batch_norm
 from archipel.training.losses import Loss
 from archipel.training.optimizers import Optimizer
 from archipel.training.step import StepOptions
@@ -33,14 +34,11 @@ class Lowered(NamedTuple):
     schedule: tuple[Phase, ...]
 
 
-def predict_program(model: Model) -> Model:
+def predict_program(predict: Model) -> Model:
     """The model itself with the signature of `predict`: every input an example field, every output an answer."""
-    inputs = tuple(Example(name=info.name, dtype=cast(DType, info.dtype), shape=info.shape) for info in model.inputs)
-    outputs = tuple(Output(name=info.name, dtype=cast(DType, info.dtype), shape=info.shape) for info in model.outputs)
-    program = prepared(model, "frozen")
-    inline_functions(program.ir)
-    program.signature = Program(kind="predict", inputs=inputs, outputs=outputs)
-    return program
+    inputs = tuple(Example(name=info.name, dtype=cast(DType, info.dtype), shape=info.shape) for info in predict.inputs)
+    outputs = tuple(Output(name=info.name, dtype=cast(DType, info.dtype), shape=info.shape) for info in predict.outputs)
+    return Model(predict.ir, signature=Program(kind="predict", inputs=inputs, outputs=outputs))
 
 
 def lower(
@@ -50,8 +48,6 @@ def lower(
     optimizer: Optimizer | None,
     trainable: str | Sequence[str],
     step_options: StepOptions,
-    recipe: Sequence[StaticInt8],
-    calibration: Mapping[str, np.ndarray] | None,
     strategy: str,
     strategy_options: Mapping[str, object],
     epochs: int,
@@ -59,20 +55,24 @@ def lower(
 ) -> Lowered:
     """What a bundle of the model consists of. Without a loss: `predict` only.
 
+    A CompressedModel predicts with its deployed form and is trained in its training form.
     Raises ConversionError for options that do not fit together, CompressionError or TrainingError from the parts.
     """
-    if len(recipe) > 1:
-        raise ConversionError(f"recipe: one StaticInt8 at most, got {len(recipe)} parts")
     _check(step_options)
     batch_norm = step_options.get("batch_norm", "train")
     if batch_norm == "folded":
-        model = prepared(model, batch_norm)  # every program has the parameters that are left
-    compressed = model
-    for part in recipe:
-        if calibration is None:
-            raise ConversionError("recipe: StaticInt8 needs calibration data; pass calibration={input name: array}")
-        compressed = quantize_static(model, part, calibration)
-    programs = {"predict": predict_program(compressed)}
+        form = model.training_form if isinstance(model, CompressedModel) else None
+        if form is not None and any(map(is_batch_norm, form.ir.graph)):
+            raise ConversionError(
+                "step_options: batch_norm='folded', but the model was quantized with its BatchNormalization; pass "
+                "recipe= to convert, or use 'train' or 'frozen'"
+            )
+        if form is None:
+            model = prepared(model, batch_norm)  # every program has the parameters that are left
+    deployment = deploy(model)
+    programs = {"predict": predict_program(deployment.predict)}
+    if isinstance(model, CompressedModel) and model.training_form is not None:
+        model = model.training_form
     if loss is None:
         if optimizer is not None or step_options:
             what = "an optimizer" if optimizer is not None else "step_options"
@@ -93,10 +93,9 @@ def lower(
     programs.update(training)
     _check_broadcasts(training, division.shared, strategy)
     refresh = refresh_program(
-        programs["predict"],
+        deployment,
         {name: model.parameters[name] for name in adapted.derived},
         _predicted_statistics(evaluate),
-        source=model if recipe else None,
     )
     if adapted.adapters:
         refresh = merge_into(refresh, adapted.adapters, model.parameters)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -23,7 +24,12 @@ from archipel.bundle import (
     parameter_specs,
     write_bundle,
 )
-from archipel.compression import StaticInt8
+from archipel.compression.compress import compress
+from archipel.compression.compressed import CompressedModel
+from archipel.compression.examples import Data
+from archipel.compression.part import Part
+from archipel.compression.recipe import load_recipe
+from archipel.compression.report import Measured, Report
 from archipel.converter.features import split_features
 from archipel.converter.limits import compute_limits
 from archipel.converter.lowering import initial_values, lower, parameter_names
@@ -32,6 +38,7 @@ from archipel.converter.self_test import self_test as make_self_test
 from archipel.converter.weights import check_refresh, derived_tensors, share_weights
 from archipel.errors import ConversionError
 from archipel.graph import Model
+from archipel.training.batch_norm import prepared
 from archipel.training.losses import Loss
 from archipel.training.optimizers import Optimizer
 from archipel.training.step import StepOptions
@@ -48,21 +55,26 @@ def convert(
     loss: Loss | None = None,
     optimizer: Optimizer | None = None,
     step_options: StepOptions | None = None,
-    recipe: Sequence[StaticInt8] | None = None,
+    recipe: Sequence[Part] | str | os.PathLike[str] | None = None,
     sign_key: Ed25519PrivateKey | None = None,
     target: str = "onnxruntime",
     example: Any = None,
-    calibration: Mapping[str, np.ndarray] | None = None,
+    data: Data | None = None,
+    calibration: Data | None = None,
+    validation: Data | None = None,
+    seed: int = 0,
     name: str | None = None,
     epochs: int = 1,
     batch_size: int = 16,
     strategy: str = "fedavg",
     strategy_options: Mapping[str, object] | None = None,
     privacy: PrivacyPolicy = DEFAULT_PRIVACY,
+    parent: str | None = None,
     lineage: Lineage | None = None,
     self_test: Mapping[str, np.ndarray] | None = None,
 ) -> Bundle:
-    """Make a bundle of `source`: an ONNX file's path, a Model, or a torch module with `example`.
+    """Make a bundle of `source`: the path of an ONNX or .pt2 file, a Model, or a torch module or scikit-learn
+    estimator with `example`.
 
     `path` ending in ".bundle" becomes one file, anything else a folder; it must not exist. Without a loss the bundle
     has `predict` only; with one it also has `evaluate`, `train` (one step of `optimizer` on the parameters that match
@@ -70,10 +82,13 @@ def convert(
     strategies have a `begin` too, or several train programs with numbers of epochs of their own (docs/strategies.md).
     `step_options` are further arguments of `training.step_graph`, by name: `transforms`, `accumulate`, `batch_norm`
     (which `evaluate` and `predict` follow), `dropout`, `per_example`, `precision`.
-    `recipe` compresses `predict` (StaticInt8 needs `calibration`: an array for every input).
+    `recipe` (parts, or the path of a TOML file) compresses the model first, with `data`, `calibration`, `validation`
+    and `seed` as in `compress`; so does passing the CompressedModel that `compress` returned. Devices then predict with
+    the compressed graph, and train what is float of it: rounding is made anew by `refresh`.
     `sign_key` is the publisher's key; `strategy_options` are those of the strategy's device half. `self_test` are
     examples, an array for every input, that go into the bundle with what `predict` answers to them, for devices to
-    compare; without it they are pseudo-random numbers. Whoever has the bundle can read them.
+    compare; without it they are pseudo-random numbers. Whoever has the bundle can read them. `parent` is the digest of
+    the bundle that this one replaces; it goes into the lineage, with the recipe and what `compress` measured.
 
     Where what comes before the trained layers is frozen and costs enough, it becomes the program `features`, which
     devices run once per example; train programs whose steps are short get one that makes several at once.
@@ -90,14 +105,18 @@ def convert(
     if path.exists():
         raise ConversionError(f"{path}: exists already; remove it or choose another name")
     model = _model(source, example)
+    report = model.report if isinstance(model, CompressedModel) else None
+    parts = load_recipe(recipe) if isinstance(recipe, str | os.PathLike) else list(recipe or ())
+    if parts:
+        if (step_options or {}).get("batch_norm") == "folded":
+            model = prepared(model, "folded")  # compression sees the parameters that every program will have
+        model, report = compress(model, parts, data, calibration, validation, loss=loss, seed=seed)
     programs, schedule = lower(
         model,
         loss=loss,
         optimizer=optimizer,
         trainable=trainable,
         step_options=step_options or {},
-        recipe=recipe or (),
-        calibration=calibration,
         strategy=strategy,
         strategy_options=strategy_options or {},
         epochs=epochs,
@@ -121,7 +140,7 @@ def convert(
         key=sign_key,
         schedule=schedule,
         strategy=strategy if loss is not None else "",
-        lineage=lineage or Lineage(recipe=tuple(map(repr, recipe or ()))),
+        lineage=lineage or _lineage(report, parent),
         self_test=make_self_test(programs["predict"], values, self_test),
     )
     if path.suffix != SUFFIX:
@@ -130,6 +149,20 @@ def convert(
     with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as folder:
         pack(write(Path(folder) / "bundle").folder, path)
     return open_bundle(path, [sign_key.public_key().public_bytes_raw()])
+
+
+def _lineage(report: Report | None, parent: str | None) -> Lineage:
+    """The recipe as TOML, and what was measured before and after it."""
+    if report is None:
+        return Lineage(parent=parent)
+    metrics: dict[str, float] = {}
+    for when, measured in (("before", report.before), ("after", report.after)):
+        metrics.update({f"{name}_{when}": float(value) for name, value in _numbers(measured).items()})
+    return Lineage(parent=parent, recipe=(report.recipe,), metrics=metrics)
+
+
+def _numbers(measured: Measured) -> dict[str, float]:
+    return {name: value for name, value in dataclasses.asdict(measured).items() if value is not None}
 
 
 def _located(signature: Program | None, file: str) -> Program:
@@ -142,9 +175,17 @@ def _model(source: Any, example: Any) -> Model:
     if isinstance(source, Model):
         return source
     if isinstance(source, str | os.PathLike):
-        return Model.from_onnx(source)
-    if hasattr(source, "state_dict"):
-        if example is None:
-            raise ConversionError(f"{type(source).__name__}: a torch module needs example=, a tensor that it takes")
+        return Model.from_torch(source, example) if os.fspath(source).endswith(".pt2") else Model.from_onnx(source)
+    name = type(source).__name__
+    if hasattr(source, "state_dict"):  # a module, or a program of torch.export, which has its examples
+        if example is None and not hasattr(source, "graph_signature"):
+            raise ConversionError(f"{name}: a torch module needs example=, a tensor that it takes")
         return Model.from_torch(source, example)
-    raise ConversionError(f"source: expected a path, an archipel.Model or a torch module, got {type(source).__name__}")
+    if hasattr(source, "get_params") and (hasattr(source, "predict") or hasattr(source, "transform")):
+        if example is None:
+            raise ConversionError(f"{name}: an estimator needs example=, an array of [examples, features]")
+        return Model.from_sklearn(source, example)
+    raise ConversionError(
+        "source: expected a path (.onnx, .pt2), an archipel.Model, a torch module or program, or a scikit-learn "
+        f"estimator, got {name}"
+    )

@@ -6,12 +6,12 @@ from collections.abc import Collection, Mapping
 
 import numpy as np
 import onnx
-import onnx_ir as ir
 
 from archipel.bundle import WEIGHTS_FILE, weights_layout, write_weights
 from archipel.bundle.roles import Derived
 from archipel.errors import ConversionError
 from archipel.graph import Model
+from archipel.graph.slim import slim
 
 # Below this a tensor (an axis list, a scale) costs more as external data than it takes.
 _INLINE_BYTES = 256
@@ -27,7 +27,7 @@ def share_weights(
     what has the same bytes is stored once.
     """
     kept = set(parameters) | derived_tensors(programs)
-    protos = {name: ir.to_proto(program.ir) for name, program in programs.items()}
+    protos = {name: slim(program.ir) for name, program in programs.items()}
     tensors = {name: np.asarray(values) for name, values in parameters.items()}
     stored: dict[tuple[str, tuple[int, ...], bytes], str] = {_content(a): name for name, a in tensors.items()}
     places: dict[tuple[str, str], str] = {}

@@ -1,9 +1,26 @@
-"""Real data as NumPy arrays. Needs numpy only."""
+"""Real data as NumPy arrays. Needs numpy only; CIFAR-10's pictures need Pillow."""
 
 from __future__ import annotations
 
+from archipel.datasets.cifar10 import cifar10
 from archipel.datasets.digits import DigitsByWriter
 from archipel.datasets.digits_file import digits_by_writer
+from archipel.datasets.har import HarWindows, har_windows
+from archipel.datasets.labelled import Labelled, LabelledSplits
+from archipel.datasets.mnist import fashion_mnist, mnist
 from archipel.datasets.splits import WriterSplit, split_own_digits, split_writers
 
-__all__ = ["DigitsByWriter", "WriterSplit", "digits_by_writer", "split_own_digits", "split_writers"]
+__all__ = [
+    "DigitsByWriter",
+    "HarWindows",
+    "Labelled",
+    "LabelledSplits",
+    "WriterSplit",
+    "cifar10",
+    "digits_by_writer",
+    "fashion_mnist",
+    "har_windows",
+    "mnist",
+    "split_own_digits",
+    "split_writers",
+]

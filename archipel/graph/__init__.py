@@ -7,5 +7,6 @@ from archipel.graph.importers import IMPORTERS as IMPORTERS
 from archipel.graph.model import Model as Model
 from archipel.graph.model import TensorInfo as TensorInfo
 from archipel.graph.parameters import promote as promote
+from archipel.graph.report import ImportReport as ImportReport
 
-__all__ = ["IMPORTERS", "Builder", "Model", "TensorInfo", "check_model", "promote"]
+__all__ = ["IMPORTERS", "Builder", "ImportReport", "Model", "TensorInfo", "check_model", "promote"]

@@ -9,10 +9,43 @@ import onnx_ir as ir
 from onnx import defs
 
 from archipel.errors import GraphError, ModelImportError
-from archipel.graph.opset import OPSET
+from archipel.graph.functions import all_nodes
+from archipel.graph.opset import OPSET, STANDARD_DOMAINS, standard_nodes
 from archipel.graph.shapes import dims
 
 _FLOATS = {"tensor(float)", "tensor(double)", "tensor(float16)", "tensor(bfloat16)"}
+
+
+_OLD_EXPORT = "export the model again with a newer exporter, at opset 13 or above"
+_CAFFE2 = "it was Caffe2's own; export the model again from PyTorch with torch.onnx.export"
+_COREML = "it came with converters from Core ML; scale and crop pictures before the model"
+
+# Operators that were experimental, or other tools' own under ONNX's name, and what to do instead.
+_GONE = {
+    "ATen": "it stands for a PyTorch function that had no ONNX form; " + _OLD_EXPORT,
+    "Affine": "write it as Mul and Add",
+    "ConstantFill": "use ConstantOfShape; " + _OLD_EXPORT,
+    "Crop": _COREML,
+    "DynamicSlice": "use Slice, which takes computed bounds since opset 10; " + _OLD_EXPORT,
+    "GRUUnit": _CAFFE2,
+    "GivenTensorFill": _CAFFE2,
+    "ImageScaler": _COREML,
+    "ParametricSoftplus": "write it as Mul(alpha, Softplus(Mul(beta, x)))",
+    "Scale": "write it as Mul and Add",
+    "ScaledTanh": "write it as Mul(alpha, Tanh(Mul(beta, x)))",
+    "SpatialBN": _CAFFE2,
+}
+
+# What starts the name of a domain -> what to do about its operators.
+_DOMAINS = {
+    "ai.onnx.ml": "classical models are imported from the estimator, with Model.from_sklearn",
+    "com.microsoft": "ONNX Runtime's optimizer wrote it; take the model as it was before, or save it with "
+    "graph_optimization_level=ORT_ENABLE_BASIC",
+    "com.ms": "ONNX Runtime's optimizer wrote it for one machine; take the model as it was before",
+    "ai.onnx.": "export the model for inference",
+    "org.pytorch": "it stands for a PyTorch function that had no ONNX form; export again with a newer PyTorch",
+    "pkg.": "its exporter left out the body of the function; export again, with functions inlined",
+}
 
 
 def check_model(model: ir.Model) -> None:
@@ -32,6 +65,40 @@ def check_model(model: ir.Model) -> None:
         onnx.checker.check_model(ir.to_proto(model), full_check=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
         raise GraphError(f"not valid ONNX: {error}") from error
+
+
+def refuse_unknown(proto: onnx.ModelProto, version: int) -> None:
+    """Raise ModelImportError for a node of the standard domain that opset `version` does not have."""
+    nodes = [*proto.graph.node, *(node for function in proto.functions for node in function.node)]
+    for node in standard_nodes(nodes):
+        if defs.has(node.op_type, version, ""):
+            continue
+        if node.op_type in _GONE:
+            raise ModelImportError(f"{_title(node)} is no ONNX operator any more; {_GONE[node.op_type]}")
+        if defs.has(node.op_type):
+            since = defs.get_schema(node.op_type).since_version
+            raise ModelImportError(
+                f"{_title(node)} does not exist in opset {version}, which the model says it uses, but in others (the "
+                f"newest form is of opset {since}); export it again"
+            )
+        raise ModelImportError(
+            f"{_title(node)} is no ONNX operator; write it with standard ones, or give it a body as a model-local "
+            "function"
+        )
+
+
+def refuse_foreign(proto: onnx.ModelProto) -> None:
+    """Raise ModelImportError for a node whose domain is not the standard one, unless the model has its body."""
+    bodies = {(function.domain, function.name) for function in proto.functions}
+    graphs = [proto.graph.node, *(function.node for function in proto.functions)]
+    for node in (inner for nodes in graphs for inner in all_nodes(nodes)):
+        if node.domain in STANDARD_DOMAINS or (node.domain, node.op_type) in bodies:
+            continue
+        remedy = next(
+            (text for domain, text in _DOMAINS.items() if node.domain.startswith(domain)),
+            "write it with standard operators, or give it a body as a model-local function",
+        )
+        raise ModelImportError(f"{_title(node)} is of domain {node.domain!r}, not standard ONNX; {remedy}")
 
 
 def refuse_unsupported(model: ir.Model) -> None:
@@ -93,7 +160,7 @@ def _integers(node: ir.Node, name: str) -> list[int]:
     return list(value) if isinstance(value, Sequence) else [value] * bool(value)
 
 
-def _title(node: ir.Node) -> str:
+def _title(node: ir.Node | onnx.NodeProto) -> str:
     return f"{node.op_type} {node.name!r}"
 
 

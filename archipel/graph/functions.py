@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import onnx
 import onnx.inliner
@@ -19,7 +19,46 @@ Name = tuple[str, str]
 KEPT: set[Name] = set()
 """Functions that an import leaves as they are. `autodiff.rule` adds to it."""
 
+MAX_NODES = 200_000
+"""Nodes of a graph once functions are inlined; a few functions that call each other twice can ask for any number."""
+
+MAX_DEPTH = 64
+"""Functions that call functions, for the inliner recurses."""
+
 _INLINED = "archipel.inlined_functions"
+
+
+def refuse_too_many(proto: onnx.ModelProto) -> None:
+    """Raise ModelImportError for more nodes than MAX_NODES, counted as if every function were inlined already, and for
+    functions that call each other in a circle or too deeply."""
+    bodies = {(_name(function), function.overload): list(all_nodes(function.node)) for function in proto.functions}
+    sizes: dict[tuple[Name, str], tuple[int, int]] = {}  # nodes, depth
+
+    def total(nodes: list[onnx.NodeProto]) -> tuple[int, int]:
+        found = [sizes.get(_called(node), (1, 0)) for node in nodes]
+        return sum(count for count, _ in found), max((depth for _, depth in found), default=0)
+
+    waiting, entered = list(bodies), set()
+    while waiting:
+        key = waiting[-1]
+        missing = {_called(node) for node in bodies[key]} & (bodies.keys() - sizes.keys())
+        if key in sizes or not missing:
+            count, depth = total(bodies[key])
+            sizes[key] = (count, depth + 1)
+            entered.discard(key)
+            waiting.pop()
+            if depth >= MAX_DEPTH:
+                raise ModelImportError(f"functions call functions more than {MAX_DEPTH} deep, at {'.'.join(key[0])}")
+        elif key in entered:
+            raise ModelImportError(f"the function {'.'.join(key[0])} calls itself, directly or through others")
+        else:
+            entered.add(key)
+            waiting.extend(sorted(missing))
+    count, _ = total(list(all_nodes(proto.graph.node)))
+    if count > MAX_NODES:
+        raise ModelImportError(
+            f"the model has {count} nodes with its functions inlined; at most {MAX_NODES} are supported"
+        )
 
 
 def share_opset(proto: onnx.ModelProto) -> None:
@@ -60,6 +99,15 @@ def inlined_functions(graph: ir.Graph) -> set[Name]:
     return {(domain, op_type) for domain, op_type in json.loads(graph.metadata_props.get(_INLINED, "[]"))}
 
 
+def all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    """Nodes of every domain, those inside subgraphs included."""
+    for node in nodes:
+        yield node
+        for attribute in node.attribute:
+            for graph in (attribute.g, *attribute.graphs):
+                yield from all_nodes(graph.node)
+
+
 def inline_functions(model: ir.Model) -> None:
     """Inline the functions that the import kept, so that standard operators remain. Changes `model`."""
     if not model.functions:
@@ -79,6 +127,10 @@ def _restamp(function: onnx.FunctionProto, version: int) -> None:
                 f"export the model and its functions at opset {OPSET}"
             )
     stamp(function.opset_import, version)
+
+
+def _called(node: onnx.NodeProto) -> tuple[Name, str]:
+    return (node.domain, node.op_type), node.overload
 
 
 def _name(function: onnx.FunctionProto) -> Name:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from archipel.graph.model import Model
 
 IMPORTERS: dict[str, str] = {
+    "sklearn": "archipel.converter.importers.sklearn:from_sklearn",
     "torch": "archipel.converter.importers.torch:from_torch",
 }
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 
 import onnx
@@ -11,35 +10,14 @@ import onnx_ir.passes.common as common
 from onnx import defs
 
 from archipel.errors import ModelImportError
-from archipel.graph.check import refuse_unsupported
-from archipel.graph.functions import inline_unknown, record_inlined, share_opset
+from archipel.graph.check import refuse_unknown, refuse_unsupported
+from archipel.graph.functions import inline_unknown, record_inlined, refuse_too_many, share_opset
 from archipel.graph.newer_opsets import expand, has_body, lower_opset, write_out_defaults
 from archipel.graph.older_opsets import raise_opset
 from archipel.graph.opset import IR_VERSION, OPSET, opset_of, stamp, standard_nodes
 from archipel.graph.parameters import parameter_names, record_parameters
 from archipel.graph.passes import simplify
-
-_MAX_PROTO_BYTES = 2**31 - 1
-
-
-def load(path: str | os.PathLike[str]) -> ir.Model:
-    """Read an ONNX file, its external data included. Raises ModelImportError that names the file."""
-    try:
-        proto = onnx.load(path, format="protobuf")
-    except FileNotFoundError as error:
-        missing = error.filename or path
-        raise ModelImportError(f"{os.fspath(path)}: {missing} does not exist") from None
-    except OSError as error:
-        raise ModelImportError(f"{os.fspath(path)}: {error.strerror or error}") from None
-    except onnx.checker.ValidationError as error:
-        raise ModelImportError(f"{os.fspath(path)}: external data: {error}") from None
-    except Exception as error:
-        # Protobuf's own DecodeError, or whatever reading external data with damaged offsets leads to.
-        raise ModelImportError(f"{os.fspath(path)}: not an ONNX file, or a damaged one ({error})") from error
-    try:
-        return normalize(proto)
-    except ModelImportError as error:
-        raise ModelImportError(f"{os.fspath(path)}: {error}") from error.__cause__
+from archipel.graph.sources import MAX_BYTES, refuse_external
 
 
 def normalize(proto: onnx.ModelProto, parameters: Iterable[str] | None = None) -> ir.Model:
@@ -49,9 +27,11 @@ def normalize(proto: onnx.ModelProto, parameters: Iterable[str] | None = None) -
     """
     if not proto.graph.output:
         raise ModelImportError("the model has no graph outputs")
-    if proto.ByteSize() > _MAX_PROTO_BYTES:
-        raise ModelImportError(f"the model has {proto.ByteSize()} bytes; at most {_MAX_PROTO_BYTES} are supported")
+    if proto.ByteSize() > MAX_BYTES:
+        raise ModelImportError(f"the model has {proto.ByteSize()} bytes; at most {MAX_BYTES} are supported")
     _require_tensors(proto.graph)
+    refuse_external(proto)
+    refuse_too_many(proto)
     original, proto = proto, onnx.ModelProto()
     proto.CopyFrom(original)
     try:
@@ -60,6 +40,7 @@ def normalize(proto: onnx.ModelProto, parameters: Iterable[str] | None = None) -
             proto = onnx.shape_inference.infer_shapes(proto)
         share_opset(proto)
         version = opset_of(proto.opset_import)
+        refuse_unknown(proto, version)
         # Exporters used it, although its first form, with a scale per group, was deprecated from the start.
         whole = expand(proto, ["GroupNormalization"]) if 18 <= version < OPSET else proto
         expanded = whole is not proto
@@ -116,6 +97,8 @@ def _separate_branches(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _require_tensors(graph: onnx.GraphProto) -> None:
+    for sparse in graph.sparse_initializer:
+        raise ModelImportError(f"the weight {sparse.values.name!r} is sparse; export it as a dense tensor")
     weights = {tensor.name for tensor in graph.initializer}
     for kind, values in (("input", graph.input), ("output", graph.output)):
         for value in values:
@@ -123,7 +106,10 @@ def _require_tensors(graph: onnx.GraphProto) -> None:
                 continue
             form = value.type.WhichOneof("value")
             if form != "tensor_type":
-                raise ModelImportError(f"{kind} {value.name!r} is not a tensor but {form or 'untyped'}")
+                raise ModelImportError(
+                    f"{kind} {value.name!r} is not a tensor but {form or 'untyped'}; give it as tensors, one for each "
+                    "part, when exporting"
+                )
             if kind == "input" and not value.type.tensor_type.HasField("shape"):
                 raise ModelImportError(f"input {value.name!r} has no shape; declare one (names for free sizes)")
 

@@ -14,8 +14,10 @@ import onnx_ir as ir
 from archipel.bundle.roles import Program
 from archipel.errors import GraphError
 from archipel.graph.importers import importer
-from archipel.graph.loading import load, normalize
+from archipel.graph.loading import normalize
+from archipel.graph.onnx_import import load
 from archipel.graph.parameters import parameter_names
+from archipel.graph.report import ImportReport
 from archipel.graph.shapes import dims, dtype_of
 
 if TYPE_CHECKING:
@@ -57,29 +59,65 @@ class Model:
         self.initial: dict[str, np.ndarray] = dict(initial or {})
 
     @classmethod
-    def from_onnx(cls, path: str | os.PathLike[str]) -> Model:
-        """Read an ONNX file: upgraded to the internal opset, local functions inlined, shapes inferred.
+    def from_onnx(cls, path: str | os.PathLike[str], dynamic_batch: bool = True) -> Model:
+        """Read an ONNX file of opset 7 or above, from any tool.
 
-        Raises ModelImportError if the file cannot be read, is not valid ONNX or cannot be upgraded.
+        It is upgraded to the internal opset, local functions inlined, shapes inferred; what exporters leave behind is
+        cleaned up (shapes computed in the graph, Identity, weights behind a Reshape, float16). With `dynamic_batch` a
+        first axis of 1 that all inputs have becomes the symbolic dimension "batch", where that can be shown to be
+        right. File and import run in ONNX Runtime on sample inputs and are compared; `import_report` says what was
+        found. A file that `save` wrote is only read.
+
+        Raises ModelImportError if the file cannot be read, is not valid ONNX, uses what is not standard ONNX, cannot
+        be upgraded, or if the import differs.
         """
-        return cls(load(path))
+        return cls(load(path, dynamic_batch))
 
     @classmethod
     def from_proto(cls, proto: onnx.ModelProto, parameters: Iterable[str] | None = None) -> Model:
-        """Like `from_onnx` for a model in memory. `parameters` names the initializers that are weights."""
+        """Bring a model in memory to the internal opset, with shapes inferred; nothing is cleaned up or compared.
+
+        `parameters` names the initializers that are weights. Raises ModelImportError.
+        """
         return cls(normalize(proto, parameters))
 
     @classmethod
-    def from_torch(cls, module: torch.nn.Module, example: Any, dynamic_batch: bool = True) -> Model:
-        """Export a PyTorch module, in evaluation mode; parameters keep their names in its `state_dict`.
+    def from_torch(
+        cls,
+        source: torch.nn.Module | torch.export.ExportedProgram | str | os.PathLike[str],
+        example: Any = None,
+        dynamic_batch: bool = True,
+    ) -> Model:
+        """Export a PyTorch module, or a program of `torch.export` (the object, or the path of a .pt2 file).
 
-        `example` is a tensor, a NumPy array or a tuple of these that the module takes; with `dynamic_batch` their
-        first axis becomes the symbolic dimension "batch". The import is compared with the module on the example.
-        Raises ModelImportError if the module cannot be exported or the outputs differ.
+        Either comes in evaluation mode, with Dropout and BatchNormalization in the graph; parameters keep their names
+        in the `state_dict`. `example` is a tensor, a NumPy array or a tuple of these that the module takes; programs
+        have their own. With `dynamic_batch` the first axis of the inputs becomes the symbolic dimension "batch"; a
+        program for which that cannot be done keeps its size, and `import_report` says why. The import is compared with
+        the source on the example and on noise of its shape. A .pt2 file is a program: open those you trust.
+
+        Raises ModelImportError if the source cannot be read or exported, or the outputs differ.
         """
-        model = importer("torch")(module, example, dynamic_batch=dynamic_batch)
+        return cls._imported("torch", source, example, dynamic_batch=dynamic_batch)
+
+    @classmethod
+    def from_sklearn(cls, estimator: Any, example: Any) -> Model:
+        """Convert a fitted scikit-learn estimator or pipeline into standard operators.
+
+        `example` is [examples, features], numbers. The input is "input", float32 [batch, features]. A classifier has
+        the outputs "logits" and "probabilities", [batch, classes] in the order of its `classes_`, or "scores" where it
+        knows no probabilities; anything else has "output", [batch, targets]. Weights of linear layers are parameters.
+        The import is compared with the estimator on the example and on numbers like it.
+
+        Raises ModelImportError for an estimator that has no such form (trees, kernels), and if the answers differ.
+        """
+        return cls._imported("sklearn", estimator, example)
+
+    @classmethod
+    def _imported(cls, kind: str, *arguments: Any, **options: Any) -> Model:
+        model = importer(kind)(*arguments, **options)
         if not isinstance(model, cls):
-            raise GraphError(f"the torch importer returned {type(model).__name__}, not {cls.__name__}")
+            raise GraphError(f"the {kind} importer returned {type(model).__name__}, not {cls.__name__}")
         return model
 
     @property
@@ -89,6 +127,11 @@ class Model:
     @property
     def outputs(self) -> tuple[TensorInfo, ...]:
         return tuple(TensorInfo.of(value) for value in self.ir.graph.outputs)
+
+    @property
+    def import_report(self) -> ImportReport | None:
+        """Where the model came from and how close to it it is; None for one that no importer made."""
+        return ImportReport.of(self.ir)
 
     @property
     def parameter_names(self) -> tuple[str, ...]:

@@ -114,6 +114,13 @@ class StepRunner:
         self._count += self.steps
         return metrics
 
+    def resume(self, tensors: Mapping[str, np.ndarray], count: int) -> None:
+        """Go on after `count` minibatches of a round that has left these `tensors`, all that the runner keeps."""
+        if set(tensors) != set(self.tensors):
+            raise TrainingError(f"run_steps: expected the tensors {sorted(self.tensors)}, got {sorted(tensors)}")
+        self.tensors = dict(tensors)
+        self._count = count
+
     def _read(self, port: Port) -> np.ndarray:
         match port:
             case Parameter() | Personal() | State():

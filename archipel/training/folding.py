@@ -6,7 +6,7 @@ With f = scale / sqrt(variance + epsilon) for each channel the layer's weight be
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +18,8 @@ from archipel.graph.build import Builder
 from archipel.graph.opset import IR_VERSION, OPSET
 from archipel.graph.parameters import parameter_names, record_parameters
 from archipel.graph.passes import remove_dead_code
-from archipel.graph.shapes import constant_array
+from archipel.graph.passes.constants import constant_values
+from archipel.graph.shapes import constant_array, dims, is_static
 
 _LAYERS = ("Conv", "ConvTranspose", "Gemm")
 _TYPES = ("float16", "float32", "float64")
@@ -46,14 +47,10 @@ class Fold:
 
     def emit(self, op: Builder, read: Callable[[str], ir.Value]) -> dict[str, ir.Value]:
         """The folded weight and bias by name, made of the tensors that `read` gives for their names."""
-        factor = op.Div(read(self.scale), op.Sqrt(op.Add(read(self.variance), self.epsilon)))
-        size = self.values[self.weight].shape
-        # A ConvTranspose counts its channels group by group, and a group has weights for its own ones only.
-        grouped = op.Reshape(read(self.weight), [self.groups, size[0] // self.groups, *size[1:]])
-        along = [self.groups, *(-1 if i == self.axis else 1 for i in range(len(size)))]
-        weight = op.Reshape(op.Mul(grouped, op.Reshape(factor, along)), list(size))
-        before = op.Neg(read(self.mean)) if self.before is None else op.Sub(read(self.before), read(self.mean))
-        return {self.weight: weight, self.bias: op.Add(op.Mul(before, factor), read(self.shift))}
+        before = None if self.before is None else read(self.before)
+        statistics = [read(name) for name in (self.scale, self.shift, self.mean, self.variance)]
+        weight, bias = _folded(op, read(self.weight), before, statistics, self.epsilon, self.axis, self.groups)
+        return {self.weight: weight, self.bias: bias}
 
 
 def fold_batch_norm(model: ir.Model) -> list[Fold]:
@@ -76,6 +73,27 @@ def fold_batch_norm(model: ir.Model) -> list[Fold]:
         remove_dead_code(model)
         record_parameters(model, [name for name in model.graph.initializers if name in known])
     return folds
+
+
+def fold_batch_norm_symbolic(model: ir.Model) -> int:
+    """Fold as `fold_batch_norm`, but written as nodes over the tensors that there are, which keep their contents.
+
+    So the folded weight (`<weight>_folded`) and bias (`<weight>_folded_bias`) follow a parameter that moves. Weights
+    may be computed (masked) and used twice; those that come out of a DequantizeLinear stay, as a product of them would
+    have no integers. Changes `model`, whose BatchNormalization must be in inference mode. Returns how many it folded.
+    """
+    fixed = constant_values(model.graph)
+    op = Builder(model.graph)
+    count = 0
+    for node in list(model.graph):
+        layer = _layer(node)
+        if layer is not None and _fold_symbolically(op, node, layer, fixed):
+            count += 1
+    if count:
+        known = parameter_names(model)
+        remove_dead_code(model)
+        record_parameters(model, [name for name in known if name in model.graph.initializers])
+    return count
 
 
 def is_batch_norm(node: ir.Node) -> bool:
@@ -106,6 +124,56 @@ def _fold_of(node: ir.Node, known: Collection[str], names: Builder) -> Fold | No
         scale=scale, shift=shift, mean=mean, variance=variance,
         epsilon=node.attributes.get_float("epsilon", EPSILON), axis=axis, groups=groups, values=values,
     )  # fmt: skip
+
+
+def _fold_symbolically(op: Builder, node: ir.Node, layer: ir.Node, fixed: set[ir.Value]) -> bool:
+    weight, own = layer.inputs[1], layer.inputs[2] if len(layer.inputs) > 2 else None
+    tensors = [value for value in node.inputs[1:5] if value is not None]
+    if weight is None or any(value not in fixed for value in (weight, *tensors, *([own] if own is not None else []))):
+        return False
+    axis, groups = _channels(layer)
+    size = dims(weight)
+    channels = size[axis] * groups if is_static(size) else None  # type: ignore[operator]
+    vectors = [*tensors, *([own] if own is not None else [])]
+    same = all(dims(value) == (channels,) and value.dtype == weight.dtype for value in vectors)
+    maker = weight.producer()
+    if not same or weight.dtype is None or weight.dtype.numpy().name not in _TYPES:
+        return False
+    if maker is not None and maker.op_type == "DequantizeLinear":
+        return False
+    with op.before(layer), op.scope(f"{weight.name}_folding"):
+        epsilon = node.attributes.get_float("epsilon", EPSILON)
+        folded = _folded(op, weight, own, tensors, epsilon, axis, groups)
+    layer.resize_inputs(3)
+    for index, (value, name) in enumerate(zip(folded, ("folded", "folded_bias")), start=1):
+        value.name = op.unique(f"{weight.name}_{name}")
+        layer.replace_input_with(index, value)
+        fixed.add(value)
+    _skip(node, layer)
+    return True
+
+
+def _folded(
+    op: Builder,
+    weight: ir.Value,
+    bias: ir.Value | None,
+    statistics: Sequence[ir.Value],
+    epsilon: float,
+    axis: int,
+    groups: int,
+) -> tuple[ir.Value, ir.Value]:
+    """The folded weight and bias; `statistics` are scale, shift, mean and variance."""
+    scale, shift, mean, variance = statistics
+    factor = op.Div(scale, op.Sqrt(op.Add(variance, epsilon)))
+    size = [d for d in dims(weight) if isinstance(d, int)]
+    if groups == 1:
+        product = op.Mul(weight, op.Reshape(factor, [-1 if i == axis else 1 for i in range(len(size))]))
+    else:  # a ConvTranspose counts its channels group by group, and a group has weights for its own ones only
+        grouped = op.Reshape(weight, [groups, size[0] // groups, *size[1:]])
+        along = [groups, *(-1 if i == axis else 1 for i in range(len(size)))]
+        product = op.Reshape(op.Mul(grouped, op.Reshape(factor, along)), size)
+    before = op.Neg(mean) if bias is None else op.Sub(bias, mean)
+    return product, op.Add(op.Mul(before, factor), shift)
 
 
 def _layer(node: ir.Node) -> ir.Node | None:
@@ -148,10 +216,16 @@ def _take_over(model: ir.Model, node: ir.Node, fold: Fold) -> None:
             model.graph.register_initializer(value)
         value.const_value = tensor
         layer.replace_input_with(index, value)
+    _skip(node, layer)
+
+
+def _skip(node: ir.Node, layer: ir.Node) -> None:
+    """Let the layer make what the node made after it."""
     result, output = layer.outputs[0], node.outputs[0]
     result.name, output.name = output.name, result.name
     output.replace_all_uses_with(result, replace_graph_outputs=True)
-    model.graph.remove(node, safe=True)
+    if node.graph is not None:
+        node.graph.remove(node, safe=True)
 
 
 def _computed(fold: Fold) -> dict[str, np.ndarray]:

@@ -11,17 +11,19 @@ import pytest
 import archipel
 
 PUBLIC = {
-    "archipel": "Model __version__ convert",
+    "archipel": "Model __version__ compress convert",
     "archipel.autodiff": "RULES RuleContext differentiate gradient rule vjp",
     "archipel.bundle": "FORMAT_VERSION MAX_ARCHIVE_BYTES WEIGHTS_FILE Bundle Limits Lineage Manifest Phase "
     "PrivacyPolicy Program SelfTest TensorPlace TensorSpec decode_manifest encode_manifest generate_key "
     "load_private_key load_public_key open_bundle pack parameter_specs read_weights release_pages role_of "
     "save_private_key save_public_key unpack weights_layout write_bundle write_weights",
     "archipel.client": "Agent AgentConfig Entry Event Outcome",
-    "archipel.compression": "StaticInt8 quantize_static refresh_program",
+    "archipel.compression": "Comparison CompressedModel Distil DynamicInt8 Examples FineTune LowRank Measured Progress PruneChannels PruneNM "
+    "PruneWeights Report StaticInt8 Step WeightOnly Work compare compress load_recipe parse_recipe write_recipe",
     "archipel.converter": "convert",
-    "archipel.datasets": "DigitsByWriter WriterSplit digits_by_writer split_own_digits split_writers",
-    "archipel.graph": "IMPORTERS Builder Model TensorInfo check_model promote",
+    "archipel.datasets": "DigitsByWriter HarWindows Labelled LabelledSplits WriterSplit cifar10 digits_by_writer "
+    "fashion_mnist har_windows mnist split_own_digits split_writers",
+    "archipel.graph": "IMPORTERS Builder ImportReport Model TensorInfo check_model promote",
     "archipel.lite_runtime": "Control DeviceState ExampleStore History IsolatedRuntime LocalUpdate Profile Progress "
     "Runtime Slots load",
     "archipel.models": "autoencoder char_rnn cnn_1d digits_cnn ds_cnn fedavg_cnn lenet mlp mobilenet_v2 resnet8 "
@@ -31,7 +33,7 @@ PUBLIC = {
     "archipel.strategies": "STRATEGIES Strategy get",
     "archipel.training": "StepRunner evaluate_graph losses mixed optimizers per_example run_steps schedules step_graph "
     "transforms",
-    "archipel.training.cloud": "Epoch FitResult fit random_shift",
+    "archipel.training.cloud": "Epoch FitResult fit fit_one_cycle in_turn random_flip random_scale random_shift",
 }
 
 

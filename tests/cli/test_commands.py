@@ -16,7 +16,6 @@ from click.testing import CliRunner
 
 import archipel
 from archipel import bundle as b
-from archipel.bundle.roles import Example, Output
 from archipel.cli import main as cli
 from archipel.protocol.identity import EnrolmentToken, enrolment_request, verify_enrolment
 from archipel.protocol.sealed import decode
@@ -149,40 +148,6 @@ def test_keys_and_tokens(tmp_path: Path) -> None:
     assert len(devices) == 2
     _, err = run("keys", str(tmp_path / "publisher"), code=1)
     assert "never overwritten" in err
-
-
-@pytest.fixture
-def signed(tmp_path: Path) -> Path:
-    key = b.generate_key()
-    b.save_public_key(key, tmp_path / "k.pub")
-    program = b.Program(
-        kind="predict",
-        file="predict.onnx",
-        inputs=(Example(name="x", dtype="float32", shape=("batch", 4)),),
-        outputs=(Output(name="y", dtype="float32", shape=("batch", 3)),),
-    )
-    opened = b.write_bundle(
-        tmp_path / "m", name="tiny", programs={"predict": program}, graphs={"predict.onnx": b"graph"}, key=key,
-        weights=b.write_weights({}), parameters=(), limits=b.Limits(peak_bytes=1, flops_per_example=2, upload_bytes=3),
-        privacy=b.PrivacyPolicy(modes=("secure",), min_cohort=3, threshold=0.6, max_clip=1.0, max_bits=16),
-    )  # fmt: skip
-    b.pack(opened.folder, tmp_path / "m.bundle")
-    return tmp_path
-
-
-def test_verify_and_inspect(signed: Path) -> None:
-    for name in ("m", "m.bundle"):
-        out, _ = run("verify", str(signed / name), "--key", str(signed / "k.pub"))
-        assert "good; 'tiny', digest " in out
-        out, _ = run("inspect", str(signed / name), "--key", str(signed / "k.pub"))
-        assert "<- example        x: float32[batch, 4]" in out
-        assert "-> output         y: float32[batch, 3]" in out
-    (signed / "m" / "predict.onnx").write_bytes(b"other")
-    _, err = run("verify", str(signed / "m"), "--key", str(signed / "k.pub"), code=1)
-    assert err.startswith("archipel: ")
-    assert "the manifest says" in err
-    _, err = run("verify", str(signed / "none"), "--key", str(signed / "k.pub"), code=1)
-    assert "no such bundle" in err
 
 
 def test_serve_says_what_is_wrong(tmp_path: Path) -> None:

@@ -1,12 +1,13 @@
+"""Static int8: what devices run of it, and `refresh`."""
+
 from __future__ import annotations
 
 import numpy as np
-import onnx
 import onnxruntime as ort
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
-from archipel.compression import StaticInt8, quantize_static, refresh_program
+from archipel.compression import CompressedModel, StaticInt8, compress
+from archipel.compression.deploy import deploy, refresh_program
 from archipel.datasets import digits_by_writer
 from archipel.errors import CompressionError
 from archipel.graph import Model
@@ -26,8 +27,8 @@ def model() -> Model:
 
 
 @pytest.fixture(scope="module")
-def quantized(model: Model, digits: np.ndarray) -> Model:
-    return quantize_static(model, StaticInt8(), {model.inputs[0].name: digits})
+def quantized(model: Model, digits: np.ndarray) -> CompressedModel:
+    return compress(model, [StaticInt8()], calibration=digits)[0]
 
 
 def run(model: Model, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -39,28 +40,37 @@ def weights(model: Model) -> dict[str, np.ndarray]:
     return {name: value.const_value.numpy() for name, value in model.ir.graph.initializers.items()}
 
 
-def test_signature_stays_and_weights_are_int8(model: Model, quantized: Model) -> None:
-    assert quantized.inputs == model.inputs
-    assert quantized.outputs == model.outputs
-    found = weights(quantized)
+def test_signature_stays_and_weights_are_int8(model: Model, quantized: CompressedModel) -> None:
+    deployed = quantized.deployed()
+    assert deployed.inputs == quantized.inputs == model.inputs
+    assert deployed.outputs == quantized.outputs == model.outputs
+    found = weights(deployed)
     for name, values in model.parameters.items():
+        assert name not in found
+        integers, scale = found[f"{name}_quantized"], found[f"{name}_scale"]
+        assert integers.shape == values.shape
         if name.endswith("weight"):
-            assert found[f"{name}_quantized"].dtype == np.int8
-            assert found[f"{name}_quantized"].shape == values.shape
-            assert name not in found
+            assert integers.dtype == np.int8
+            largest = np.abs(values).max(tuple(range(1, values.ndim)), keepdims=True)
+            np.testing.assert_allclose(scale, largest.ravel() / 127, rtol=1e-6)
+            np.testing.assert_array_equal(integers, np.round(values / (largest / np.float32(127))).astype(np.int8))
+        else:
+            assert integers.dtype == np.int32
+            np.testing.assert_allclose(integers * scale.astype(np.float64), values, atol=scale.max())
 
 
-def test_it_computes_nearly_the_same(model: Model, quantized: Model, digits: np.ndarray) -> None:
+def test_it_computes_nearly_the_same(model: Model, quantized: CompressedModel, digits: np.ndarray) -> None:
     name = model.inputs[0].name
-    floats, ints = (next(iter(run(m, {name: digits}).values())) for m in (model, quantized))
+    floats, ints = (next(iter(run(m, {name: digits}).values())) for m in (model, quantized.deployed()))
     noise = np.square(floats - ints).mean() / np.square(floats).mean()
     assert noise < 1e-2  # signal to noise above 20 dB, for a network that nobody trained
 
 
-def test_refresh_of_the_same_parameters_changes_nothing(model: Model, quantized: Model) -> None:
-    refresh = refresh_program(quantized, model.parameters)
+def test_refresh_of_the_same_parameters_changes_nothing(model: Model, quantized: CompressedModel) -> None:
+    deployment = deploy(quantized)
+    refresh = refresh_program(deployment, model.parameters)
     fresh = run(refresh, model.parameters)
-    found = weights(quantized)
+    found = weights(deployment.predict)
     assert refresh.signature is not None
     tensors = {port.name: port.tensor for port in refresh.signature.outputs}
     assert len(tensors) == 16  # four layers, weight and bias, value and scale
@@ -69,71 +79,52 @@ def test_refresh_of_the_same_parameters_changes_nothing(model: Model, quantized:
         np.testing.assert_array_equal(values, found[tensors[name]])
 
 
-def test_refresh_against_quantizing_again(model: Model, quantized: Model, digits: np.ndarray) -> None:
-    """New parameters, refreshed, are what onnxruntime's quantizer makes of them (activations' scales aside)."""
+def test_refresh_is_deploying_again(model: Model, quantized: CompressedModel) -> None:
     rng = np.random.default_rng(0)
     moved = {n: (v + 0.05 * rng.standard_normal(v.shape)).astype(np.float32) for n, v in model.parameters.items()}
-    changed = model.copy()
-    for name, values in moved.items():
-        changed.ir.graph.initializers[name].const_value = onnx_tensor(values, name)
-    again = weights(quantize_static(changed, StaticInt8(), {model.inputs[0].name: digits}))
-    refresh = refresh_program(quantized, model.parameters)
+    again = weights(quantized.with_parameters(moved).deployed())
+    refresh = refresh_program(deploy(quantized), model.parameters)
     fresh = run(refresh, moved)
+    assert refresh.signature is not None
+    for port in refresh.signature.outputs:
+        np.testing.assert_array_equal(fresh[port.name], again[port.tensor], err_msg=port.tensor)
     for name, values in moved.items():
+        largest = np.abs(values).max(tuple(range(1, values.ndim)), keepdims=True) / np.float32(127)
         if name.endswith("weight"):
-            np.testing.assert_array_equal(fresh[f"{name}_quantized.next"], again[f"{name}_quantized"])
-            np.testing.assert_allclose(fresh[f"{name}_scale.next"], again[f"{name}_scale"], rtol=1e-6)
-        else:
-            scale = fresh[f"{name}_quantized_scale.next"]
-            np.testing.assert_array_equal(fresh[f"{name}_quantized.next"], np.round(values / scale).astype(np.int32))
+            np.testing.assert_array_equal(fresh[f"{name}_quantized.next"], np.round(values / largest).astype(np.int8))
 
 
-def onnx_tensor(values: np.ndarray, name: str) -> object:
-    import onnx_ir as ir
-
-    return ir.tensor(values, name=name)
-
-
-def test_a_channel_of_zeros_stays_zero(model: Model, quantized: Model) -> None:
+def test_a_channel_of_zeros_stays_zero(model: Model, quantized: CompressedModel) -> None:
     zeroed = {name: values.copy() for name, values in model.parameters.items()}
     zeroed["conv1.weight"][3] = 0
-    fresh = run(refresh_program(quantized, model.parameters), zeroed)
+    fresh = run(refresh_program(deploy(quantized), model.parameters), zeroed)
     assert np.all(fresh["conv1.weight_quantized.next"][3] == 0)
     assert all(np.isfinite(values).all() for values in fresh.values() if values.dtype == np.float32)
 
 
 def test_refresh_of_a_float_model_is_the_identity(model: Model) -> None:
-    refresh = refresh_program(model, model.parameters)
+    refresh = refresh_program(deploy(model), model.parameters)
     fresh = run(refresh, model.parameters)
     for name, values in model.parameters.items():
         np.testing.assert_array_equal(fresh[f"{name}.next"], values)
 
 
-def test_errors_say_what_to_do(model: Model) -> None:
-    with pytest.raises(CompressionError, match="lacks input"):
-        quantize_static(model, StaticInt8(), {"other": np.zeros((1, 1, 28, 28), np.float32)})
-    with pytest.raises(CompressionError, match="at least one calibration example"):
-        quantize_static(model, StaticInt8(), {model.inputs[0].name: np.zeros((0, 1, 28, 28), np.float32)})
-    with pytest.raises(CompressionError, match="'ghost' is not in the predict graph"):
-        refresh_program(model, {"ghost": np.zeros(2, np.float32)})
+def test_ranges_are_those_of_the_calibration_data(model: Model, quantized: CompressedModel, digits: np.ndarray) -> None:
+    found = weights(quantized)
+    name = model.inputs[0].name
+    low, high = min(float(digits.min()), 0.0), float(digits.max())
+    np.testing.assert_allclose(found[f"{name}.scale"], (high - low) / 255, rtol=1e-6)
+    assert found[f"{name}.zero_point"] == round(-low / ((high - low) / 255))
 
 
-def test_a_bias_without_a_quantized_layer_is_refused() -> None:
-    """A quantized bias whose node is not recognized must not be left behind when the parameters move."""
-    graph = helper.make_graph(
-        [
-            helper.make_node("DequantizeLinear", ["b_quantized", "b_quantized_scale"], ["b"]),
-            helper.make_node("Add", ["x", "b"], ["y"]),
-        ],
-        "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 2])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 2])],
-        [
-            numpy_helper.from_array(np.ones(2, np.int32), "b_quantized"),
-            numpy_helper.from_array(np.array(0.5, np.float32), "b_quantized_scale"),
-        ],
-    )
-    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
-    onnx.checker.check_model(proto)
-    with pytest.raises(CompressionError, match="third input of a quantized Conv or Gemm"):
-        refresh_program(Model.from_proto(proto), {"b": np.ones(2, np.float32)})
+def test_errors_say_what_to_do(model: Model, quantized: CompressedModel, digits: np.ndarray) -> None:
+    with pytest.raises(CompressionError, match=r"calibration: the model has the inputs \['input'\], got \['other'\]"):
+        compress(model, [StaticInt8()], calibration={"other": np.zeros((1, 1, 28, 28), np.float32)})
+    with pytest.raises(CompressionError, match="at least one"):
+        compress(model, [StaticInt8()], calibration=np.zeros((0, 1, 28, 28), np.float32))
+    with pytest.raises(CompressionError, match="StaticInt8 needs calibration data"):
+        compress(model, [StaticInt8()])
+    with pytest.raises(CompressionError, match="quantized already"):
+        compress(quantized, [StaticInt8()], calibration=digits)
+    with pytest.raises(CompressionError, match="no parameter 'ghost'"):
+        refresh_program(deploy(model), {"ghost": np.zeros(2, np.float32)})

@@ -14,7 +14,7 @@ from archipel import training
 from archipel.bundle import role_of
 from archipel.compression import StaticInt8
 from archipel.converter import convert
-from archipel.errors import ArchipelError, BundleError, ConversionError, GraphError
+from archipel.errors import ArchipelError, BundleError, CompressionError, ConversionError, GraphError
 from archipel.graph import Model
 from archipel.models import digits_cnn
 
@@ -149,7 +149,7 @@ def test_a_file_and_a_module_are_sources_too(model: Model, tmp_path: Path) -> No
         ({"target": "tflite"}, ConversionError, "'tflite'"),
         ({"loss": LOSS}, ConversionError, "a loss without an optimizer"),
         ({"optimizer": SGD}, ConversionError, "an optimizer without a loss"),
-        ({"recipe": [StaticInt8()]}, ConversionError, "needs calibration"),
+        ({"recipe": [StaticInt8()]}, CompressionError, "needs calibration"),
         ({"loss": LOSS, "optimizer": SGD, "trainable": "ghost.*"}, GraphError, "no parameter matches 'ghost"),
         ({"loss": LOSS, "optimizer": SGD, "strategy": "ghost"}, ArchipelError, "no strategy 'ghost'"),
         ({"loss": LOSS, "optimizer": SGD, "strategy_options": {"ghost": 1}}, ConversionError, "ghost"),

@@ -12,7 +12,8 @@ import pytest
 
 from archipel import Model, autodiff, training
 from archipel.autodiff import RULES, RuleContext
-from archipel.compression import StaticInt8, quantize_static
+from archipel.compression import StaticInt8, compress
+from archipel.compression.deploy import deploy
 from archipel.converter.lowering import predict_program
 from archipel.errors import AutodiffError
 from archipel.graph import check_model
@@ -50,8 +51,8 @@ def test_programs_have_no_functions() -> None:
     assert model.ir.functions
     loss = training.losses.cross_entropy()
     step = training.step_graph(model, loss, training.optimizers.sgd())
-    predict = predict_program(model)
-    quantized = quantize_static(model, StaticInt8(examples=3), {"x": X})
+    predict = predict_program(deploy(model).predict)
+    quantized = compress(model, [StaticInt8(examples=3)], calibration=X)[0].deployed()
     for program in (step, training.evaluate_graph(model, loss), predict, quantized):
         check_model(program.ir)
         assert not program.ir.functions

@@ -109,4 +109,5 @@ def test_what_the_bundle_has(ds_cnn: Setting, tmp_path: Path, batch_norm: BatchN
         assert any(role_of(port) == "state" for port in bundle.program(program).inputs) == states, program
     derived = {port.tensor for port in bundle.program("refresh").outputs}
     assert not any("norm" in name or "running" in name for name in derived)
-    assert {"conv.weight_quantized", "conv.weight_bias_quantized"} <= derived
+    weight, bias = ("conv.weight_folded", "conv.weight_folded_bias") if kept else ("conv.weight", "conv.weight_bias")
+    assert {f"{weight}_quantized", f"{bias}_quantized"} <= derived

@@ -17,7 +17,9 @@ BLOCK = re.compile(r"^```(\w+)?( background)?\n(.*?)^```$", re.M | re.S)
 RUNNABLE = {"python", "sh"}
 RUN = {
     "README.md",
+    "docs/compression.md",
     "docs/device.md",
+    "docs/importing.md",
     "docs/quickstart.md",
     "docs/store.md",
     "docs/strategies.md",
@@ -80,7 +82,7 @@ def test_training(tmp_path: Path, shell: dict[str, str]) -> None:
     assert all(float(last) < 0.8 * float(first) for first, last in falls)
 
 
-@pytest.mark.parametrize("page", ["docs/store.md", "docs/strategies.md"])
+@pytest.mark.parametrize("page", ["docs/importing.md", "docs/store.md", "docs/strategies.md"])
 def test_python_blocks(page: str, tmp_path: Path, shell: dict[str, str]) -> None:
     code = "\n".join(text for language, _, text in blocks(page) if language == "python")
     done = subprocess.run(
@@ -109,6 +111,28 @@ def test_device(tmp_path: Path, shell: dict[str, str]) -> None:
     assert "nodes on cpu" in outputs[0]
     assert "6 steps on 96 examples" in outputs[1]
     assert "cold start" in outputs[1]
+
+
+def test_compression(tmp_path: Path, shell: dict[str, str]) -> None:
+    """Python first: it makes the files that the commands take."""
+    page = blocks("docs/compression.md")
+    code = "\n".join(text for language, _, text in page if language == "python")
+    commands = "\n".join(text for language, _, text in page if language == "sh")
+    outputs = []
+    for command in ([sys.executable, "-c", code], ["bash", "-e", "-c", commands]):
+        done = subprocess.run(
+            command, cwd=tmp_path, env=shell, capture_output=True, text=True, timeout=300, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        outputs.append(done.stdout)
+    smaller, full = map(int, re.findall(r"^(\d+) of (\d+) bytes$", outputs[0], re.M)[0])
+    assert smaller < 0.5 * full
+    assert "meets size<40%, accuracy>=-2" in outputs[0]
+    assert "meets size<40%, accuracy>=-2" in outputs[1]
+    correct, count = (float(re.findall(rf"^{name} +([\d.]+)$", outputs[1], re.M)[0]) for name in ("correct", "count"))
+    assert correct > 0.7 * count
+    for name in ("report.html", "search.html"):
+        assert "<svg" in (tmp_path / name).read_text()
 
 
 def test_quickstart(tmp_path: Path, shell: dict[str, str]) -> None:

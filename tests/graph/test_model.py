@@ -166,7 +166,7 @@ def test_external_data_does_not_leave_the_folder(tmp_path: Path) -> None:
         tensor.ClearField("float_data")
         tensor.external_data.add(key="location", value="../secret")
     (tmp_path / "inner" / "m.onnx").write_bytes(proto.SerializeToString())
-    with pytest.raises(ModelImportError, match=r"external data: .*secret"):
+    with pytest.raises(ModelImportError, match=r"external data of 'w': .*secret"):
         Model.from_onnx(tmp_path / "inner" / "m.onnx")
 
 

@@ -2,7 +2,8 @@
 
 The rounding counts as the identity (Bengio et al. 2013, section 3), so an integer tensor has a cotangent: that of the
 real number it stands for, in the type of the scale. Where the integer saturates nothing goes on to the input. The scale
-then gets the gradient of LSQ (Esser et al. 2020, equation 3), without its factor 1/sqrt(n q_max). Zero points get none.
+then gets the gradient of LSQ (Esser et al. 2020, equation 3), without its factor 1/sqrt(n q_max). Zero points get none,
+and what a DynamicQuantizeLinear computes from the range of its input counts as constant.
 """
 
 from __future__ import annotations
@@ -44,6 +45,12 @@ def dequantize_linear(ctx: RuleContext) -> Gradients:
     if zero is not None:
         steps = op.Sub(steps, zero)
     return [grad_q, _gather_up(ctx, op.Mul(g, steps), scale)]
+
+
+@rule("", "DynamicQuantizeLinear")
+def dynamic_quantize_linear(ctx: RuleContext) -> Gradients:
+    """q = round(x / s) + z with s and z from the range of x, which holds all of it: dq/dx = 1/s, s and z as constants."""
+    return [_unscaled(ctx.op, ctx.cotangent, ctx.outputs[1])]
 
 
 def _zero_point(ctx: RuleContext, like: ir.Value) -> ir.Value | None:

@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from archipel.bundle import Bundle, Lineage, PrivacyPolicy, pack
 from archipel.cli.demo.results import EpochRow
-from archipel.compression import StaticInt8
+from archipel.compression import StaticInt8, write_recipe
 from archipel.converter import convert
 from archipel.datasets import DigitsByWriter, WriterSplit
 from archipel.graph import Model
@@ -82,7 +82,7 @@ def publish(
         privacy=policy,
     )
     recipe = [StaticInt8()]
-    lineage = Lineage(recipe=tuple(map(repr, recipe)), metrics={"validation_accuracy": accuracy})
+    lineage = Lineage(recipe=(write_recipe(recipe),), metrics={"validation_accuracy": accuracy})
     bundle = make(path=folder / "digits", recipe=recipe, calibration={name: calibration}, lineage=lineage)
     file = folder / "digits.bundle"
     pack(bundle.folder, file)

@@ -1,4 +1,4 @@
-"""PyTorch modules to Model, through PyTorch's own exporter, compared with the module afterwards."""
+"""PyTorch modules and exported programs to Model, through PyTorch's own exporter, compared with them afterwards."""
 
 from __future__ import annotations
 
@@ -6,51 +6,71 @@ import contextlib
 import copy
 import io
 import logging
+import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as common
-import onnxruntime
 
 from archipel.errors import MissingExtraError, ModelImportError
+from archipel.graph.batch import BATCH
+from archipel.graph.comparison import TOLERANCE, CannotRunError, Reference, deviation
 from archipel.graph.model import Model
 from archipel.graph.opset import OPSET
 from archipel.graph.passes import simplify
-from archipel.lite_runtime.sessions import error_types
+from archipel.graph.report import ImportReport
 
 if TYPE_CHECKING:
     import torch
 
-BATCH = "batch"
-TOLERANCE = 1e-4
-DEVIATION_KEY = "archipel.import_deviation"
+_NOISE = 2  # inputs beside the example
 
 
-def from_torch(module: torch.nn.Module, example: Any, *, dynamic_batch: bool = True) -> Model:
-    """See `Model.from_torch`. The largest deviation found is kept in the model's metadata.
+def from_torch(source: Any, example: Any = None, *, dynamic_batch: bool = True) -> Model:
+    """See `Model.from_torch`.
 
-    Deviation: largest absolute difference over the largest absolute output, float32, on the example.
     Outputs are called "output", or "output_0", "output_1", ... if there are several.
     """
     try:
         import torch
     except ModuleNotFoundError:
         raise MissingExtraError("torch", "cloud") from None
+    from archipel.converter.importers import torch_program
 
+    if isinstance(source, torch.export.ExportedProgram | str | os.PathLike):
+        program, name = torch_program.opened(source)
+        module = torch_program.inference_module(program, name)
+        if example is None:
+            example = torch_program.example_of(program, name)
+        return torch_program.imported(module, example, name, dynamic_batch)
+    if example is None:
+        raise ModelImportError(f"{type(source).__name__}: a torch module needs example=, a tensor that it takes")
     # A copy, so that the caller's module keeps its mode and its place on the accelerator.
-    module = copy.deepcopy(module).cpu().eval()
-    examples = _examples(example, dynamic_batch)
+    module = copy.deepcopy(source).cpu().eval()
+    return import_module(module, example, type(source).__name__, dynamic_batch)
+
+
+def import_module(module: torch.nn.Module, example: Any, name: str, dynamic_batch: bool) -> Model:
+    """Import a module that is on the CPU and in evaluation mode; `name` is for errors. Raises ModelImportError."""
+    import torch
+
+    examples = as_tensors(example, dynamic_batch)
     dynamic = None
     if dynamic_batch:
         batch = torch.export.Dim(BATCH)
         dynamic = tuple({0: batch} if tensor.ndim else {} for tensor in examples)
-    with _quiet(), torch.no_grad():
-        expected = _flat(module(*examples))
+    with quiet(), torch.no_grad():
+        feeds = [examples, *(noise(examples, seed) for seed in range(_NOISE))]
+        try:
+            expected = [answers(module, feed) for feed in feeds]
+        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+            hint = "; if its batch size is fixed, pass dynamic_batch=False" if dynamic_batch else ""
+            raise ModelImportError(f"{name} does not run on the example: {_first_line(error)}{hint}") from error
         with _keeping_dropout():
-            model = _export(module, examples, dynamic)
+            model = _export(module, examples, dynamic, name)
         parameters = _parameter_names(module, model)
         simplify(model, keep=parameters)
         _rename_outputs(model)
@@ -62,20 +82,55 @@ def from_torch(module: torch.nn.Module, example: Any, *, dynamic_batch: bool = T
     fixed = [port for port in imported.inputs if dynamic_batch and port.shape and port.shape[0] != BATCH]
     if fixed:
         raise ModelImportError(
-            f"{type(module).__name__} works for one batch size only: input {fixed[0].name!r} came out as "
+            f"{name} works for one batch size only: input {fixed[0].name!r} came out as "
             f"{list(fixed[0].shape)}; let its code take the size from the input, or pass dynamic_batch=False"
         )
-    deviation = _deviation(imported, examples, expected)
-    if not deviation <= TOLERANCE:
+    found = _compared(imported, feeds, expected)
+    if not found <= TOLERANCE:
         raise ModelImportError(
-            f"{type(module).__name__}: the import differs from the module by {deviation:.2g} of its largest output on "
-            f"the example; {TOLERANCE:g} is allowed"
+            f"{name}: the import differs from the module by {found:.2g} of its largest output on the example and noise "
+            f"like it; {TOLERANCE:g} is allowed"
         )
-    imported.ir.metadata_props[DEVIATION_KEY] = f"{deviation:.3g}"
+    ImportReport(f"PyTorch {torch.__version__} ({name})", deviation=found, samples=len(feeds)).record(imported.ir)
     return imported
 
 
-def _export(module: torch.nn.Module, examples: tuple[torch.Tensor, ...], dynamic: Any) -> ir.Model:
+def answers(module: torch.nn.Module, examples: tuple[torch.Tensor, ...]) -> list[np.ndarray]:
+    """The module's outputs in order; it gets copies, for it may write into its inputs."""
+    return _flat(module(*(tensor.clone() for tensor in examples)))
+
+
+def noise(examples: tuple[torch.Tensor, ...], seed: int) -> tuple[torch.Tensor, ...]:
+    """Inputs of the same shapes: floats with the example's mean and spread, the rest shifted along the first axis."""
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    found = []
+    for tensor in examples:
+        if tensor.is_floating_point() and tensor.numel():
+            mean, spread = tensor.double().mean(), tensor.double().std(correction=0)
+            drawn = torch.randn(tensor.shape, generator=generator, dtype=torch.float64)
+            found.append((mean + (spread if spread > 0 else 1.0) * drawn).to(tensor.dtype))
+        else:
+            found.append(tensor.roll(seed + 1, 0) if tensor.ndim else tensor)
+    return tuple(found)
+
+
+def _compared(model: Model, feeds: Sequence[tuple[torch.Tensor, ...]], expected: Sequence[list[np.ndarray]]) -> float:
+    names = [port.name for port in model.inputs]
+    try:
+        runtime = Reference(model.to_bytes())
+        return max(
+            deviation(runtime.run({name: tensor.numpy() for name, tensor in zip(names, feed)}), outputs)
+            for feed, outputs in zip(feeds, expected)
+        )
+    except CannotRunError as error:
+        narrow = all(array.dtype == np.float32 for array in expected[0] if array.dtype.kind == "f")
+        hint = "" if narrow else "; float32 runs everywhere: use module.float()"
+        raise ModelImportError(f"ONNX Runtime cannot run the import: {error}{hint}") from None
+
+
+def _export(module: torch.nn.Module, examples: tuple[torch.Tensor, ...], dynamic: Any, name: str) -> ir.Model:
     import torch
 
     try:
@@ -89,9 +144,9 @@ def _export(module: torch.nn.Module, examples: tuple[torch.Tensor, ...], dynamic
             verbose=False,
         )
     except Exception as error:
-        raise ModelImportError(_why(module, error, dynamic is not None)) from error
+        raise ModelImportError(_why(name, error, dynamic is not None)) from error
     if exported is None:
-        raise ModelImportError(f"{type(module).__name__}: the exporter returned nothing")
+        raise ModelImportError(f"{name}: the exporter returned nothing")
     return exported.model
 
 
@@ -119,11 +174,12 @@ def _keeping_dropout() -> Iterator[None]:
         functional.dropout = original
 
 
-def _examples(example: Any, dynamic_batch: bool) -> tuple[torch.Tensor, ...]:
+def as_tensors(example: Any, dynamic_batch: bool) -> tuple[torch.Tensor, ...]:
+    """The example as tensors on the CPU, at least two in the batch if it is to be dynamic. Raises ModelImportError."""
     import torch
 
     given = tuple(example) if isinstance(example, tuple | list) else (example,)
-    examples = tuple(torch.from_numpy(value) if isinstance(value, np.ndarray) else value for value in given)
+    examples = tuple(torch.from_numpy(np.array(value)) if isinstance(value, np.ndarray) else value for value in given)
     for tensor in examples:
         if not isinstance(tensor, torch.Tensor):
             raise ModelImportError(f"example: expected tensors or NumPy arrays, got {type(tensor).__name__}")
@@ -156,26 +212,6 @@ def _rename_outputs(model: ir.Model) -> None:
             value.name = name
 
 
-def _deviation(model: Model, examples: tuple[torch.Tensor, ...], expected: list[np.ndarray]) -> float:
-    try:
-        session = onnxruntime.InferenceSession(model.to_bytes(), providers=["CPUExecutionProvider"])
-        names = [port.name for port in session.get_inputs()]
-        found = session.run(None, {name: tensor.numpy() for name, tensor in zip(names, examples)})
-    except error_types() as error:
-        narrow = all(array.dtype == np.float32 for array in expected if array.dtype.kind == "f")
-        hint = "" if narrow else "; float32 runs everywhere: use module.float()"
-        raise ModelImportError(f"ONNX Runtime cannot run the import: {error}{hint}") from None
-    if len(found) != len(expected):
-        raise ModelImportError(f"the import has {len(found)} outputs, the module {len(expected)}")
-    worst = 0.0
-    for ours, theirs in zip(found, expected):
-        if ours.shape != theirs.shape:
-            raise ModelImportError(f"the import gives shape {list(ours.shape)}, the module {list(theirs.shape)}")
-        scale = max(float(np.max(np.abs(theirs), initial=0.0)), 1e-30)
-        worst = max(worst, float(np.max(np.abs(ours.astype(np.float64) - theirs), initial=0.0)) / scale)
-    return worst
-
-
 def _flat(outputs: Any) -> list[np.ndarray]:
     if isinstance(outputs, tuple | list):
         return [array for output in outputs for array in _flat(output)]
@@ -187,16 +223,20 @@ def _flat(outputs: Any) -> list[np.ndarray]:
     return [array]
 
 
-def _why(module: torch.nn.Module, error: BaseException, dynamic_batch: bool) -> str:
+def _why(name: str, error: BaseException, dynamic_batch: bool) -> str:
     while error.__cause__ is not None:
         error = error.__cause__
-    first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    first = _first_line(error)
     hint = "; if its batch size is fixed, pass dynamic_batch=False" if dynamic_batch else ""
-    return f"{type(module).__name__} cannot be exported: {first}{hint}"
+    return f"{name} cannot be exported: {first}{hint}"
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """The exporter prints progress, logs what it did not find and warns about its own calls."""
     level = logging.root.manager.disable
     logging.disable(logging.WARNING)

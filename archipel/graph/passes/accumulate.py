@@ -81,10 +81,11 @@ def _replace(
     kept = {name: attribute.value for name, attribute in gemm.attributes.items() if name != "beta"}
     with op.after(anchor or node):
         result = op.Gemm(left, right, addend, beta=beta, **kept)
-    _take_over(op, node.outputs[0], result)
+    take_over(op, node.outputs[0], result)
 
 
-def _take_over(op: Builder, old: ir.Value, new: ir.Value) -> None:
+def take_over(op: Builder, old: ir.Value, new: ir.Value) -> None:
+    """Let `new` be read, and be the output of the graph, where `old` was."""
     if old.is_graph_output():
         old.name, new.name = op.unique(f"{old.name}/before"), old.name
     old.replace_all_uses_with(new, replace_graph_outputs=True)
@@ -108,7 +109,7 @@ def concatenate_pads(op: Builder) -> None:
         axis, pieces = placed
         with op.after(node):
             result = op.Concat(*pieces, axis=axis)
-        _take_over(op, node.outputs[0], result)
+        take_over(op, node.outputs[0], result)
 
 
 def _parts(value: ir.Value, root: bool = True) -> list[ir.Node] | None:

@@ -39,7 +39,7 @@ def remove_identities(model: ir.Model) -> None:
                 output.replace_all_uses_with(source, replace_graph_outputs=True)
             else:
                 continue
-            graph.remove(node)
+            graph.remove(node, safe=True)
 
 
 def _is_identity(node: ir.Node) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 import numpy as np
 import onnx_ir as ir
@@ -14,8 +14,13 @@ from archipel.graph.shapes import constant_array, dims
 _HIDDEN = "archipel.hidden"
 
 
-def fold_constants(model: ir.Model, keep: Collection[str]) -> None:
-    """Compute what no input changes, but nothing that reads an initializer in `keep`: those must stay what they are."""
+def fold_constants(
+    model: ir.Model, keep: Collection[str], preserved: Callable[[ir.Node], bool] = lambda node: False
+) -> None:
+    """Compute what no input changes, but nothing that reads an initializer in `keep`: those must stay what they are.
+
+    Nodes for which `preserved` is true stay too.
+    """
     from onnxscript.optimizer import fold_constants_ir
 
     kept = {value for name, value in model.graph.initializers.items() if name in keep}
@@ -26,7 +31,7 @@ def fold_constants(model: ir.Model, keep: Collection[str]) -> None:
     fold_constants_ir(
         model,
         onnx_shape_inference=True,
-        should_fold=lambda node: False if any(value in kept for value in node.inputs) else None,
+        should_fold=lambda node: False if preserved(node) or any(value in kept for value in node.inputs) else None,
     )
     for node in dropouts:
         node.domain = ""

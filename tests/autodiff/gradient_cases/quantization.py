@@ -139,4 +139,47 @@ def dequantize(draw: Draw) -> Case:
     )
 
 
-CASES = {("", "QuantizeLinear"): quantize(), ("", "DequantizeLinear"): dequantize()}
+@dataclass(repr=False)
+class Dynamic(Case):
+    """DynamicQuantizeLinear, then a DequantizeLinear with what it found."""
+
+    def model(self, dtype: Any) -> onnx.ModelProto:
+        proto = super().model(dtype)
+        proto.graph.node[0].output[:] = ["q", "s", "z"]
+        proto.graph.node.append(helper.make_node("DequantizeLinear", ["q", "s", "z"], ["y"], name="back"))
+        return proto
+
+
+@st.composite
+def dynamic(draw: Draw) -> Case:
+    shape = draw(shapes(1))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    scale, zero = 2.0 ** rng.integers(-4, 2), int(rng.integers(0, 256))
+    # Never near where rounding goes the other way, and the ends are exactly those of the integers.
+    steps = rng.integers(-zero, 256 - zero, shape) + rng.uniform(-0.4, 0.4, shape)
+    steps = np.clip(steps, -zero, 255 - zero)
+    ends = [-zero, 255 - zero]
+    steps.flat[: len(ends)] = ends[: steps.size]
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        low, high = x.detach().min().clamp(max=0), x.detach().max().clamp(min=0)
+        step = (high - low) / 255 if high > low else torch.tensor(1.0, dtype=x.dtype)
+        shift = torch.round(-low / step)
+        rounded = (torch.clamp(torch.round(x / step) + shift, 0, 255) - shift) * step
+        return x + (rounded - x).detach()
+
+    return Dynamic(
+        "DynamicQuantizeLinear",
+        [np.asarray(steps * scale, np.float32).astype(np.float64)],
+        {},
+        free={0: free_axes(draw, shape)},
+        torch=function,
+        single=True,
+    )
+
+
+CASES = {
+    ("", "QuantizeLinear"): quantize(),
+    ("", "DequantizeLinear"): dequantize(),
+    ("", "DynamicQuantizeLinear"): dynamic(),
+}

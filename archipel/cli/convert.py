@@ -1,0 +1,123 @@
+"""`archipel convert`: a model file becomes a signed bundle."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from archipel.bundle import Bundle, load_private_key
+from archipel.cli.compress import data_options, how_to_go_on, progress_line, read_sets, stoppable, told
+from archipel.compression import compress, load_recipe
+from archipel.compression.report import Report
+from archipel.converter.pipeline import _lineage, _model, convert
+from archipel.errors import CommandError
+from archipel.strategies.registry import STRATEGIES
+from archipel.training import losses, optimizers
+from archipel.training.losses import Loss
+from archipel.training.optimizers import Optimizer
+
+LOSSES = ("cross_entropy", "binary_cross_entropy", "mse", "l1", "huber", "kl_divergence")
+OPTIMIZERS = ("sgd", "adam", "adamw", "adagrad", "rmsprop")
+
+
+@click.command("convert")
+@click.argument("source", type=click.Path(path_type=Path))
+@click.option("-o", "--output", type=click.Path(path_type=Path), required=True,
+              help="The bundle: a file if it ends in .bundle, else a folder; must not exist.")  # fmt: skip
+@click.option("--key", "key_file", type=click.Path(path_type=Path), required=True,
+              help="The publisher's private key (FILE of `archipel keys`).")  # fmt: skip
+@click.option("--loss", type=click.Choice(LOSSES), help="Devices train with this. Without it they only predict.")
+@click.option("--optimizer", type=click.Choice(OPTIMIZERS), default="sgd", show_default=True, help="Of devices.")
+@click.option("--lr", type=click.FloatRange(0, min_open=True), help="Learning rate. Default: the optimizer's.")
+@click.option("--momentum", type=click.FloatRange(0, 1, max_open=True), help="Of sgd.")
+@click.option("--weight-decay", type=click.FloatRange(0), help="Of the optimizer.")
+@click.option("--trainable", multiple=True, default=("*",), show_default=True, metavar="GLOB",
+              help="Parameters that devices train; may be given several times.")  # fmt: skip
+@click.option("--strategy", type=click.Choice(sorted(STRATEGIES)), default="fedavg", show_default=True,
+              help="The federated algorithm.")  # fmt: skip
+@click.option("--epochs", type=click.IntRange(1), default=1, show_default=True, help="Of a device in a round.")
+@click.option("--batch-size", type=click.IntRange(1), default=16, show_default=True, help="Of a device's steps.")
+@click.option("--name", help="The bundle's name. Default: the output's.")
+@data_options
+def convert_command(
+    source: Path,
+    output: Path,
+    key_file: Path,
+    loss: str | None,
+    optimizer: str,
+    lr: float | None,
+    momentum: float | None,
+    weight_decay: float | None,
+    trainable: tuple[str, ...],
+    strategy: str,
+    epochs: int,
+    batch_size: int,
+    name: str | None,
+    data: Path | None,
+    calibration: Path | None,
+    validation: Path | None,
+    recipe: Path | None,
+    work: Path | None,
+    seed: int,
+) -> None:
+    """Make a signed bundle of SOURCE, an ONNX file or a program that torch.export.save wrote (.pt2).
+
+    \b
+    archipel keys publisher
+    archipel convert model.onnx -o model.bundle --key publisher
+    archipel convert model.onnx -o model.bundle --key publisher --loss cross_entropy --lr 0.05 --trainable "head.*"
+    archipel convert model.onnx -o model.bundle --key publisher --recipe recipe.toml --data train.npz
+
+    A recipe compresses the model first, as `archipel compress` does. With a loss devices train what is float of the
+    compressed model; what is rounded of it is rounded anew after training.
+    """
+    key = load_private_key(key_file)
+    if output.exists():
+        raise CommandError(f"{output}: exists already; remove it or choose another name")
+    if recipe is None and any((data, calibration, validation, work)):
+        raise CommandError("--data, --calibration, --validation and --work are for compression; give --recipe")
+    objective: Loss | None = None if loss is None else getattr(losses, loss)()
+    rule = _optimizer(optimizer, lr=lr, momentum=momentum, weight_decay=weight_decay)
+    model, lineage, report = _model(source, None), None, None
+    if recipe is not None:
+        parts = load_recipe(recipe)
+        with stoppable(how_to_go_on(work)) as check, progress_line() as show:
+            sets = read_sets(data, calibration, validation)
+            model, report = compress(
+                model, parts, **sets, loss=objective, seed=seed, folder=work, on_progress=told(check, show)
+            )
+        lineage = _lineage(parts, report)
+    bundle = convert(
+        model,
+        output,
+        trainable=trainable,
+        loss=objective,
+        optimizer=None if objective is None else rule,
+        sign_key=key,
+        name=name,
+        epochs=epochs,
+        batch_size=batch_size,
+        strategy=strategy,
+        lineage=lineage,
+    )
+    click.echo(_summary(bundle, output, report))
+
+
+def _optimizer(name: str, **options: float | None) -> Optimizer:
+    given = {option: value for option, value in options.items() if value is not None}
+    if name != "sgd" and "momentum" in given:
+        raise CommandError(f"--momentum is of sgd; {name} has its own")
+    made: Optimizer = getattr(optimizers, name)(**given)
+    return made
+
+
+def _summary(bundle: Bundle, output: Path, report: Report | None) -> str:
+    manifest = bundle.manifest
+    size = sum(path.stat().st_size for path in ([output] if output.is_file() else output.rglob("*")) if path.is_file())
+    lines = [] if report is None else [str(report)]
+    lines.append(f"{output}: {manifest.name!r}, {size:,} bytes, digest {bundle.digest}")
+    lines.append(f"programs {', '.join(sorted(manifest.programs))}; {len(manifest.parameters)} parameters")
+    if "train" not in {program.kind for program in manifest.programs.values()}:
+        lines.append("it predicts only; with --loss devices can train it")
+    return "\n".join(lines)

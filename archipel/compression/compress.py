@@ -1,0 +1,202 @@
+"""`compress`: apply a recipe to a model, part by part, resumable."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from archipel.compression.compressed import CompressedModel
+from archipel.compression.distil import Distil
+from archipel.compression.examples import Data, Examples
+from archipel.compression.part import Part
+from archipel.compression.recipe import checked, write_recipe
+from archipel.compression.report import Measured, Report, Step
+from archipel.compression.score import default_loss
+from archipel.compression.work import Progress, Work
+from archipel.errors import CompressionError
+from archipel.graph import Model
+from archipel.graph.check import check_model
+from archipel.training.losses import Loss
+
+_STATE = "state.json"
+
+
+def compress(
+    model: Model,
+    recipe: Sequence[Part],
+    data: Data | None = None,
+    calibration: Data | None = None,
+    validation: Data | None = None,
+    *,
+    loss: Loss | None = None,
+    seed: int = 0,
+    folder: str | os.PathLike[str] | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> tuple[CompressedModel, Report]:
+    """Apply the parts of `recipe` one after the other. Returns the small model and what was measured on the way.
+
+    `data` (for training) and `validation` are arrays by name with labels under "label", or a tuple with the labels
+    last; `calibration` needs no labels and is taken from `data` if it is not given. `loss` is cross entropy where the
+    labels are whole numbers, else the squared error. The inputs and outputs of the model stay as they are.
+
+    Everything follows from the arguments and `seed`. With `folder` the run keeps checkpoints there: stopped by Ctrl-C
+    or killed, the same call goes on at the step where it was. `on_progress` may raise KeyboardInterrupt to stop.
+
+    Raises CompressionError for a recipe that does not fit the model, or data that do not.
+    """
+    parts = checked(recipe)
+    sets = {
+        "data": None if data is None else Examples.of(data, model, "data", labelled=True),
+        "calibration": None if calibration is None else Examples.of(calibration, model, "calibration", labelled=False),
+        "validation": None if validation is None else Examples.of(validation, model, "validation", labelled=True),
+    }
+    labelled = sets["validation"] or sets["data"]
+    chosen = loss or default_loss(None if labelled is None else labelled.labels)
+    store = None if folder is None else _Store(Path(folder), _fingerprint(model, parts, sets, seed))
+    work = Work(model, loss=chosen, seed=seed, folder=None if store is None else store.folder,
+                on_progress=on_progress, **sets)  # fmt: skip
+    current = CompressedModel.of(model)
+    steps: list[Step] = []
+    if store is not None:
+        current, steps, before = store.restore(current)
+    else:
+        before = None
+    if before is None:
+        before = _measured(current, work)
+    for number, part in enumerate(parts, start=1):
+        if number <= len(steps):
+            continue
+        work.begin(number, len(parts))
+        work.progress(0, 1, type(part).__name__)
+        started = time.monotonic()
+        try:
+            result = part.apply(current, work)
+        except CompressionError as error:
+            raise CompressionError(f"part {number} of the recipe, {type(part).__name__}: {error}") from error
+        _check_signature(current, result, part)
+        check_model(result.ir)
+        current = result
+        facts = dict(work.facts)
+        seconds = time.monotonic() - started
+        steps.append(Step(repr(part), seconds, _measured(current, work), facts))
+        if store is not None:
+            store.save(current, steps, before)
+        work.progress(1, 1, type(part).__name__)
+    result = current.copy()
+    result.report = Report(write_recipe(parts), before, tuple(steps), seed)
+    return result, result.report
+
+
+def _measured(model: CompressedModel, work: Work) -> Measured:
+    deployed = model.deployed()
+    return Measured.of(model, deployed, work.evaluate(deployed) if work.validated else None)
+
+
+def _check_signature(before: Model, after: Model, part: Part) -> None:
+    if (before.inputs, before.outputs) != (after.inputs, after.outputs):
+        raise CompressionError(
+            f"{type(part).__name__} changed the model's inputs or outputs from {before.inputs} -> {before.outputs} to "
+            f"{after.inputs} -> {after.outputs}"
+        )
+
+
+def _fingerprint(model: Model, parts: Sequence[Part], sets: dict[str, Examples | None], seed: int) -> str:
+    digest = hashlib.sha256(model.to_bytes())
+    digest.update(write_recipe(parts).encode() + f"seed {seed}".encode())
+    for part in parts:
+        if isinstance(part, Distil) and part.teacher is not None:
+            digest.update(_content(Path(part.teacher)))
+    for name, examples in sets.items():
+        for field, array in sorted((examples.feed if examples else {}).items()):
+            digest.update(f"{name}/{field} {array.dtype} {array.shape}".encode())
+            digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise CompressionError(f"teacher {path}: {error.strerror or error}") from None
+
+
+class _Store:
+    """The folder of a resumable run: the model after the last finished part, the steps so far, training checkpoints.
+
+    Files are written beside their place and moved there, so that what is there is always whole; a part counts as
+    finished when state.json names its model.
+    """
+
+    def __init__(self, folder: Path, fingerprint: str) -> None:
+        self.folder = folder
+        self._fingerprint = fingerprint
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def restore(self, start: CompressedModel) -> tuple[CompressedModel, list[Step], Measured | None]:
+        path = self.folder / _STATE
+        if not path.exists():
+            self._write(path, json.dumps({"run": self._fingerprint}).encode())
+            self._clean("")
+            return start, [], None
+        try:
+            state: dict[str, Any] = json.loads(path.read_bytes())
+        except (OSError, ValueError) as error:
+            raise CompressionError(f"{path}: not the state of a run ({error}); choose another folder") from None
+        if state.get("run") != self._fingerprint:
+            raise CompressionError(
+                f"{self.folder}: a run of another model, recipe, seed or data; remove the folder or choose another"
+            )
+        if "steps" not in state:
+            return start, [], None
+        steps = [Step(s["part"], s["seconds"], Measured(**s["after"]), s["facts"]) for s in state["steps"]]
+        before = Measured(**state["before"])
+        form = None if state["training_form"] is None else Model(self._graph(state["training_form"]))
+        return CompressedModel(self._graph(state["model"]), form), steps, before
+
+    def _graph(self, name: str) -> ir.Model:
+        """A graph as it was written: what an import makes of a foreign one (folding, renaming) must not happen."""
+        return ir.from_proto(onnx.load_model_from_string((self.folder / name).read_bytes()))
+
+    def save(self, model: CompressedModel, steps: list[Step], before: Measured) -> None:
+        number = len(steps)
+        name, form = f"part-{number}.onnx", None
+        self._write(self.folder / name, model.to_bytes())
+        if model.training_form is not None:
+            form = f"part-{number}-float.onnx"
+            self._write(self.folder / form, model.training_form.to_bytes())
+        state = {
+            "run": self._fingerprint, "before": asdict(before), "steps": [asdict(step) for step in steps],
+            "model": name, "training_form": form,
+        }  # fmt: skip
+        self._write(self.folder / _STATE, json.dumps(state, indent=1).encode())
+        self._clean(f"part-{number}")
+
+    def _clean(self, keep: str) -> None:
+        """Remove what earlier parts left: their models and the checkpoints of their training."""
+        for path in [*self.folder.glob("part-*.onnx"), *self.folder.glob("training-*")]:
+            if not keep or not path.name.startswith((f"{keep}.", f"{keep}-")):
+                path.unlink(missing_ok=True)
+
+    @staticmethod
+    def _write(path: Path, content: bytes) -> None:
+        temporary = path.with_name(path.name + ".partial")
+        with open(temporary, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)

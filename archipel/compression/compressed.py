@@ -1,0 +1,74 @@
+"""CompressedModel: a graph that still trains, and what devices run of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from archipel.compression.deploy import deploy
+from archipel.compression.report import Report
+from archipel.errors import CompressionError
+from archipel.graph import Model
+from archipel.graph.parameters import trainable_names
+from archipel.graph.slim import slim
+
+
+class CompressedModel(Model):
+    """A model in the course of compression, and its result.
+
+    The graph is the simulation: parameters are float, and what compression does to them (masks, rounding) is written
+    into the graph, so that it trains. `deployed` is what a device runs. `training_form` is the float graph that
+    devices train where the simulation has more than they need (quantization); its parameters have the same names.
+    `report` is what `compress` measured, on the model that it returns.
+    """
+
+    def __init__(self, model: ir.Model, training_form: Model | None = None) -> None:
+        super().__init__(model)
+        self.training_form = training_form
+        self.report: Report | None = None
+
+    @classmethod
+    def of(cls, model: Model) -> CompressedModel:
+        """The model itself, or a copy of a plain one."""
+        return model if isinstance(model, CompressedModel) else cls(model.copy().ir)
+
+    def copy(self) -> CompressedModel:
+        """An independent graph; the tensors are shared."""
+        training = None if self.training_form is None else self.training_form.copy()
+        return CompressedModel(self.ir.clone(), training)
+
+    def deployed(self) -> Model:
+        """What a device runs: weights computed once and stored in their small form, the graph optimized."""
+        return deploy(self).predict
+
+    @property
+    def trainable_names(self) -> tuple[str, ...]:
+        """The parameters that training moves: those of the training form; running statistics are not among them."""
+        return tuple(trainable_names((self.training_form or self).ir, "*"))
+
+    def with_parameters(self, values: Mapping[str, np.ndarray]) -> CompressedModel:
+        """A copy in which tensors have other values, here and in the training form. Raises CompressionError."""
+        result = self.copy()
+        graphs = [result.ir.graph, *([] if result.training_form is None else [result.training_form.ir.graph])]
+        for name, content in values.items():
+            found = [graph.initializers[name] for graph in graphs if name in graph.initializers]
+            if not found:
+                raise CompressionError(f"the model has no tensor {name!r}")
+            for value in found:
+                before = value.const_value
+                if before is None or tuple(before.shape) != content.shape or before.dtype.numpy() != content.dtype:
+                    expected = "nothing" if before is None else f"{before.dtype.numpy()}{list(before.shape)}"
+                    raise CompressionError(f"{name!r} is {expected}, got {content.dtype}{list(content.shape)}")
+                value.const_value = ir.tensor(content, name=name)
+        return result
+
+    def save(self, path: str | os.PathLike[str], *, trainable: bool = False) -> None:
+        """Write what a device runs, or with `trainable` the graph with its float parameters, as plain ONNX."""
+        if trainable:
+            super().save(path)
+        else:
+            onnx.save(slim(self.deployed().ir), path)

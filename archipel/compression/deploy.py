@@ -1,0 +1,244 @@
+"""From a graph that trains to what a device runs, and back again after training.
+
+What depends on parameters alone (folded normalizations, masks, scales, rounding) is computed once: `predict` keeps the
+results as initializers, and the same computation, cut off as a graph of its own, becomes the `refresh` program. This is
+partial evaluation; nothing in it knows a compression scheme.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime
+
+from archipel.autodiff.activity import dependencies
+from archipel.bundle import Program
+from archipel.bundle.roles import Derived, DType, Parameter, State
+from archipel.compression.integer_forms import use_integer_forms
+from archipel.errors import CompressionError
+from archipel.graph import Builder, Model
+from archipel.graph.functions import inline_functions
+from archipel.graph.opset import IR_VERSION
+from archipel.graph.parameters import promote, record_parameters
+from archipel.graph.passes import remove_dead_code
+from archipel.graph.passes.constants import UNPACK
+from archipel.graph.passes.inference import optimize_for_inference
+from archipel.lite_runtime.sessions import error_types
+from archipel.training.batch_norm import prepared
+from archipel.training.folding import fold_batch_norm_symbolic
+
+@dataclass(frozen=True)
+class Deployment:
+    """`predict` with constants for weights; `graph` is the same before they were computed, `stored` their names.
+
+    `parameters` are those of the model, whether or not something still depends on them.
+    """
+
+    predict: Model
+    graph: ir.Model
+    stored: tuple[str, ...]
+    parameters: frozenset[str]
+
+
+def deploy(model: Model) -> Deployment:
+    """What a device runs of `model`. Raises CompressionError if its constants cannot be computed."""
+    work = prepared(model, "frozen")
+    inline_functions(work.ir)
+    parameters = set(model.parameter_names)
+    fold_batch_norm_symbolic(work.ir)
+    use_integer_forms(work.ir, constants(work.ir.graph))
+    optimize_for_inference(work.ir, keep=set(work.ir.graph.initializers) & parameters)
+    graph = work.ir
+    stored = [value for value in _frontier(graph.graph) if not value.is_initializer()]
+    _name(stored, Builder(graph.graph))
+    contents = evaluate_constants(graph, [str(value.name) for value in stored])
+    predict = graph.clone()
+    _store(predict, contents)
+    kept = parameters | contents.keys()
+    record_parameters(predict, [name for name in predict.graph.initializers if name in kept])
+    return Deployment(Model(predict), graph, tuple(contents), frozenset(parameters))
+
+
+def refresh_program(
+    deployment: Deployment, parameters: Mapping[str, np.ndarray], statistics: Mapping[str, State] | None = None
+) -> Model:
+    """A Model with the signature of `refresh`: `parameters` -> every initializer of `predict` that derives from them.
+
+    `statistics` is state that stands for initializers of the graph, by their names: running averages, which training
+    moves. Raises CompressionError for a parameter that the graph does not have.
+    """
+    for name in parameters:
+        if name not in deployment.parameters:
+            raise CompressionError(f"refresh: the model has no parameter {name!r}")
+    work = deployment.graph.clone()
+    graph = work.graph
+    moving = [*parameters, *(statistics or {})]
+    derived = _depending(graph, moving)
+    predicted = deployment.predict.ir.graph.initializers
+    targets = [*moving, *deployment.stored]
+    outputs: list[Derived] = []
+    graph.outputs.clear()
+    op = Builder(graph, scope="refresh")
+    by_name = {str(value.name): value for value in _values(graph)}
+    # Of this graph only what leads to stored tensors stays, and that reads no example.
+    for name in targets:
+        value = by_name.get(name)
+        if name not in predicted or value is None or value not in derived:
+            continue
+        content = _content(predicted[name])
+        out = op.name_output(value, f"{name}.next")
+        dtype = cast(DType, content.dtype.name)
+        outputs.append(Derived(name=str(out.name), tensor=name, dtype=dtype, shape=content.shape))
+    remove_dead_code(work)
+    graph.inputs.clear()
+    for name in moving:
+        if name not in graph.initializers:
+            # Nothing that is stored derives from it (any more), but the program is handed it all the same.
+            array = parameters[name] if name in parameters else _zeros((statistics or {})[name])
+            value = ir.Value(name=name, const_value=ir.tensor(array, name=name))
+            value.type, value.shape = ir.TensorType(ir.DataType.from_numpy(array.dtype)), ir.Shape(array.shape)
+            graph.register_initializer(value)
+    promote(work, moving)
+    inputs: list[Parameter | State] = [
+        Parameter(name=name, tensor=name, dtype=cast(DType, array.dtype.name), shape=array.shape)
+        for name, array in parameters.items()
+    ]
+    for name, state in (statistics or {}).items():
+        value = next(value for value in graph.inputs if value.name == name)
+        value.name = state.name
+        inputs.append(state)
+    graph.name = "refresh"
+    work.metadata_props.clear()
+    work.ir_version = IR_VERSION
+    return Model(
+        work, signature=Program(kind="refresh", inputs=tuple(inputs), outputs=tuple(outputs)), initial=dict(parameters)
+    )
+
+
+def _zeros(state: State) -> np.ndarray:
+    return np.zeros([int(d) for d in state.shape], np.dtype(state.dtype))
+
+
+def evaluate_constants(model: ir.Model, names: Iterable[str]) -> dict[str, np.ndarray]:
+    """The contents of values that no input of the graph changes, by name. Raises CompressionError."""
+    wanted = list(dict.fromkeys(names))
+    if not wanted:
+        return {}
+    work = model.clone()
+    graph = work.graph
+    by_name = {str(value.name): value for value in _values(graph)}
+    graph.outputs.clear()
+    op = Builder(graph, scope="constants")
+    outputs = [str(op.name_output(op.Identity(by_name[name]), f"{name}.value").name) for name in wanted]
+    remove_dead_code(work)
+    graph.inputs.clear()
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    try:
+        session = onnxruntime.InferenceSession(
+            ir.to_proto(work).SerializeToString(), options, providers=["CPUExecutionProvider"]
+        )
+        return dict(zip(wanted, session.run(outputs, {})))
+    except error_types() as error:
+        raise CompressionError(f"the model's constants cannot be computed: {error}") from None
+
+
+def constants(graph: ir.Graph) -> set[ir.Value]:
+    """Initializers, and what is computed from them alone."""
+    found = set(graph.initializers.values())
+    for node in graph:
+        if _computed(node) and all(value in found for value in dependencies(node)):
+            found.update(node.outputs)
+    return found
+
+
+def _frontier(graph: ir.Graph) -> list[ir.Value]:
+    """The constants that something reads which is not to be computed once, in the graph's order."""
+    known: set[ir.Value] = set(graph.initializers.values())
+    read: dict[ir.Value, None] = {}
+    for node in graph:
+        inputs = dependencies(node)
+        if _computed(node) and not _unpacks(node) and all(value in known for value in inputs):
+            known.update(node.outputs)
+        else:
+            read.update(dict.fromkeys(value for value in inputs if value in known))
+    read.update(dict.fromkeys(value for value in graph.outputs if value in known))
+    return list(read)
+
+
+def _name(values: Sequence[ir.Value], names: Builder) -> None:
+    """Call what is stored after the tensor that it is made of: manifests, learned files and people show these names."""
+    found: dict[ir.Value, str] = {}
+    for value in values:
+        uses = [use for use in value.uses() if _unpacks(use.node)]
+        suffix, tensor = "_computed", value
+        if uses and uses[0].node.op_type == "DequantizeLinear":
+            suffix = ("_quantized", "_scale", "_zero_point")[uses[0].idx]
+            tensor = uses[0].node.inputs[0] or value
+        elif uses:
+            suffix = "_quantized" if value.dtype is not None and value.dtype.is_integer() else "_scale"
+        found[value] = f"{_origin(tensor)}{suffix}"
+    for value, name in found.items():
+        if not value.is_graph_output():
+            value.name = names.unique(name)
+
+
+def _origin(value: ir.Value) -> str:
+    """The first tensor on the way back that has a name of its own; made ones have a "/"."""
+    node = value.producer()
+    while node is not None and "/" in str(value.name):
+        before = next((v for v in node.inputs if v is not None), None)
+        if before is None:
+            break
+        value, node = before, before.producer()
+    return str(value.name)
+
+
+def _unpacks(node: ir.Node) -> bool:
+    return node.op_type == "DequantizeLinear" or UNPACK in node.metadata_props
+
+
+def _computed(node: ir.Node) -> bool:
+    """Whether the same inputs always give the same outputs."""
+    return not node.op_type.startswith("Random") and node.op_type not in ("Multinomial", "Bernoulli")
+
+
+def _store(model: ir.Model, contents: Mapping[str, np.ndarray]) -> None:
+    graph = model.graph
+    by_name = {str(value.name): value for value in _values(graph)}
+    for name, content in contents.items():
+        computed = by_name[name]
+        tensor = ir.tensor(content, name=name)
+        computed.name = f"{name}/computed"
+        value = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(content.shape), const_value=tensor)
+        graph.register_initializer(value)
+        if computed.is_graph_output():
+            value = Builder(graph, scope="stored").Identity(value)
+            value.name, value.const_value = name, None
+        computed.replace_all_uses_with(value, replace_graph_outputs=True)
+    remove_dead_code(model)
+
+
+def _depending(graph: ir.Graph, names: Iterable[str]) -> set[ir.Value]:
+    found = {graph.initializers[name] for name in names if name in graph.initializers}
+    for node in graph:
+        if any(value in found for value in dependencies(node)):
+            found.update(node.outputs)
+    return found
+
+
+def _values(graph: ir.Graph) -> Iterable[ir.Value]:
+    yield from graph.inputs
+    yield from graph.initializers.values()
+    for node in graph:
+        yield from node.outputs
+
+
+def _content(value: ir.Value) -> np.ndarray:
+    if value.const_value is None:
+        raise CompressionError(f"predict: initializer {value.name!r} has no value")
+    return value.const_value.numpy()

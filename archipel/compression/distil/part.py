@@ -1,0 +1,210 @@
+"""Distil: train the model to answer as a teacher does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from archipel.compression.compressed import CompressedModel
+from archipel.compression.distil.features import Hint, distance, first_projection, hints, inner_values
+from archipel.compression.distil.loss import DistillationLoss, class_axis
+from archipel.compression.examples import fixed_batch
+from archipel.compression.fine_tune import FineTune
+from archipel.compression.score import open_session
+from archipel.compression.work import Work
+from archipel.errors import CompressionError
+from archipel.graph import Builder, Model
+from archipel.graph.functions import inline_functions
+from archipel.graph.parameters import record_parameters
+from archipel.graph.shapes import dims, dtype_of
+from archipel.training.batch_norm import prepared
+
+_ANSWER = "teacher/output"
+_FEATURE = "teacher/feature_{}"
+Fields = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Distil:
+    """Knowledge distillation (Hinton et al. 2015): train on (1 - alpha) loss(labels) + alpha T^2 KL(teacher | student).
+
+    The model that the part is given is the student: after pruning it learns back what it lost, and a `compress` of a
+    smaller network of any architecture makes that one the student. `teacher` is the path of an ONNX file with the
+    same inputs and outputs; without one it is the model that `compress` was given. It runs on each batch, augmented
+    as the student sees it, in inference mode.
+
+    `features` weighs the mean squared difference of inner values (Romero et al. 2015) next to that. They are matched by
+    resolution, or are the pairs (student's value, teacher's value) in `match`. Where channels differ in number, or the
+    teacher is another network, a trained linear map of channels stands between; it is dropped afterwards.
+    """
+
+    temperature: float = 4.0
+    alpha: float = 0.7
+    features: float = 0.0
+    match: tuple[tuple[str, str], ...] = ()
+    teacher: str | None = None
+    fine_tune: FineTune = field(default_factory=FineTune)
+
+    def __post_init__(self) -> None:
+        if not self.temperature > 0:
+            raise CompressionError(f"Distil: temperature must be above 0, is {self.temperature!r}")
+        if not 0.0 <= self.alpha <= 1.0:
+            raise CompressionError(f"Distil: alpha must be from 0 to 1, is {self.alpha!r}")
+        if not self.features >= 0.0:
+            raise CompressionError(f"Distil: features must be 0 or more, is {self.features!r}")
+        if self.alpha == 0.0 and self.features == 0.0:
+            raise CompressionError("Distil: with alpha=0 and features=0 there is nothing to learn from the teacher")
+        if self.match and not self.features:
+            raise CompressionError("Distil: match names features, but features=0 gives them no weight")
+
+    def apply(self, model: CompressedModel, work: Work) -> CompressedModel:
+        student = CompressedModel.of(model)
+        teacher = self._teacher(work)
+        found = []
+        if self.features:
+            found = hints(student, teacher, self.match, alike=self.teacher is None)
+        renamed = _inputs(student, teacher)
+        training, projections = _training_graph(student, teacher, found, work.loss, work.seed)
+        output = student.ir.graph.outputs[0]
+        axis = class_axis(work.loss, len(dims(output)))
+        channels = dims(output)[axis]
+        loss = DistillationLoss(
+            work.loss, self.temperature, self.alpha, self.features, axis, channels if isinstance(channels, int) else 0
+        )
+        trained = work.train(
+            training,
+            self.fine_tune,
+            loss=loss,
+            trainable=(*student.trainable_names, *projections),
+            fields=_answers(teacher, renamed, found),
+            what="distillation",
+        )
+        values = trained.parameters
+        result = student.with_parameters({name: values[name] for name in student.parameter_names})
+        notes: dict[str, Any] = {"features": [[hint.student, hint.teacher] for hint in found]}
+        if work.validated:
+            score = work.evaluate(teacher)
+            notes["teacher"] = {"loss": score.loss, "accuracy": score.accuracy}
+        work.note(**notes)
+        return result
+
+    def _teacher(self, work: Work) -> Model:
+        source = work.original if self.teacher is None else Model.from_onnx(self.teacher)
+        teacher = prepared(source, "frozen")
+        inline_functions(teacher.ir)
+        return Model(teacher.ir)
+
+
+def _inputs(student: Model, teacher: Model) -> dict[str, str]:
+    """The teacher's inputs by the student's: of the same name, or else in order."""
+    ours, theirs = student.inputs, teacher.inputs
+    by_name = {info.name: info for info in theirs}
+    pairs = [(info, by_name[info.name]) for info in ours if info.name in by_name]
+    if len(pairs) < len(theirs):
+        pairs = list(zip(ours, theirs))
+    fits = len(ours) == len(theirs) and all(
+        a.dtype == b.dtype
+        and len(a.shape) == len(b.shape)
+        and all(x == y or isinstance(x, str) or isinstance(y, str) for x, y in zip(a.shape[1:], b.shape[1:]))
+        for a, b in pairs
+    )
+    if not fits:
+        raise CompressionError(
+            f"Distil: the student takes {_listed(student)}, the teacher {_listed(teacher)}; both must take the same"
+        )
+    return {a.name: b.name for a, b in pairs}
+
+
+def _listed(model: Model) -> str:
+    return ", ".join(f"{info.name} {info.dtype}{list(info.shape)}" for info in model.inputs)
+
+
+def _training_graph(
+    student: CompressedModel, teacher: Model, found: list[Hint], loss: Any, seed: int
+) -> tuple[CompressedModel, list[str]]:
+    """The student with the teacher's answers as inputs and all parts of the loss as output; names of projections."""
+    result = CompressedModel(student.ir.clone())
+    graph = result.ir.graph
+    parameters = list(result.parameter_names)
+    op = Builder(graph, scope="distil")
+    output, answer = graph.outputs[0], teacher.ir.graph.outputs[0]
+    axis = class_axis(loss, len(dims(output))) if len(dims(output)) > 1 else 1
+    wanted, given = dims(output)[1:], dims(answer)[1:]
+    differ = any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in zip(wanted, given))
+    if not wanted or len(wanted) != len(given) or differ or not isinstance(dims(output)[axis], int):
+        raise CompressionError(
+            f"Distil: the student's output {output.name!r} is {list(dims(output))}, the teacher's {answer.name!r} "
+            f"{list(dims(answer))}; both need the same sizes behind the batch, and a fixed one along axis {axis}"
+        )
+    batch = dims(output)[0]
+    parts = [output, op.input(_ANSWER, dtype_of(answer), [_size(d, i) for i, d in enumerate(dims(output))])]
+    projections: list[str] = []
+    distances = []
+    inner, theirs = inner_values(result), inner_values(teacher)
+    rng = np.random.default_rng(seed)
+    for number, hint in enumerate(found):
+        ours, other = inner[hint.student], theirs[hint.teacher]
+        shape = [_size(batch, 0), *(int(d) for d in dims(other)[1:] if isinstance(d, int))]
+        feature = op.input(_FEATURE.format(number), dtype_of(other), shape)
+        weight = None
+        if hint.project:
+            weight = _add_parameter(op, f"{hint.student}.projection", first_projection(hint, ours, other, rng))
+            projections.append(str(weight.name))
+        distances.append(distance(op, hint, ours, feature, weight))
+    if distances:
+        mean = op.Mul(op.Sum(*distances), 1.0 / len(distances))
+        spread = op.Unsqueeze(mean, list(range(1, len(dims(output)))))
+        like = op.ReduceMean(output, [axis], keepdims=1)
+        parts.append(op.Expand(spread, op.Shape(like)))
+    joined = op.Concat(*parts, axis=axis)
+    graph.outputs.clear()
+    op.name_output(joined, "distillation")
+    record_parameters(result.ir, [*parameters, *projections])
+    return result, projections
+
+
+def _size(size: int | str | None, place: int) -> int | str:
+    return f"teacher_dim{place}" if size is None else size
+
+
+def _add_parameter(op: Builder, name: str, content: np.ndarray) -> ir.Value:
+    tensor = ir.tensor(content, name=op.unique(name))
+    value = ir.Value(
+        name=tensor.name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(content.shape), const_value=tensor
+    )
+    op.graph.register_initializer(value)
+    return value
+
+
+def _answers(teacher: Model, renamed: dict[str, str], found: list[Hint]) -> Callable[[Fields], Fields]:
+    """Adds to a batch what the teacher says of it."""
+    graph = teacher.ir.graph
+    answer = str(graph.outputs[0].name)
+    op = Builder(graph)
+    inner = inner_values(teacher)
+    names = list(dict.fromkeys(hint.teacher for hint in found))
+    read = {name: str(op.name_output(op.Identity(inner[name]), f"{name}/read").name) for name in names}
+    # One thread: a second pool would wait, spinning, on the cores where the student trains.
+    run = open_session(teacher, threads=1, outputs=[answer, *read.values()])
+    most = fixed_batch(teacher)
+
+    def ask(batch: Fields) -> Fields:
+        feed = {theirs: batch[ours] for ours, theirs in renamed.items()}
+        count = len(next(iter(feed.values())))
+        size = most or count
+        if count % size:
+            raise CompressionError(f"Distil: the teacher takes {size} examples at a time, the batch has {count}")
+        pieces = [run({n: array[at : at + size] for n, array in feed.items()}) for at in range(0, count, size)]
+        results = [np.concatenate(each) for each in zip(*pieces)]
+        features = dict(zip(names, results[1:]))
+        return {
+            **batch,
+            _ANSWER: results[0],
+            **{_FEATURE.format(number): features[hint.teacher] for number, hint in enumerate(found)},
+        }
+
+    return ask

@@ -1,0 +1,72 @@
+"""FineTune: train what is left after a change, on the graph itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, get_args
+
+from archipel.errors import CompressionError
+from archipel.training.optimizers import Optimizer, adam, adamw, sgd
+from archipel.training.schedules import Schedule, constant, cosine, one_cycle
+
+if TYPE_CHECKING:
+    from archipel.compression.compressed import CompressedModel
+    from archipel.compression.work import Work
+
+Augment = Literal["none", "shift", "shift_flip"]
+BatchNorm = Literal["train", "frozen"]
+
+
+@dataclass(frozen=True)
+class FineTune:
+    """Train every parameter on the training data for `epochs`, or for exactly `steps`.
+
+    `lr` is the largest learning rate; `schedule` says how it goes down to 0 ("cosine", "one_cycle") or that it does
+    not ("constant"). `momentum` is of SGD (Nesterov). `augment` moves images of [batch, channels, height, width] by up
+    to `shift` pixels, and flips half of them. `batch_norm="frozen"` leaves running statistics as they are.
+
+    In a recipe after quantization it is quantization-aware training: the graph rounds, gradients go straight through.
+    """
+
+    epochs: int = 1
+    steps: int | None = None
+    batch_size: int = 32
+    optimizer: Literal["adam", "sgd"] = "adam"
+    lr: float = 1e-3
+    momentum: float = 0.9
+    weight_decay: float = 0.0
+    schedule: Literal["cosine", "one_cycle", "constant"] = "cosine"
+    augment: Augment = "none"
+    shift: int = 2
+    batch_norm: BatchNorm = "train"
+
+    def __post_init__(self) -> None:
+        for name, value in (("epochs", self.epochs), ("batch_size", self.batch_size), ("steps", self.steps)):
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise CompressionError(f"FineTune: {name} must be a whole number from 1, is {value!r}")
+        if not self.lr > 0:
+            raise CompressionError(f"FineTune: lr must be above 0, is {self.lr!r}")
+        choices = {"optimizer": ("adam", "sgd"), "schedule": ("cosine", "one_cycle", "constant"),
+                   "augment": get_args(Augment), "batch_norm": get_args(BatchNorm)}  # fmt: skip
+        for name, allowed in choices.items():
+            if getattr(self, name) not in allowed:
+                raise CompressionError(f"FineTune: {name} is one of {', '.join(allowed)}, got {getattr(self, name)!r}")
+
+    def apply(self, model: CompressedModel, work: Work) -> CompressedModel:
+        return work.train(model, self)
+
+    def make_optimizer(self, steps: int) -> Optimizer:
+        """The optimizer with its learning rate as a function of the step, for a run of `steps`."""
+        lr: Schedule = constant(self.lr)
+        if self.schedule == "cosine":
+            lr = cosine(self.lr, steps)
+        elif self.schedule == "one_cycle" and steps > 3:
+            lr = one_cycle(self.lr, steps)
+        if self.optimizer == "adam":
+            return adamw(lr, weight_decay=self.weight_decay) if self.weight_decay else adam(lr)
+        return sgd(self.momentum, nesterov=self.momentum > 0, weight_decay=self.weight_decay, lr=lr)
+
+
+def steps_per_epoch(examples: int, batch_size: int) -> int:
+    """The last batch of an epoch is left out where it would be a smaller one: its statistics would be noise."""
+    return max(examples // batch_size, 1)

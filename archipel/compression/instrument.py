@@ -1,0 +1,100 @@
+"""A graph that also hands out what it computes on the way."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime
+
+from archipel.compression.matching import Reading
+from archipel.errors import CompressionError
+from archipel.graph import Model
+from archipel.lite_runtime.sessions import error_types
+
+
+class Instrumented:
+    """Runs `model` on the CPU. Without `readings` the answers are its own outputs, as optimized as ONNX Runtime can.
+
+    With them the answers are those values as float arrays, and ONNX Runtime leaves the graph as it is written. `what`
+    names the model in errors. Raises CompressionError where ONNX Runtime cannot load the graph.
+    """
+
+    def __init__(self, model: Model, what: str, readings: Sequence[Reading] | None = None) -> None:
+        self._what = what
+        self._empty = readings is not None and not readings
+        if self._empty:
+            return
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 4
+        model = Model(model.ir)  # what the graph computes, whatever form of it a subclass would write
+        if readings is not None:
+            model = _with_outputs(model, readings)
+            options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        with tempfile.TemporaryDirectory(prefix="archipel-compare-") as folder:
+            path = Path(folder) / "model.onnx"
+            model.save(path)
+            try:
+                self._session = onnxruntime.InferenceSession(
+                    str(path), options, providers=["CPUExecutionProvider"], enable_fallback=0
+                )
+            except error_types() as error:
+                raise CompressionError(f"model {what}: ONNX Runtime cannot load it: {_line(error)}") from None
+        self._inputs = {value.name: _numpy_type(value.type) for value in self._session.get_inputs()}
+
+    def run(self, feed: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+        """Arrays by input name, or in the order of the inputs where a model has other names, as its types."""
+        if self._empty:
+            return []
+        arrays = list(feed.values())
+        if set(feed) >= set(self._inputs):
+            arrays = [feed[name] for name in self._inputs]
+        elif len(feed) != len(self._inputs):
+            raise CompressionError(
+                f"model {self._what} has the inputs {', '.join(self._inputs)}, not {', '.join(feed)}"
+            )
+        given = {name: np.asarray(array, dtype) for (name, dtype), array in zip(self._inputs.items(), arrays)}
+        try:
+            answers: list[np.ndarray] = self._session.run(None, given)
+        except error_types() as error:
+            raise CompressionError(f"model {self._what}: ONNX Runtime cannot run it: {_line(error)}") from None
+        return answers
+
+
+def _with_outputs(model: Model, readings: Sequence[Reading]) -> Model:
+    work = model.copy()
+    graph = work.ir.graph
+    values = {value.name: value for node in graph for value in node.outputs}
+    values.update(graph.initializers)
+    graph.outputs.clear()
+    version = graph.opset_imports.get("", 21)
+    for place, reading in enumerate(readings):
+        value = values[reading.value.name]
+        inputs, op_type, attributes = [value], "Identity", {}
+        if reading.scale is not None:
+            points = [reading.scale] + ([] if reading.zero_point is None else [reading.zero_point])
+            inputs, op_type = [value, *(values[each.name] for each in points)], "DequantizeLinear"
+        elif value.dtype == ir.DataType.BFLOAT16:
+            op_type, attributes = "Cast", {"to": int(ir.DataType.FLOAT)}
+        # An own name for each: a value may be an output of the graph as well.
+        out = ir.Value(name=f"compared:{place}")
+        out.type = ir.TensorType(value.dtype) if op_type == "Identity" and value.dtype else None
+        node = ir.Node(
+            "", op_type, inputs, ir.convenience.convert_attributes(attributes), outputs=[out], version=version,
+            name=f"compare:{place}",
+        )  # fmt: skip
+        graph.append(node)
+        graph.outputs.append(out)
+    return work
+
+
+def _numpy_type(name: str) -> np.dtype:
+    plain = name.removeprefix("tensor(").removesuffix(")")
+    return np.dtype({"float": "float32", "double": "float64"}.get(plain, plain))
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]

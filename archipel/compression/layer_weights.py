@@ -1,0 +1,192 @@
+"""Which parameters are weights of layers: followed from the initializer to the operators that multiply with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from archipel.errors import CompressionError, GraphError
+from archipel.graph import Model
+from archipel.graph.parameters import match
+from archipel.graph.shapes import constant_array, dims, rank
+
+Axes = tuple[int | None, ...]
+"""For each axis of a value the axis of the parameter that it is, None where it is none of them."""
+
+_RECURRENT = ("LSTM", "GRU", "RNN")
+# These move elements about and compute nothing.
+_LAYOUT = frozenset({"Transpose", "Unsqueeze", "Squeeze", "Slice", "Split", "Concat", "Reshape", "Flatten", "Identity"})
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A layer that multiplies with the weight, which is its input `slot`.
+
+    `axis` is the axis of the parameter over which the layer sums (its input channels), None where a reshape hid it;
+    `path` are the layout operators between the parameter and the layer.
+    """
+
+    node: ir.Node
+    slot: int
+    axis: int | None
+    path: tuple[ir.Node, ...]
+
+
+@dataclass(frozen=True)
+class LayerWeight:
+    """A parameter of rank 2 and above that layers multiply with. `mask` is what it is multiplied with first, if it is.
+
+    `alone` says that nothing but these layers reads it.
+    """
+
+    name: str
+    value: ir.Value
+    readers: tuple[Reader, ...]
+    alone: bool
+    mask: Mask | None
+
+    @property
+    def content(self) -> np.ndarray:
+        found = constant_array(self.value)
+        if found is None:
+            raise CompressionError(f"parameter {self.name!r} has no value")
+        return found
+
+    @property
+    def axis(self) -> int | None:
+        """The axis of input channels where all readers have the same."""
+        axes = {reader.axis for reader in self.readers}
+        return axes.pop() if len(axes) == 1 else None
+
+    @property
+    def kept(self) -> np.ndarray:
+        """bool in the shape of the parameter: false where a mask has made it zero."""
+        return np.ones(self.content.shape, bool) if self.mask is None else self.mask.kept
+
+
+@dataclass(frozen=True)
+class Mask:
+    """`Mul(parameter, mask)`: the node, and the initializer with the mask, bool before a Cast or numbers 0 and 1."""
+
+    node: ir.Node
+    stored: ir.Value
+    kept: np.ndarray
+
+
+def layer_weights(model: Model) -> list[LayerWeight]:
+    """The weights of Conv, ConvTranspose, Gemm, MatMul, LSTM, GRU and RNN, in the order of the initializers."""
+    parameters = set(model.parameter_names)
+    found = []
+    for name in model.parameter_names:
+        value = model.ir.graph.initializers[name]
+        if rank(value) < 2:
+            continue
+        mask = find_mask(value, parameters)
+        source = value if mask is None else mask.node.outputs[0]
+        ends = list(_readers(source, tuple(range(rank(value))), ()))
+        readers = tuple(end for end in ends if end is not None)
+        if readers:
+            found.append(LayerWeight(name, value, readers, None not in ends, mask))
+    return found
+
+
+def chosen(weights: Sequence[LayerWeight], part: str, layers: str, exclude: Sequence[str]) -> list[LayerWeight]:
+    """Those whose name matches the glob `layers` and none of `exclude`. Raises CompressionError for an idle glob."""
+    names = [weight.name for weight in weights]
+    if not names:
+        raise CompressionError(f"{part}: the model has no weights of Conv, Gemm, MatMul or recurrent layers")
+    try:
+        left_out = set(match(names, exclude)) if exclude else set()
+        wanted = set(match(names, layers)) - left_out
+    except GraphError as error:
+        raise CompressionError(f"{part}: {error}") from None
+    return [weight for weight in weights if weight.name in wanted]
+
+
+def find_mask(value: ir.Value, parameters: set[str]) -> Mask | None:
+    """The mask that is all that reads an initializer, if it has one."""
+    uses = list(value.uses())
+    if len(uses) != 1 or not _is(uses[0].node, "Mul") or value.is_graph_output():
+        return None
+    other = uses[0].node.inputs[1 - uses[0].idx]
+    cast = None if other is None else other.producer()
+    stored = cast.inputs[0] if cast is not None and _is(cast, "Cast") else other
+    if stored is None or not stored.is_initializer() or stored.name in parameters or dims(stored) != dims(value):
+        return None
+    content = constant_array(stored)
+    if content is None or not np.isin(content, (0, 1)).all():
+        return None
+    return Mask(uses[0].node, stored, content.astype(bool))
+
+
+def refuse_quantized(model: Model, part: str) -> None:
+    """Raise CompressionError for a model whose weights are rounded already: parts that change them come before."""
+    rounded = getattr(model, "training_form", None) is not None or any(
+        _is(use.node, "QuantizeLinear") and use.idx == 0
+        for name in model.parameter_names
+        for use in model.ir.graph.initializers[name].uses()
+    )
+    if rounded:
+        raise CompressionError(f"{part}: the model is quantized already; put {part} before quantization in the recipe")
+
+
+def _readers(value: ir.Value, axes: Axes, path: tuple[ir.Node, ...]) -> Iterator[Reader | None]:
+    """The layers behind `value`; None for whatever else reads it."""
+    if value.is_graph_output():
+        yield None
+    for use in value.uses():
+        node, slot = use.node, use.idx
+        summed = _summed(node, slot, len(axes))
+        if summed is not None:
+            yield Reader(node, slot, axes[summed], path)
+        elif node.domain == "" and node.op_type in _LAYOUT and (slot == 0 or node.op_type == "Concat"):
+            for output in node.outputs:
+                yield from _readers(output, _moved(node, axes, output), (*path, node))
+        else:
+            yield None
+
+
+def _summed(node: ir.Node, slot: int, count: int) -> int | None:
+    """The axis over which a layer sums, of its input `slot`; None where that input is no weight."""
+    if node.domain != "":
+        return None
+    axis: int | None = None
+    if node.op_type == "Conv" and slot == 1:
+        axis = 1
+    elif node.op_type == "ConvTranspose" and slot == 1:
+        axis = 0
+    elif node.op_type == "Gemm" and slot < 2:
+        flipped = bool(node.attributes.get_int("transB" if slot else "transA", 0))
+        axis = int(flipped == bool(slot))
+    elif node.op_type == "MatMul" and count >= 2:
+        axis = count - 2 if slot else count - 1
+    elif node.op_type in _RECURRENT and slot in (1, 2):
+        axis = 2
+    return axis
+
+
+def _moved(node: ir.Node, axes: Axes, output: ir.Value) -> Axes:
+    if node.op_type == "Transpose":
+        perm = node.attributes.get_ints("perm") or range(len(axes))[::-1]
+        return tuple(axes[i] for i in perm)
+    if node.op_type in ("Unsqueeze", "Squeeze"):
+        named = constant_array(node.inputs[1]) if len(node.inputs) > 1 else None
+        if named is None:
+            return (None,) * rank(output)
+        if node.op_type == "Squeeze":
+            dropped = {int(i) % len(axes) for i in named}
+            return tuple(axis for i, axis in enumerate(axes) if i not in dropped)
+        added = {int(i) % rank(output) for i in named}
+        rest = iter(axes)
+        return tuple(None if i in added else next(rest) for i in range(rank(output)))
+    source = node.inputs[0]
+    if node.op_type in ("Reshape", "Flatten") and (source is None or dims(source) != dims(output)):
+        return (None,) * rank(output)
+    return axes
+
+
+def _is(node: ir.Node, op_type: str) -> bool:
+    return node.domain == "" and node.op_type == op_type

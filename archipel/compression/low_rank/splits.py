@@ -1,0 +1,137 @@
+"""The ways to write a layer as two: which matrix is factored, and what each unit of rank costs.
+
+Every way is a matrix [rows, columns] whose rows are what the first new layer reads and whose columns are what the
+second one writes; a rank-r product of it is the pair of layers with r channels between them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from archipel.compression.layer_weights import LayerWeight
+from archipel.graph.shapes import dims
+
+
+@dataclass(frozen=True)
+class Window:
+    """What a convolution reads at each place, for its spatial axes: `pads` are those before each, then those behind."""
+
+    kernel: tuple[int, ...]
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
+    pads: tuple[int, ...] | None
+    auto_pad: str
+
+    def along(self, axes: tuple[int, ...]) -> Window:
+        """The same along some axes, and a window of 1 along the others."""
+        count = len(self.kernel)
+
+        def only(values: tuple[int, ...], other: int) -> tuple[int, ...]:
+            return tuple(value if i % count in axes else other for i, value in enumerate(values))
+
+        pads = None if self.pads is None else only(self.pads, 0)
+        return Window(only(self.kernel, 1), only(self.strides, 1), only(self.dilations, 1), pads, self.auto_pad)
+
+    def attributes(self) -> dict[str, object]:
+        found: dict[str, object] = {
+            "kernel_shape": self.kernel, "strides": self.strides, "dilations": self.dilations, "pads": self.pads
+        }  # fmt: skip
+        return found if self.pads is not None else {**found, "auto_pad": self.auto_pad}
+
+
+@dataclass(frozen=True)
+class Split:
+    """One way to write a layer as two. `flops` and `elements` are for each unit of rank.
+
+    `windows` are those of two convolutions, None for two matrix products.
+    """
+
+    kind: str
+    matrix: np.ndarray
+    flops: float
+    windows: tuple[Window, Window] | None = None
+
+    @property
+    def elements(self) -> int:
+        return sum(self.matrix.shape)
+
+
+def layer_splits(weight: LayerWeight, flops: int) -> tuple[list[Split], str]:
+    """The splits of the layer that reads `weight` and takes `flops`; where there is none, why."""
+    node, slot = weight.readers[0].node, weight.readers[0].slot
+    if len(weight.readers) > 1 or not weight.alone:
+        return [], "several operators read the weight"
+    if node.op_type == "Conv" and slot == 1:
+        if node.attributes.get_int("group", 1) != 1:
+            return [], "the convolution is grouped"
+        if weight.readers[0].path:
+            return [], "the weight is computed"
+        return list(_convolution(weight, node, flops)), ""
+    matrix = _matrix(weight)
+    if matrix is None:
+        return [], f"{node.op_type} with the weight as input {slot}, of shape {list(weight.kept.shape)}, is not split"
+    return [Split("product", matrix, flops * sum(matrix.shape) / max(matrix.size, 1))], ""
+
+
+def transposed(weight: LayerWeight) -> bool:
+    """Whether a Gemm or MatMul multiplies with the transpose of the parameter."""
+    reader = weight.readers[0]
+    flipped = reader.node.op_type == "Gemm" and bool(reader.node.attributes.get_int("transB", 0))
+    return flipped != (len(reader.path) % 2 == 1)
+
+
+def window(node: ir.Node, kernel: tuple[int, ...]) -> Window:
+    """The window of a Conv whose weight has this `kernel`."""
+    count, attributes = len(kernel), node.attributes
+    auto = attributes.get_string("auto_pad", "NOTSET")
+    pads = tuple(attributes.get_ints("pads") or (0,) * (2 * count)) if auto == "NOTSET" else None
+    strides = tuple(attributes.get_ints("strides") or (1,) * count)
+    return Window(kernel, strides, tuple(attributes.get_ints("dilations") or (1,) * count), pads, auto)
+
+
+def _matrix(weight: LayerWeight) -> np.ndarray | None:
+    """[inputs, outputs] of a Gemm or MatMul that has the weight on its right."""
+    reader, content = weight.readers[0], weight.content.astype(np.float64)
+    node = reader.node
+    swaps = all(step.op_type == "Transpose" for step in reader.path)
+    if node.op_type not in ("Gemm", "MatMul") or reader.slot != 1 or content.ndim != 2 or not swaps:
+        return None
+    if node.op_type == "Gemm" and node.attributes.get_int("transA", 0) != 0:
+        return None
+    return content.T if transposed(weight) else content
+
+
+def _convolution(weight: LayerWeight, node: ir.Node, flops: int) -> Iterator[Split]:
+    content = weight.content.astype(np.float64)
+    outputs, inputs, *kernel = content.shape
+    whole = window(node, tuple(kernel))
+    count = len(kernel)
+    per_weight = flops / max(content.size, 1)  # every element of the weight is used once at each place of the output
+    rows, columns = inputs * math.prod(kernel), outputs
+    point = whole.along(())
+    yield Split("channels", content.reshape(outputs, rows).T, per_weight * (rows + columns), (whole, point))
+    if count != 2 or 1 in kernel:
+        return
+    for axis in (0, 1):
+        other = 1 - axis
+        # [inputs, first kernel axis, other kernel axis, outputs].
+        moved = content.transpose(1, 2 + axis, 2 + other, 0)
+        matrix = moved.reshape(inputs * kernel[axis], kernel[other] * outputs)
+        wide = _widening(node, whole, other)
+        cost = per_weight * (matrix.shape[0] * wide + matrix.shape[1])
+        yield Split(("vertical", "horizontal")[axis], matrix, cost, (whole.along((axis,)), whole.along((other,))))
+
+
+def _widening(node: ir.Node, whole: Window, axis: int) -> float:
+    """How many more places the first layer has along an axis that only the second one strides over."""
+    source, output = node.inputs[0], node.outputs[0]
+    if source is not None and source.shape is not None and output.shape is not None:
+        before, after = dims(source)[2 + axis], dims(output)[2 + axis]
+        if isinstance(before, int) and isinstance(after, int):
+            return before / max(after, 1)
+    return float(whole.strides[axis])

@@ -1,0 +1,1 @@
+"""Channels through operators, one file per operator family; `table.RULES` lists them."""

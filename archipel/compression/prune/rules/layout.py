@@ -1,0 +1,226 @@
+"""Operators that move elements about: transposition, joining, taking apart, picking."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from archipel.compression.prune.cuts import Cuts
+from archipel.compression.prune.links import Links, Opaque, Role
+from archipel.graph.shapes import constant_array
+
+_ALONE = "one index of it is used by itself"
+
+
+def transpose(node: ir.Node, links: Links) -> None:
+    source = _source(node)
+    perm = node.attributes.get_ints("perm") or list(range(links.rank(source)))[::-1]
+    for j, i in enumerate(perm):
+        links.join(source, i, node.outputs[0], j)
+
+
+def squeeze(node: ir.Node, links: Links) -> None:
+    _join_but(links, _source(node), node.outputs[0], _named(node, links.rank(node.inputs[0])), shorter=True)
+
+
+def unsqueeze(node: ir.Node, links: Links) -> None:
+    _join_but(links, _source(node), node.outputs[0], _named(node, links.rank(node.outputs[0])), shorter=False)
+
+
+def concat(node: ir.Node, links: Links) -> None:
+    output = node.outputs[0]
+    along = links.axis(output, node.attributes.get_int("axis", 0))
+    inputs = [value for value in node.inputs if value is not None]
+    for axis in range(links.rank(output)):
+        if axis != along:
+            for value in inputs:
+                links.join(value, axis, output, axis)
+    _tie_parts(links, output, inputs, along, joined=True)
+
+
+def split(node: ir.Node, links: Links) -> None:
+    source = _source(node)
+    along = links.axis(source, node.attributes.get_int("axis", 0))
+    for output in node.outputs:
+        for axis in range(links.rank(source)):
+            if axis != along:
+                links.join(source, axis, output, axis)
+    _tie_parts(links, source, list(node.outputs), along, joined=False)
+
+
+def cut_split(node: ir.Node, cuts: Cuts) -> None:
+    source = _source(node)
+    along = cuts.links.axis(source, node.attributes.get_int("axis", 0))
+    if cuts.kept(source, along) is None:
+        return
+    sizes = [cuts.size(output, along) for output in node.outputs]
+    node.attributes.pop("num_outputs", None)
+    node.resize_inputs(2)
+    cuts.set_input(node, 1, [size for size in sizes if size is not None])
+
+
+def slice_(node: ir.Node, links: Links) -> None:
+    source, output = _source(node), node.outputs[0]
+    rank, sizes = links.rank(source), links.shape(source)
+    axes = _slice_axes(node, rank)
+    bounds = _bounds(node)
+    for axis in range(rank):
+        if axis not in axes:
+            links.join(source, axis, output, axis)
+            continue
+        slots, size = links.slots(source, axis), sizes[axis]
+        if slots is None or bounds is None or size is None:
+            _fix_both(links, source, output, axis, "where it is cut is not fixed")
+            continue
+        window = slice(*(int(bound[axes.index(axis)]) for bound in bounds))
+        if window.step != 1:
+            _fix_both(links, source, output, axis, "it is read with a step")
+            continue
+        _tie_or_fix(links, slots[window], links.slots(output, axis))
+        links.carry(output, axis, (source, axis))
+
+
+def cut_slice(node: ir.Node, cuts: Cuts) -> None:
+    source = _source(node)
+    rank, bounds = cuts.links.rank(source), _bounds(node)
+    axes = _slice_axes(node, rank)
+    if bounds is None or all(cuts.kept(source, axis) is None for axis in axes):
+        return
+    starts, ends = bounds[0].copy(), bounds[1].copy()
+    for place, axis in enumerate(axes):
+        kept = cuts.kept(source, axis)
+        if kept is not None:
+            first, last, _ = slice(int(starts[place]), int(ends[place]), 1).indices(len(kept))
+            starts[place], ends[place] = kept[:first].sum(), kept[: max(first, last)].sum()
+    cuts.set_input(node, 1, starts)
+    cuts.set_input(node, 2, ends)
+
+
+def gather(node: ir.Node, links: Links) -> None:
+    source, indices, output = _source(node), node.inputs[1], node.outputs[0]
+    if indices is None:
+        raise Opaque("an input is left out")
+    along = links.axis(source, node.attributes.get_int("axis", 0))
+    wide = links.rank(indices)
+    for axis in range(links.rank(source)):
+        if axis != along:
+            # A table that is looked up, such as an embedding, is what makes the channels.
+            role = Role.WEIGHT if not links.is_stored(indices) else Role.AFFINE
+            links.join(source, axis, output, axis if axis < along else axis + wide - 1, role)
+    slots, places = links.slots(source, along), constant_array(indices)
+    if places is None or places.ndim != 1 or slots is None:
+        links.fix(source, along, _ALONE if places is not None else "which of it is read depends on the input")
+        for axis in range(wide):
+            if places is None:
+                links.link(indices, axis, output, along + axis, None)
+            else:
+                links.fix(output, along + axis, _ALONE)
+        return
+    _tie_or_fix(links, slots[places], links.slots(output, along))
+    links.carry(output, along, (source, along))
+
+
+def cut_gather(node: ir.Node, cuts: Cuts) -> None:
+    source = _source(node)
+    along = cuts.links.axis(source, node.attributes.get_int("axis", 0))
+    kept, places = cuts.kept(source, along), constant_array(node.inputs[1])
+    if kept is None or places is None:
+        return
+    places = places % len(kept)
+    cuts.set_input(node, 1, (np.cumsum(kept) - 1)[places[kept[places]]])
+
+
+def tile(node: ir.Node, links: Links) -> None:
+    source, repeats = _source(node), constant_array(node.inputs[1])
+    if repeats is None:
+        raise Opaque("how often it repeats is not fixed")
+    for axis, count in enumerate(repeats):
+        if count == 1:
+            links.join(source, axis, node.outputs[0], axis)
+        else:
+            _fix_both(links, source, node.outputs[0], axis, "it is repeated")
+
+
+def filled(node: ir.Node, links: Links) -> None:
+    """ConstantOfShape: as many as are asked for."""
+    fill = node.attributes.get("value")
+    zero = fill is None or not np.any(fill.as_tensor().numpy())
+    for axis in range(links.rank(node.outputs[0])):
+        links.carry(node.outputs[0], axis, zero)
+
+
+def _tie_parts(links: Links, whole: ir.Value, parts: list[ir.Value], along: int, joined: bool) -> None:
+    slots = links.slots(whole, along)
+    sizes = [links.shape(part)[along] for part in parts]
+    known = [size for size in sizes if size is not None]
+    if slots is None or len(known) < len(sizes) or sum(known) != len(slots):
+        for value in (whole, *parts):
+            links.fix(value, along, "where its parts begin is not known")
+        return
+    start = 0
+    for part, size in zip(parts, known):
+        _tie_or_fix(links, slots[start : start + size], links.slots(part, along))
+        if joined:
+            if not links.is_stored(whole):
+                links.mark(part, along, Role.AFFINE)
+            links.carry(whole, along, (part, along))
+        else:
+            links.carry(part, along, (whole, along))
+        start += size
+
+
+def _tie_or_fix(links: Links, ours: np.ndarray, theirs: np.ndarray | None) -> None:
+    if theirs is None or len(ours) != len(theirs):
+        links.fix_slots(ours, _ALONE)
+        if theirs is not None:
+            links.fix_slots(theirs, _ALONE)
+    else:
+        links.tie(ours, theirs)
+
+
+def _fix_both(links: Links, source: ir.Value, output: ir.Value, axis: int, why: str) -> None:
+    links.fix(source, axis, why)
+    links.fix(output, axis, why)
+
+
+def _join_but(links: Links, source: ir.Value, output: ir.Value, left_out: set[int], shorter: bool) -> None:
+    rank = links.rank(source if shorter else output)
+    rest = [axis for axis in range(rank) if axis not in left_out]
+    for place, axis in enumerate(rest):
+        links.join(source, *((axis, output, place) if shorter else (place, output, axis)))
+
+
+def _named(node: ir.Node, rank: int) -> set[int]:
+    axes = constant_array(node.inputs[1]) if len(node.inputs) > 1 else None
+    if axes is None:
+        raise Opaque("which axes it changes is not fixed")
+    return {int(axis) % rank for axis in axes.reshape(-1)}
+
+
+def _slice_axes(node: ir.Node, rank: int) -> list[int]:
+    given = node.inputs[3] if len(node.inputs) > 3 else None
+    if given is None:
+        starts = node.inputs[1]
+        length = None if starts is None or starts.shape is None else starts.shape[0]
+        if not isinstance(length, int):
+            raise Opaque("which axes it cuts is not fixed")
+        return list(range(length))
+    axes = constant_array(given)
+    if axes is None:
+        raise Opaque("which axes it cuts is not fixed")
+    return [int(axis) % rank for axis in axes]
+
+
+def _bounds(node: ir.Node) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+    starts, ends = constant_array(node.inputs[1]), constant_array(node.inputs[2])
+    given = node.inputs[4] if len(node.inputs) > 4 else None
+    if starts is None or ends is None:
+        return None
+    steps = np.ones_like(starts) if given is None else constant_array(given)
+    return None if steps is None else (starts, ends, steps)
+
+
+def _source(node: ir.Node) -> ir.Value:
+    if node.inputs[0] is None:
+        raise Opaque("an input is left out")
+    return node.inputs[0]

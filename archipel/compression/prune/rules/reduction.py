@@ -1,0 +1,93 @@
+"""Operators that make one number of many along some axes."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from archipel.compression.prune.links import Links, Opaque
+from archipel.graph.shapes import constant_array
+
+
+def total(node: ir.Node, links: Links) -> None:
+    """Sums: a channel that is zero may be missing."""
+    source, over = _reduce(node, links)
+    for axis in over:
+        links.summed([(source, axis)], f"{node.op_type} {node.name!r}: what it sums over is not zero")
+
+
+def statistic(node: ir.Node, links: Links) -> None:
+    """Means, extremes and products: what they run over stays, but they make zero of zeros."""
+    source, over = _reduce(node, links)
+    for axis in over:
+        links.fix(source, axis, "it runs over these")
+
+
+def loud(node: ir.Node, links: Links) -> None:
+    """As `statistic`, with a result that is not zero."""
+    statistic(node, links)
+    links.loud(node.outputs[0])
+
+
+def arg(node: ir.Node, links: Links) -> None:
+    """ArgMax and ArgMin."""
+    source = _source(node)
+    over = links.axis(source, node.attributes.get_int("axis", 0))
+    _pass(node, links, source, [over])
+    links.fix(source, over, "it says where along these")
+    links.loud(node.outputs[0])
+
+
+def cumulative(node: ir.Node, links: Links) -> None:
+    source, axis = _source(node), constant_array(node.inputs[1])
+    if axis is None:
+        raise Opaque("its axis is not fixed")
+    for place in range(links.rank(source)):
+        if place == links.axis(source, int(axis.reshape(()))):
+            links.fix(source, place, "it runs along these")
+            links.fix(node.outputs[0], place, "it runs along these")
+        else:
+            links.join(source, place, node.outputs[0], place)
+
+
+def triangle(node: ir.Node, links: Links) -> None:
+    """Trilu: the last two axes are places."""
+    source = _source(node)
+    for axis in range(rank := links.rank(source)):
+        if axis >= rank - 2:
+            links.fix(source, axis, "a place along it")
+            links.fix(node.outputs[0], axis, "a place along it")
+        else:
+            links.join(source, axis, node.outputs[0], axis)
+
+
+def _reduce(node: ir.Node, links: Links) -> tuple[ir.Value, list[int]]:
+    source = _source(node)
+    given = node.inputs[1] if len(node.inputs) > 1 else None
+    rank = links.rank(source)
+    if given is None:
+        over = [] if node.attributes.get_int("noop_with_empty_axes", 0) else list(range(rank))
+    else:
+        axes = constant_array(given)
+        if axes is None:
+            raise Opaque("which axes it runs over is not fixed")
+        over = sorted(int(axis) % rank for axis in axes.reshape(-1))
+        if not over:
+            over = [] if node.attributes.get_int("noop_with_empty_axes", 0) else list(range(rank))
+    _pass(node, links, source, over)
+    return source, over
+
+
+def _pass(node: ir.Node, links: Links, source: ir.Value, over: list[int]) -> None:
+    keep = node.attributes.get_int("keepdims", 1)
+    place = 0
+    for axis in range(links.rank(source)):
+        if axis not in over:
+            links.join(source, axis, node.outputs[0], place)
+        if axis not in over or keep:
+            place += 1
+
+
+def _source(node: ir.Node) -> ir.Value:
+    if node.inputs[0] is None:
+        raise Opaque("an input is left out")
+    return node.inputs[0]

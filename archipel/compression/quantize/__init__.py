@@ -1,0 +1,1 @@
+"""Quantization, simulated in the graph: `QuantizeLinear -> DequantizeLinear` on weights and activations."""

@@ -1,0 +1,78 @@
+"""Dynamic int8: weights rounded once, activations with the range that each batch has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import onnx_ir as ir
+
+from archipel.compression.compressed import CompressedModel
+from archipel.compression.deploy import constants
+from archipel.compression.quantize.placement import Layer, layers
+from archipel.compression.quantize.simulation import float_form, weight_scale
+from archipel.errors import CompressionError
+from archipel.graph import Builder, Model
+from archipel.graph.shapes import dims
+
+if TYPE_CHECKING:
+    from archipel.compression.work import Work
+
+
+@dataclass(frozen=True)
+class DynamicInt8:
+    """int8 weights, and activations that are rounded to uint8 by their own range: needs no calibration data.
+
+    A Conv, Gemm or MatMul becomes ConvInteger or MatMulInteger behind a DynamicQuantizeLinear. Finding the range and
+    rounding costs a pass over the activations, so it pays where weights are large against them: Gemm and MatMul; for
+    convolutions `StaticInt8` is quicker. One range serves for the whole batch. Layers whose weight's name matches a
+    glob in `exclude` stay in float.
+    """
+
+    per_channel: bool = True
+    exclude: tuple[str, ...] = ()
+
+    def apply(self, model: CompressedModel, work: Work) -> CompressedModel:
+        if model.training_form is not None:
+            raise CompressionError(
+                "DynamicInt8: the model is quantized already; quantize once, as the last step of a recipe"
+            )
+        simulated = float_form(model)
+        graph = simulated.graph
+        found = [layer for layer in layers(graph, constants(graph), self.exclude) if _has_integer_form(layer)]
+        if not found:
+            raise CompressionError("DynamicInt8: the model has no Conv, Gemm or MatMul to quantize")
+        op = Builder(graph, scope="int8")
+        read: dict[ir.Value, ir.Value] = {}
+        for layer in found:
+            _round(op, layer, self.per_channel, read)
+        work.note(layers=[layer.name for layer in found])
+        return CompressedModel(simulated, training_form=Model(model.copy().ir))
+
+
+def _has_integer_form(layer: Layer) -> bool:
+    node = layer.node
+    if layer.axis is None or node.op_type not in ("Conv", "Gemm", "MatMul"):
+        return False
+    if node.op_type == "Gemm":
+        factors = [node.attributes.get_float(name, 1.0) for name in ("alpha", "beta")]
+        return factors == [1.0, 1.0] and not node.attributes.get_int("transA", 0)
+    return True
+
+
+def _round(op: Builder, layer: Layer, per_channel: bool, read: dict[ir.Value, ir.Value]) -> None:
+    node, (data, weight) = layer.node, layer.node.inputs[:2]
+    if data is None or weight is None:
+        return
+    with op.before(node):
+        if data not in read:
+            integers, scale, zero = op.DynamicQuantizeLinear(data, _outputs=3)
+            read[data] = op.DequantizeLinear(integers, scale, zero)
+            read[data].shape = data.shape
+        axis = layer.axis if per_channel else None
+        scale = weight_scale(op, weight, axis, 127)
+        rounded = op.QuantizeLinear(weight, scale, axis=axis, output_dtype=int(ir.DataType.INT8))
+        rounded = op.DequantizeLinear(rounded, scale, axis=axis)
+        rounded.shape = ir.Shape(dims(weight))
+    node.replace_input_with(0, read[data])
+    node.replace_input_with(1, rounded)

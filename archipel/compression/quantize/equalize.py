@@ -1,0 +1,233 @@
+"""Cross-layer equalization: channels of neighbouring layers made equally large (Nagel et al. 2019, section 4.1).
+
+Between two layers with nothing but Relu (or what else commutes with a positive factor) channel i can be divided by s_i
+where it is made, and multiplied where it is read: the network stays what it is. With s_i = sqrt(r1_i / r2_i), r1 and r2
+the largest weights of the channel on both sides, both become sqrt(r1_i r2_i).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import onnx_ir as ir
+
+from archipel.autodiff.rules.normalization import EPSILON
+from archipel.compression.compressed import CompressedModel
+from archipel.compression.examples import Examples, fixed_batch
+from archipel.compression.layer_weights import find_mask
+from archipel.compression.score import open_session
+from archipel.graph import Builder, Model
+from archipel.graph.shapes import constant_array, dims
+from archipel.training.batch_norm import prepared
+from archipel.training.folding import is_batch_norm
+
+if TYPE_CHECKING:
+    from archipel.compression.work import Work
+
+HOMOGENEOUS = frozenset(
+    {"Relu", "LeakyRelu", "MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool", "Dropout"}
+)
+"""With one positive factor for each channel before or after them they give the same."""
+
+_LAYERS = frozenset({"Conv", "Gemm"})
+_SWEEPS = 40
+_SETTLED = 1e-3
+_LARGEST_FACTOR = 1e4
+_HARMLESS_DB = 40.0
+_BATCH = 64
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two layers in a row. `made` are the tensors that channels are divided by way of, `weight` what reads them.
+
+    Each of `made` is a name and the axis that has the channels. Between the first layer and its channels is `factor`,
+    [channels], and the tensor `scale`, of BatchNormalization. A channel is read as `repeat` inputs of `weight`.
+    """
+
+    first: str
+    first_axis: int
+    factor: np.ndarray
+    scale: str | None
+    made: tuple[tuple[str, int], ...]
+    weight: str
+    groups: int
+    axis: int
+    repeat: int
+
+
+def equalized(model: CompressedModel, examples: Examples, work: Work) -> CompressedModel:
+    """`model` with other parameters that compute the same, up to rounding.
+
+    Clip from 0 (Relu6), which no factor passes through, becomes Relu where what it cuts off on the calibration data is
+    below -40 dB of what it lets through.
+    """
+    result, opened = _open_clips(model, examples)
+    found = list(pairs(result))
+    values = dict(result.parameters)
+    before = {name: array.dtype for name, array in values.items()}
+    values = {name: array.astype(np.float64) for name, array in values.items()}
+    sweeps = 0
+    for sweeps in range(1, _SWEEPS + 1):
+        moved = max((_equalize(pair, values) for pair in found), default=0.0)
+        if moved < _SETTLED:
+            break
+    work.note(equalized=[f"{pair.first} -> {pair.weight}" for pair in found], opened_clips=opened, sweeps=sweeps)
+    changed = {name for pair in found for name in [pair.weight, *(name for name, _ in pair.made)]}
+    return result.with_parameters({name: values[name].astype(before[name]) for name in sorted(changed)})
+
+
+def pairs(model: CompressedModel) -> Iterable[Pair]:
+    """The layers that can be equalized, in the graph's order."""
+    graph = prepared(model, "frozen").ir.graph
+    parameters = set(model.parameter_names)
+    for node in graph:
+        if node.op_type in _LAYERS and node.domain == "":
+            found = _pair(node, parameters)
+            if found is not None:
+                yield found
+
+
+def _pair(node: ir.Node, parameters: set[str]) -> Pair | None:
+    weight = _parameter(node.inputs[1], parameters)
+    if weight is None or (node.op_type == "Gemm" and _scaled(node)):
+        return None
+    axis = 0 if node.op_type == "Conv" or node.attributes.get_int("transB", 0) else 1
+    channels = dims(weight)[axis]
+    bias = node.inputs[2] if len(node.inputs) > 2 else None
+    made: list[ir.Value | None] = [node.inputs[1]] if bias is None else [node.inputs[1], bias]
+    factor = np.ones(channels if isinstance(channels, int) else 0)
+    value = node.outputs[0]
+    scale = None
+    after = _reader(value)
+    while after is not None and is_batch_norm(after) and value is after.inputs[0]:
+        variance = constant_array(after.inputs[4])
+        earlier = np.ones(1) if scale is None else constant_array(scale)
+        if variance is None or earlier is None:
+            return None
+        factor = factor * earlier / np.sqrt(variance + after.attributes.get_float("epsilon", EPSILON))
+        # The normalization is divided; what comes before it stays, and so do its statistics.
+        made, scale, value = list(after.inputs[1:3]), after.inputs[1], after.outputs[0]
+        after = _reader(value)
+    value, last = _behind(value)
+    if last is None or last.inputs[0] is not value or (last.op_type == "Gemm" and _scaled(last)):
+        return None
+    read = _parameter(last.inputs[1], parameters)
+    tensors = [_parameter(each, parameters) if each is not made[0] or scale is not None else weight for each in made]
+    if read is None or any(tensor is None for tensor in tensors) or read is weight:
+        return None
+    if last.op_type == "Conv":
+        groups, inputs = last.attributes.get_int("group", 1), 1
+        count = groups * int(dims(read)[1] or 0)  # type: ignore[arg-type]
+    else:
+        groups, inputs = 1, 1 if last.attributes.get_int("transB", 0) else 0
+        count = int(dims(read)[inputs] or 0)  # type: ignore[arg-type]
+    if not len(factor) or count % len(factor):
+        return None
+    divided = tuple((str(tensor.name), axis if tensor is weight else 0) for tensor in tensors if tensor is not None)
+    return Pair(
+        str(weight.name), axis, factor, None if scale is None else str(scale.name), divided, str(read.name), groups,
+        inputs, count // len(factor),
+    )  # fmt: skip
+
+
+def _behind(value: ir.Value) -> tuple[ir.Value, ir.Node | None]:
+    """The next layer, and what it reads, behind operators that a factor passes through."""
+    node = _reader(value)
+    while node is not None and node.domain == "":
+        if node.op_type in _LAYERS:
+            return value, node
+        flattens = node.op_type == "Flatten" and node.attributes.get_int("axis", 1) == 1
+        if not flattens and node.op_type not in HOMOGENEOUS:
+            break
+        value = node.outputs[0]
+        node = _reader(value)
+    return value, None
+
+
+def _reader(value: ir.Value) -> ir.Node | None:
+    uses = list(value.uses())
+    return uses[0].node if len(uses) == 1 and not value.is_graph_output() else None
+
+
+def _scaled(node: ir.Node) -> bool:
+    factors = [node.attributes.get_float(name, 1.0) for name in ("alpha", "beta")]
+    return factors != [1.0, 1.0] or bool(node.attributes.get_int("transA", 0))
+
+
+def _parameter(value: ir.Value | None, parameters: set[str]) -> ir.Value | None:
+    """The parameter that a layer reads, through its mask if it has one, where nothing else reads it."""
+    maker = None if value is None else value.producer()
+    if maker is not None and maker.op_type == "Mul":
+        value = next((v for v in maker.inputs if v is not None and v.name in parameters), None)
+        if value is None or find_mask(value, parameters) is None:
+            return None
+    if value is None or value.name not in parameters or len(list(value.uses())) != 1 or value.shape is None:
+        return None
+    return value
+
+
+def _open_clips(model: CompressedModel, examples: Examples) -> tuple[CompressedModel, list[str]]:
+    """A copy with Relu for every Clip from 0 that cuts off next to nothing on the calibration data; their names."""
+    probe = Model(prepared(model, "frozen").ir)
+    op = Builder(probe.ir.graph, scope="clips")
+    clips = [node for node in probe.ir.graph if node.op_type == "Clip" and _from_zero(node)]
+    names = [str(node.outputs[0].name) for node in clips]
+    if not clips:
+        return model, []
+    probe.ir.graph.outputs.clear()
+    for index, node in enumerate(clips):
+        cut = op.Sub(op.Relu(node.inputs[0]), node.outputs[0])
+        op.name_output(op.ReduceSumSquare(cut, keepdims=0), f"cut.{index}")
+        op.name_output(op.ReduceSumSquare(node.outputs[0], keepdims=0), f"left.{index}")
+    run = open_session(probe)
+    sums = np.zeros((len(clips), 2))
+    for batch in examples.batches(fixed_batch(model) or _BATCH):
+        sums += np.array(run(dict(batch.fields)), np.float64).reshape(-1, 2)
+    opened = {name for name, (cut, left) in zip(names, sums) if cut * 10 ** (_HARMLESS_DB / 10) <= left}
+    result = model.copy()
+    for node in result.ir.graph:
+        if node.op_type == "Clip" and str(node.outputs[0].name) in opened:
+            node.op_type = "Relu"
+            node.resize_inputs(1)
+    return result, sorted(opened)
+
+
+def _from_zero(node: ir.Node) -> bool:
+    low = constant_array(node.inputs[1]) if len(node.inputs) > 1 else None
+    return low is not None and float(low) == 0.0
+
+
+def _equalize(pair: Pair, values: dict[str, np.ndarray]) -> float:
+    """Change the tensors of one pair. Returns the largest logarithm of a factor."""
+    weight = values[pair.weight]
+    by_input = _by_input(pair, weight)
+    before = np.abs(np.moveaxis(values[pair.first], pair.first_axis, 0)).reshape(len(pair.factor), -1).max(axis=1)
+    before = before * pair.factor * (1.0 if pair.scale is None else np.abs(values[pair.scale]))
+    after = np.abs(by_input).reshape(len(pair.factor), -1).max(axis=1)
+    used = (before > 0) & (after > 0)
+    s = np.where(used, np.sqrt(np.where(used, before, 1) / np.where(used, after, 1)), 1.0)
+    s = np.clip(s, 1 / _LARGEST_FACTOR, _LARGEST_FACTOR)
+    for name, axis in pair.made:
+        values[name] = values[name] / s.reshape([-1 if i == axis else 1 for i in range(values[name].ndim)])
+    spread = np.repeat(s, pair.repeat).reshape([-1] + [1] * (by_input.ndim - 1))
+    values[pair.weight] = _from_input(pair, by_input * spread, weight.shape)
+    return float(np.abs(np.log(s)).max())
+
+
+def _by_input(pair: Pair, weight: np.ndarray) -> np.ndarray:
+    """[inputs, ...]: input channel i of a Conv in groups belongs to one group's rows only."""
+    if pair.groups == 1:
+        return np.moveaxis(weight, pair.axis, 0)
+    grouped = weight.reshape(pair.groups, -1, *weight.shape[1:])
+    return np.moveaxis(grouped, 2, 1).reshape(pair.groups * weight.shape[1], -1, *weight.shape[2:])
+
+
+def _from_input(pair: Pair, by_input: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    if pair.groups == 1:
+        return np.moveaxis(by_input, 0, pair.axis)
+    grouped = by_input.reshape(pair.groups, shape[1], -1, *shape[2:])
+    return np.moveaxis(grouped, 1, 2).reshape(shape)

@@ -1,0 +1,250 @@
+"""Layer by layer, in order: integers chosen by what a layer makes of them, and the mean that its rounding moved.
+
+Each layer is fitted to what it reads behind the layers that are fitted already.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import onnx_ir as ir
+
+from archipel.compression.compressed import CompressedModel
+from archipel.compression.deploy import constants, evaluate_constants
+from archipel.compression.examples import Examples, fixed_batch
+from archipel.compression.low_rank.moments import windows
+from archipel.compression.low_rank.splits import Window
+from archipel.compression.quantize.adaround import Moments, chosen_integers
+from archipel.compression.quantize.placement import Layer, layers
+from archipel.compression.quantize.simulation import correctable, float_form, initializer
+from archipel.compression.quantize.walk import Walk
+from archipel.graph import Builder, Model
+from archipel.graph.shapes import dims
+
+if TYPE_CHECKING:
+    from archipel.compression.work import Work
+
+EXAMPLES = 256
+_BATCH = 64
+_BYTES = 2**27
+"""Of the largest value of the network over all examples; fewer examples are taken where it would be more."""
+_PLACES = 32
+
+
+@dataclass
+class Fitted:
+    """New contents of parameters, corrections of biases by `Layer.key`, and per weight the errors before and after."""
+
+    parameters: dict[str, np.ndarray] = field(default_factory=dict)
+    corrections: dict[str, np.ndarray] = field(default_factory=dict)
+    errors: dict[str, dict[str, float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Weight:
+    """What a layer's QuantizeLinear reads: `effective` = `factor` (masks, folded factors) times the parameter.
+
+    All arrays have the parameter's shape; `scale` is that of each element.
+    """
+
+    name: str
+    parameter: np.ndarray
+    effective: np.ndarray
+    factor: np.ndarray
+    scale: np.ndarray
+
+
+def fit_layers(
+    model: CompressedModel,
+    simulated: ir.Model,
+    examples: Examples,
+    work: Work,
+    *,
+    levels: int = 127,
+    rounding_steps: int = 0,
+    correct: bool = False,
+) -> Fitted:
+    """Fit all layers that are rounded in `simulated`: AdaRound with `rounding_steps`, biases where `correct`.
+
+    A weight is written as a parameter that rounds to the integers chosen: where that is not what is nearest to it, it
+    is moved onto the grid point; so its float value also goes on to mean what is computed. `levels` is the largest
+    integer of a weight. Changes `simulated`.
+    """
+    source = float_form(model)
+    floats = {layer.key: layer for layer in layers(source.graph, constants(source.graph))}
+    found = [layer for layer in layers(simulated.graph, constants(simulated.graph)) if _quantizer(layer) is not None]
+    batches = [dict(batch.fields) for batch in _limited(model, source, examples)]
+    rounded_walk, float_walk = Walk(simulated, batches), Walk(source, batches)
+    weights = _weights(model, simulated, found) if rounding_steps else {}
+    op = Builder(simulated.graph, scope="fit")
+    result = Fitted()
+    for number, layer in enumerate(found, start=1):
+        work.progress(number, len(found), f"layer {layer.name}")
+        read, exact = rounded_walk.before(layer.node), float_walk.before(floats[layer.key].node)
+        weight = weights.get(layer.key)
+        if weight is not None:
+            chosen, errors = _round(layer, weight, read, exact, levels, rounding_steps, work.seed)
+            scaled = (chosen * weight.scale).astype(np.float32)
+            layer.node.replace_input_with(1, initializer(op, f"{layer.key}.rounded", scaled))
+            result.parameters[weight.name] = _parameter(weight, chosen)
+            result.errors[weight.name] = errors
+        if correct and correctable(layer):
+            made, wanted = rounded_walk.after(layer.node), float_walk.after(floats[layer.key].node)
+            axis = made[0].ndim - 1 if layer.node.op_type == "MatMul" else 1
+            shift = _channel_mean(wanted, axis) - _channel_mean(made, axis)
+            along = shift.reshape([-1 if i == axis else 1 for i in range(made[0].ndim)]).astype(np.float32)
+            rounded_walk.replace(layer.node.outputs[0], [array + along for array in made])
+            result.corrections[layer.key] = shift.astype(np.float32)
+    return result
+
+
+def _limited(model: Model, source: ir.Model, examples: Examples) -> list[Examples]:
+    largest = max((_size(value) for node in source.graph for value in node.outputs), default=1)
+    count = max(min(EXAMPLES, _BYTES // (4 * largest)), 1)
+    size = fixed_batch(model) or min(_BATCH, count)
+    batches = list(examples.take(slice(0, max(count, size))).batches(size))
+    return [batch for batch in batches if len(batch) == size] or batches
+
+
+def _size(value: ir.Value) -> int:
+    """Elements for one example."""
+    if value.shape is None:
+        return 1
+    return int(np.prod([d for d in dims(value)[1:] if isinstance(d, int)], dtype=np.int64))
+
+
+def _channel_mean(arrays: list[np.ndarray], axis: int) -> np.ndarray:
+    others = tuple(i for i in range(arrays[0].ndim) if i != axis)
+    total = sum(array.sum(axis=others, dtype=np.float64) for array in arrays)
+    mean: np.ndarray = total / sum(array.size // array.shape[axis] for array in arrays)
+    return mean
+
+
+def _quantizer(layer: Layer) -> ir.Node | None:
+    """The QuantizeLinear that rounds the layer's weight."""
+    value = layer.node.inputs[1]
+    for op_types in (("Reshape", "DequantizeLinear"), ("DequantizeLinear",), ("QuantizeLinear",)):
+        node = None if value is None else value.producer()
+        if node is None:
+            return None
+        if node.op_type in op_types:
+            value = node.inputs[0]
+            if node.op_type == "DequantizeLinear":
+                node = None if value is None else value.producer()
+                return node if node is not None and node.op_type == "QuantizeLinear" else None
+    return None
+
+
+def _weights(model: CompressedModel, simulated: ir.Model, found: list[Layer]) -> dict[str, _Weight]:
+    """By layer: those whose weight is one parameter, times numbers, that nothing else reads."""
+    names = [layer.weight for layer in found]
+    parameters = model.parameters
+    eligible: dict[str, tuple[Layer, ir.Node]] = {}
+    for layer in found:
+        quantizer = _quantizer(layer)
+        fits = layer.node.op_type in ("Conv", "Gemm", "MatMul") and layer.axis is not None
+        if fits and quantizer is not None and layer.weight in parameters and names.count(layer.weight) == 1:
+            eligible[layer.key] = layer, quantizer
+    contents = evaluate_constants(simulated, [n for _, node in eligible.values() for n in _read(node)])
+    ones = simulated.clone()
+    for layer, _ in eligible.values():
+        array = np.ones_like(parameters[layer.weight])
+        ones.graph.initializers[layer.weight].const_value = ir.tensor(array, name=layer.weight)
+    factors = evaluate_constants(ones, [_read(node)[0] for _, node in eligible.values()])
+    result = {}
+    for key, (layer, node) in eligible.items():
+        exact_name, scale_name = _read(node)
+        parameter, exact, scale = parameters[layer.weight], contents[exact_name], contents[scale_name]
+        if parameter.size != exact.size:
+            continue
+        spread = _spread(scale, exact.shape, node)
+        effective, factor, scale = (array.reshape(parameter.shape) for array in (exact, factors[exact_name], spread))
+        if np.allclose(parameter * factor, effective, rtol=1e-4, atol=1e-6 * float(np.abs(effective).max())):
+            result[key] = _Weight(layer.weight, parameter, effective, factor, scale)
+    return result
+
+
+def _read(quantizer: ir.Node) -> tuple[str, str]:
+    exact, scale = quantizer.inputs[:2]
+    return str(exact and exact.name), str(scale and scale.name)
+
+
+def _spread(scale: np.ndarray, shape: tuple[int, ...], quantizer: ir.Node) -> np.ndarray:
+    """The scale of each element, as QuantizeLinear-21 has it."""
+    axis, block = quantizer.attributes.get_int("axis", 1), quantizer.attributes.get_int("block_size", 0)
+    if scale.ndim and block:
+        scale = np.repeat(scale, block, axis=axis).take(range(shape[axis]), axis=axis)
+    elif scale.ndim:
+        scale = scale.reshape([-1 if i == axis else 1 for i in range(len(shape))])
+    return np.broadcast_to(scale, shape)
+
+
+def _parameter(weight: _Weight, integers: np.ndarray) -> np.ndarray:
+    nearest = np.round(weight.effective / weight.scale)
+    # What saturates has no integer of its own, and the scale follows from the largest of these.
+    saturated = (np.abs(nearest) > np.abs(integers)) & (np.abs(nearest - integers) > 1)
+    moved = (integers != nearest) & (weight.factor != 0) & ~saturated
+    target = integers * weight.scale / np.where(weight.factor == 0, 1, weight.factor)
+    return np.where(moved, target, weight.parameter).astype(weight.parameter.dtype)
+
+
+def _round(
+    layer: Layer,
+    weight: _Weight,
+    read: list[np.ndarray],
+    exact: list[np.ndarray],
+    levels: int,
+    steps: int,
+    seed: int,
+) -> tuple[np.ndarray, dict[str, float]]:
+    """The chosen integers in the shape of the weight."""
+    groups = layer.node.attributes.get_int("group", 1) if layer.node.op_type == "Conv" else 1
+    matrix = _as_matrix(layer, weight.effective, groups)
+    scale = _as_matrix(layer, weight.scale, groups)
+    # One seed: the same places of both.
+    moments = Moments.of(_rows(layer.node, read, groups, seed), _rows(layer.node, exact, groups, seed), matrix)
+    integers, before, after = chosen_integers(matrix, scale, moments, levels, steps)
+    return _from_matrix(layer, integers, weight.effective.shape), {"nearest": before, "chosen": after}
+
+
+def _rows(node: ir.Node, arrays: list[np.ndarray], groups: int, seed: int) -> np.ndarray:
+    """What the layer reads, at places drawn by the seed: [groups, rows, inputs of a group]."""
+    rng = np.random.default_rng(seed)
+    if node.op_type != "Conv":
+        rows = np.concatenate([array.reshape(-1, array.shape[-1]) for array in arrays])
+    else:
+        rows = np.concatenate([windows(array, _window(node), _PLACES, rng) for array in arrays])
+    rows = rows.astype(np.float64)
+    if len(rows) > EXAMPLES * _PLACES:
+        rows = rows[rng.permutation(len(rows))[: EXAMPLES * _PLACES]]
+    return np.ascontiguousarray(rows.reshape(len(rows), groups, -1).transpose(1, 0, 2))
+
+
+def _window(node: ir.Node) -> Window:
+    weight = node.inputs[1]
+    kernel = tuple(int(d) for d in dims(weight)[2:]) if weight is not None else ()  # type: ignore[arg-type]
+    count = len(kernel)
+    pads = node.attributes.get_ints("pads")
+    automatic = node.attributes.get_string("auto_pad", "NOTSET")
+    if pads is None and automatic == "NOTSET":
+        pads = [0] * (2 * count)
+    return Window(
+        kernel,
+        tuple(node.attributes.get_ints("strides") or [1] * count),
+        tuple(node.attributes.get_ints("dilations") or [1] * count),
+        tuple(pads) if automatic == "NOTSET" and pads is not None else None,
+        automatic,
+    )
+
+
+def _as_matrix(layer: Layer, weight: np.ndarray, groups: int) -> np.ndarray:
+    """[groups, output channels of a group, inputs of a group]."""
+    rows = weight if layer.axis == 0 else weight.T
+    return rows.astype(np.float64).reshape(groups, rows.shape[0] // groups, -1)
+
+
+def _from_matrix(layer: Layer, matrix: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    rows = matrix.reshape(matrix.shape[0] * matrix.shape[1], -1)
+    return rows.reshape(shape) if layer.axis == 0 else rows.T

@@ -1,0 +1,193 @@
+"""Where a static int8 graph rounds: which values, and with whose scale.
+
+The aim is a graph in which every quantized layer reads and writes integers in ONNX Runtime: a layer's output is rounded
+after the activation that follows it, what only moves numbers about keeps their scale, and nothing is rounded that no
+quantized layer reads, so that islands of integers between float operators do not come up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+
+import onnx_ir as ir
+
+from archipel.graph.shapes import constant_array, dims, rank
+
+ARITHMETIC = frozenset({"Add", "Mul", "Concat", "AveragePool"})
+"""Computed on integers where all operands are: ONNX Runtime has QLinear kernels for them."""
+MOVEMENT = frozenset({"MaxPool", "Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze", "Slice", "Gather", "Split"})
+"""Their output has the scale of their input."""
+ACTIVATIONS = frozenset({"Relu", "Clip"})
+"""Done by the rounding of their result, where nothing else reads what comes before."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A node whose products are computed on integers. `axis` of the weight has the output's channels."""
+
+    node: ir.Node
+    axis: int | None
+    weight: str
+    """The name of the weight, "" for a product of two activations."""
+
+    @property
+    def key(self) -> str:
+        """What tells the layer from all others of a graph and its copies: the name of its output."""
+        return str(self.node.outputs[0].name)
+
+    @property
+    def name(self) -> str:
+        """What people know the layer by, and `exclude` matches: its weight, else the node."""
+        return self.weight or str(self.node.name)
+
+
+@dataclass
+class Placement:
+    """`rounded`: values that get a scale of their own; `sharing`: value -> the value whose scale it has."""
+
+    layers: list[Layer] = field(default_factory=list)
+    rounded: list[ir.Value] = field(default_factory=list)
+    sharing: dict[ir.Value, ir.Value] = field(default_factory=dict)
+    readers: set[ir.Node] = field(default_factory=set)
+
+
+def layers(graph: ir.Graph, constants: Collection[ir.Value], exclude: Collection[str] = ()) -> list[Layer]:
+    """The layers that can be quantized, but for those whose weight's name matches a glob in `exclude`."""
+    found = []
+    for node in graph:
+        layer = _layer(node, constants)
+        if layer is not None and not any(layer.name == glob or fnmatchcase(layer.name, glob) for glob in exclude):
+            found.append(layer)
+    return found
+
+
+def place(graph: ir.Graph, constants: Collection[ir.Value], exclude: Collection[str] = ()) -> Placement:
+    """Where to round so that the layers that can be (see `layers`) compute on integers."""
+    result = Placement(layers=layers(graph, constants, exclude))
+    chosen = {layer.node for layer in result.layers}
+    candidates = _candidates(graph, chosen, constants)
+    # Gemm and MatMul have kernels with integers in and floats out; these have not.
+    needed = {
+        _activated(node.outputs[0], candidates)
+        for node in candidates
+        if node.op_type in ARITHMETIC | {"Conv", "ConvTranspose"}
+    }
+    for node in reversed(list(graph)):
+        if node not in candidates:
+            continue
+        if node in chosen or any(value in needed for value in node.outputs):
+            result.readers.add(node)
+            if node.op_type not in ACTIVATIONS:
+                needed.update(_data(node, constants))
+            elif node.inputs[0] is not None:
+                needed.add(node.inputs[0])
+        else:
+            candidates.discard(node)
+    fused = {node.inputs[0] for node in candidates if node.op_type in ACTIVATIONS}
+    for value in _in_order(graph):
+        if value in needed and value not in fused:
+            maker = value.producer()
+            moved = maker is not None and maker in candidates and maker.op_type in MOVEMENT
+            if maker is not None and moved and maker.inputs[0] is not None:
+                result.sharing[value] = maker.inputs[0]
+            else:
+                result.rounded.append(value)
+    return result
+
+
+def _activated(value: ir.Value, candidates: Collection[ir.Node]) -> ir.Value:
+    """What comes after the activation that the rounding of this value does, if there is one."""
+    reader = next((use.node for use in value.uses()), None)
+    fused = reader is not None and reader in candidates and reader.op_type in ACTIVATIONS
+    return reader.outputs[0] if fused and reader is not None else value
+
+
+def _layer(node: ir.Node, constants: Collection[ir.Value]) -> Layer | None:
+    if node.domain != "" or node.op_type not in ("Conv", "ConvTranspose", "Gemm", "MatMul"):
+        return None
+    data, weight = node.inputs[0], node.inputs[1]
+    if data is None or weight is None or data.dtype != ir.DataType.FLOAT or data in constants:
+        return None
+    if weight not in constants:
+        return Layer(node, None, "") if node.op_type == "MatMul" else None
+    if node.op_type == "ConvTranspose" and node.attributes.get_int("group", 1) > 1:
+        return None  # a scale for each channel of each group has no place in DequantizeLinear
+    bias = node.inputs[2] if len(node.inputs) > 2 else None
+    if bias is not None and bias not in constants:
+        return None
+    axis = {"Conv": 0, "ConvTranspose": 1, "MatMul": rank(weight) - 1}.get(node.op_type, 0)
+    if node.op_type == "Gemm":
+        scaled = node.attributes.get_float("beta", 1.0) != 1.0 or node.attributes.get_float("alpha", 1.0) != 1.0
+        fits = bias is None or dims(bias) == dims(node.outputs[0])[1:]
+        if (bias is not None and (scaled or not fits)) or node.attributes.get_int("transA", 0):
+            return None
+        axis = 0 if node.attributes.get_int("transB", 0) else 1
+    if node.op_type == "MatMul" and rank(weight) != 2:
+        return None
+    return Layer(node, axis, source_name(weight))
+
+
+def source_name(weight: ir.Value) -> str:
+    """The name of the largest initializer that the value is computed from: its weight, before masks and folding."""
+    found, stack, seen = [], [weight], set()
+    while stack:
+        value = stack.pop()
+        if value in seen:
+            continue
+        seen.add(value)
+        maker = value.producer()
+        if maker is not None:
+            stack.extend(v for v in maker.inputs if v is not None)
+        elif value.const_value is not None and value.dtype == ir.DataType.FLOAT:  # masks are bool
+            found.append((value.const_value.size, str(value.name)))
+    return max(found)[1] if found else str(weight.name)
+
+
+def _candidates(graph: ir.Graph, chosen: Collection[ir.Node], constants: Collection[ir.Value]) -> set[ir.Node]:
+    """Nodes that can compute on integers if what reads them does."""
+    found = set(chosen)
+    for node in graph:
+        if node in found or node.domain != "":
+            continue
+        data = _data(node, constants)
+        producers = [value.producer() for value in data]
+        if not data or any(producer is None or producer not in found for producer in producers):
+            continue
+        if node.op_type in ARITHMETIC:
+            constant = [v for v in node.inputs if v is not None and v in constants and v.dtype == ir.DataType.FLOAT]
+            if not constant and not _ceils(node):
+                found.add(node)
+        elif (node.op_type in MOVEMENT and len(node.outputs) == 1) or (
+            node.op_type in ACTIVATIONS and _bounds_from_zero(node) and _only_reader(data[0])
+        ):
+            found.add(node)
+    return found
+
+
+def _data(node: ir.Node, constants: Collection[ir.Value]) -> list[ir.Value]:
+    values = [value for value in node.inputs if value is not None and value not in constants]
+    if node.op_type in MOVEMENT | ACTIVATIONS:
+        values = values[:1]
+    return [value for value in values if value.dtype == ir.DataType.FLOAT]
+
+
+def _bounds_from_zero(node: ir.Node) -> bool:
+    """Relu, or a Clip from 0: with a zero point at the lowest integer the rounding does what they do."""
+    if node.op_type == "Relu":
+        return True
+    low = constant_array(node.inputs[1]) if len(node.inputs) > 1 else None
+    return low is not None and float(low) == 0.0
+
+
+def _only_reader(value: ir.Value) -> bool:
+    return len(list(value.uses())) == 1 and not value.is_graph_output()
+
+
+def _ceils(node: ir.Node) -> bool:
+    return node.op_type == "AveragePool" and bool(node.attributes.get_int("ceil_mode", 0))
+
+
+def _in_order(graph: ir.Graph) -> list[ir.Value]:
+    return [*graph.inputs, *(value for node in graph for value in node.outputs)]

@@ -1,0 +1,152 @@
+"""Weights stored in 8 or 4 bits, computation in float: small files, the accuracy of rounded weights alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Literal
+
+import onnx_ir as ir
+
+from archipel.compression.compressed import CompressedModel
+from archipel.compression.deploy import constants, evaluate_constants
+from archipel.compression.quantize.arguments import choices, whole
+from archipel.compression.quantize.blocks import Grid, rounded
+from archipel.compression.quantize.layerwise import fit_layers
+from archipel.compression.quantize.placement import source_name
+from archipel.compression.quantize.simulation import float_form
+from archipel.errors import CompressionError
+from archipel.graph import Builder, Model
+from archipel.graph.shapes import dims, is_static, rank
+
+if TYPE_CHECKING:
+    from archipel.compression.work import Work
+
+_RECURRENT = ("LSTM", "GRU", "RNN")
+
+
+@dataclass(frozen=True)
+class WeightOnly:
+    """Weights of Conv, ConvTranspose, Gemm, MatMul, LSTM, GRU, RNN and embeddings (Gather) in `bits` 8 or 4.
+
+    Each block of `block_size` weights along what a layer sums over has a scale, float32 (4 bits in blocks of 32 are 5
+    bits a weight); None: one scale for each output channel. A convolution's blocks run over its input channels and
+    window as one axis. Weights with at most one block have one scale per channel. `weights="mse"` ends the range of
+    each block where rounding has the least squared error, "max" at its largest. `rounding="adaround"` chooses the
+    integers of Conv, Gemm and MatMul by what comes out of the layer on calibration data, as in `StaticInt8`. Weights
+    with fewer than `smallest` elements, and those whose name matches a glob in `exclude`, stay in float.
+
+    Runtimes multiply the integers out when they open the graph: it runs as fast as in float, in as much memory.
+    """
+
+    bits: Literal[8, 4] = 8
+    block_size: int | None = 32
+    weights: Literal["max", "mse"] = "max"
+    rounding: Literal["nearest", "adaround"] = "nearest"
+    rounding_steps: int = 500
+    smallest: int = 256
+    exclude: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        choices(self, bits=(8, 4), weights=("max", "mse"), rounding=("nearest", "adaround"))
+        whole(self, "smallest", "rounding_steps")
+        if self.block_size is not None:
+            whole(self, "block_size")
+
+    def apply(self, model: CompressedModel, work: Work) -> CompressedModel:
+        if model.training_form is not None:
+            raise CompressionError(
+                "WeightOnly: the model is quantized already; quantize once, as the last step of a recipe"
+            )
+        simulated = self._rounded(model, work)
+        if self.rounding == "adaround":
+            calibration = work.need_calibration(self)
+            fitted = fit_layers(
+                model, simulated, calibration, work, levels=self._levels, rounding_steps=self.rounding_steps
+            )
+            work.note(adaround=fitted.errors)
+            model = model.with_parameters(fitted.parameters)
+            simulated = self._rounded(model, work)
+        return CompressedModel(simulated, training_form=Model(model.copy().ir))
+
+    @property
+    def _levels(self) -> int:
+        return int(2 ** (self.bits - 1) - 1)
+
+    def _rounded(self, model: CompressedModel, work: Work) -> ir.Model:
+        simulated = float_form(model)
+        found = [weight for weight in _weights(simulated.graph) if self._takes(weight)]
+        if not found:
+            raise CompressionError(f"WeightOnly: the model has no weight of {self.smallest} elements or more")
+        contents = {}
+        if self.weights == "mse":
+            contents = evaluate_constants(simulated, [str(weight.value.name) for weight in found])
+        op = Builder(simulated.graph, scope=f"int{self.bits}")
+        for number, weight in enumerate(found, start=1):
+            work.progress(number, len(found), f"weight {weight.name}")
+            grid = Grid.of(weight.sizes, weight.inputs, weight.outputs, self.block_size)
+            name, shares = str(weight.value.name), None
+            if name in contents:
+                shares = grid.shares(contents[name].reshape(grid.shape), self._levels)
+            with op.before(weight.readers[0][0]):
+                result = rounded(op, weight.value, grid, self.bits, shares, name)
+            for node, index in weight.readers:
+                node.replace_input_with(index, result)
+        work.note(weights=[weight.name for weight in found])
+        return simulated
+
+    def _takes(self, weight: _Weight) -> bool:
+        count = 1
+        for size in weight.sizes:
+            count *= size
+        named = any(weight.name == glob or fnmatchcase(weight.name, glob) for glob in self.exclude)
+        return count >= self.smallest and not named
+
+
+@dataclass(frozen=True)
+class _Weight:
+    """A constant that layers multiply with or look up in: who reads it, and which axes are summed over and written."""
+
+    value: ir.Value
+    name: str
+    sizes: tuple[int, ...]
+    inputs: int
+    outputs: int
+    readers: tuple[tuple[ir.Node, int], ...]
+
+
+def _weights(graph: ir.Graph) -> Iterator[_Weight]:
+    known = constants(graph)
+    readers: dict[ir.Value, list[tuple[ir.Node, int, int, int]]] = {}
+    for node in graph:
+        for index, inputs, outputs in _slots(node):
+            value = node.inputs[index]
+            if value is not None and value in known and value.dtype == ir.DataType.FLOAT and is_static(dims(value)):
+                readers.setdefault(value, []).append((node, index, inputs, outputs))
+    for value, found in readers.items():
+        _, _, inputs, outputs = found[0]
+        sizes = tuple(d for d in dims(value) if isinstance(d, int))
+        yield _Weight(value, source_name(value), sizes, inputs, outputs, tuple((n, i) for n, i, _, _ in found))
+
+
+def _slots(node: ir.Node) -> Iterator[tuple[int, int, int]]:
+    """Which inputs of the node are weights: index, the axis that is summed over, the axis of the outputs."""
+    if node.domain != "" or len(node.inputs) < 2:
+        return
+    if node.op_type in ("Conv", "ConvTranspose"):
+        yield (1, 1, 0)  # both are read in rows of the first axis
+    elif node.op_type == "Gemm":
+        yield (1, 1, 0) if node.attributes.get_int("transB", 0) else (1, 0, 1)
+    elif node.op_type == "MatMul":
+        for index, value in enumerate(node.inputs[:2]):
+            size = 0 if value is None or value.shape is None else rank(value)
+            if size >= 2:
+                yield (index, size - 2, size - 1) if index else (index, size - 1, size - 2)
+    elif node.op_type in _RECURRENT:
+        yield (1, 2, 1)
+        yield (2, 2, 1)
+    elif node.op_type == "Gather" and node.attributes.get_int("axis", 0) == 0:
+        value = node.inputs[0]
+        if value is not None and value.shape is not None and rank(value) == 2:
+            yield (0, 1, 0)

@@ -1,0 +1,136 @@
+"""Recipes as TOML files, and what parts there are.
+
+    [[part]]
+    kind = "prune_channels"
+    flops = 0.5
+
+    [part.fine_tune]
+    epochs = 2
+
+    [[part]]
+    kind = "static_int8"
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+import tomli_w
+
+from archipel.compression.distil import Distil
+from archipel.compression.fine_tune import FineTune
+from archipel.compression.low_rank import LowRank
+from archipel.compression.masks import PruneNM, PruneWeights
+from archipel.compression.part import Part
+from archipel.compression.prune.structured import PruneChannels
+from archipel.compression.quantize.dynamic import DynamicInt8
+from archipel.compression.quantize.static import StaticInt8
+from archipel.compression.quantize.weight_only import WeightOnly
+from archipel.errors import CompressionError
+
+PARTS: tuple[type[Any], ...] = (
+    PruneChannels, LowRank, Distil, FineTune, PruneWeights, PruneNM, StaticInt8, DynamicInt8, WeightOnly,
+)  # fmt: skip
+"""Every kind of part; in files its name is written like `static_int8`."""
+
+
+def kind_of(part: type[Any]) -> str:
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", part.__name__).lower()
+
+
+def load_recipe(path: str | os.PathLike[str]) -> list[Part]:
+    """Read a recipe. Raises CompressionError that names the file, the part and the field."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise CompressionError(f"{path}: no such file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise CompressionError(f"{path}: cannot be read: {error}") from None
+    try:
+        return parse_recipe(text)
+    except CompressionError as error:
+        raise CompressionError(f"{path}: {error}") from None
+
+
+def parse_recipe(text: str) -> list[Part]:
+    """As `load_recipe`, from the text of a file."""
+    try:
+        content = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise CompressionError(f"not TOML: {error}") from None
+    parts = content.pop("part", None)
+    if content or not isinstance(parts, list) or not parts:
+        extra = f"; unknown: {', '.join(map(repr, content))}" if content else ""
+        raise CompressionError(f"a recipe is a list of [[part]] tables, each with a kind{extra}")
+    return [_part(number, dict(part)) for number, part in enumerate(parts, start=1)]
+
+
+def write_recipe(parts: Sequence[Part]) -> str:
+    """The recipe as TOML, with what is not the default. Raises CompressionError for what is no part."""
+    return tomli_w.dumps({"part": [_fields(part) for part in checked(parts)]})
+
+
+def checked(parts: Sequence[Part]) -> list[Part]:
+    """The parts of a recipe. Raises CompressionError for what is none."""
+    if isinstance(parts, str) or not isinstance(parts, Sequence):
+        raise CompressionError(f"recipe: expected a list of parts, got {type(parts).__name__}; load_recipe reads a file")
+    for part in parts:
+        if not isinstance(part, PARTS):
+            known = ", ".join(kind.__name__ for kind in PARTS)
+            raise CompressionError(f"recipe: {part!r} is no part; there are {known}")
+    return list(parts)
+
+
+def _part(number: int, fields: dict[str, Any]) -> Part:
+    kinds = {kind_of(kind): kind for kind in PARTS}
+    kind = kinds.get(str(fields.pop("kind", "")))
+    if kind is None:
+        raise CompressionError(f"part {number}: kind is one of {', '.join(kinds)}")
+    return cast(Part, _built(kind, fields, f"part {number} ({kind_of(kind)})"))
+
+
+def _built(kind: type[Any], fields: dict[str, Any], where: str) -> Any:
+    known = {field.name: field for field in dataclasses.fields(kind)}
+    for name in fields:
+        if name not in known:
+            raise CompressionError(f"{where}: no field {name!r}; there are {', '.join(known)}")
+    nested = {name: FineTune for name, value in fields.items() if isinstance(value, dict)}
+    values = {name: _built(nested[name], value, f"{where}.{name}") if name in nested else value
+              for name, value in fields.items()}  # fmt: skip
+    plain = {name: value for name, value in values.items() if name not in nested}
+    try:
+        types = {name: hint for name, hint in _hints(kind).items() if name in plain}
+        plain = {name: msgspec.convert(value, types[name]) for name, value in plain.items()}
+        return kind(**{**values, **plain})
+    except msgspec.ValidationError as error:
+        raise CompressionError(f"{where}: {error}") from None
+
+
+def _hints(kind: type[Any]) -> dict[str, Any]:
+    import typing
+
+    return typing.get_type_hints(kind)
+
+
+def _fields(part: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {"kind": kind_of(type(part))}
+    found.update(_changed(part))
+    return found
+
+
+def _changed(part: Any) -> dict[str, Any]:
+    """The fields that are not their defaults; None has no form in TOML and is always a default."""
+    found: dict[str, Any] = {}
+    for field in dataclasses.fields(part):
+        value = getattr(part, field.name)
+        if value is None or value == field.default:
+            continue
+        found[field.name] = _changed(value) if dataclasses.is_dataclass(value) else value
+    return found

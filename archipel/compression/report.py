@@ -1,0 +1,92 @@
+"""What compression did: measured before and after each part."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from archipel.compression.score import Score
+from archipel.graph import Model
+from archipel.graph.flops import flops_per_example
+from archipel.graph.slim import slim
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One model as a device would run it.
+
+    `nbytes`: the ONNX file; `zipped`: the same deflated, as it travels; `weights`: numbers stored, `flops`: two per
+    multiply-accumulate for one example. `loss` and `accuracy` (0 to 1) are of the validation data, if there is some.
+    """
+
+    nbytes: int
+    zipped: int
+    weights: int
+    flops: int
+    loss: float | None = None
+    accuracy: float | None = None
+
+    @classmethod
+    def of(cls, model: Model, deployed: Model, score: Score | None = None) -> Measured:
+        """`deployed` is what devices run of `model`."""
+        data = slim(deployed.ir).SerializeToString(deterministic=True)
+        buffer = io.BytesIO()
+        with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr(zipfile.ZipInfo("model.onnx"), data, zipfile.ZIP_DEFLATED)
+        return cls(
+            nbytes=len(data),
+            zipped=buffer.tell(),
+            weights=sum(array.size for array in model.parameters.values()),
+            flops=flops_per_example(deployed),
+            loss=None if score is None else score.loss,
+            accuracy=None if score is None else score.accuracy,
+        )
+
+
+@dataclass(frozen=True)
+class Step:
+    """One part of the recipe: what it is, how long it took, what came out, and the facts that it noted."""
+
+    part: str
+    seconds: float
+    after: Measured
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Report:
+    """What `compress` did with a `recipe` (TOML). Prints as a table."""
+
+    recipe: str
+    before: Measured
+    steps: tuple[Step, ...]
+    seed: int
+
+    @property
+    def after(self) -> Measured:
+        return self.steps[-1].after if self.steps else self.before
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as numbers, strings, lists and dictionaries."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        rows = [("", "bytes", "zipped", "weights", "MFLOPs", "accuracy", "loss"), _row("before", self.before)]
+        rows += [_row(step.part, step.after) for step in self.steps]
+        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+        return "\n".join(_aligned(row, widths) for row in rows)
+
+
+def _row(title: str, found: Measured) -> tuple[str, ...]:
+    accuracy = "-" if found.accuracy is None else f"{100 * found.accuracy:.2f} %"
+    loss = "-" if found.loss is None else f"{found.loss:.4f}"
+    title = title if len(title) <= 60 else title[:57] + "..."
+    return title, f"{found.nbytes:,}", f"{found.zipped:,}", f"{found.weights:,}", f"{found.flops / 1e6:.2f}", accuracy, loss
+
+
+def _aligned(row: Sequence[str], widths: Sequence[int]) -> str:
+    first, *rest = (cell.rjust(width) if i else cell.ljust(width) for i, (cell, width) in enumerate(zip(row, widths)))
+    return "  ".join([first, *rest]).rstrip()

@@ -1,0 +1,71 @@
+"""Latency on the Lite runtime: models in turns on one thread, so that a slow phase of the machine meets all of them."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+
+from archipel.bundle import (
+    Limits,
+    PrivacyPolicy,
+    Program,
+    generate_key,
+    write_bundle,
+    write_weights,
+)
+from archipel.bundle.roles import DType, Example, Output
+from archipel.graph import Model
+from archipel.lite_runtime import Runtime, load
+
+LEAST, MOST, WARM_UP, SECONDS = 15, 2000, 3, 0.3
+
+
+def latencies(models: Sequence[Model], fields: Mapping[str, np.ndarray], seconds: float = SECONDS) -> list[float]:
+    """The median of one prediction of `fields` in microseconds, for each model; one thread, on the CPU.
+
+    The models run in turns, LEAST to MOST times each, as often as `seconds` for all of them allow.
+    """
+    with tempfile.TemporaryDirectory(prefix="archipel-latency-") as folder:
+        runtimes = [_runtime(model, Path(folder) / str(number)) for number, model in enumerate(models)]
+        feed = dict(fields)
+        for runtime in runtimes * WARM_UP:
+            runtime.predict(feed)
+        times: list[list[int]] = [[] for _ in runtimes]
+        deadline = time.perf_counter() + seconds
+        for turn in range(MOST):
+            if turn >= LEAST and time.perf_counter() > deadline:
+                break
+            for runtime, found in zip(runtimes, times):
+                started = time.perf_counter_ns()
+                runtime.predict(feed)
+                found.append(time.perf_counter_ns() - started)
+    return [statistics.median(found) / 1e3 for found in times]
+
+
+def _runtime(model: Model, folder: Path) -> Runtime:
+    """The model as a bundle that lives as long as the measurement; nothing of it leaves this machine."""
+    key = generate_key()
+    predict = Program(
+        kind="predict",
+        file="predict.onnx",
+        inputs=tuple(Example(name=i.name, dtype=cast(DType, i.dtype), shape=i.shape) for i in model.inputs),
+        outputs=tuple(Output(name=o.name, dtype=cast(DType, o.dtype), shape=o.shape) for o in model.outputs),
+    )
+    write_bundle(
+        folder,
+        name="latency",
+        programs={"predict": predict},
+        graphs={"predict.onnx": model.to_bytes()},
+        weights=write_weights({}),
+        parameters=(),
+        limits=Limits(peak_bytes=1, flops_per_example=1, upload_bytes=0),
+        privacy=PrivacyPolicy(modes=("secure",), min_cohort=3, threshold=0.67, max_clip=1.0, max_bits=16),
+        key=key,
+    )
+    return load(folder, [key.public_key().public_bytes_raw()], threads=1, delegates=["cpu"])

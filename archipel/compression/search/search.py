@@ -1,0 +1,257 @@
+"""`search`: find a recipe that meets a target, by trying recipes and measuring what they make."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from archipel.compression.compress import compress
+from archipel.compression.compressed import CompressedModel
+from archipel.compression.examples import Data, Examples, fixed_batch
+from archipel.compression.part import Part
+from archipel.compression.recipe import write_recipe
+from archipel.compression.report import Measured
+from archipel.compression.score import default_loss, score
+from archipel.compression.search.history import OBJECTIVES, History, Outcome, Trial
+from archipel.compression.search.latency import latencies
+from archipel.compression.search.point import Metrics, Point, save_point
+from archipel.compression.search.result import SearchResult
+from archipel.compression.search.space import Space
+from archipel.compression.search.target import Target, parse_target
+from archipel.compression.work import Progress
+from archipel.errors import CompressionError
+from archipel.graph import Model
+from archipel.training.losses import Loss
+
+TRIALS = 30
+REPEATS = 50
+"""Proposals in a row that lead to recipes that are known: the space holds nothing else worth looking for."""
+
+
+@dataclass(frozen=True)
+class SearchProgress:
+    """Trial `trial` of `trials`, whose recipe is at `inner`."""
+
+    trial: int
+    trials: int
+    inner: Progress
+
+
+def search(
+    model: Model,
+    target: str | Target,
+    data: Data | None = None,
+    calibration: Data | None = None,
+    validation: Data | None = None,
+    *,
+    folder: str | os.PathLike[str],
+    trials: int = TRIALS,
+    minutes: float | None = None,
+    loss: Loss | None = None,
+    seed: int = 0,
+    space: Space | None = None,
+    on_progress: Callable[[SearchProgress], None] | None = None,
+) -> SearchResult:
+    """Try recipes on `model` until `trials` of them are measured or `minutes` are over, and say which meets `target`.
+
+    `target` is text such as "size<100kB, accuracy>=-0.5" (see `search.target`); `data`, `calibration` and `validation`
+    are as in `compress`. Validation data are needed: accuracy is measured on them. Without `data` nothing is trained.
+
+    `space` says what is tried, by default all that the parts of recipes and the data allow.
+
+    First each form of numbers is tried by itself, then Optuna's TPE proposes recipes: towards the Pareto front of
+    accuracy and size (and of what else the target bounds) among those that meet it. Recipes are screened without
+    fine-tuning; only one whose size, FLOPs and latency meet the target is trained. Latency is measured on the Lite
+    runtime, and guides the search where the target bounds it.
+
+    Every point is a folder below `folder`/points with recipe.toml, model.onnx, trainable.onnx and metrics.json, which
+    has its seed; `compress` with that recipe and seed makes the same bytes. The same call on the same folder goes on
+    where the last one ended, however that was; target, trials and minutes may differ. Raises CompressionError.
+    """
+    wanted = parse_target(target) if isinstance(target, str) else target
+    if trials < 1 or (minutes is not None and not minutes > 0):
+        raise CompressionError(f"search: trials must be from 1 and minutes above 0, are {trials} and {minutes}")
+    if validation is None:
+        raise CompressionError("search needs validation data to measure accuracy on; pass validation=(inputs, labels)")
+    run = _Search(model, wanted, data, calibration, validation, loss, seed, Path(folder), space, on_progress)
+    try:
+        return run.go_on(trials, None if minutes is None else time.monotonic() + 60 * minutes)
+    finally:
+        run.history.close()
+
+
+class _Search:
+    def __init__(
+        self,
+        model: Model,
+        target: Target,
+        data: Data | None,
+        calibration: Data | None,
+        validation: Data,
+        loss: Loss | None,
+        seed: int,
+        folder: Path,
+        space: Space | None,
+        on_progress: Callable[[SearchProgress], None] | None,
+    ) -> None:
+        self.model, self.target, self.seed, self.folder = model, target, seed, folder
+        given = {"data": (data, True), "calibration": (calibration, False), "validation": (validation, True)}
+        self.sets = {
+            what: None if each is None else Examples.of(each, model, what, labelled).feed
+            for what, (each, labelled) in given.items()
+        }
+        self.validation = Examples.of(validation, model, "validation", labelled=True)
+        self.loss = loss or default_loss(self.validation.labels)
+        self.on_progress = on_progress
+        self.space = space or Space.of(data is not None, data is not None or calibration is not None)
+        if self.space.training and data is None:
+            raise CompressionError("search: the space has fine-tuning, which needs training data; pass data=")
+        self.feed = dict(self.validation.take(slice(0, fixed_batch(model) or 1)).fields)
+        self.deployed = CompressedModel.of(model).deployed()
+        self._open()
+        guides = [name for name in OBJECTIVES if name in ("quality", "size") or name in target.quantities]
+        self.history = History(folder / "trials.sqlite", self.space, seed, guides)
+        for trial in self.history.trials:
+            if trial.point and trial.point not in self.points:
+                raise CompressionError(f"{folder}: point {trial.point} is gone; remove the folder or choose another")
+
+    def go_on(self, trials: int, deadline: float | None) -> SearchResult:
+        done = sum(trial.new for trial in self.history.trials)
+        repeats = 0
+        while done < trials and repeats < REPEATS and (deadline is None or time.monotonic() < deadline):
+            number = len(self.history.trials)
+            if number < len(self.space.anchors):
+                values = self.space.anchors[number]
+            else:
+                values = self.history.propose([self._outcome(trial) for trial in self.history.trials])
+            trial = self._tried(values, partial(self._tell, done + 1, trials))
+            self.history.add(trial, self._outcome(trial))
+            repeats = 0 if trial.new else repeats + 1
+            done += trial.new
+        return self.result(exhausted=repeats >= REPEATS)
+
+    def result(self, exhausted: bool) -> SearchResult:
+        failed = {write_recipe(self.space.recipe(t.values)): t.error for t in self.history.trials if t.error}
+        points = tuple(self.points.values())
+        return SearchResult(
+            self.target, self.original, points, tuple(failed.items()), self.folder, self.seed, exhausted
+        )
+
+    def _tried(self, values: dict[str, Any], tell: Callable[[Progress], None]) -> Trial:
+        """Screen the recipe, and train it where that can help."""
+        full = self.space.recipe(values)
+        for trial in self.history.trials:
+            if trial.error and self.space.recipe(trial.values) == full:
+                return replace(trial, values=values, new=False)
+        number = None
+        try:
+            cheap = self.space.recipe(self.space.screened(values))
+            number = self._point(cheap, tell)
+            if full != cheap and self._worth_training(self._metrics(number)):
+                number = self._point(full, tell)
+        except CompressionError as error:
+            return Trial(values, number, True, str(error))
+        return Trial(values, number, all(trial.point != number for trial in self.history.trials))
+
+    def _worth_training(self, found: Metrics) -> bool:
+        excesses = self.target.excesses(found, self.original)
+        return all(excess <= 0 for quantity, excess in excesses.items() if quantity != "accuracy")
+
+    def _outcome(self, trial: Trial) -> Outcome | None:
+        if trial.point is None:
+            return None
+        found = self._metrics(trial.point)
+        objectives = (-found.quality, float(found.nbytes), found.latency_ratio, float(found.flops))
+        return Outcome(objectives, self.target.excesses(found, self.original))
+
+    def _metrics(self, number: int) -> Metrics:
+        return self.points[number].metrics if number else self.original
+
+    def _point(self, recipe: Sequence[Part], tell: Callable[[Progress], None]) -> int:
+        """The number of the recipe's point, which is made if it is not there; 0 for no parts, the original."""
+        if not recipe:
+            return 0
+        for point in self.points.values():
+            if list(point.recipe) == list(recipe):
+                return point.number
+        number = max(self.points, default=0) + 1
+        running = self.folder / f"running-{hashlib.sha256(write_recipe(recipe).encode()).hexdigest()[:16]}"
+        for stale in self.folder.glob("running-*"):
+            if stale != running:
+                shutil.rmtree(stale)
+        started = time.monotonic()
+        small, report = compress(
+            self.model, recipe, **self.sets, loss=self.loss, seed=self.seed,
+            folder=running, on_progress=tell,
+        )  # fmt: skip
+        deployed = small.deployed()
+        before, after = latencies([self.deployed, deployed], self.feed)
+        metrics = _metrics(report.after, after, after / before)
+        place = self.folder / "points" / f"{number:03d}"
+        self.points[number] = save_point(
+            place, number, recipe, self.seed, small, deployed, metrics, time.monotonic() - started
+        )
+        shutil.rmtree(running)
+        return number
+
+    def _tell(self, trial: int, trials: int, inner: Progress) -> None:
+        if self.on_progress is not None:
+            self.on_progress(SearchProgress(trial, trials, inner))
+
+    def _open(self) -> None:
+        """Read what the folder has of this search, or begin it there."""
+        path = self.folder / "search.json"
+        fingerprint = self._fingerprint()
+        if path.exists():
+            try:
+                state = json.loads(path.read_text(encoding="utf-8"))
+                run, self.original = state["run"], Metrics(**state["original"])
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                raise CompressionError(f"{path}: not the state of a search ({error}); choose another folder") from None
+            if run != fingerprint:
+                raise CompressionError(
+                    f"{self.folder}: a search with another model, seed, data, or other parts to choose from; remove "
+                    "the folder or choose another"
+                )
+        else:
+            if self.folder.exists() and any(self.folder.iterdir()):
+                raise CompressionError(f"{self.folder}: neither empty nor the folder of a search; choose another")
+            (self.folder / "points").mkdir(parents=True)
+            measured = Measured.of(self.model, self.deployed, score(self.deployed, self.validation, self.loss))
+            latency = latencies([self.deployed], self.feed)[0]
+            self.original = _metrics(measured, latency, 1.0)
+            content = {"run": fingerprint, "seed": self.seed, "original": asdict(self.original)}
+            partial = path.with_suffix(".partial")
+            partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+            os.replace(partial, path)
+        folders = sorted((self.folder / "points").glob("[0-9]*"))
+        self.points = {point.number: point for point in map(Point.load, folders)}
+
+    def _fingerprint(self) -> str:
+        digest = hashlib.sha256(self.model.to_bytes())
+        digest.update(f"{self.seed} {self.loss!r} {self.space.choices!r} {self.space.forms!r}".encode())
+        for what, arrays in self.sets.items():
+            for name, array in sorted((arrays or {}).items()):
+                digest.update(f"{what}/{name} {array.dtype} {array.shape}".encode())
+                digest.update(np.ascontiguousarray(array).data)
+        return digest.hexdigest()
+
+
+def _metrics(measured: Measured, latency_us: float, ratio: float) -> Metrics:
+    loss, accuracy = measured.loss, measured.accuracy
+    if loss is None or not math.isfinite(loss):
+        raise CompressionError(f"the loss on the validation data is {loss}, no number that can be compared")
+    return Metrics(
+        measured.nbytes, measured.zipped, measured.weights, measured.flops, loss, accuracy, latency_us, ratio
+    )

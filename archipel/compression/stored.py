@@ -1,0 +1,68 @@
+"""A graph as it stands in its file: nothing upgraded, folded or renamed, so that what is shown is what runs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnx_ir.passes.common as common
+
+from archipel.errors import ModelImportError
+from archipel.graph import Model
+
+MAX_BYTES = 2**31 - 1
+
+
+def read_stored(path: str | os.PathLike[str]) -> Model:
+    """Read an ONNX file of any opset and domain, its external data included, to look at it or to run it.
+
+    `Model.from_onnx` brings a graph to one form; this one only infers the shapes that ONNX can, takes weights out of
+    the inputs, and names nodes without a name of their own ("Conv_3"). Raises ModelImportError that names the file.
+    """
+    where = os.fspath(path)
+    try:
+        if Path(path).stat().st_size > MAX_BYTES:
+            raise ModelImportError(f"{where}: {Path(path).stat().st_size:,} bytes; at most {MAX_BYTES:,} can be read")
+        proto = onnx.load(path, format="protobuf")
+        if not proto.graph.output:
+            raise ModelImportError(f"{where}: not an ONNX model, it has no graph outputs")
+        if proto.ByteSize() > MAX_BYTES:
+            raise ModelImportError(f"{where}: {proto.ByteSize():,} bytes of weights; at most {MAX_BYTES:,} can be read")
+        onnx.checker.check_model(proto)
+        model = ir.from_proto(onnx.shape_inference.infer_shapes(proto, data_prop=True))
+    except OSError as error:
+        raise ModelImportError(f"{error.filename or where}: {error.strerror or error}") from None
+    except ModelImportError:
+        raise
+    except Exception as error:
+        # Protobuf, the C++ checker, inference and external data each have their own exceptions.
+        text = " ".join(str(error).split())[:300] or type(error).__name__
+        raise ModelImportError(f"{where}: not a valid ONNX file ({text})") from error
+    common.RemoveInitializersFromInputsPass()(model)
+    _name_nodes(model.graph)
+    return Model(model)
+
+
+def _name_nodes(graph: ir.Graph) -> None:
+    taken: set[str] = set()
+    for index, node in enumerate(graph):
+        if not node.name or node.name in taken:
+            node.name = f"{node.op_type}_{index}"
+        while node.name in taken:
+            node.name += "_"
+        taken.add(node.name)
+
+
+def fix_inputs(model: Model, values: Mapping[str, np.ndarray]) -> Model:
+    """A copy in which graph inputs have become initializers with these values."""
+    work = Model(model.ir.clone())
+    graph = work.ir.graph
+    for value in [each for each in graph.inputs if each.name in values]:
+        graph.inputs.remove(value)
+        value.const_value = ir.tensor(values[str(value.name)], name=value.name)
+        graph.register_initializer(value)
+    return work

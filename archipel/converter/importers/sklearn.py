@@ -1,0 +1,230 @@
+"""scikit-learn estimators to Model: skl2onnx converts, classical operators become standard, answers are compared."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnx_ir.passes.common as common
+
+from archipel.converter.importers.ml_operators import rewrite
+from archipel.errors import MissingExtraError, ModelImportError
+from archipel.graph.batch import BATCH
+from archipel.graph.build import Builder
+from archipel.graph.cleaning import clean
+from archipel.graph.comparison import TOLERANCE, CannotRunError, Reference, deviation
+from archipel.graph.model import Model
+from archipel.graph.opset import IR_VERSION, OPSET
+from archipel.graph.parameters import record_parameters
+from archipel.graph.passes import remove_dead_code
+from archipel.graph.report import ImportReport
+from archipel.graph.shapes import dims, is_float, rank
+
+INPUT = "input"
+_CLASSICAL_OPSET = 3  # of ai.onnx.ml
+_SAMPLES = 256
+_LAYERS = ("Gemm", "MatMul")
+_SMALLEST = 1e-30
+
+
+def from_sklearn(estimator: Any, example: Any) -> Model:
+    """See `Model.from_sklearn`."""
+    try:
+        import skl2onnx  # noqa: F401
+        import sklearn
+    except ModuleNotFoundError as error:
+        raise MissingExtraError((error.name or "skl2onnx").partition(".")[0], "sklearn") from None
+    name = type(estimator).__name__
+    rows = _rows(example, name)
+    expected = _answers(estimator, rows, name)
+    proto = _convert(estimator, rows.shape[1], name)
+    imported = _standard(proto, estimator, name)
+    try:
+        runtime = Reference(imported.to_bytes())
+        found = max(deviation(runtime.run({INPUT: x})[-1:], [answer]) for x, answer in expected)
+    except CannotRunError as error:
+        raise ModelImportError(f"{name}: ONNX Runtime cannot run the import: {error}") from None
+    if not found <= TOLERANCE:
+        raise ModelImportError(
+            f"{name}: the import differs from the estimator by {found:.2g} of its largest answer on the example and "
+            f"numbers like it; {TOLERANCE:g} is allowed"
+        )
+    report = ImportReport(f"scikit-learn {sklearn.__version__} ({name})", deviation=found, samples=len(expected))
+    classes = getattr(estimator, "classes_", None)
+    if classes is not None:
+        report = report.noting(f"classes, in the order of the outputs: {', '.join(map(str, classes))}")
+    report.record(imported.ir)
+    return imported
+
+
+def _rows(example: Any, name: str) -> np.ndarray:
+    try:
+        rows = np.asarray(example, np.float32)
+    except (TypeError, ValueError) as error:
+        raise ModelImportError(f"{name}: example must be numbers, [examples, features]: {error}") from None
+    if rows.ndim != 2 or 0 in rows.shape:
+        raise ModelImportError(f"{name}: example must be [examples, features], has shape {list(rows.shape)}")
+    return rows[:_SAMPLES]
+
+
+def _answers(estimator: Any, rows: np.ndarray, name: str) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Inputs and what the estimator answers, [n, classes] or [n, targets]: the example, and noise of its spread."""
+    method = next(
+        (m for m in ("predict_proba", "decision_function", "predict", "transform") if hasattr(estimator, m)), None
+    )
+    if method is None:
+        raise ModelImportError(f"{name} has neither predict nor transform; pass a fitted estimator or pipeline")
+    rng = np.random.default_rng(0)
+    spread = np.where(np.isfinite(rows), rows, 0).std(0)
+    noise = rows[rng.integers(0, len(rows), _SAMPLES)] + spread * rng.standard_normal((_SAMPLES, rows.shape[1]))
+    found = []
+    for x in (rows, noise.astype(np.float32)):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that the example has no feature names
+            try:
+                answer = np.asarray(getattr(estimator, method)(x))
+            except Exception as error:
+                # An estimator is anybody's class.
+                raise ModelImportError(f"{name}.{method} fails on the example: {error}") from error
+        if answer.dtype.kind not in "fiu" or answer.ndim > 2:
+            raise ModelImportError(f"{name}.{method} answers {answer.dtype} {list(answer.shape)}; only numbers go on")
+        if answer.ndim == 1:
+            # One score for two classes: the second's, where the first has 0.
+            answer = np.stack([np.zeros_like(answer), answer], 1) if method == "decision_function" else answer[:, None]
+        found.append((x, answer))
+    return found
+
+
+def _convert(estimator: Any, features: int, name: str) -> onnx.ModelProto:
+    from skl2onnx import to_onnx
+    from skl2onnx.common.data_types import FloatTensorType
+
+    last = estimator.steps[-1][1] if hasattr(estimator, "steps") else estimator
+    # Without the option a classifier answers with a list of dictionaries; some do not know it, and need none.
+    proto: onnx.ModelProto | None = None
+    problem = ""
+    choices: list[dict[int, dict[str, bool]]] = [{id(last): {"zipmap": False}}, {id(last): {}}]
+    for options in choices:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                proto = to_onnx(
+                    estimator,
+                    initial_types=[(INPUT, FloatTensorType([None, features]))],
+                    options=options,
+                    target_opset={"": OPSET, "ai.onnx.ml": _CLASSICAL_OPSET},
+                )
+            break
+        except NameError as error:  # skl2onnx's way to say that it does not know the option
+            problem = str(error)
+        except Exception as error:
+            # Its converters are plugins and raise what they like.
+            raise ModelImportError(
+                f"{name}: skl2onnx cannot convert it: {_first_line(error)}; fit it, or use an estimator of "
+                "skl2onnx.supported_converters()"
+            ) from error
+    if proto is None:
+        raise ModelImportError(f"{name}: skl2onnx cannot convert it: {problem}")
+    return proto
+
+
+def _standard(proto: onnx.ModelProto, estimator: Any, name: str) -> Model:
+    """The same in standard operators, with the outputs that `Model.from_sklearn` describes."""
+    model = ir.from_proto(proto)
+    graph = model.graph
+    outputs = {value.name: value for value in graph.outputs}
+    if "probabilities" in outputs:
+        # The label is the index of the largest one; as text it could not be an output on a device.
+        graph.outputs[:] = [outputs["probabilities"]]
+    remove_dead_code(model)
+    graph.inputs[0].shape = ir.Shape([BATCH, *(d for d in graph.inputs[0].shape[1:])])  # type: ignore[index]
+    common.ShapeInferencePass(check_type=False, strict_mode=False, data_prop=True)(model)
+    op = Builder(graph)
+    rewrite(op, name)
+    remove_dead_code(model)
+    graph.opset_imports.clear()
+    graph.opset_imports[""] = OPSET
+    model.ir_version = IR_VERSION
+    if len(graph.outputs) != 1:
+        raise ModelImportError(f"{name} has {len(graph.outputs)} outputs; one is expected")
+    _name_outputs(op, hasattr(estimator, "classes_"), hasattr(estimator, "predict_proba"))
+    common.ClearMetadataAndDocStringPass()(model)
+    model.metadata_props.clear()
+    imported = Model.from_proto(ir.to_proto(model))
+    clean(imported.ir)
+    for value in imported.ir.graph.outputs:
+        value.shape = ir.Shape([BATCH, *dims(value)[1:]])  # one answer for each row, as the comparison sees
+    record_parameters(imported.ir, _weights(imported.ir))
+    return imported
+
+
+def _name_outputs(op: Builder, classifies: bool, probable: bool) -> None:
+    result = op.graph.outputs[0]
+    op.graph.outputs.clear()
+    if not classifies:
+        op.name_output(result, "output")
+    elif not probable:
+        op.name_output(_two_scores(op, result), "scores")
+    else:
+        op.name_output(_logits(op, result), "logits")
+        op.name_output(result, "probabilities")
+
+
+def _two_scores(op: Builder, scores: ir.Value) -> ir.Value:
+    """[0, score] where there is one score for two classes."""
+    if dims(scores)[-1] != 1:
+        return scores
+    node = scores.producer()
+    if node is not None and node.op_type == "Gather" and node.inputs[0] is not None:
+        return node.inputs[0]  # the rewritten classifier has both
+    padded: ir.Value = op.Pad(scores, [0, 1, 0, 0])
+    return padded
+
+
+def _logits(op: Builder, probabilities: ir.Value) -> ir.Value:
+    """What softmax makes the probabilities of; the losses want it."""
+    found = probabilities
+    while (node := found.producer()) is not None and node.op_type in ("Identity", "Cast") and node.inputs[0]:
+        found = node.inputs[0]
+    if node is not None and node.op_type == "Softmax" and node.inputs[0] is not None:
+        return node.inputs[0]
+    score = _binary_score(node)
+    if score is not None:
+        padded: ir.Value = op.Pad(score, [0, 1, 0, 0])  # [0, score]: softmax of it is [1 - sigmoid, sigmoid]
+        return padded
+    logits: ir.Value = op.Log(op.Max(probabilities, _SMALLEST))
+    return logits
+
+
+def _binary_score(node: ir.Node | None) -> ir.Value | None:
+    """s, [batch, 1], of Concat(1 - Sigmoid(s), Sigmoid(s))."""
+    if node is None or node.op_type != "Concat" or len(node.inputs) != 2:
+        return None
+    second = node.inputs[1]
+    sigmoid = None if second is None else second.producer()
+    rest = None if node.inputs[0] is None else node.inputs[0].producer()
+    if sigmoid is None or sigmoid.op_type != "Sigmoid" or rest is None or rest.op_type != "Sub":
+        return None
+    return sigmoid.inputs[0] if rest.inputs[1] is second else None
+
+
+def _weights(model: ir.Model) -> list[str]:
+    """Weights and biases of linear layers; what scales and centres features stays as it was fitted."""
+    found = []
+    for name, value in model.graph.initializers.items():
+        if not is_float(value) or rank(value) == 0:
+            continue
+        for use in value.uses():
+            other = use.node.inputs[1 - use.idx] if use.node.op_type == "Add" and use.idx < 2 else None
+            producer = None if other is None else other.producer()
+            if use.node.op_type in _LAYERS or (producer is not None and producer.op_type in _LAYERS):
+                found.append(name)
+                break
+    return found
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,74 @@
+"""MNIST and Fashion-MNIST from the four IDX files they are published in.
+
+LeCun, Cortes, Burges, "The MNIST database of handwritten digits"; Xiao, Rasul, Vollgraf 2017, "Fashion-MNIST".
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from archipel.datasets.idx import read_idx
+from archipel.datasets.labelled import Labelled, LabelledSplits, check_labels, drawn_split, pictures
+from archipel.errors import DatasetError
+
+DIGITS = tuple("0123456789")
+CLOTHES = (
+    "T-shirt/top",
+    "Trouser",
+    "Pullover",
+    "Dress",
+    "Coat",
+    "Sandal",
+    "Shirt",
+    "Sneaker",
+    "Bag",
+    "Ankle boot",
+)
+
+
+def mnist(folder: str | os.PathLike[str], *, seed: int = 0, validation: int = 5_000) -> LabelledSplits:
+    """Handwritten digits, float32 [n, 1, 28, 28] in 0..1: 55,000 to train, 5,000 to validate, 10,000 to test.
+
+    `folder` has train-images-idx3-ubyte.gz, train-labels-idx1-ubyte.gz and the same of t10k. Training and validation
+    are divided by `seed`. Raises DatasetError if a file is missing or damaged.
+    """
+    return _splits("MNIST", Path(folder), DIGITS, seed, validation)
+
+
+def fashion_mnist(folder: str | os.PathLike[str], *, seed: int = 0, validation: int = 5_000) -> LabelledSplits:
+    """Articles of clothing, float32 [n, 1, 28, 28] in 0..1: 55,000 to train, 5,000 to validate, 10,000 to test.
+
+    Files, split and errors are as for `mnist`.
+    """
+    return _splits("Fashion-MNIST", Path(folder), CLOTHES, seed, validation)
+
+
+def _splits(name: str, folder: Path, classes: tuple[str, ...], seed: int, validation: int) -> LabelledSplits:
+    images, labels = _part(name, folder, "train", classes)
+    train, held_out = drawn_split(name, len(labels), validation, seed)
+    return LabelledSplits(
+        train=_labelled(images[train], labels[train]),
+        validation=_labelled(images[held_out], labels[held_out]),
+        test=_labelled(*_part(name, folder, "t10k", classes)),
+        classes=classes,
+    )
+
+
+def _part(name: str, folder: Path, part: str, classes: tuple[str, ...]) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    remedy = f"put the published {name} files there again"
+    images_path, labels_path = folder / f"{part}-images-idx3-ubyte.gz", folder / f"{part}-labels-idx1-ubyte.gz"
+    images, labels = read_idx(images_path, (28, 28), remedy), read_idx(labels_path, (), remedy)
+    if len(images) != len(labels):
+        raise DatasetError(
+            f"{images_path} has {len(images)} images and {labels_path.name} {len(labels)} labels; {remedy}"
+        )
+    check_labels(labels, classes, str(labels_path), remedy)
+    return images, labels
+
+
+def _labelled(images: NDArray[np.uint8], labels: NDArray[np.uint8]) -> Labelled:
+    return Labelled(pictures(images)[:, None], labels.astype(np.int64))

@@ -1,0 +1,94 @@
+"""Reads known arrays of an .npz file strictly: sizes and types are checked before anything of that size is unpacked.
+
+`numpy.load` allocates what an array's header announces, and unpickles objects where it is let.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+import tokenize
+import zipfile
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+from numpy.lib import format as npy
+
+from archipel.errors import DatasetError
+
+
+@dataclass(frozen=True)
+class Column:
+    """What an array must be: its dtype, and its shape with None where any length up to `most` will do."""
+
+    dtype: str
+    shape: tuple[int | None, ...] = ()
+    most: int = 100_000_000
+
+    def __str__(self) -> str:
+        axes = ", ".join("n" if length is None else str(length) for length in self.shape)
+        return f"{self.dtype} [{axes}]"
+
+
+def read_npz(path: Path, columns: Mapping[str, Column], remedy: str) -> dict[str, np.ndarray]:
+    """The arrays of these names, read-only; the file may have others, which are not read.
+
+    Raises DatasetError, which names the file and the `remedy`, if the file is missing or damaged or an array is
+    missing or not as its Column says.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return {name: _array(archive, name, column, path, remedy) for name, column in columns.items()}
+    except (OSError, EOFError, ValueError, RuntimeError, struct.error, zlib.error, zipfile.BadZipFile) as error:
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise DatasetError(f"cannot read the data file {path}: {reason}; {remedy}") from error
+
+
+def _array(archive: zipfile.ZipFile, name: str, column: Column, path: Path, remedy: str) -> np.ndarray:
+    try:
+        member = archive.open(f"{name}.npy")
+    except KeyError:
+        raise DatasetError(f"{path}: it has no array {name!r} ({column}); {remedy}") from None
+    compression = archive.getinfo(f"{name}.npy").compress_type
+    if compression not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        # Other methods allocate what the file tells them to, before the first byte.
+        raise DatasetError(f"{path}: array {name!r} is compressed by method {compression}, not deflated; {remedy}")
+    with member:
+        try:
+            version = npy.read_magic(member)
+            if version != (1, 0):
+                raise ValueError(f"format version {version[0]}.{version[1]}")
+            shape, fortran, dtype = npy.read_array_header_1_0(member)
+        except (ValueError, SyntaxError, tokenize.TokenError) as error:
+            raise DatasetError(f"{path}: array {name!r} cannot be read ({error}); {remedy}") from error
+        # A header may say True for 1.
+        fits = len(shape) == len(column.shape) and all(type(length) is int for length in shape)
+        fits = fits and all(
+            0 <= got <= column.most if wanted is None else got == wanted for got, wanted in zip(shape, column.shape)
+        )
+        if dtype != np.dtype(column.dtype) or not fits or fortran:
+            order = " in Fortran order" if fortran else ""
+            raise DatasetError(
+                f"{path}: expected array {name!r} as {column}, n at most {column.most}, "
+                f"it is {dtype} {list(shape)}{order}; {remedy}"
+            )
+        size = math.prod(shape) * dtype.itemsize
+        content = _read(member, size + 1)
+    if len(content) != size:
+        found = "more" if len(content) > size else str(len(content))
+        raise DatasetError(f"{path}: array {name!r} announces {size} bytes and has {found}; {remedy}")
+    return np.frombuffer(content, dtype).reshape(shape)
+
+
+def _read(member: IO[bytes], size: int) -> bytes:
+    """`size` bytes or what there is, in pieces, so that an announced size alone allocates nothing."""
+    parts: list[bytes] = []
+    missing = size
+    while missing and (part := member.read(min(missing, 1 << 20))):
+        parts.append(part)
+        missing -= len(part)
+    return b"".join(parts)

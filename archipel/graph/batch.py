@@ -1,0 +1,245 @@
+"""A batch axis of fixed size made symbolic.
+
+The graph is walked once with the batch at seven times its size: every value's shape there, beside the one it had, says
+which axis carries the batch. What was written for the one size (targets of Reshape and Expand, sizes of Resize, initial
+states of recurrent layers, tokens that are concatenated) is rewritten on the way.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from archipel.errors import GraphError
+from archipel.graph.build import Builder
+from archipel.graph.opset import OPSET
+from archipel.graph.passes.cleanup import remove_dead_code
+from archipel.graph.shapes import constant_array, dims, infer_node, static_size
+
+BATCH = "batch"
+_TIMES = 7  # a prime that few models have as a size
+
+
+class FixedBatchError(GraphError):
+    """The batch cannot be made symbolic; the text says why, and names the node."""
+
+
+def fixed_batch(model: ir.Model) -> int | None:
+    """The size that the first axis of every input has, scalars aside; None if one is symbolic, or they differ."""
+    first = {dims(value)[0] for value in model.graph.inputs if value.shape is not None and dims(value)}
+    size = first.pop() if len(first) == 1 else None
+    return size if isinstance(size, int) and size > 0 else None
+
+
+def free_batch(model: ir.Model) -> ir.Model:
+    """A copy of a model whose inputs all have a first axis of one fixed size, with the size called "batch".
+
+    Every output that depends on the inputs has the batch as its first axis. Whether examples are independent is not
+    seen here: compare the copy with the model. Raises FixedBatchError.
+    """
+    size = fixed_batch(model)
+    if size is None:
+        raise FixedBatchError("the inputs have no first axis of one fixed size")
+    return _Walk(model.clone(), size).run()
+
+
+class _Walk:
+    """`old` has the shapes at the size there was, `axis` which axis carries the batch, `lost` who took it out."""
+
+    def __init__(self, model: ir.Model, size: int) -> None:
+        self.model, self.size = model, size
+        self.op = Builder(model.graph)
+        self.old: dict[ir.Value, tuple[int, ...]] = {}
+        self.axis: dict[ir.Value, int] = {}
+        self.lost: dict[ir.Value, ir.Node] = {}
+
+    def run(self) -> ir.Model:
+        graph = self.model.graph
+        for value in (*graph.inputs, *graph.initializers.values()):
+            self.old[value] = self._static(value)
+        nodes = list(graph)
+        for node in nodes:
+            for output in node.outputs:
+                if output.name:
+                    self.old[output] = self._static(output)
+        for value in graph.inputs:
+            if self.old[value]:
+                self.axis[value] = 0
+                value.shape = ir.Shape([self.size * _TIMES, *self.old[value][1:]])
+        for node in nodes:
+            if any(value in self.axis or value in self.lost for value in self._reads(node)):
+                self._visit(node)
+        for value in graph.outputs:
+            if value in self.lost:
+                raise self._error(self.lost[value], f"takes the batch out of what becomes the output {value.name!r}")
+            if self.axis.get(value, 0) != 0:
+                raise FixedBatchError(f"the output {value.name!r} has the batch on axis {self.axis[value]}")
+            if value in self.axis and self.old[value][0] != self.size:
+                raise FixedBatchError(
+                    f"the output {value.name!r} merges the batch with others: its first axis is {self.old[value][0]}"
+                )
+        self._name_shapes()
+        remove_dead_code(self.model)
+        return self.model
+
+    def _static(self, value: ir.Value) -> tuple[int, ...]:
+        shape = None if value.shape is None else dims(value)
+        sizes = tuple(d for d in shape or () if isinstance(d, int))
+        if shape is None or len(sizes) != len(shape):
+            producer = value.producer()
+            where = f"input {value.name!r}" if producer is None else f"output of {producer.op_type} {producer.name!r}"
+            raise FixedBatchError(f"{where} has sizes that show at run time only: {'?' if shape is None else shape}")
+        return sizes
+
+    def _reads(self, node: ir.Node) -> list[ir.Value]:
+        found = [value for value in node.inputs if value is not None]
+        for attribute in node.attributes.values():
+            graphs: Sequence[ir.Graph] = ()
+            if attribute.type == ir.AttributeType.GRAPH:
+                graphs = [attribute.as_graph()]
+            elif attribute.type == ir.AttributeType.GRAPHS:
+                graphs = attribute.as_graphs()
+            for graph in graphs:
+                found += [value for inner in graph.all_nodes() for value in inner.inputs if value is not None]
+        return found
+
+    def _visit(self, node: ir.Node) -> None:
+        if any(a.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for a in node.attributes.values()):
+            raise self._error(node, "has a body that the batch runs through")
+        if node.domain != "":
+            raise self._error(node, f"is of domain {node.domain!r}")
+        fix = _FIXES.get(node.op_type)
+        with self.op.before(node):
+            if fix is not None:
+                fix(self, node)
+        try:
+            infer_node(node, OPSET)
+        except GraphError as error:
+            raise FixedBatchError(f"{error} (with more than one example)") from None
+        for output in node.outputs:
+            if output.name:
+                self._compare(node, output)
+
+    def _compare(self, node: ir.Node, output: ir.Value) -> None:
+        old, new = self.old[output], self._static(output)
+        changed = [axis for axis, (a, b) in enumerate(zip(old, new)) if a != b]
+        if len(old) != len(new) or len(changed) > 1 or any(new[axis] != old[axis] * _TIMES for axis in changed):
+            raise self._error(node, f"gives {list(new)} for {_TIMES} times the examples where it gave {list(old)}")
+        if changed:
+            self.axis[output] = changed[0]
+        else:
+            self.lost[output] = self.lost.get(node.inputs[0], node) if node.inputs[0] is not None else node
+
+    def _error(self, node: ir.Node, why: str) -> FixedBatchError:
+        return FixedBatchError(f"{node.op_type} {node.name!r} {why}")
+
+    def _name_shapes(self) -> None:
+        for value, axis in self.axis.items():
+            shape: list[int | str] = list(self.old[value])
+            share = self.old[value][axis] // self.size
+            shape[axis] = BATCH if share == 1 else f"{share}*{BATCH}"
+            value.shape = ir.Shape(shape)
+        for node in self.model.graph:
+            for value in node.outputs:
+                # What was put in here has the sevenfold shapes.
+                if value.name and value not in self.old:
+                    value.shape = ir.Shape([None] * len(dims(value)))
+
+    # What is written for one size.
+
+    def reshape(self, node: ir.Node) -> None:
+        data, output = node.inputs[0], node.outputs[0]
+        if data is None or data not in self.axis:
+            return
+        if constant_array(node.inputs[1]) is None:
+            raise self._error(node, "computes its target")
+        # Memory order stays: the batch is behind as many elements as before.
+        before = math.prod(self.old[data][: self.axis[data]])
+        target = list(self.old[output])
+        for axis in range(len(target)):
+            if math.prod(target[:axis]) == before and target[axis] % self.size == 0 and 0 not in target:
+                target[axis] = -1
+                node.replace_input_with(1, self.op.constant(np.array(target, np.int64)))
+                node.attributes.pop("allowzero", None)
+                return
+        raise self._error(node, f"reshapes {list(self.old[data])} to {target}, which splits the batch")
+
+    def expand(self, node: ir.Node) -> None:
+        data, target = node.inputs[0], constant_array(node.inputs[1])
+        if data is None or data not in self.axis:
+            return
+        if target is None:
+            raise self._error(node, "computes its target")
+        place = self.axis[data] - len(self.old[data]) + len(target)
+        if place >= 0:
+            wanted = target.copy()
+            wanted[place] = 1  # the size that is there
+            node.replace_input_with(1, self.op.constant(wanted))
+
+    def resize(self, node: ir.Node) -> None:
+        data = node.inputs[0]
+        sizes = constant_array(node.inputs[3]) if len(node.inputs) > 3 else None
+        if data is None or data not in self.axis or sizes is None or "axes" in node.attributes:
+            return
+        if len(node.inputs) > 1 and node.inputs[1] is not None:
+            raise self._error(node, "has a region of interest")
+        axes = [axis for axis in range(len(sizes)) if axis != self.axis[data]]
+        node.attributes["axes"] = ir.AttrInt64s("axes", axes)
+        node.replace_input_with(3, self.op.constant(sizes[axes]))
+
+    def concat(self, node: ir.Node) -> None:
+        carriers = [value for value in node.inputs if value is not None and value in self.axis]
+        if not carriers:
+            return
+        carrier = carriers[0]
+        batch = self.axis[carrier]
+        along = node.attributes["axis"].as_int() % len(self.old[carrier])
+        if along != batch:
+            for index, value in enumerate(node.inputs):
+                if value is not None and value not in self.axis:
+                    self._spread(node, index, batch, carrier, batch)
+
+    def recurrent(self, node: ir.Node) -> None:
+        data = node.inputs[0]
+        if data is None or data not in self.axis:
+            return
+        layout = node.attributes.get("layout")
+        first = layout is not None and layout.as_int() == 1
+        for index, axis in ((4, 0), (5, 0 if first else 1), (6, 0 if first else 1)):
+            value = node.inputs[index] if index < len(node.inputs) else None
+            if value is None or value in self.axis:
+                continue
+            content = constant_array(value)
+            if index > 4 and content is not None and not content.any():
+                node.replace_input_with(index, None)  # zeros are what it starts from anyway
+            else:
+                self._spread(node, index, axis, data, self.axis[data])
+
+    def _spread(self, node: ir.Node, index: int, axis: int, carrier: ir.Value, carried: int) -> None:
+        """Repeat an input that is the same for every example as many times as there are examples."""
+        value = node.inputs[index]
+        if value is None:
+            return
+        shape = self.old[value]
+        if self.size != 1 or shape[axis] != 1 or self.old[carrier][carried] != 1 or static_size(shape) is None:
+            raise self._error(node, f"has an input {value.name!r} for {shape[axis]} examples")
+        count = self.op.Shape(carrier, start=carried, end=carried + 1)
+        parts = [np.array([d], np.int64) if i != axis else count for i, d in enumerate(shape)]
+        repeated = self.op.Expand(value, self.op.Concat(*parts, axis=0) if len(parts) > 1 else count)
+        repeated.shape = ir.Shape([d if i != axis else _TIMES for i, d in enumerate(shape)])
+        self.old[repeated], self.axis[repeated] = shape, axis
+        node.replace_input_with(index, repeated)
+
+
+_FIXES: dict[str, Callable[[_Walk, ir.Node], None]] = {
+    "Reshape": _Walk.reshape,
+    "Expand": _Walk.expand,
+    "Resize": _Walk.resize,
+    "Concat": _Walk.concat,
+    "LSTM": _Walk.recurrent,
+    "GRU": _Walk.recurrent,
+    "RNN": _Walk.recurrent,
+}

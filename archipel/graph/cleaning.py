@@ -1,0 +1,152 @@
+"""What other tools leave in a graph: taken out at import, so that weights are parameters and shapes are constants."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import onnx_ir as ir
+
+from archipel.graph.parameters import parameter_names
+from archipel.graph.passes.cleanup import remove_dead_code, remove_identities
+from archipel.graph.passes.simplify import fix_reshape_targets, fold_constants
+from archipel.graph.shapes import constant_array, dims, is_float, static_size
+
+# What nodes compute from constants may be this large; a few bytes of a file can ask for any size.
+_MAX_FOLDED = 512 * 512
+
+# Inputs that are weights wherever they come from.
+_WEIGHTS: dict[str, tuple[int, ...]] = {
+    "Conv": (1, 2),
+    "ConvTranspose": (1, 2),
+    "Gemm": (0, 1, 2),
+    "MatMul": (0, 1),
+    "BatchNormalization": (1, 2, 3, 4),
+    "InstanceNormalization": (1, 2),
+    "LayerNormalization": (1, 2),
+    "GroupNormalization": (1, 2),
+    "PRelu": (1,),
+    "LSTM": (1, 2, 3),
+    "GRU": (1, 2, 3),
+    "RNN": (1, 2, 3),
+}
+_LAYERS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
+
+
+def clean(model: ir.Model) -> None:
+    """Weights that are Constants, or pass through reshapes and the like, become initializers; Identity and casts to the
+    same type go; shape arithmetic and other constants are folded, as far as they are small. Changes `model`."""
+    for node in model.graph.all_nodes():
+        _ease_cast(node)
+    remove_identities(model)
+    _lift_weights(model)
+    _fold_weights(model)
+    fold_constants(model, parameter_names(model), preserved=_is_large)
+    remove_identities(model)
+    fix_reshape_targets(model)
+    remove_dead_code(model)
+
+
+def _ease_cast(node: ir.Node) -> None:
+    source, output = node.inputs[0] if node.inputs else None, node.outputs[0] if node.outputs else None
+    if node.op_type != "Cast" or node.domain != "" or source is None or output is None:
+        return
+    if source.dtype is not None and source.dtype == output.dtype:
+        node.op_type = "Identity"
+        node.attributes.clear()
+
+
+def _lift_weights(model: ir.Model) -> None:
+    for node in list(model.graph):
+        if node.op_type != "Constant" or node.domain != "":
+            continue
+        output, array = node.outputs[0], constant_array(node.outputs[0])
+        if array is None or array.ndim == 0 or not is_float(output) or output.is_graph_output():
+            continue
+        if not any(_weighs(*end) for end in _ends(output)):
+            continue
+        graph = model.graph
+        name = output.name or ""
+        tensor = ir.tensor(array, name=name)
+        value = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(array.shape), const_value=tensor)
+        output.replace_all_uses_with(value)
+        graph.remove(node, safe=True)
+        graph.register_initializer(value)
+
+
+def _fold_weights(model: ir.Model) -> None:
+    """A weight that reaches its layer through Reshape, Transpose and their like becomes what arrives there.
+
+    Not one that is read twice: two copies of it would part in training.
+    """
+    graph = model.graph
+    for name, value in list(graph.initializers.items()):
+        if not is_float(value) or value.const_value is None or value.is_graph_output():
+            continue
+        array: np.ndarray | None = None
+        while (node := _only_reader(value)) is not None and node.graph is graph:
+            moved = _moved(node, value.const_value.numpy() if array is None else array)
+            if moved is None:
+                break
+            array = moved
+            node.outputs[0].replace_all_uses_with(value)
+            graph.remove(node, safe=True)
+        if array is not None:
+            value.const_value = ir.tensor(np.ascontiguousarray(array), name=name)
+            value.shape = ir.Shape(array.shape)
+
+
+def _only_reader(value: ir.Value) -> ir.Node | None:
+    uses = [use for use in value.uses() if use.node.graph is not None]  # a removed node still counts as a reader
+    if len(uses) != 1 or uses[0].idx != 0:
+        return None
+    node = uses[0].node
+    return None if node.domain != "" or node.outputs[0].is_graph_output() else node
+
+
+def _moved(node: ir.Node, array: np.ndarray) -> np.ndarray | None:
+    """What the node makes of an array: the same numbers in another arrangement. None for any other node."""
+    match node.op_type:
+        case "Transpose":
+            perm = node.attributes.get("perm")
+            return array.transpose(None if perm is None else list(perm.as_ints()))
+        case "Reshape" | "Squeeze" | "Unsqueeze" | "Flatten":
+            output = node.outputs[0]
+            if output.shape is None:
+                return None
+            shape = dims(output)
+            sizes = [d for d in shape if isinstance(d, int)]
+            if len(sizes) != len(shape) or math.prod(sizes) != array.size:
+                return None
+            return array.reshape(sizes)
+    return None
+
+
+def _is_large(node: ir.Node) -> bool:
+    """Whether an output is, or may be, larger than what is worth computing here."""
+    sizes = [None if output.shape is None else static_size(dims(output)) for output in node.outputs]
+    return any(size is None or size > _MAX_FOLDED for size in sizes)
+
+
+def _ends(value: ir.Value) -> list[tuple[ir.Node, int]]:
+    """Who reads the value, as which input, after any reshapes on the way."""
+    found: list[tuple[ir.Node, int]] = []
+    waiting = [value]
+    while waiting:
+        for use in waiting.pop().uses():
+            moves = use.node.op_type in ("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten") and use.idx == 0
+            if moves and use.node.domain == "":
+                waiting.append(use.node.outputs[0])
+            else:
+                found.append((use.node, use.idx))
+    return found
+
+
+def _weighs(node: ir.Node, index: int) -> bool:
+    if node.domain != "":
+        return False
+    if node.op_type == "Add":  # a bias, where the other summand is a layer's
+        other = node.inputs[1 - index]
+        producer = None if other is None else other.producer()
+        return producer is not None and producer.domain == "" and producer.op_type in _LAYERS
+    return index in _WEIGHTS.get(node.op_type, ())

@@ -1,0 +1,125 @@
+"""FLOPs of a graph: two per multiply-accumulate of what multiplies, in whatever number format it does."""
+
+from __future__ import annotations
+
+import math
+
+import onnx_ir as ir
+
+from archipel.errors import GraphError
+from archipel.graph.functions import inline_functions
+from archipel.graph.model import Model
+from archipel.graph.shapes import constant_array
+from archipel.graph.sizes import Sizes
+
+_ENDLESS = 2**31  # exporters write the largest int64 for "until the condition says so"
+
+# Operator -> where its second factor is among the inputs; the first is input 0.
+_CONVOLUTIONS = {"Conv": 1, "ConvTranspose": 1, "ConvInteger": 1, "QLinearConv": 3, "DeformConv": 1}
+_PRODUCTS = {"MatMul": 1, "Gemm": 1, "MatMulInteger": 1, "QLinearMatMul": 3}
+
+
+def flops_per_example(model: Model) -> int:
+    """FLOPs for one example of one step: two per multiply-accumulate of convolutions and matrix products.
+
+    Float and integer operators count alike, recurrent ones and Einsum included. The body of a Scan or Loop counts once
+    for each item, of the branches of an If the larger one. Raises GraphError for what has no bound: a Loop whose number
+    of iterations is computed, a value of unknown rank.
+    """
+    return sum(flops(model).values()) // (1 if model.signature is None else model.signature.steps)
+
+
+def flops(model: Model) -> dict[str, int]:
+    """FLOPs of each node of the main graph that has some, by its name, for one run with one example.
+
+    A node with bodies (Scan, Loop, If) counts with them. Nodes of local functions count one by one, as inlining names
+    them. Raises GraphError as `flops_per_example`.
+    """
+    if model.ir.functions:
+        model = model.copy()
+        inline_functions(model.ir)
+    sizes = Sizes(model.ir, 1)
+    found: dict[str, int] = {}
+    for node in model.ir.graph:
+        if count := _flops(node, sizes):
+            name = node.name or str(node.outputs[0].name)
+            found[name] = found.get(name, 0) + count
+    return found
+
+
+def bodies(node: ir.Node) -> list[ir.Graph]:
+    """The graphs that are attributes of the node."""
+    return [a.as_graph() for a in node.attributes.values() if a.type == ir.AttributeType.GRAPH]
+
+
+def _flops(node: ir.Node, sizes: Sizes) -> int:
+    if node.domain != "":
+        return 0
+    if node.op_type in _CONVOLUTIONS:
+        weight = sizes(node.inputs[_CONVOLUTIONS[node.op_type]])
+        spread = sizes(node.inputs[0] if node.op_type == "ConvTranspose" else node.outputs[0])
+        # Every spatial position meets the kernel once per channel pair of its group.
+        return 2 * math.prod(weight) * math.prod(spread) // max(spread[1], 1)
+    if node.op_type in _PRODUCTS:
+        return 2 * _products(node, sizes)
+    if node.op_type == "Einsum":
+        return 2 * _contractions(node, sizes)
+    if node.op_type in ("LSTM", "GRU", "RNN"):
+        weights = math.prod(sizes(node.inputs[1])) + math.prod(sizes(node.inputs[2]))
+        return 2 * math.prod(sizes(node.inputs[0])[:2]) * weights
+    if found := bodies(node):
+        return _trips(node, sizes) * max(sum(_flops(inner, sizes) for inner in body) for body in found)
+    return 0
+
+
+def _products(node: ir.Node, sizes: Sizes) -> int:
+    a, b = sizes(node.inputs[0]), sizes(node.inputs[_PRODUCTS[node.op_type]])
+    out = math.prod(sizes(node.outputs[0]))
+    flipped = [node.op_type == "Gemm" and bool(node.attributes.get_int(name)) for name in ("transA", "transB")]
+    columns = 1 if len(b) == 1 else b[-2 if flipped[1] else -1]
+    # Either way of counting is right where all sizes are known.
+    return max(out * a[0 if flipped[0] else -1], math.prod(a) * columns)
+
+
+def _contractions(node: ir.Node, sizes: Sizes) -> int:
+    """Multiplications of an Einsum whose operands are joined one after the other; one operand has none."""
+    equation = node.attributes.get_string("equation", "").replace(" ", "")
+    left, arrow, right = equation.partition("->")
+    terms, size = [], dict[str, int]()
+    for term, value in zip(left.split(","), node.inputs):
+        letters = _letters(term, sizes(value))
+        terms.append(set(letters))
+        for letter, length in letters.items():
+            size[letter] = max(size.get(letter, 1), length)
+    if not arrow:  # what the result has is then what only one operand has, and the dots
+        right = "".join(letter for letter in size if len(letter) == 1 and left.count(letter) == 1)
+    kept = set(right) | {letter for letter in size if letter.startswith("dot")}
+    joined, total = terms[0], 0
+    for place, other in enumerate(terms[1:], start=2):
+        total += math.prod(size[letter] for letter in joined | other)
+        joined = {letter for letter in joined | other if letter in kept.union(*terms[place:])}
+    return total
+
+
+def _letters(term: str, shape: tuple[int, ...]) -> dict[str, int]:
+    """Axis -> size; an axis of an ellipsis is called by its distance from the last of them."""
+    before, dots, after = term.partition("...")
+    count = len(shape) - len(before) - len(after) if dots else 0
+    axes = [*before, *(f"dot{count - i}" for i in range(count)), *after]
+    return dict(zip(axes, shape))
+
+
+def _trips(node: ir.Node, sizes: Sizes) -> int:
+    """How often the node runs a body."""
+    if node.op_type == "Scan":
+        axis = (node.attributes.get_ints("scan_input_axes") or [0])[-1]
+        return sizes(node.inputs[-1])[axis]
+    if node.op_type == "Loop":
+        count = constant_array(node.inputs[0])
+        if count is None or int(count.reshape(())) >= _ENDLESS:
+            raise GraphError(
+                f"Loop {node.name!r} has no fixed number of iterations, so its work has no bound; export the model "
+                "with a maximum"
+            )
+        return int(count.reshape(()))
+    return 1

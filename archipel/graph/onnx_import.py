@@ -1,0 +1,174 @@
+"""What an ONNX file from elsewhere goes through: cleaned, its batch made symbolic, compared with what it was."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from archipel.errors import ModelImportError
+from archipel.graph.batch import FixedBatchError, fixed_batch, free_batch
+from archipel.graph.check import refuse_foreign
+from archipel.graph.cleaning import clean
+from archipel.graph.comparison import HALF_TOLERANCE, TOLERANCE, CannotRunError, Reference, deviation
+from archipel.graph.half import widen
+from archipel.graph.loading import normalize
+from archipel.graph.opset import opset_of
+from archipel.graph.parameters import NAMES_KEY, parameter_names, record_parameters
+from archipel.graph.report import DEVIATION_KEY, REPORT_KEY, ImportReport
+from archipel.graph.samples import KINDS, sample, sizes
+from archipel.graph.sources import read
+
+_RANDOM = frozenset({"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial"})
+_EXAMPLES = 3
+
+
+def load(path: str | os.PathLike[str], dynamic_batch: bool = True) -> ir.Model:
+    """Read an ONNX file, its external data included, and import it. Raises ModelImportError that names the file."""
+    proto = read(path)
+    try:
+        return import_onnx(proto, dynamic_batch)
+    except ModelImportError as error:
+        raise ModelImportError(f"{os.fspath(path)}: {error}") from error.__cause__
+
+
+def import_onnx(proto: onnx.ModelProto, dynamic_batch: bool = True) -> ir.Model:
+    """Everything that `Model.from_onnx` does after reading. Raises ModelImportError."""
+    refuse_foreign(proto)
+    model = normalize(proto)
+    if any(entry.key == NAMES_KEY for entry in proto.metadata_props):
+        _serialized(model)
+        return model  # a file that `Model.save` wrote: it is as it should be, and its report is in it
+    for key in (NAMES_KEY, DEVIATION_KEY, REPORT_KEY):
+        model.metadata_props.pop(key, None)
+    try:
+        for value in model.graph.initializers.values():
+            if value.const_value is not None:
+                value.const_value.numpy()  # content that does not fit its shape shows now, not in training
+        notes = widen(model)
+        clean(model)
+    except ModelImportError:
+        raise
+    except Exception as error:
+        # The folder evaluates nodes in NumPy, which raises whatever it raises on what no runtime would take.
+        raise ModelImportError(f"a weight or constant of the graph cannot be computed: {error}") from error
+    tolerance = HALF_TOLERANCE if notes else TOLERANCE
+    record_parameters(model, parameter_names(model))
+    origin = " ".join(filter(None, (proto.producer_name, proto.producer_version)))
+    report = ImportReport(f"ONNX ({origin})" if origin else "ONNX", opset_of(proto.opset_import), notes=tuple(notes))
+    source, why = _source(proto, model)
+    if source is None:
+        report = report.noting(f"not compared with its source: {why}")
+    if dynamic_batch and fixed_batch(model) == 1:
+        model, report = _with_free_batch(model, source, tolerance, report)
+    elif source is not None:
+        report = _compared(model, source, tolerance, report)
+    report.record(model)
+    return model
+
+
+@dataclass(frozen=True)
+class _Source:
+    """The file as it came, in ONNX Runtime, with inputs that it takes and what it gives for each."""
+
+    runtime: Reference
+    known: list[tuple[dict[str, np.ndarray], list[np.ndarray]]]
+
+
+def _source(proto: onnx.ModelProto, model: ir.Model) -> tuple[_Source | None, str]:
+    """The source with what it answers to samples; or None, and why not."""
+    drawn = next((n for n in model.graph.all_nodes() if n.domain == "" and n.op_type in _RANDOM), None)
+    if drawn is not None:
+        return None, f"{drawn.op_type} {drawn.name!r} gives other numbers each time"
+    try:
+        runtime = Reference(proto.SerializeToString())
+    except CannotRunError as error:
+        return None, f"ONNX Runtime does not open it ({error})"
+    why = "it has no inputs that could be drawn"
+    for chosen in sizes(model):
+        try:
+            known = []
+            for kind in KINDS:
+                feed = sample(model, kind, chosen)
+                known.append((feed, runtime.run(feed)))
+            return _Source(runtime, known), ""
+        except ValueError as error:
+            return None, str(error)
+        except CannotRunError as error:
+            why = f"ONNX Runtime does not run it on sample inputs ({error})"
+    return None, why
+
+
+def _compared(model: ir.Model, source: _Source, tolerance: float, report: ImportReport) -> ImportReport:
+    found = _deviation(model, source, narrow=tolerance > TOLERANCE)
+    if not found <= tolerance:
+        raise ModelImportError(
+            f"the import differs from its source by {found:.2g} of the largest output on sample inputs; {tolerance:g} "
+            "is allowed"
+        )
+    return replace(report, deviation=found, samples=len(source.known))
+
+
+def _deviation(model: ir.Model, source: _Source, narrow: bool) -> float:
+    try:
+        ours = Reference(_serialized(model))
+        return max(deviation(ours.run(feed), outputs, narrow) for feed, outputs in source.known)
+    except CannotRunError as error:
+        raise ModelImportError(f"ONNX Runtime runs the source, and not the import: {error}") from None
+
+
+def _with_free_batch(
+    model: ir.Model, source: _Source | None, tolerance: float, report: ImportReport
+) -> tuple[ir.Model, ImportReport]:
+    """The model with a symbolic batch if that can be shown to be right, else with its fixed one and a note."""
+    try:
+        free = free_batch(model)
+        if source is None:
+            raise FixedBatchError("it cannot be compared with its source")
+        compared = _compared(free, source, tolerance, report)
+        apart = _apart(free, source)
+        if not apart <= tolerance:
+            raise FixedBatchError(f"examples of a batch influence each other ({apart:.2g} of the largest output)")
+        return free, replace(compared, deviation=max(apart, compared.deviation or 0.0)).noting(
+            "the batch, 1 in the source, is symbolic; checked with batches of 1 and 3"
+        )
+    except (FixedBatchError, ModelImportError) as error:
+        why = f"the batch stays 1, as in the source: {error}"
+    return model, (report if source is None else _compared(model, source, tolerance, report)).noting(why)
+
+
+def _apart(free: ir.Model, source: _Source) -> float:
+    """How far a batch of several examples is from the source's answers to each alone."""
+    try:
+        runtime = Reference(_serialized(free))
+        return max(_differences(free, runtime, source.runtime))
+    except CannotRunError as error:
+        raise FixedBatchError(f"ONNX Runtime does not run {_EXAMPLES} examples at once: {error}") from None
+
+
+def _differences(free: ir.Model, ours: Reference, theirs: Reference) -> Iterator[float]:
+    batched = {value.name for value in free.graph.inputs if value.shape}
+    for kind in KINDS[:2]:
+        feed = sample(free, kind, {"batch": _EXAMPLES}, seed=1)
+        singles = [
+            theirs.run({name: array[i : i + 1] if name in batched else array for name, array in feed.items()})
+            for i in range(_EXAMPLES)
+        ]
+        for value, together, *alone in zip(free.graph.outputs, ours.run(feed), *singles):
+            carried = value.shape is not None and value.shape and not isinstance(value.shape[0], int)
+            yield deviation([together], [np.concatenate(alone)] if carried else alone[:1])
+
+
+def _serialized(model: ir.Model) -> bytes:
+    try:
+        data: bytes = ir.to_proto(model).SerializeToString()
+    except (ir.serde.SerdeError, ValueError) as error:
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        raise ModelImportError(f"cannot be written as ONNX again: {cause}") from error
+    return data

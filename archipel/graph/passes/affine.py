@@ -1,0 +1,109 @@
+"""Factors and summands of each channel, taken over by the layer before them."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from archipel.graph.build import Builder
+from archipel.graph.passes.accumulate import take_over
+from archipel.graph.passes.constants import constant_values, is_unpacked
+from archipel.graph.shapes import Dim, dims, is_float, is_static
+
+_LAYERS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
+
+
+def fold_affine(model: ir.Model) -> None:
+    """Fold a Mul, Div, Add or Sub with constants into the layer before, where it has one constant for each channel.
+
+    Written as nodes over the layer's weight and bias, whose own contents stay; what comes out of a small stored form
+    stays too, as a product of it would have no integers.
+    """
+    op = Builder(model.graph)
+    fixed = constant_values(model.graph)
+    for node in list(model.graph):
+        if node.domain != "" or node.op_type not in ("Mul", "Div", "Add", "Sub"):
+            continue
+        a, b = node.inputs
+        if a is not None and b is not None:
+            done = _fold(op, node, a, b, fixed)
+            if not done and node.op_type in ("Mul", "Add"):
+                _fold(op, node, b, a, fixed)
+
+
+def _fold(op: Builder, node: ir.Node, result: ir.Value, operand: ir.Value, fixed: set[ir.Value]) -> bool:
+    layer = result.producer()
+    if layer is None or layer.domain != "" or layer.op_type not in _LAYERS or layer.graph is not node.graph:
+        return False
+    if result.is_graph_output() or len(list(result.uses())) != 1 or not is_float(result) or operand not in fixed:
+        return False
+    channels = _channels(layer)
+    if channels is None or not _for_each_channel(dims(operand), len(dims(result)), _axis(layer, result), channels):
+        return False
+    weight, bias = layer.inputs[1], layer.inputs[2] if len(layer.inputs) > 2 else None
+    scaling = node.op_type in ("Mul", "Div")
+    moved = [value for value in (weight if scaling else None, bias) if value is not None]
+    if any(value not in fixed or is_unpacked(value) for value in moved) or is_unpacked(operand):
+        return False
+    if layer.op_type == "MatMul" and not scaling:
+        return False  # there is no place for it; `use_gemm` sees to matrices
+    if layer.op_type == "Gemm" and not _plain(layer, channels):
+        return False
+    with op.before(layer), op.scope(f"{node.name or node.op_type}_folding"):
+        vector = op.Reshape(operand, [-1])
+        if scaling and weight is not None:
+            layer.replace_input_with(1, op(node.op_type, weight, _along(op, layer, vector)))
+        if bias is not None:
+            layer.replace_input_with(2, op(node.op_type, bias, vector))
+        elif not scaling:
+            summand = vector if dims(vector) == (channels,) else op.Expand(vector, [channels])
+            layer.resize_inputs(3)
+            layer.replace_input_with(2, summand if node.op_type == "Add" else op.Neg(summand))
+    for value in layer.inputs[1:]:
+        if value is not None and value.producer() is not None:
+            fixed.add(value)
+    take_over(op, node.outputs[0], result)
+    node.graph.remove(node, safe=True)  # type: ignore[union-attr]
+    return True
+
+
+def _channels(layer: ir.Node) -> int | None:
+    weight = layer.inputs[1]
+    if weight is None or weight.shape is None or not is_static(dims(weight)) or len(dims(weight)) < 2:
+        return None
+    size = [d for d in dims(weight) if isinstance(d, int)]
+    if layer.op_type == "Conv":
+        return size[0]
+    if layer.op_type == "ConvTranspose":
+        return size[1] if layer.attributes.get_int("group", 1) == 1 else None
+    if layer.op_type == "MatMul":
+        return size[1] if len(size) == 2 else None
+    transposed = layer.attributes.get_int("transB", 0)
+    return size[0] if transposed else size[1]
+
+
+def _axis(layer: ir.Node, result: ir.Value) -> int:
+    return 1 if layer.op_type in ("Conv", "ConvTranspose") else len(dims(result)) - 1
+
+
+def _for_each_channel(shape: tuple[Dim, ...], rank: int, axis: int, channels: int) -> bool:
+    if len(shape) > rank or not all(d in (1, channels) for d in shape):
+        return False
+    placed = [1] * (rank - len(shape)) + list(shape)
+    return all(d == 1 or place == axis for place, d in enumerate(placed))
+
+
+def _plain(gemm: ir.Node, channels: int) -> bool:
+    """Whether the bias is one number for each channel, added as it is."""
+    bias = gemm.inputs[2] if len(gemm.inputs) > 2 else None
+    return bias is None or (dims(bias) == (channels,) and gemm.attributes.get_float("beta", 1.0) == 1.0)
+
+
+def _along(op: Builder, layer: ir.Node, vector: ir.Value) -> ir.Value:
+    """The vector [channels] or [1] as it meets the weight."""
+    weight = layer.inputs[1]
+    rank = 2 if weight is None else len(dims(weight))
+    transposed = layer.op_type == "Gemm" and bool(layer.attributes.get_int("transB", 0))
+    axis = 0 if layer.op_type == "Conv" or transposed else 1
+    along = [-1 if place == axis else 1 for place in range(rank)]
+    result: ir.Value = op.Reshape(vector, along)
+    return result

@@ -1,0 +1,58 @@
+"""Nodes that change nothing."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from archipel.graph.build import Builder
+from archipel.graph.passes.accumulate import take_over
+from archipel.graph.shapes import complete_shape, constant_array, dims, same_shape
+
+_SAME_IF_SHAPE_IS = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Expand", "Slice", "Tile"})
+_SAME_IF_ALONE = frozenset({"Concat", "Sum", "Max", "Min", "Mean"})
+
+
+def remove_no_ops(model: ir.Model) -> None:
+    """Drop Dropout in inference mode, Pad by nothing, Reshape and the like to the same shape, Concat and Sum of one."""
+    op = Builder(model.graph)
+    for node in list(model.graph):
+        source = _passed_on(node)
+        if source is None:
+            continue
+        output = node.outputs[0]
+        complete_shape(source, output)
+        if output.is_graph_output():
+            with op.after(node):
+                take_over(op, output, op.Identity(source))  # `remove_identities` knows which of them can go
+        else:
+            output.replace_all_uses_with(source)
+        model.graph.remove(node, safe=True)
+
+
+def _passed_on(node: ir.Node) -> ir.Value | None:
+    """The input that is the node's only used output."""
+    if node.domain != "" or not node.inputs or node.inputs[0] is None:
+        return None
+    if any(value.is_graph_output() or list(value.uses()) for value in node.outputs[1:]):
+        return None
+    source, output = node.inputs[0], node.outputs[0]
+    if node.op_type == "Dropout":
+        training = node.inputs[2] if len(node.inputs) > 2 else None
+        off = training is None or ((mode := constant_array(training)) is not None and not mode.any())
+        return source if off else None
+    if node.op_type == "Pad":
+        amounts = constant_array(node.inputs[1])
+        return source if amounts is not None and not amounts.any() else None
+    if node.op_type in _SAME_IF_ALONE:
+        return source if len(node.inputs) == 1 else None
+    if node.op_type in _SAME_IF_SHAPE_IS and source.shape is not None and output.shape is not None:
+        turned = node.op_type == "Slice" and not _forwards(node)
+        return source if same_shape(dims(source), dims(output)) and not turned else None
+    return None
+
+
+def _forwards(node: ir.Node) -> bool:
+    if len(node.inputs) < 5 or node.inputs[4] is None:
+        return True
+    steps = constant_array(node.inputs[4])
+    return steps is not None and bool((steps == 1).all())

@@ -1,0 +1,53 @@
+"""Matrix products with what is added to them, as one Gemm."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from archipel.graph.build import Builder
+from archipel.graph.passes.accumulate import take_over
+from archipel.graph.shapes import dims, is_float, same_dim, same_shape
+
+
+def use_gemm(model: ir.Model) -> None:
+    """MatMul of matrices and the Add after it become Gemm, which takes a transposed matrix as it is stored."""
+    op = Builder(model.graph)
+    for node in list(model.graph):
+        if node.domain != "" or node.op_type != "Add":
+            continue
+        a, b = node.inputs
+        if a is not None and b is not None and not _join(op, node, a, b):
+            _join(op, node, b, a)
+    for node in list(model.graph):
+        if node.domain == "" and node.op_type == "Gemm":
+            _take_transposed(node)
+
+
+def _join(op: Builder, node: ir.Node, product: ir.Value, addend: ir.Value) -> bool:
+    matmul = product.producer()
+    if matmul is None or matmul.op_type != "MatMul" or matmul.domain != "" or product.is_graph_output():
+        return False
+    if len(list(product.uses())) != 1 or not is_float(product) or matmul.graph is not node.graph:
+        return False
+    values = (*matmul.inputs, product, node.outputs[0])
+    if addend.shape is None or any(value is None or value.shape is None or len(value.shape) != 2 for value in values):
+        return False
+    size, added = dims(product), dims(addend)
+    spreads = len(added) <= 2 and all(x == 1 or same_dim(x, y) for x, y in zip(reversed(added), reversed(size)))
+    if not spreads or not same_shape(size, dims(node.outputs[0])):
+        return False
+    with op.after(node):
+        result = op.Gemm(matmul.inputs[0], matmul.inputs[1], addend)
+    take_over(op, node.outputs[0], result)
+    node.graph.remove(node, safe=True)  # type: ignore[union-attr]
+    return True
+
+
+def _take_transposed(gemm: ir.Node) -> None:
+    for place, name in enumerate(("transA", "transB")):
+        value = gemm.inputs[place]
+        source = None if value is None else value.producer()
+        swapped = source is not None and source.op_type == "Transpose" and source.domain == ""
+        if source is not None and swapped and source.attributes.get_ints("perm", [1, 0]) in ([1, 0], (1, 0)):
+            gemm.replace_input_with(place, source.inputs[0])
+            gemm.attributes.add(ir.AttrInt64(name, 1 - gemm.attributes.get_int(name, 0)))

@@ -1,0 +1,38 @@
+"""Recurrent layers that start from zeros."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import onnx_ir as ir
+
+from archipel.graph.shapes import constant_array
+
+_STATES: Mapping[str, tuple[int, ...]] = {"LSTM": (5, 6), "GRU": (5,), "RNN": (5,)}
+_KEEP_ZERO = frozenset({"Expand", "Reshape", "Squeeze", "Unsqueeze", "Transpose", "Slice", "Identity", "Cast", "Tile"})
+
+
+def drop_zero_states(model: ir.Model) -> None:
+    """Leave out initial states that are zeros: they are what an operator starts from by itself.
+
+    Exporters make them with the batch's size, which takes half a dozen nodes for each.
+    """
+    for node in model.graph.all_nodes():
+        for place in _STATES.get(node.op_type, ()) if node.domain == "" else ():
+            if place < len(node.inputs) and _is_zero(node.inputs[place]):
+                node.replace_input_with(place, None)
+
+
+def _is_zero(value: ir.Value | None) -> bool:
+    if value is None:
+        return False
+    content = constant_array(value)
+    if content is not None:
+        return not content.any()
+    node = value.producer()
+    if node is None or node.domain != "":
+        return False
+    if node.op_type == "ConstantOfShape":
+        fill = node.attributes.get("value")
+        return fill is None or not fill.as_tensor().numpy().any()
+    return node.op_type in _KEEP_ZERO and _is_zero(node.inputs[0])

@@ -1,0 +1,104 @@
+"""Transposes that move nothing, go around a Reshape, or have their inverse further down."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from archipel.graph.build import Builder
+from archipel.graph.passes.accumulate import take_over
+from archipel.graph.shapes import dims, is_static, rank, same_shape
+
+_POINTWISE = frozenset(
+    {"Relu", "LeakyRelu", "Elu", "Selu", "Celu", "Sigmoid", "Tanh", "HardSigmoid", "HardSwish", "Softplus", "Softsign"}
+    | {"Mish", "Gelu", "Erf", "Abs", "Neg", "Exp", "Log", "Sqrt", "Clip", "Cast", "Identity"}
+)
+
+
+def simplify_transposes(model: ir.Model) -> None:
+    """Transposes that only move axes of size 1 become Reshapes, one between two Reshapes works without them, and one
+    whose inverse follows after pointwise operators goes with it."""
+    op = Builder(model.graph)
+    for node in list(model.graph):
+        if node.graph is not None and _perm(node) is not None:
+            _between_reshapes(op, node)
+    for node in list(model.graph):
+        if node.graph is not None and (perm := _perm(node)) is not None and not _as_reshape(op, node, perm):
+            _cancel(op, node, perm)
+
+
+def _perm(node: ir.Node | None) -> list[int] | None:
+    if node is None or node.op_type != "Transpose" or node.domain != "":
+        return None
+    source = node.inputs[0]
+    if source is None or source.shape is None:
+        return None
+    return list(node.attributes.get_ints("perm", range(rank(source) - 1, -1, -1)))
+
+
+def _as_reshape(op: Builder, node: ir.Node, perm: list[int]) -> bool:
+    source, output = node.inputs[0], node.outputs[0]
+    if source is None:
+        return False
+    shape = dims(source)
+    moved = [axis for axis in perm if shape[axis] != 1]
+    target = [shape[axis] for axis in perm]
+    if moved != sorted(moved) or sum(not isinstance(d, int) for d in target) > 1 or 0 in target:
+        return False
+    with op.after(node):
+        result = op.Reshape(source, np.array([d if isinstance(d, int) else -1 for d in target], np.int64))
+    result.shape = ir.Shape(target)
+    take_over(op, output, result)
+    op.graph.remove(node, safe=True)
+    return True
+
+
+def _between_reshapes(op: Builder, node: ir.Node) -> None:
+    """[*a, m, n] -> [k, m, n] -> [k, n, m] -> [*a, n, m], as exporters write attention, is one Transpose."""
+    source = node.inputs[0]
+    before = None if source is None else source.producer()
+    after = _only_reader(node)
+    if before is None or after is None or before.op_type != "Reshape" or after.op_type != "Reshape":
+        return
+    whole, result = before.inputs[0], after.outputs[0]
+    if _perm(node) != [0, 2, 1] or whole is None or whole.shape is None or result.shape is None or source is None:
+        return
+    shape, lines = dims(whole), list(dims(source)[1:])
+    if len(shape) < 3 or list(shape[-2:]) != lines or not is_static(lines):
+        return
+    if not same_shape(dims(result), [*shape[:-2], lines[1], lines[0]]):
+        return
+    with op.after(after):
+        swapped = op.swap_last(whole)
+    take_over(op, result, swapped)
+    op.graph.remove(after, safe=True)
+
+
+def _cancel(op: Builder, node: ir.Node, perm: list[int]) -> None:
+    path: list[ir.Node] = []
+    reader = _only_reader(node)
+    while reader is not None and reader.op_type in _POINTWISE and reader.domain == "":
+        path.append(reader)
+        reader = _only_reader(reader)
+    back = _perm(reader)
+    if reader is None or back is None or [perm[axis] for axis in back] != sorted(perm):
+        return
+    if not path:
+        return  # a rule sees to transposes side by side
+    path[0].replace_input_with(0, node.inputs[0])
+    for step in path:
+        shape: Sequence[int | str | None] = dims(step.inputs[0])  # type: ignore[arg-type]
+        step.outputs[0].shape = ir.Shape(shape)
+    take_over(op, reader.outputs[0], path[-1].outputs[0])
+    op.graph.remove(reader, safe=True)
+    op.graph.remove(node, safe=True)
+
+
+def _only_reader(node: ir.Node) -> ir.Node | None:
+    output = node.outputs[0]
+    uses = list(output.uses())
+    if len(node.outputs) != 1 or len(uses) != 1 or output.is_graph_output() or uses[0].idx != 0:
+        return None
+    return uses[0].node if uses[0].node.graph is node.graph else None

@@ -1,0 +1,83 @@
+"""Pseudo-random inputs that a model takes: shaped and typed to fit, indices within their tables."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import onnx_ir as ir
+
+from archipel.graph.shapes import dims, dtype_of
+
+MAX_BYTES = 2**28
+"""For all inputs of one sample together."""
+
+KINDS = ("normal", "unit", "byte")
+"""How floats are drawn: standard normal, uniform in [0, 1), uniform in [0, 255) as pixels are."""
+
+# Symbolic sizes that are not the batch are tried in this order: windows, pictures and sequences have some of these.
+_SIZES = (16, 32, 64, 8, 128, 224, 256, 28, 4, 3, 2, 1)
+_INTEGERS = {ir.DataType.INT32, ir.DataType.INT64, ir.DataType.UINT32, ir.DataType.UINT64}
+
+
+def sizes(model: ir.Model, batch: int = 2) -> Iterator[dict[str, int]]:
+    """Choices of the symbolic sizes of the inputs: those that come first are `batch`, the others take turns."""
+    shapes = [dims(value) for value in model.graph.inputs]
+    names = {d for shape in shapes for d in shape if isinstance(d, str)}
+    first = {shape[0] for shape in shapes if shape and isinstance(shape[0], str)}
+    if names - first:
+        for size in _SIZES:
+            yield {name: batch if name in first else size for name in names}
+    yield dict.fromkeys(names, batch)
+
+
+def sample(model: ir.Model, kind: str, chosen: Mapping[str, int], seed: int = 0) -> dict[str, np.ndarray]:
+    """An array for every input, with `chosen` for symbolic sizes. Raises ValueError where none can be made."""
+    shapes = {
+        value: [d if isinstance(d, int) else chosen[d or ""] for d in dims(value)] for value in model.graph.inputs
+    }
+    total = sum(math.prod(shape) * max(1, dtype_of(value).itemsize) for value, shape in shapes.items())
+    if total > MAX_BYTES:
+        raise ValueError(f"its inputs have {total:.0f} bytes, more than the {MAX_BYTES} of a sample")
+    rng = np.random.default_rng([seed, KINDS.index(kind)])
+    return {value.name or "": _array(value, shape, kind, rng) for value, shape in shapes.items()}
+
+
+def _array(value: ir.Value, shape: list[int], kind: str, rng: np.random.Generator) -> np.ndarray:
+    dtype = dtype_of(value)
+    if dtype == ir.DataType.STRING:
+        raise ValueError(f"its input {value.name!r} is text")
+    if dtype == ir.DataType.BOOL:
+        return rng.random(shape) < 0.5
+    if dtype.is_floating_point():
+        drawn = rng.standard_normal(shape) if kind == "normal" else rng.random(shape) * (255 if kind == "byte" else 1)
+        return drawn.astype(dtype.numpy())
+    if dtype in _INTEGERS:
+        return rng.integers(0, _bound(value), shape).astype(dtype.numpy())
+    try:
+        low, high = np.iinfo(dtype.numpy()).min, np.iinfo(dtype.numpy()).max
+    except ValueError:
+        raise ValueError(f"its input {value.name!r} is {dtype.name.lower()}") from None
+    return rng.integers(low, high, shape, endpoint=True).astype(dtype.numpy())
+
+
+def _bound(value: ir.Value) -> int:
+    """Integers are drawn below this: the rows of the table that they look up, or 2, which most other uses take."""
+    found = [2**31]
+    waiting = [value]
+    seen: set[ir.Value] = set()
+    while waiting:
+        current = waiting.pop()
+        if current in seen:
+            continue
+        seen.add(current)
+        for use in current.uses():
+            node = use.node
+            if node.op_type == "Gather" and use.idx == 1 and node.inputs[0] is not None and node.inputs[0].shape:
+                axis = node.attributes.get("axis")
+                rows = dims(node.inputs[0])[0 if axis is None else axis.as_int()]
+                found.append(rows if isinstance(rows, int) and rows > 0 else 1)
+            elif node.op_type in ("Reshape", "Cast", "Identity", "Squeeze", "Unsqueeze", "Transpose") and use.idx == 0:
+                waiting.append(node.outputs[0])
+    return 2 if len(found) == 1 else min(found)

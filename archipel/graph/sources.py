@@ -1,0 +1,146 @@
+"""ONNX files from outside, read with limits: sizes and paths are checked before anything is loaded."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import onnx
+from google.protobuf.message import Message  # type: ignore[import-untyped]
+from onnx import TensorProto
+from onnx.external_data_helper import ExternalDataInfo, load_external_data_for_model
+
+from archipel.errors import ModelImportError
+
+MAX_BYTES = 2**31 - 1
+"""What one protobuf may have; file and external data together, for a graph is checked and inferred as one."""
+
+
+def read(path: str | os.PathLike[str]) -> onnx.ModelProto:
+    """Read an ONNX file and the external data beside it.
+
+    Raises ModelImportError, before memory is taken, for more than 2 GiB in all and for external data whose path is
+    absolute, has `..`, goes through a symbolic link out of the model's folder, or is no plain file.
+    """
+    name = os.fspath(path)
+    try:
+        size = os.stat(path).st_size
+        if size > MAX_BYTES:
+            raise ModelImportError(
+                f"{name}: has {size} bytes; a protobuf has at most {MAX_BYTES}, so this is no ONNX model, or a damaged "
+                "one (larger models keep their weights in external data)"
+            )
+        proto = onnx.load(path, format="protobuf", load_external_data=False)
+    except FileNotFoundError:
+        raise ModelImportError(f"{name}: {name} does not exist") from None
+    except OSError as error:
+        raise ModelImportError(f"{name}: {error.strerror or error}") from None
+    except ModelImportError:
+        raise
+    except Exception as error:
+        # Protobuf's own DecodeError is not one class: it depends on protobuf's implementation.
+        raise ModelImportError(f"{name}: not an ONNX file, or a damaged one ({error})") from error
+    _require_text(proto, name)
+    external = [tensor for tensor in tensors(proto) if tensor.data_location == TensorProto.EXTERNAL]
+    if external:
+        folder = Path(path).parent
+        _check_external(name, folder, external, size)
+        try:
+            load_external_data_for_model(proto, str(folder))
+        except (OSError, ValueError, onnx.checker.ValidationError) as error:
+            raise ModelImportError(f"{name}: external data: {error}") from error
+    return proto
+
+
+def refuse_external(proto: onnx.ModelProto) -> None:
+    """Raise ModelImportError for a tensor whose content is in another file: a model in memory has no folder."""
+    for tensor in tensors(proto):
+        if tensor.data_location == TensorProto.EXTERNAL:
+            raise ModelImportError(
+                f"tensor {tensor.name!r} has external data, which a model in memory cannot; read the file with "
+                "Model.from_onnx"
+            )
+
+
+def tensors(proto: onnx.ModelProto) -> Iterator[TensorProto]:
+    """Every tensor of the model: initializers, sparse ones too, and attributes, in subgraphs and functions too."""
+    yield from _of_graph(proto.graph)
+    for function in proto.functions:
+        for node in function.node:
+            yield from _of_node(node)
+
+
+def _require_text(message: Message, name: str) -> None:
+    """Protobuf hands a text that is not UTF-8 out as bytes, and does not take it back."""
+    for field, value in message.ListFields():
+        if field.type not in (field.TYPE_STRING, field.TYPE_MESSAGE):
+            continue
+        for part in (value,) if isinstance(value, str | bytes | Message) else value:
+            if isinstance(part, Message):
+                _require_text(part, name)
+            elif isinstance(part, bytes):
+                raise ModelImportError(f"{name}: damaged: {field.full_name} is {part[:40]!r}, not UTF-8 text")
+
+
+def _of_graph(graph: onnx.GraphProto) -> Iterator[TensorProto]:
+    yield from graph.initializer
+    for sparse in graph.sparse_initializer:
+        yield from (sparse.values, sparse.indices)
+    for node in graph.node:
+        yield from _of_node(node)
+
+
+def _of_node(node: onnx.NodeProto) -> Iterator[TensorProto]:
+    for attribute in node.attribute:
+        if attribute.HasField("t"):
+            yield attribute.t
+        yield from attribute.tensors
+        for sparse in (attribute.sparse_tensor, *attribute.sparse_tensors):
+            yield from (sparse.values, sparse.indices)
+        for graph in (attribute.g, *attribute.graphs):
+            yield from _of_graph(graph)
+
+
+def _check_external(name: str, folder: Path, external: list[TensorProto], size: int) -> None:
+    root = folder.resolve()
+    for tensor in external:
+        try:
+            info = ExternalDataInfo(tensor)
+        except ValueError as error:
+            raise ModelImportError(f"{name}: external data of {tensor.name!r}: {error}") from None
+        file = _located(name, folder, root, tensor.name, info.location)
+        there = file.stat().st_size
+        offset, length = info.offset or 0, info.length
+        if offset > there or (length is not None and offset + length > there):
+            raise ModelImportError(
+                f"{name}: external data of {tensor.name!r}: bytes {offset} to {offset + (length or 0)} of "
+                f"{info.location!r} are needed, it has {there}; copy the whole file"
+            )
+        size += there - offset if length is None else length
+        if size > MAX_BYTES:
+            raise ModelImportError(
+                f"{name}: the model has more than {MAX_BYTES} bytes with its external data, which is what one protobuf "
+                "holds; make it smaller (float16 weights, fewer layers), or import it in parts"
+            )
+
+
+def _located(name: str, folder: Path, root: Path, tensor: str, location: str) -> Path:
+    where = f"{name}: external data of {tensor!r}: {location!r}"
+    path = Path(location)
+    if not location or "\0" in location or path.is_absolute() or ".." in path.parts or "\\" in location:
+        raise ModelImportError(f"{where} is not a path inside the model's folder; keep the data beside the model")
+    file = folder / path
+    try:
+        if not file.resolve().is_relative_to(root):
+            raise ModelImportError(
+                f"{where} is a symbolic link out of the model's folder; copy the file there in its place"
+            )
+        if not stat.S_ISREG(file.stat().st_mode):
+            raise ModelImportError(f"{where} is no plain file")
+    except FileNotFoundError:
+        raise ModelImportError(f"{where} does not exist; it belongs beside the model, at {file}") from None
+    except (OSError, RuntimeError) as error:  # RuntimeError: symbolic links in a circle
+        raise ModelImportError(f"{where}: {error}") from None
+    return file

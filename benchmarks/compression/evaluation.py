@@ -1,0 +1,70 @@
+"""Which test examples a model gets right, and 95% intervals of what two models differ by on the same examples."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+
+from archipel.compression.agreement import RESAMPLES, bootstrap
+from archipel.datasets import Labelled
+
+BATCH = 250
+METHOD = (
+    f"percentile bootstrap over test examples, {RESAMPLES:,} resamples (Efron and Tibshirani 1993, chapter 13); an "
+    "example counts with its mean over seeds"
+)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Points of accuracy that `b` has more than `a`, with the ends of its 95% interval; `seeds`: of each seed."""
+
+    points: float
+    low: float
+    high: float
+    seeds: tuple[float, ...]
+
+    def __str__(self) -> str:
+        return f"{self.points:+.2f} [{self.low:+.2f}, {self.high:+.2f}]"
+
+
+def predictions(path: Path, inputs: np.ndarray) -> np.ndarray:
+    """The class that the ONNX file gives each input, int64 [n]; in ONNX Runtime."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    name = session.get_inputs()[0].name
+    parts = [
+        session.run(None, {name: inputs[start : start + BATCH]})[0].argmax(axis=1)
+        for start in range(0, len(inputs), BATCH)
+    ]
+    return np.concatenate(parts)
+
+
+def right(classes: np.ndarray, examples: Labelled) -> str:
+    """Which examples are right, a bit each, as text."""
+    return base64.b64encode(np.packbits(classes == examples.labels).tobytes()).decode()
+
+
+def unpacked(text: str, count: int) -> np.ndarray:
+    """bool [count] of what `right` wrote."""
+    return np.unpackbits(np.frombuffer(base64.b64decode(text), np.uint8))[:count].astype(bool)
+
+
+def accuracy(text: str, count: int) -> float:
+    """In percent."""
+    return 100 * float(unpacked(text, count).mean())
+
+
+def difference(pairs: Sequence[tuple[str, str]], count: int) -> Difference:
+    """b - a over (a, b) of each seed, all on the same `count` examples; see METHOD."""
+    rows = [unpacked(b, count).astype(float) - unpacked(a, count) for a, b in pairs]
+    low, high = bootstrap(np.mean(rows, axis=0), seed=0)
+    return Difference(
+        100 * float(np.mean(rows)), 100 * low, 100 * high, tuple(100 * float(row.mean()) for row in rows)
+    )

@@ -1,0 +1,197 @@
+"""Train the float models of the compression study; each is kept as ONNX with its accuracy, and trained once.
+
+    python benchmarks/compression/floats.py [--folder .cache/compression] [--data ../shared/data] [NAME ...]
+
+NAME is a case of cases.py; all of them without one. Killed, it goes on where it was, to the epoch. NAME-SEED.onnx and
+NAME-SEED.json are written when a model is done. Ends with status 1 if a model misses its floor.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from cases import CASES, Case, Phase, read, shrunk
+
+from archipel.datasets import Labelled, LabelledSplits
+from archipel.lite_runtime.durable import write_durably
+
+if TYPE_CHECKING:
+    from archipel.graph import Model
+    from archipel.training.cloud import Epoch
+
+ROOT = Path(__file__).resolve().parents[2]
+DATA = ROOT.parent / "shared" / "data"
+FOLDER = ROOT / ".cache" / "compression"
+EVALUATION_BATCH = 500
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What is known of a trained float model; accuracies are 0..1, the test's is measured on the ONNX file."""
+
+    name: str
+    seed: int
+    data: str
+    floor: float
+    validation_accuracy: float
+    test_accuracy: float
+    test_examples: int
+    parameters: int
+    bytes: int
+    seconds: float  # of all epochs, wall time
+    epochs: int
+    digest: str
+
+    @property
+    def reached(self) -> bool:
+        return self.test_accuracy >= self.floor
+
+
+def onnx_path(folder: Path, name: str, seed: int) -> Path:
+    return folder / f"{name}-{seed}.onnx"
+
+
+def trained(name: str, seed: int, folder: Path, data: Path) -> Trained:
+    """The model's facts, and its ONNX file at `onnx_path`; trains it if it is not there or was made otherwise."""
+    case = CASES[name]
+    digest = case.digest(seed)
+    facts_path, model_path = folder / f"{name}-{seed}.json", onnx_path(folder, name, seed)
+    if facts_path.exists() and model_path.exists():
+        facts = Trained(**json.loads(facts_path.read_text()))
+        if facts.digest == digest:
+            return facts
+    splits = read(case.data, data)
+    network, seconds, epochs = _train(case, name, seed, splits, folder / "checkpoints" / f"{name}-{seed}-{digest}")
+    model = _exported(network, splits.test.inputs[:2])
+    content = model.to_bytes()
+    folder.mkdir(parents=True, exist_ok=True)
+    write_durably(model_path, content)
+    facts = Trained(
+        name=name,
+        seed=seed,
+        data=case.data,
+        floor=case.floor,
+        validation_accuracy=accuracy(model, splits.validation),
+        test_accuracy=accuracy(model, splits.test),
+        test_examples=len(splits.test),
+        parameters=sum(parameter.numel() for parameter in network.parameters()),
+        bytes=len(content),
+        seconds=round(seconds, 1),
+        epochs=epochs,
+        digest=digest,
+    )
+    # Last: a model with facts is complete.
+    write_durably(facts_path, json.dumps(asdict(facts), indent=2).encode())
+    return facts
+
+
+def accuracy(model: Model, examples: Labelled) -> float:
+    """The share of examples whose largest output is that of their class, by ONNX Runtime."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = _threads()
+    session = onnxruntime.InferenceSession(model.to_bytes(), options, providers=["CPUExecutionProvider"])
+    name = session.get_inputs()[0].name
+    correct = 0
+    for begin in range(0, len(examples), EVALUATION_BATCH):
+        rows = slice(begin, begin + EVALUATION_BATCH)
+        (logits,) = session.run(None, {name: examples.inputs[rows]})
+        correct += int((logits.argmax(1) == examples.labels[rows]).sum())
+    return correct / len(examples)
+
+
+def _train(case: Case, name: str, seed: int, splits: LabelledSplits, checkpoints: Path) -> tuple[Any, float, int]:
+    """(the network in evaluation mode, seconds of all its epochs, their number)."""
+    from archipel.training.cloud import fit_one_cycle
+
+    network, seconds, epochs = case.network(seed), 0.0, 0
+    for index, phase in enumerate(case.phases):
+        x, y = _fields(splits.train, phase)
+        result = fit_one_cycle(
+            network,
+            x,
+            y,
+            _fields(splits.validation, phase),
+            seed=seed + 1000 * index,
+            epochs=phase.epochs,
+            batch_size=phase.batch_size,
+            learning_rate=phase.learning_rate,
+            weight_decay=phase.weight_decay,
+            augment=case.augment(),
+            checkpoint=checkpoints.with_name(f"{checkpoints.name}-{index}.pt"),
+            on_epoch=lambda epoch, of=phase.epochs: _say_epoch(f"{name}-{seed}", epoch, of),
+        )
+        network = result.module
+        seconds += sum(epoch.seconds for epoch in result.history)
+        epochs += len(result.history)
+    return network, seconds, epochs
+
+
+def _fields(examples: Labelled, phase: Phase) -> tuple[np.ndarray, np.ndarray]:
+    return shrunk(examples.inputs, phase.shrink), examples.labels
+
+
+def _exported(network: Any, example: np.ndarray) -> Model:
+    """BatchNormalization stays: compression may train on, and folds it itself."""
+    from archipel.graph import Model
+
+    return Model.from_torch(network, example.copy())
+
+
+def _threads() -> int:
+    return int(os.environ.get("OMP_NUM_THREADS", "2"))
+
+
+def _say_epoch(name: str, epoch: Epoch, of: int) -> None:
+    _say(
+        f"{name}: epoch {epoch.number}/{of}, training loss {epoch.train_loss:.4f}, validation loss "
+        f"{epoch.validation_loss:.4f}, accuracy {epoch.validation_accuracy:.2%}, {epoch.seconds:.0f} s"
+    )
+
+
+def _say(text: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(CASES)}")
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="where models are kept (default %(default)s)")
+    parser.add_argument("--data", type=Path, default=DATA, help="the folder of all data sets (default %(default)s)")
+    parser.add_argument("--json", action="store_true", help="one JSON object a model on standard output, nothing else")
+    options = parser.parse_args()
+    unknown = [name for name in options.names if name not in CASES]
+    if unknown:
+        parser.error(f"unknown case {unknown[0]!r}: expected one of {', '.join(CASES)}")
+
+    import torch
+
+    torch.set_num_threads(_threads())
+    ok = True
+    for name in options.names or CASES:
+        for seed in CASES[name].seeds:
+            facts = trained(name, seed, options.folder, options.data)
+            ok = ok and facts.reached
+            if options.json:
+                print(json.dumps(asdict(facts)), flush=True)
+            else:
+                missed = "" if facts.reached else f", below its floor of {facts.floor:.1%}"
+                print(
+                    f"{name:<22}seed {seed}  test {facts.test_accuracy:7.2%}{missed}  "
+                    f"{facts.parameters:>9,} parameters  {facts.epochs:>3} epochs  {facts.seconds:6.0f} s",
+                    flush=True,
+                )
+    return 0 if ok else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,225 @@
+"""`archipel verify` on bundles that are good, and on bundles with one thing wrong each."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import numpy_helper, parser
+
+from archipel import bundle as b
+from archipel import converter, training
+from archipel.graph import Model
+
+MLP = """<ir_version: 10, opset_import: ["": 21]> g (float[n, 6] x) => (float[n, 3] y) <float[6, 8] w, float[8, 3] v>
+{ h = MatMul (x, w) r = Relu (h) y = MatMul (r, v) }"""
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the bundle "good" and the key that signed it."""
+    folder = tmp_path_factory.mktemp("made")
+    key = b.generate_key()
+    b.save_private_key(key, folder / "k")
+    b.save_public_key(key, folder / "k.pub")
+    rng = np.random.default_rng(2)
+    proto = parser.parse_model(MLP)
+    for name, shape in {"w": (6, 8), "v": (8, 3)}.items():
+        proto.graph.initializer.append(numpy_helper.from_array(rng.standard_normal(shape).astype(np.float32), name))
+    converter.convert(
+        Model.from_proto(proto), folder / "good", loss=training.losses.cross_entropy(),
+        optimizer=training.optimizers.sgd(), sign_key=key, batch_size=4,
+    )  # fmt: skip
+    return folder
+
+
+@pytest.fixture
+def again(made: Path, tmp_path: Path) -> Callable[..., list[str]]:
+    """Sign the good bundle with changes; gives the command's arguments."""
+
+    def sign(**changes: Any) -> list[str]:
+        key = b.load_private_key(made / "k")
+        good = b.open_bundle(made / "good", [key.public_key().public_bytes_raw()])
+        manifest = good.manifest
+        test = manifest.self_test
+        assert test is not None
+        given: dict[str, Any] = {
+            "limits": manifest.limits,
+            "graphs": {p.file: (good.folder / p.file).read_bytes() for p in manifest.programs.values()},
+            "self_test": (test, (good.folder / test.file).read_bytes()),
+        }
+        given["graphs"].update(changes.pop("graphs", {}))
+        given.update(changes)
+        b.write_bundle(
+            tmp_path / "changed", name="changed", programs=manifest.programs, key=key, parameters=manifest.parameters,
+            weights=(good.folder / b.WEIGHTS_FILE).read_bytes(), privacy=manifest.privacy, schedule=manifest.schedule,
+            strategy=manifest.strategy, **given,
+        )  # fmt: skip
+        return ["verify", str(tmp_path / "changed"), "--key", str(made / "k.pub")]
+
+    return sign
+
+
+def test_a_good_bundle(archipel: Any, made: Path, tmp_path: Path) -> None:
+    b.pack(made / "good", tmp_path / "good.bundle")
+    for path in (made / "good", tmp_path / "good.bundle"):
+        out, err = archipel("verify", str(path), "--key", str(made / "k.pub"))
+        lines = out.splitlines()
+        assert all(line.startswith("ok       ") for line in lines[:-1])
+        assert [line.split()[1].rstrip(":") for line in lines[:5]] == [
+            "archive", "signature", "manifest", "digests", "parameters"
+        ]  # fmt: skip
+        valid = [line.split()[2].rstrip(":") for line in lines if "valid for ONNX Runtime" in line]
+        assert {"predict", "evaluate", "train", "refresh", "finish"} <= set(valid)
+        assert "parameters: 2 tensors, 288 bytes" in out  # (6 * 8 + 8 * 3) * 4
+        assert lines[-1].startswith(f"{path}: good; 'good', digest ")
+        assert err == ""
+
+
+def test_the_limits_are_computed_from_the_graphs(archipel: Any, made: Path) -> None:
+    """As the converter computed them, by another way: from the files and not from the model."""
+    out, _ = archipel("verify", str(made / "good"), "--key", str(made / "k.pub"))
+    limits = b.open_bundle(made / "good", [b.load_public_key(made / "k.pub")]).manifest.limits
+    assert "limits: computed again for batches of 4: " in out
+    for text, value in (("peak bytes", limits.peak_bytes), ("FLOPs per example", limits.flops_per_example),
+                        ("upload bytes", limits.upload_bytes)):  # fmt: skip
+        assert f"{text} {value:,} of {value:,}" in out
+    assert limits.upload_bytes == 4 * (6 * 8 + 8 * 3 + 1)  # and the weight
+
+
+@pytest.mark.parametrize("field", ["peak_bytes", "flops_per_example", "upload_bytes"])
+def test_limits_below_what_the_graphs_need(archipel: Any, again: Any, made: Path, field: str) -> None:
+    import msgspec
+
+    good = b.open_bundle(made / "good", [b.load_public_key(made / "k.pub")]).manifest.limits
+    need = getattr(good, field)
+    arguments = again(limits=msgspec.structs.replace(good, **{field: need - 1}))
+    out, err = archipel(*arguments, code=1)
+    assert f"signed {need - 1:,}, the graphs need {need:,}" in err
+    assert err.startswith("archipel: ")
+    assert err.count("\n") == 1
+    assert "FAILED   limits: too low for batches of 4" in out
+    assert "ok       self-test" in out
+
+
+def test_limits_above_are_good(archipel: Any, again: Any) -> None:
+    arguments = again(limits=b.Limits(peak_bytes=1 << 30, flops_per_example=1 << 30, upload_bytes=1 << 30))
+    assert "of 1,073,741,824" in archipel(*arguments)[0]
+
+
+def test_answers_that_are_not_those_of_the_self_test(archipel: Any, again: Any, made: Path) -> None:
+    good = b.open_bundle(made / "good", [b.load_public_key(made / "k.pub")])
+    test = good.manifest.self_test
+    assert test is not None
+    tensors = {name: array.copy() for name, array in b.read_weights(good.folder / test.file).items()}
+    tensors["output/y"][1, 2] += 5
+    arguments = again(self_test=(test, b.write_weights(tensors)))
+    out, err = archipel(*arguments, code=1)
+    assert "self-test: self-test: output 'y' deviates by up to 5" in err
+    assert "at [1, 2]" in err
+    out, _ = archipel(*arguments, "--no-run")
+    assert "skipped  self-test: left out (--no-run)" in out
+
+
+def test_without_vectors(archipel: Any, again: Any) -> None:
+    assert "ok       self-test: no vectors in the bundle" in archipel(*again(self_test=None))[0]
+
+
+def test_a_graph_that_onnxruntime_refuses(archipel: Any, again: Any) -> None:
+    out, err = archipel(*again(graphs={"evaluate.onnx": b"graph"}), code=1)
+    assert "FAILED   program evaluate: " in out
+    assert "ok       program predict: " in out
+    assert "FAILED   limits: cannot be computed: " in out
+    assert "skipped  self-test: not reached" in out
+    assert re.search(rf"changed: 2 of {len(out.splitlines())} checks failed: program evaluate: ", err)
+    assert err.count("\n") == 1
+
+
+def test_another_graph_than_the_manifest_says(archipel: Any, again: Any, made: Path) -> None:
+    graph = (made / "good" / "refresh.onnx").read_bytes()
+    out, _ = archipel(*again(graphs={"predict.onnx": graph}), code=1)
+    assert "FAILED   program predict: " in out
+
+
+def changed_file(folder: Path) -> None:
+    (folder / "predict.onnx").write_bytes(b"other")
+
+
+def foreign_file(folder: Path) -> None:
+    (folder / "more.txt").write_text("more")
+
+
+def other_manifest(folder: Path) -> None:
+    data = (folder / "manifest.json").read_bytes()
+    (folder / "manifest.json").write_bytes(data.replace(b'"changed"', b'"chanted"'))
+
+
+def missing_file(folder: Path) -> None:
+    (folder / "weights.safetensors").unlink()
+
+
+@pytest.mark.parametrize(
+    ("change", "check", "text"),
+    [
+        (changed_file, "digests", "the manifest says"),
+        (foreign_file, "digests", "'more.txt' is not in the manifest"),
+        (other_manifest, "signature", "none of the 1 trusted keys signed this manifest"),
+        (missing_file, "digests", "cannot be read"),
+    ],
+)
+def test_what_was_changed_after_signing(archipel: Any, again: Any, change: Any, check: str, text: str) -> None:
+    arguments = again()
+    change(Path(arguments[1]))
+    out, err = archipel(*arguments, code=1)
+    [failed] = [line for line in out.splitlines() if line.startswith("FAILED")]
+    assert failed.startswith(f"FAILED   {check}: ")
+    assert text in failed
+    assert text in err
+    after = out.splitlines()[out.splitlines().index(failed) + 1 :]
+    assert all(line.startswith("skipped") and line.endswith("not reached") for line in after)
+    assert "program" not in out.replace("programs", "")
+
+
+def test_as_json(archipel: Any, again: Any, made: Path) -> None:
+    answer = json.loads(archipel("verify", str(made / "good"), "--key", str(made / "k.pub"), "--json")[0])
+    assert answer["good"] is True
+    assert answer["digest"] == b.open_bundle(made / "good", [b.load_public_key(made / "k.pub")]).digest
+    assert {check["good"] for check in answer["checks"]} == {True}
+    arguments = again()
+    changed_file(Path(arguments[1]))
+    out, err = archipel(*arguments, "--json", code=1)
+    answer = json.loads(out)
+    assert (answer["good"], answer["digest"]) == (False, None)
+    assert [check["good"] for check in answer["checks"]] == [True, True, True, False, None]
+    assert err.count("\n") == 1
+
+
+def test_a_bundle_that_only_predicts_is_checked_for_one_example(archipel: Any, made: Path, tmp_path: Path) -> None:
+    proto = parser.parse_model(MLP)
+    for name, shape in {"w": (6, 8), "v": (8, 3)}.items():
+        proto.graph.initializer.append(numpy_helper.from_array(np.ones(shape, np.float32), name))
+    key = b.load_private_key(made / "k")
+    converter.convert(Model.from_proto(proto), tmp_path / "p.bundle", sign_key=key)
+    out, _ = archipel("verify", str(tmp_path / "p.bundle"), "--key", str(made / "k.pub"))
+    # Weights, the input, and two values of 8 at a time.
+    assert f"computed again for batches of 1: peak bytes {4 * (72 + 6 + 8 + 8):,} of " in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["none", "--key", "{made}/k.pub"], "none: no such bundle"),
+        (["{made}/good", "--key", "{made}/no.pub"], "no.pub: no such key"),
+        (["{made}/good", "--key", "{made}/k"], "expected 64 hexadecimal digits"),
+        (["{made}/k.pub", "--key", "{made}/k.pub"], "not a bundle file"),
+    ],
+)
+def test_mistakes_are_one_line(archipel: Any, made: Path, arguments: list[str], text: str) -> None:
+    _, err = archipel("verify", *(each.format(made=made) for each in arguments), code=1)
+    assert text in err
+    assert err.count("\n") == 1
