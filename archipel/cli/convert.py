@@ -10,7 +10,7 @@ from archipel.bundle import Bundle, load_private_key
 from archipel.cli.compress import data_options, how_to_go_on, progress_line, read_sets, stoppable, told
 from archipel.compression import compress, load_recipe
 from archipel.compression.report import Report
-from archipel.converter.pipeline import _lineage, _model, convert
+from archipel.converter.pipeline import _model, convert
 from archipel.errors import CommandError
 from archipel.strategies.registry import STRATEGIES
 from archipel.training import losses, optimizers
@@ -79,7 +79,7 @@ def convert_command(
         raise CommandError("--data, --calibration, --validation and --work are for compression; give --recipe")
     objective: Loss | None = None if loss is None else getattr(losses, loss)()
     rule = _optimizer(optimizer, lr=lr, momentum=momentum, weight_decay=weight_decay)
-    model, lineage, report = _model(source, None), None, None
+    model, report = _model(source, None), None
     if recipe is not None:
         parts = load_recipe(recipe)
         with stoppable(how_to_go_on(work)) as check, progress_line() as show:
@@ -87,7 +87,6 @@ def convert_command(
             model, report = compress(
                 model, parts, **sets, loss=objective, seed=seed, folder=work, on_progress=told(check, show)
             )
-        lineage = _lineage(parts, report)
     bundle = convert(
         model,
         output,
@@ -99,7 +98,6 @@ def convert_command(
         epochs=epochs,
         batch_size=batch_size,
         strategy=strategy,
-        lineage=lineage,
     )
     click.echo(_summary(bundle, output, report))
 

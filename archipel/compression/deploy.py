@@ -58,6 +58,7 @@ def deploy(model: Model) -> Deployment:
     contents = evaluate_constants(graph, [str(value.name) for value in stored])
     predict = graph.clone()
     _store(predict, contents)
+    _shorten(predict, getattr(model, "training_form", None) or model)
     kept = parameters | contents.keys()
     record_parameters(predict, [name for name in predict.graph.initializers if name in kept])
     return Deployment(Model(predict), graph, tuple(contents), frozenset(parameters))
@@ -185,6 +186,21 @@ def _name(values: Sequence[ir.Value], names: Builder) -> None:
     for value, name in found.items():
         if not value.is_graph_output():
             value.name = names.unique(name)
+
+
+def _shorten(predict: ir.Model, source: Model) -> None:
+    """Short names for values and nodes that the source does not have: they would be a tenth of a small file."""
+    known = {str(name) for node in source.ir.graph.all_nodes() for name in (node.name, *(v.name for v in node.outputs))}
+    taken = known | set(predict.graph.initializers) | {str(value.name) for value in _values(predict.graph)}
+    count = 0
+    for node in predict.graph.all_nodes():
+        for value in node.outputs:
+            if value.name and value.name not in known and not value.is_graph_output():
+                while f"_{count}" in taken:
+                    count += 1
+                value.name, count = f"_{count}", count + 1
+        if node.name not in known:
+            node.name = node.outputs[0].name
 
 
 def _origin(value: ir.Value) -> str:

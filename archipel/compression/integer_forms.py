@@ -76,7 +76,11 @@ def _quantize_bias(op: Builder, node: ir.Node, data: ir.Node, weight: ir.Node) -
         exact = op.Round(op.Div(op.Cast(bias, to=11), op.Cast(scale, to=11)))
         bounded = op.Clip(exact, np.array(-INT32_LARGEST), np.array(INT32_LARGEST))
         axis = 0 if rank(scale) else None
-        node.replace_input_with(2, op.DequantizeLinear(op.Cast(bounded, to=6), scale, axis=axis))
+        # A product of its own (in the other order: equal ones would become one), which devices compute once when they
+        # open the graph, as both scales are stored already.
+        product = op.Mul(data_scale, weight_scale)
+        _mark(product, {weight_scale, data_scale})
+        node.replace_input_with(2, op.DequantizeLinear(op.Cast(bounded, to=6), product, axis=axis))
 
 
 def _multiply_integers(op: Builder, node: ir.Node, dynamic: ir.Node, weight: ir.Node) -> None:

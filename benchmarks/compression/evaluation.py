@@ -65,6 +65,4 @@ def difference(pairs: Sequence[tuple[str, str]], count: int) -> Difference:
     """b - a over (a, b) of each seed, all on the same `count` examples; see METHOD."""
     rows = [unpacked(b, count).astype(float) - unpacked(a, count) for a, b in pairs]
     low, high = bootstrap(np.mean(rows, axis=0), seed=0)
-    return Difference(
-        100 * float(np.mean(rows)), 100 * low, 100 * high, tuple(100 * float(row.mean()) for row in rows)
-    )
+    return Difference(100 * float(np.mean(rows)), 100 * low, 100 * high, tuple(100 * float(row.mean()) for row in rows))

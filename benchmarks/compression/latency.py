@@ -12,6 +12,7 @@ import numpy as np
 from lite_predict import Runner, in_process, raw_run, raw_session, timed
 
 BASE = "float"
+THREADS = (1, 2)
 ROUNDS, QUICK_ROUNDS = 21, 5
 
 
@@ -20,13 +21,14 @@ def runner(name: str, path: Path, threads: int, example: np.ndarray) -> Runner:
     return in_process(name, raw_run(raw_session(path, threads)), example)
 
 
-def compared(runners: Sequence[Runner], rounds: int, base: str = BASE) -> dict[str, Any]:
-    """By name: microseconds a prediction (median over rounds), and the median of the rounds' ratios to `base`."""
-    times = timed(list(runners), rounds)
-    return {
+def measured(runners: Sequence[Runner], quick: bool = False) -> dict[str, Any]:
+    """{"times": name -> {"us": the median prediction, "ratio": the median over rounds of what it is to BASE's}}."""
+    times = timed(list(runners), QUICK_ROUNDS if quick else ROUNDS)
+    found = {
         name: {
             "us": statistics.median(values),
-            "ratio": statistics.median(a / b for a, b in zip(values, times[base])),
+            "ratio": statistics.median(a / b for a, b in zip(values, times[BASE])),
         }
         for name, values in times.items()
     }
+    return {"times": found}

@@ -22,7 +22,9 @@ def install_environment(folder: Path) -> None:
     install(folder, ENVIRONMENT, PACKAGES[ENVIRONMENT])
 
 
-def quantize(folder: Path, source: Path, calibration: Path, inputs: Path, out: Path) -> tuple[np.ndarray, dict[str, str]]:
+def quantize(
+    folder: Path, source: Path, calibration: Path, inputs: Path, out: Path
+) -> tuple[np.ndarray, dict[str, str]]:
     """NNCF's int8 of `source` at `out`.xml and .bin; its class of each input, and versions. Raises PeerError."""
     command = [python_of(folder, ENVIRONMENT), HERE / "nncf_quantize.py", source, calibration, inputs, out]
     done = subprocess.run(command, capture_output=True, text=True, env=clean_environment(), check=False)

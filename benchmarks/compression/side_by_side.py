@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -10,22 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import beside  # noqa: F401
-import numpy as np
 import openvino_peer
 import plain_onnxruntime
-from cells import Cells, digest
-from evaluation import accuracy, difference, predictions, right
-from latency import BASE, QUICK_ROUNDS, ROUNDS, compared, runner
+from cells import Cells
+from evaluation import accuracy, difference
+from latency import BASE, THREADS, measured, runner
 from lite_peers import PeerError
-from recipe_files import recipe_text
-from subjects import CALIBRATION, Subject, sizes
-
-from archipel.compression import Examples, compress, parse_recipe
+from made import Facts, compressed_facts, facts, float_facts, onnx_facts
+from subjects import CALIBRATION, Subject
 
 OURS = "archipel"
 PEER = "NNCF in OpenVINO"
 PEER_FLOAT = "OpenVINO, float"
-THREADS = (1, 2)
 LATENCY_GOAL = 0.75
 
 
@@ -39,7 +35,7 @@ class Entry:
     zipped: int
     us: dict[int, float]
     ratio: dict[int, float]
-    note: str = ""
+    versions: str = ""
 
 
 @dataclass(frozen=True)
@@ -72,9 +68,9 @@ class Table:
 
 def side_by_side(subject: Subject, cells: Cells, peers: Path, quick: bool) -> Table:
     """Make, measure, or read what was measured before. An engine that cannot take part is named with the reason."""
-    made: dict[str, dict[str, Any]] = {}
+    made = {BASE: float_facts(subject, cells), OURS: compressed_facts(subject, "int8_ptq", cells)}
     missing = []
-    for name, (key, make) in _makers(subject, peers).items():
+    for name, (key, make) in _others(subject, peers).items():
         try:
             made[name] = cells.get(f"{subject.title} {name}", {"model": subject.digest, **key}, make)
         except PeerError as error:
@@ -88,70 +84,48 @@ def side_by_side(subject: Subject, cells: Cells, peers: Path, quick: bool) -> Ta
         Entry(
             name, cell["correct"], cell["bytes"], cell["zipped"],
             {threads: found[name]["us"] for threads, found in times.items()},
-            {threads: found[name]["ratio"] for threads, found in times.items()}, cell.get("note", ""),
+            {threads: found[name]["ratio"] for threads, found in times.items()}, cell.get("versions", ""),
         )
         for name, cell in made.items()
     ]  # fmt: skip
     return Table(subject.title, len(subject.test), tuple(entries), tuple(missing))
 
 
-def _makers(subject: Subject, peers: Path) -> dict[str, tuple[dict[str, Any], Callable[[], dict[str, Any]]]]:
-    text = recipe_text("int8_ptq", subject.name)
-    found: dict[str, Any] = {
-        BASE: ({"way": "float"}, partial(_facts, subject, [subject.deployed])),
-        OURS: ({"recipe": text}, partial(_ours, subject, text)),
-    }
+def _others(subject: Subject, peers: Path) -> dict[str, tuple[Mapping[str, Any], Callable[[], Facts]]]:
+    found: dict[str, tuple[Mapping[str, Any], Callable[[], Facts]]] = {}
     for way, options in plain_onnxruntime.WAYS.items():
-        key = {"way": f"onnxruntime {way}", "options": str(options)}
-        found[f"onnxruntime, {way}"] = (key, partial(_plain, subject, way))
-    found[PEER] = ({"way": "nncf", "calibration": CALIBRATION}, partial(_nncf, subject, peers))
-    found[PEER_FLOAT] = ({"way": "openvino float"}, partial(_facts, subject, [subject.plain]))
+        key = {"options": str(options), "calibration": CALIBRATION}
+        found[f"onnxruntime, {way}"] = key, partial(_plain, subject, way)
+    found[PEER] = {"calibration": CALIBRATION}, partial(_nncf, subject, peers)
+    found[PEER_FLOAT] = {}, partial(onnx_facts, subject, subject.plain)
     return found
 
 
-def _facts(subject: Subject, files: list[Path], classes: np.ndarray | None = None, note: str = "") -> dict[str, Any]:
-    nbytes, zipped = sizes(*files)
-    test = subject.test
-    if classes is None:
-        classes = predictions(files[0], test.inputs)
-    return {
-        "files": [str(path) for path in files], "digest": digest(*(path.read_bytes() for path in files)),
-        "bytes": nbytes, "zipped": zipped, "correct": right(classes, test), "note": note,
-    }  # fmt: skip
-
-
-def _ours(subject: Subject, text: str) -> dict[str, Any]:
-    target = subject.made / f"int8_ptq-{digest(text)}.onnx"
-    validation = Examples({subject.model.inputs[0].name: subject.splits.validation.inputs}, subject.splits.validation.labels)
-    small, _ = compress(subject.model, parse_recipe(text), calibration=subject.calibration, validation=validation)
-    small.save(target)
-    return _facts(subject, [target])
-
-
-def _plain(subject: Subject, way: str) -> dict[str, Any]:
-    target = subject.made / f"onnxruntime-{way.replace(' ', '-').replace(',', '')}.onnx"
+def _plain(subject: Subject, way: str) -> Facts:
+    target = subject.made / f"onnxruntime-{way.replace(',', '').replace(' ', '-')}.onnx"
     plain_onnxruntime.quantize(subject.plain, target, subject.calibration, way)
-    return _facts(subject, [target])
+    return onnx_facts(subject, target)
 
 
-def _nncf(subject: Subject, peers: Path) -> dict[str, Any]:
+def _nncf(subject: Subject, peers: Path) -> Facts:
     out = subject.made / "nncf"
     calibration = subject.array("calibration", subject.calibration)
     inputs = subject.array("test", subject.test.inputs)
-    classes, versions = openvino_peer.quantize(peers, subject.plain, calibration, inputs, out)
-    inputs.unlink()
-    note = ", ".join(f"{name} {version}" for name, version in versions.items())
-    return _facts(subject, [out.with_suffix(".xml"), out.with_suffix(".bin")], classes, note)
+    try:
+        classes, versions = openvino_peer.quantize(peers, subject.plain, calibration, inputs, out)
+    finally:
+        inputs.unlink()
+    found = facts(subject, [out.with_suffix(".xml"), out.with_suffix(".bin")], classes)
+    return {**found, "versions": ", ".join(f"{name} {version}" for name, version in versions.items())}
 
 
-def _latency(subject: Subject, made: dict[str, Any], peers: Path, threads: int, quick: bool) -> dict[str, Any]:
+def _latency(subject: Subject, made: Mapping[str, Facts], peers: Path, threads: int, quick: bool) -> dict[str, Any]:
     example = subject.test.inputs[:1]
-    theirs = {name: Path(made[name]["files"][0]) for name in (PEER, PEER_FLOAT) if PEER in made and name in made}
-    found = [
-        runner(name, Path(cell["files"][0]), threads, example) for name, cell in made.items() if name not in theirs
-    ]
+    files = {name: subject.made / cell["files"][0] for name, cell in made.items()}
+    theirs = {name: files.pop(name) for name in (PEER, PEER_FLOAT) if PEER in made}
+    found = [runner(name, path, threads, example) for name, path in files.items() if name != PEER_FLOAT]
     with ExitStack() as stack:
         if theirs:
             given, log = subject.array("example", example), subject.made / "openvino.log"
             found += stack.enter_context(openvino_peer.runners(peers, theirs, given, threads, log))
-        return {"times": compared(found, QUICK_ROUNDS if quick else ROUNDS)}
+        return measured(found, quick)

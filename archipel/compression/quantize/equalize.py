@@ -70,12 +70,10 @@ def equalized(model: CompressedModel, examples: Examples, work: Work) -> Compres
     values = dict(result.parameters)
     before = {name: array.dtype for name, array in values.items()}
     values = {name: array.astype(np.float64) for name, array in values.items()}
-    sweeps = 0
-    for sweeps in range(1, _SWEEPS + 1):
-        moved = max((_equalize(pair, values) for pair in found), default=0.0)
-        if moved < _SETTLED:
+    for _ in range(_SWEEPS):
+        if max((_equalize(pair, values) for pair in found), default=0.0) < _SETTLED:
             break
-    work.note(equalized=[f"{pair.first} -> {pair.weight}" for pair in found], opened_clips=opened, sweeps=sweeps)
+    work.note(equalized=[f"{pair.first} -> {pair.weight}" for pair in found], opened_clips=opened)
     changed = {name for pair in found for name in [pair.weight, *(name for name, _ in pair.made)]}
     return result.with_parameters({name: values[name].astype(before[name]) for name in sorted(changed)})
 
@@ -95,7 +93,7 @@ def _pair(node: ir.Node, parameters: set[str]) -> Pair | None:
     weight = _parameter(node.inputs[1], parameters)
     if weight is None or (node.op_type == "Gemm" and _scaled(node)):
         return None
-    axis = 0 if node.op_type == "Conv" or node.attributes.get_int("transB", 0) else 1
+    axis = 0 if node.op_type == "Conv" or node.attributes.get_int("transB", 0) == 1 else 1
     channels = dims(weight)[axis]
     bias = node.inputs[2] if len(node.inputs) > 2 else None
     made: list[ir.Value | None] = [node.inputs[1]] if bias is None else [node.inputs[1], bias]
@@ -121,10 +119,10 @@ def _pair(node: ir.Node, parameters: set[str]) -> Pair | None:
         return None
     if last.op_type == "Conv":
         groups, inputs = last.attributes.get_int("group", 1), 1
-        count = groups * int(dims(read)[1] or 0)  # type: ignore[arg-type]
+        count = groups * int(dims(read)[1] or 0)
     else:
         groups, inputs = 1, 1 if last.attributes.get_int("transB", 0) else 0
-        count = int(dims(read)[inputs] or 0)  # type: ignore[arg-type]
+        count = int(dims(read)[inputs] or 0)
     if not len(factor) or count % len(factor):
         return None
     divided = tuple((str(tensor.name), axis if tensor is weight else 0) for tensor in tensors if tensor is not None)
@@ -191,8 +189,12 @@ def _open_clips(model: CompressedModel, examples: Examples) -> tuple[CompressedM
     result = model.copy()
     for node in result.ir.graph:
         if node.op_type == "Clip" and str(node.outputs[0].name) in opened:
+            bounds = [value for value in node.inputs[1:] if value is not None]
             node.op_type = "Relu"
             node.resize_inputs(1)
+            for bound in bounds:
+                if bound.is_initializer() and not bound.uses():
+                    result.ir.graph.initializers.pop(str(bound.name))
     return result, sorted(opened)
 
 

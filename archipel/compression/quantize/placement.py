@@ -121,9 +121,9 @@ def _layer(node: ir.Node, constants: Collection[ir.Value]) -> Layer | None:
     if node.op_type == "Gemm":
         scaled = node.attributes.get_float("beta", 1.0) != 1.0 or node.attributes.get_float("alpha", 1.0) != 1.0
         fits = bias is None or dims(bias) == dims(node.outputs[0])[1:]
-        if (bias is not None and (scaled or not fits)) or node.attributes.get_int("transA", 0):
+        if (bias is not None and (scaled or not fits)) or node.attributes.get_int("transA", 0) == 1:
             return None
-        axis = 0 if node.attributes.get_int("transB", 0) else 1
+        axis = 0 if node.attributes.get_int("transB", 0) == 1 else 1
     if node.op_type == "MatMul" and rank(weight) != 2:
         return None
     return Layer(node, axis, source_name(weight))

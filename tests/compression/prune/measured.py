@@ -21,12 +21,17 @@ def run(model: Model, feeds: Mapping[str, np.ndarray]) -> list[np.ndarray]:
 
 
 def zeroed(model: Model, groups: list[ChannelGroup], drop: Mapping[str, np.ndarray]) -> Model:
-    """A copy in which the producers of these units are zero: weights, biases, and scale and shift of normalizations."""
+    """A copy in which the producers of these units are zero: weights, biases, and scale and shift of normalizations.
+
+    A constant that several nodes read stays: zeros in it would reach units that are to be kept.
+    """
     result = model.copy()
     for group in groups:
         for member in group.members:
             value = result.ir.graph.initializers.get(member.tensor)
-            if member.produces and value is not None and group.name in drop:
+            if not member.produces or value is None or group.name not in drop:
+                continue
+            if member.tensor in model.parameter_names or len(list(value.uses())) == 1:
                 content = value.const_value.numpy().copy()
                 np.moveaxis(content, member.axis, 0)[member.indices[drop[group.name]].reshape(-1)] = 0
                 value.const_value = ir.tensor(content, name=value.name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from archipel import Model
@@ -40,6 +40,7 @@ def check(model: Model, seed: int) -> None:
     st.lists(st.sampled_from(PICTURES), max_size=5),
     st.lists(st.sampled_from(SEQUENCES), max_size=3),
 )
+@example(2, [Network.group_norm_by_reshape, Network.conv_8, Network.group_norm_by_reshape], [])
 def test_units_whose_weights_are_zero_can_go(seed: int, pictures: list, sequences: list) -> None:
     check(network(seed, pictures, sequences), seed)
 

@@ -34,7 +34,7 @@ def test_a_run(tmp_path: Path, accuracy: float | None) -> None:
         Step("FineTune(epochs=2)", 1.25, measured(45_678, accuracy), facts),
         Step("Other()", 2.0, measured(9, accuracy)),
     )
-    write_report(Report(measured(98_765, accuracy), steps, 3), tmp_path / "r.html", HOSTILE)
+    write_report(Report(f"# {HOSTILE}", measured(98_765, accuracy), steps, 3), tmp_path / "r.html", HOSTILE)
     page = (tmp_path / "r.html").read_text()
     assert HOSTILE not in page
     assert "&lt;script&gt;" in page

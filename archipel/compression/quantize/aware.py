@@ -1,0 +1,85 @@
+"""Quantization-aware training: a graph that rounds is trained, and so are the steps of its activations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import onnx_ir as ir
+
+from archipel.compression.compressed import CompressedModel
+from archipel.compression.fine_tune import FineTune
+from archipel.compression.quantize.simulation import initializer
+from archipel.errors import CompressionError
+from archipel.graph import Builder
+from archipel.graph.parameters import parameter_names, record_parameters
+from archipel.graph.shapes import constant_array
+
+if TYPE_CHECKING:
+    from archipel.compression.work import Work
+
+LOGARITHM = ".logarithm"
+_DEFAULT = FineTune(epochs=2, lr=2e-4)
+
+
+@dataclass(frozen=True)
+class QuantizationAware:
+    """Train a model that `StaticInt8` (or another scheme) has made round, as `fine_tune` says.
+
+    Gradients go straight through the rounding (Bengio et al. 2013); BatchNormalization is folded, with the statistics
+    that it has. With `learn_steps` the scale of each activation is trained as well (Esser et al. 2020, LSQ), as
+    scale exp(r), so that it stays positive and a step of the optimizer changes all of them in proportion; at the end
+    they are constants again. Scales of weights follow the weights. Use the optimizer "adam" with `learn_steps`.
+    """
+
+    fine_tune: FineTune = _DEFAULT
+    learn_steps: bool = True
+
+    def apply(self, model: CompressedModel, work: Work) -> CompressedModel:
+        if model.training_form is None:
+            raise CompressionError("QuantizationAware: nothing in the model rounds; put StaticInt8 before it")
+        options = replace(self.fine_tune, batch_norm="frozen")
+        scales = _activation_scales(model.ir.graph) if self.learn_steps else {}
+        staged = _with_logarithms(model, scales)
+        names = {f"{name}{LOGARITHM}": name for name in scales}
+        trained = work.train(
+            staged, options, trainable=(*model.trainable_names, *names), what="quantization-aware training"
+        )
+        values = trained.parameters
+        moved = {name: values[name] for name in model.trainable_names}
+        factors = {name: np.exp(values[logarithm]) for logarithm, name in names.items()}
+        moved.update({name: (scales[name] * factor).astype(np.float32) for name, factor in factors.items()})
+        work.note(steps_moved_by={name: round(float(factor), 3) for name, factor in factors.items()})
+        return model.with_parameters(moved)
+
+
+def _activation_scales(graph: ir.Graph) -> dict[str, np.ndarray]:
+    """The scales that are constants, which those of weights are not: they are computed from the weights."""
+    found = {}
+    for node in graph:
+        if node.op_type == "QuantizeLinear" and node.domain == "":
+            scale = node.inputs[1]
+            content = constant_array(scale)
+            if scale is not None and scale.is_initializer() and content is not None:
+                found[str(scale.name)] = content
+    return found
+
+
+def _with_logarithms(model: CompressedModel, scales: dict[str, np.ndarray]) -> CompressedModel:
+    """A copy in which these scales are multiplied with exp(`<scale>.logarithm`), a parameter that is 0."""
+    result = model.copy()
+    graph = result.ir.graph
+    names = list(parameter_names(result.ir))
+    op = Builder(graph, scope="steps")
+    for name, content in scales.items():
+        scale = graph.initializers[name]
+        uses = list(scale.uses())
+        logarithm = initializer(op, f"{name}{LOGARITHM}", np.zeros(content.shape, np.float32))
+        with op.before(graph[0]):
+            moved = op.Mul(scale, op.Exp(logarithm))
+        for use in uses:
+            use.node.replace_input_with(use.idx, moved)
+        names.append(str(logarithm.name))
+    record_parameters(result.ir, names)
+    return result
