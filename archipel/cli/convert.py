@@ -8,9 +8,7 @@ import click
 
 from archipel.bundle import Bundle, load_private_key
 from archipel.cli.compress import data_options, how_to_go_on, progress_line, read_sets, stoppable, told
-from archipel.compression import compress, load_recipe
-from archipel.compression.report import Report
-from archipel.converter.pipeline import _model, convert
+from archipel.converter import convert
 from archipel.errors import CommandError
 from archipel.strategies.registry import STRATEGIES
 from archipel.training import losses, optimizers
@@ -79,27 +77,25 @@ def convert_command(
         raise CommandError("--data, --calibration, --validation and --work are for compression; give --recipe")
     objective: Loss | None = None if loss is None else getattr(losses, loss)()
     rule = _optimizer(optimizer, lr=lr, momentum=momentum, weight_decay=weight_decay)
-    model, report = _model(source, None), None
-    if recipe is not None:
-        parts = load_recipe(recipe)
-        with stoppable(how_to_go_on(work)) as check, progress_line() as show:
-            sets = read_sets(data, calibration, validation)
-            model, report = compress(
-                model, parts, **sets, loss=objective, seed=seed, folder=work, on_progress=told(check, show)
-            )
-    bundle = convert(
-        model,
-        output,
-        trainable=trainable,
-        loss=objective,
-        optimizer=None if objective is None else rule,
-        sign_key=key,
-        name=name,
-        epochs=epochs,
-        batch_size=batch_size,
-        strategy=strategy,
-    )
-    click.echo(_summary(bundle, output, report))
+    with stoppable(how_to_go_on(work)) as check, progress_line() as show:
+        bundle = convert(
+            source,
+            output,
+            trainable=trainable,
+            loss=objective,
+            optimizer=None if objective is None else rule,
+            sign_key=key,
+            recipe=recipe,
+            **({} if recipe is None else read_sets(data, calibration, validation)),
+            seed=seed,
+            folder=work,
+            on_progress=told(check, show),
+            name=name,
+            epochs=epochs,
+            batch_size=batch_size,
+            strategy=strategy,
+        )
+    click.echo(_summary(bundle, output))
 
 
 def _optimizer(name: str, **options: float | None) -> Optimizer:
@@ -110,11 +106,15 @@ def _optimizer(name: str, **options: float | None) -> Optimizer:
     return made
 
 
-def _summary(bundle: Bundle, output: Path, report: Report | None) -> str:
+def _summary(bundle: Bundle, output: Path) -> str:
     manifest = bundle.manifest
     size = sum(path.stat().st_size for path in ([output] if output.is_file() else output.rglob("*")) if path.is_file())
-    lines = [] if report is None else [str(report)]
-    lines.append(f"{output}: {manifest.name!r}, {size:,} bytes, digest {bundle.digest}")
+    lines = [f"{output}: {manifest.name!r}, {size:,} bytes, digest {bundle.digest}"]
+    found = manifest.lineage.metrics
+    if "nbytes_before" in found:
+        lines.append(f"predict: {found['nbytes_before']:,.0f} -> {found['nbytes_after']:,.0f} bytes")
+    if "accuracy_before" in found:
+        lines.append(f"accuracy: {100 * found['accuracy_before']:.2f} -> {100 * found['accuracy_after']:.2f} %")
     lines.append(f"programs {', '.join(sorted(manifest.programs))}; {len(manifest.parameters)} parameters")
     if "train" not in {program.kind for program in manifest.programs.values()}:
         lines.append("it predicts only; with --loss devices can train it")

@@ -32,7 +32,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
 
 EXTRAS = {"onnx": "convert", "onnx_ir": "convert", "onnxscript": "convert", "torch": "cloud", "flask": "server",
           "sqlalchemy": "server", "alembic": "server", "gunicorn": "server", "fsspec": "server", "rich": "demo",
-          "matplotlib": "demo", "psutil": "demo", "jinja2": "demo"}  # fmt: skip
+          "matplotlib": "demo", "psutil": "demo", "jinja2": "demo",
+          "optuna": "search", "tomli_w": "convert", "sklearn": "sklearn", "skl2onnx": "sklearn"}  # fmt: skip
 
 
 class LazyGroup(click.Group):

@@ -9,7 +9,9 @@ from archipel.compression.fine_tune import FineTune
 from archipel.compression.low_rank import LowRank
 from archipel.compression.masks import PruneNM, PruneWeights
 from archipel.compression.prune.structured import PruneChannels
+from archipel.compression.quantize.aware import QuantizationAware
 from archipel.compression.quantize.dynamic import DynamicInt8
+from archipel.compression.quantize.half import Float16
 from archipel.compression.quantize.static import StaticInt8
 from archipel.compression.quantize.weight_only import WeightOnly
 from archipel.compression.recipe import load_recipe, parse_recipe, write_recipe
@@ -23,12 +25,14 @@ __all__ = [
     "DynamicInt8",
     "Examples",
     "FineTune",
+    "Float16",
     "LowRank",
     "Measured",
     "Progress",
     "PruneChannels",
     "PruneNM",
     "PruneWeights",
+    "QuantizationAware",
     "Report",
     "StaticInt8",
     "Step",

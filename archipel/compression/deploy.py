@@ -31,6 +31,7 @@ from archipel.lite_runtime.sessions import error_types
 from archipel.training.batch_norm import prepared
 from archipel.training.folding import fold_batch_norm_symbolic
 
+
 @dataclass(frozen=True)
 class Deployment:
     """`predict` with constants for weights; `graph` is the same before they were computed, `stored` their names.

@@ -13,6 +13,7 @@ from archipel.compression.report import Measured
 from archipel.compression.search.point import Metrics, Point
 from archipel.compression.search.result import COSTS, SearchResult
 
+_FEW = 8
 BLUE, ORANGE, GREEN, GREY = "#2563a8", "#d9822b", "#2f8f5b", "#9aa3ad"
 
 
@@ -40,7 +41,10 @@ def bars(names: Sequence[str], measured: Sequence[Measured]) -> str:
 
 
 def trade(result: SearchResult, cost: str, label: str) -> str:
-    """Every point's quality over "size", "latency" or "flops", the Pareto front as a line, points by their numbers."""
+    """Every point's quality over "size", "latency" or "flops", the Pareto front as a line.
+
+    Points on the front or within the target have their numbers; the worst quarter may lie outside the plot.
+    """
     value: Callable[[Metrics], float] = COSTS[cost]
     scale = {"size": 1e-3, "flops": 1e-6}.get(cost, 1.0)
     accuracy = result.original.accuracy is not None
@@ -61,14 +65,23 @@ def trade(result: SearchResult, cost: str, label: str) -> str:
             axes.scatter(xs, ys, s=28, color=color, label=name, zorder=2)
     x, y = place(result.original)
     axes.scatter([x], [y], s=46, marker="D", color=BLUE, label="original", zorder=3)
-    for point in _apart(result.points, place):
-        axes.annotate(str(point.number), place(point.metrics), xytext=(4, 4), textcoords="offset points", fontsize=8)
+    bounds: list[float] = []
     for condition in result.target.conditions:
         bound = condition.bound(result.original)
         if condition.quantity == "accuracy":
+            bounds.append(100 * bound)
             axes.axhline(100 * bound, color=GREY, linestyle=":", linewidth=1)
         elif condition.quantity == cost and (cost != "latency" or condition.kind == "ratio"):
             axes.axvline(scale * bound, color=GREY, linestyle=":", linewidth=1)
+    if len(result.points) > _FEW:
+        # A few recipes that ruin the model would leave no room for those that matter.
+        heights = sorted((place(point.metrics)[1] for point in result.points), reverse=not accuracy)
+        needed = [heights[len(heights) // 4], heights[-1], y, *bounds, *(place(point.metrics)[1] for point in meeting)]
+        room = 0.08 * (max(needed) - min(needed)) or 1.0
+        axes.set_ylim(min(needed) - room, max(needed) + room)
+    for point in _apart([*front, *meeting], place, axes):
+        axes.annotate(str(point.number), place(point.metrics), xytext=(4, 4), textcoords="offset points", fontsize=8,
+                      annotation_clip=True)  # fmt: skip
     axes.set_xlabel(label)
     axes.set_ylabel("accuracy on the validation data, %" if accuracy else "loss on the validation data")
     if not accuracy:
@@ -77,9 +90,13 @@ def trade(result: SearchResult, cost: str, label: str) -> str:
     return _svg(figure)
 
 
-def _apart(points: Sequence[Point], place: Callable[[Metrics], tuple[float, float]]) -> list[Point]:
-    """One point of those in the same place, so that no number is written over another."""
-    return list({tuple(f"{each:.3g}" for each in place(p.metrics)): p for p in reversed(points)}.values())
+def _apart(points: Sequence[Point], place: Callable[[Metrics], tuple[float, float]], axes: Axes) -> list[Point]:
+    """One point of those that are close together on the page, so that no number is written over another."""
+    found: dict[tuple[int, int], Point] = {}
+    for point in points:
+        x, y = axes.transData.transform(place(point.metrics))
+        found.setdefault((round(x / 18), round(y / 12)), point)
+    return list(found.values())
 
 
 def _plain(axes: Axes) -> None:

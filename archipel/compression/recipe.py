@@ -1,14 +1,14 @@
 """Recipes as TOML files, and what parts there are.
 
-    [[part]]
-    kind = "prune_channels"
-    flops = 0.5
+[[part]]
+kind = "prune_channels"
+flops = 0.5
 
-    [part.fine_tune]
-    epochs = 2
+[part.fine_tune]
+epochs = 2
 
-    [[part]]
-    kind = "static_int8"
+[[part]]
+kind = "static_int8"
 """
 
 from __future__ import annotations
@@ -30,13 +30,16 @@ from archipel.compression.low_rank import LowRank
 from archipel.compression.masks import PruneNM, PruneWeights
 from archipel.compression.part import Part
 from archipel.compression.prune.structured import PruneChannels
+from archipel.compression.quantize.aware import QuantizationAware
 from archipel.compression.quantize.dynamic import DynamicInt8
+from archipel.compression.quantize.half import Float16
 from archipel.compression.quantize.static import StaticInt8
 from archipel.compression.quantize.weight_only import WeightOnly
 from archipel.errors import CompressionError
 
 PARTS: tuple[type[Any], ...] = (
-    PruneChannels, LowRank, Distil, FineTune, PruneWeights, PruneNM, StaticInt8, DynamicInt8, WeightOnly,
+    PruneChannels, LowRank, Distil, FineTune, PruneWeights, PruneNM,
+    StaticInt8, QuantizationAware, DynamicInt8, WeightOnly, Float16,
 )  # fmt: skip
 """Every kind of part; in files its name is written like `static_int8`."""
 
@@ -80,7 +83,9 @@ def write_recipe(parts: Sequence[Part]) -> str:
 def checked(parts: Sequence[Part]) -> list[Part]:
     """The parts of a recipe. Raises CompressionError for what is none."""
     if isinstance(parts, str) or not isinstance(parts, Sequence):
-        raise CompressionError(f"recipe: expected a list of parts, got {type(parts).__name__}; load_recipe reads a file")
+        raise CompressionError(
+            f"recipe: expected a list of parts, got {type(parts).__name__}; load_recipe reads a file"
+        )
     for part in parts:
         if not isinstance(part, PARTS):
             known = ", ".join(kind.__name__ for kind in PARTS)

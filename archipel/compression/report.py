@@ -84,7 +84,15 @@ def _row(title: str, found: Measured) -> tuple[str, ...]:
     accuracy = "-" if found.accuracy is None else f"{100 * found.accuracy:.2f} %"
     loss = "-" if found.loss is None else f"{found.loss:.4f}"
     title = title if len(title) <= 60 else title[:57] + "..."
-    return title, f"{found.nbytes:,}", f"{found.zipped:,}", f"{found.weights:,}", f"{found.flops / 1e6:.2f}", accuracy, loss
+    return (
+        title,
+        f"{found.nbytes:,}",
+        f"{found.zipped:,}",
+        f"{found.weights:,}",
+        f"{found.flops / 1e6:.2f}",
+        accuracy,
+        loss,
+    )
 
 
 def _aligned(row: Sequence[str], widths: Sequence[int]) -> str:

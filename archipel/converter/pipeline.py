@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from archipel.compression.examples import Data
 from archipel.compression.part import Part
 from archipel.compression.recipe import load_recipe
 from archipel.compression.report import Measured, Report
+from archipel.compression.work import Progress
 from archipel.converter.features import split_features
 from archipel.converter.limits import compute_limits
 from archipel.converter.lowering import initial_values, lower, parameter_names
@@ -63,6 +64,8 @@ def convert(
     calibration: Data | None = None,
     validation: Data | None = None,
     seed: int = 0,
+    folder: str | os.PathLike[str] | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
     name: str | None = None,
     epochs: int = 1,
     batch_size: int = 16,
@@ -82,9 +85,9 @@ def convert(
     strategies have a `begin` too, or several train programs with numbers of epochs of their own (docs/strategies.md).
     `step_options` are further arguments of `training.step_graph`, by name: `transforms`, `accumulate`, `batch_norm`
     (which `evaluate` and `predict` follow), `dropout`, `per_example`, `precision`.
-    `recipe` (parts, or the path of a TOML file) compresses the model first, with `data`, `calibration`, `validation`
-    and `seed` as in `compress`; so does passing the CompressedModel that `compress` returned. Devices then predict with
-    the compressed graph, and train what is float of it: rounding is made anew by `refresh`.
+    `recipe` (parts, or the path of a TOML file) compresses the model first, with `data`, `calibration`, `validation`,
+    `seed`, `folder` and `on_progress` as in `compress`; so does passing the CompressedModel that `compress` returned.
+    Devices then predict with the compressed graph, and train what is float of it: rounding is made anew by `refresh`.
     `sign_key` is the publisher's key; `strategy_options` are those of the strategy's device half. `self_test` are
     examples, an array for every input, that go into the bundle with what `predict` answers to them, for devices to
     compare; without it they are pseudo-random numbers. Whoever has the bundle can read them. `parent` is the digest of
@@ -110,7 +113,9 @@ def convert(
     if parts:
         if (step_options or {}).get("batch_norm") == "folded":
             model = prepared(model, "folded")  # compression sees the parameters that every program will have
-        model, report = compress(model, parts, data, calibration, validation, loss=loss, seed=seed)
+        model, report = compress(
+            model, parts, data, calibration, validation, loss=loss, seed=seed, folder=folder, on_progress=on_progress
+        )
     programs, schedule = lower(
         model,
         loss=loss,

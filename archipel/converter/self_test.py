@@ -184,7 +184,9 @@ def _bound(value: ir.Value) -> int:
 
 def _tolerances(predict: Model, outputs: Mapping[str, np.ndarray]) -> tuple[float, float]:
     """rtol and atol: for outputs of different size the atol of the smallest, as far as the largest can keep it."""
-    quantized = any(node.op_type in ("QuantizeLinear", "DynamicQuantizeLinear") for node in predict.ir.graph.all_nodes())
+    quantized = any(
+        node.op_type in ("QuantizeLinear", "DynamicQuantizeLinear") for node in predict.ir.graph.all_nodes()
+    )
     half = any(value.dtype in _HALF for node in predict.ir.graph.all_nodes() for value in node.outputs)
     relative = RELATIVE_HALF if half else RELATIVE
     steps = {str(value.name): _step(value) for value in predict.ir.graph.outputs} if quantized else {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,11 +24,13 @@ def digest(*parts: object) -> str:
 class Cells:
     """The finished results of a study, in a folder. Stopped anywhere, a study goes on with the first that is missing.
 
-    A result does not follow the program's own changes: remove the folder to measure a changed archipel.
+    `seconds` is what the results asked for took to make. A result does not follow the program's own changes: remove
+    the folder to measure a changed archipel.
     """
 
     def __init__(self, folder: Path, say: Callable[[str], None]) -> None:
         self.folder = folder
+        self.seconds = 0.0
         self._say = say
         folder.mkdir(parents=True, exist_ok=True)
 
@@ -36,8 +39,12 @@ class Cells:
         path = self.folder / f"{name}-{digest(key)}.json"
         if path.exists():
             kept: dict[str, Any] = json.loads(path.read_text())
-            return kept
-        self._say(name)
-        result = make()
-        write_durably(path, json.dumps({"key": key, **result}, indent=1).encode())
-        return {"key": dict(key), **result}
+        else:
+            self._say(name)
+            started = time.monotonic()
+            result = make()
+            # What was stopped and went on took longer than this last time.
+            kept = {"key": dict(key), **result, "wall": max(time.monotonic() - started, result.get("seconds", 0.0))}
+            write_durably(path, json.dumps(kept, indent=1).encode())
+        self.seconds += kept["wall"]
+        return kept

@@ -21,7 +21,7 @@ from archipel.compression.stored import read_stored
 from archipel.graph.flops import flops_per_example
 
 Facts = dict[str, Any]
-"""JSON-able: `files` in `Subject.made`, their `digest`, `bytes` and `zipped` together, `correct` (see evaluation.py)."""
+"""JSON-able: `files` in `Subject.made`, their `digest`, `bytes` and `zipped` together, `correct` of evaluation.py."""
 
 
 def float_facts(subject: Subject, cells: Cells) -> Facts:

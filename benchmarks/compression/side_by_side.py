@@ -13,7 +13,7 @@ import beside  # noqa: F401
 import openvino_peer
 import plain_onnxruntime
 from cells import Cells
-from evaluation import accuracy, difference
+from evaluation import Difference, accuracy, difference
 from latency import BASE, THREADS, measured, runner
 from lite_peers import PeerError
 from made import Facts, compressed_facts, facts, float_facts, onnx_facts
@@ -39,6 +39,19 @@ class Entry:
 
 
 @dataclass(frozen=True)
+class Verdict:
+    """Ours against the others: `change` in accuracy to the best of them, `small` as it, `fast` against our float."""
+
+    best: str
+    change: Difference
+    as_good: bool
+    small: bool
+    smallest: str
+    smallest_met: bool
+    fast: bool
+
+
+@dataclass(frozen=True)
 class Table:
     """One model's entries, the float one first; `missing` says why an engine is not there."""
 
@@ -54,16 +67,20 @@ class Table:
     def rivals(self) -> list[Entry]:
         return [entry for entry in self.entries if entry.name not in (BASE, OURS, PEER_FLOAT)]
 
-    def verdict(self) -> dict[str, Any]:
-        """Whether ours is as good as the best of the others, as small as the smallest, and fast enough."""
+    def verdict(self) -> Verdict:
         ours = self.entry(OURS)
         best = max(self.rivals, key=lambda entry: accuracy(entry.correct, self.count))
-        found = difference([(best.correct, ours.correct)], self.count)
-        least = min(entry.nbytes for entry in self.rivals)
-        return {
-            "best": best.name, "difference": str(found), "as good": found.high >= 0, "least bytes": least,
-            "as small": ours.nbytes <= least, "fast": ours.ratio[1] <= LATENCY_GOAL,
-        }  # fmt: skip
+        smallest = min(self.rivals, key=lambda entry: entry.nbytes)
+        change = difference([(best.correct, ours.correct)], self.count)
+        return Verdict(
+            best.name,
+            change,
+            change.high >= 0,
+            ours.nbytes <= best.nbytes,
+            smallest.name,
+            ours.nbytes <= smallest.nbytes,
+            ours.ratio[1] <= LATENCY_GOAL,
+        )
 
 
 def side_by_side(subject: Subject, cells: Cells, peers: Path, quick: bool) -> Table:

@@ -66,7 +66,8 @@ class Subject:
 
     @property
     def calibration(self) -> np.ndarray:
-        return self.splits.train.inputs[:CALIBRATION]
+        inputs: np.ndarray = self.splits.train.inputs[:CALIBRATION]
+        return inputs
 
     @cached_property
     def made(self) -> Path:
@@ -78,18 +79,16 @@ class Subject:
     def deployed(self) -> Path:
         """The float model as a device runs it: what every ratio is to."""
         path = self.made / "float.onnx"
-        if not path.exists():
-            write_durably(path, slim(deploy(self.model).predict.ir).SerializeToString(deterministic=True))
+        write_durably(path, slim(deploy(self.model).predict.ir).SerializeToString(deterministic=True))
         return path
 
     @cached_property
     def plain(self) -> Path:
         """The float graph in inference mode, with nothing done to it: what other quantizers start from."""
         path = self.made / "plain.onnx"
-        if not path.exists():
-            model = prepared(self.model, "frozen")
-            inline_functions(model.ir)
-            write_durably(path, onnx.shape_inference.infer_shapes(slim(model.ir)).SerializeToString())
+        model = prepared(self.model, "frozen")
+        inline_functions(model.ir)
+        write_durably(path, onnx.shape_inference.infer_shapes(slim(model.ir)).SerializeToString())
         return path
 
     def array(self, name: str, content: np.ndarray) -> Path:

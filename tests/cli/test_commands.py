@@ -80,7 +80,7 @@ def test_doctor_names_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("package", "extra"), sorted(cli.EXTRAS.items()))
 def test_every_optional_package_has_its_extra(package: str, extra: str) -> None:
-    wanted = {"onnx_ir": "onnx-ir"}.get(package, package)
+    wanted = {"onnx_ir": "onnx-ir", "tomli_w": "tomli-w", "sklearn": "scikit-learn"}.get(package, package)
     requires = importlib.metadata.requires("archipel") or []
     assert any(re.match(rf"{wanted}\W.*extra == ['\"]{extra}['\"]", line) for line in requires)
 

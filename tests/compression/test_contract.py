@@ -48,11 +48,11 @@ ZOO: dict[str, tuple[Callable[[], torch.nn.Module], Callable[[], Fields]]] = {
     "fedavg_cnn": (lambda: models.fedavg_cnn(0), pictures(1, 28, 28)),
     "cnn_1d": (lambda: models.cnn_1d(0), pictures(6, 128, classes=6)),
     "resnet8": (lambda: models.resnet8(0), pictures(3, 32, 32)),
-    "ds_cnn": (lambda: models.ds_cnn(0, filters=16, blocks=2), pictures(1, 49, 10, classes=12)),
+    "ds_cnn": (lambda: models.ds_cnn(0, filters=16, blocks=1), pictures(1, 49, 10, classes=12)),
     "mobilenet_v2": (lambda: models.mobilenet_v2(0, width=0.25), pictures(3, 32, 32)),
     "autoencoder": (lambda: models.autoencoder(0), same),
     "unet": (lambda: models.unet(0), masks),
-    "char_rnn": (lambda: models.char_rnn(0), text),
+    "char_rnn": (lambda: models.char_rnn(0, hidden=32), text),
     "transformer": (lambda: models.transformer(0), text),
 }
 QUICK = ("digits_cnn", "ds_cnn", "char_rnn")

@@ -41,7 +41,9 @@ def refreshed(refresh: Model, feeds: Arrays) -> Arrays:
 def dequantized(found: Arrays, name: str, predict: Model) -> np.ndarray:
     """What the integers called `<name>_quantized` stand for, with the scale that `predict` multiplies them with."""
     tensors = {**weights(predict), **found}
-    (node,) = (n for n in predict.ir.graph if n.op_type == "DequantizeLinear" and n.inputs[0].name == f"{name}_quantized")
+    (node,) = (
+        n for n in predict.ir.graph if n.op_type == "DequantizeLinear" and n.inputs[0].name == f"{name}_quantized"
+    )
     product = node.inputs[1].producer()
     factors = [node.inputs[1]] if product is None else list(product.inputs)  # of a bias: weight's times activation's
     scale = np.prod(np.broadcast_arrays(*(tensors[str(value.name)].astype(np.float64) for value in factors)), axis=0)
@@ -125,7 +127,9 @@ def test_the_same_tensors_change_nothing(model: Model, int8: Deployment) -> None
     found, there = refreshed(program(int8, model), model.parameters), weights(int8.predict)
     assert {name.split(".")[0] for name in found} == {"conv", "depthwise", "up", "dense", "alone"}
     assert len(found) == 3 * 3 + 2 + 4
-    assert found["up.weight_folded_computed"].dtype == np.float32  # DequantizeLinear has no scale for channels of groups
+    assert (
+        found["up.weight_folded_computed"].dtype == np.float32
+    )  # DequantizeLinear has no scale for channels of groups
     for name, value in found.items():
         np.testing.assert_array_equal(value, there[name], err_msg=name)
 

@@ -138,12 +138,20 @@ def _behind(value: ir.Value) -> tuple[ir.Value, ir.Node | None]:
     while node is not None and node.domain == "":
         if node.op_type in _LAYERS:
             return value, node
-        flattens = node.op_type == "Flatten" and node.attributes.get_int("axis", 1) == 1
-        if not flattens and node.op_type not in HOMOGENEOUS:
+        if not _flattens(node) and node.op_type not in HOMOGENEOUS:
             break
         value = node.outputs[0]
         node = _reader(value)
     return value, None
+
+
+def _flattens(node: ir.Node) -> bool:
+    """Whether the node makes one axis of all but the first, so that a channel becomes several in a row."""
+    source, result = node.inputs[0], node.outputs[0]
+    if node.op_type not in ("Flatten", "Reshape") or source is None or source.shape is None or result.shape is None:
+        return False
+    before, after = dims(source), dims(result)
+    return len(after) == 2 and len(before) > 2 and before[0] is not None and before[0] == after[0]
 
 
 def _reader(value: ir.Value) -> ir.Node | None:

@@ -46,7 +46,8 @@ class Fitted:
 class _Weight:
     """What a layer's QuantizeLinear reads: `effective` = `factor` (masks, folded factors) times the parameter.
 
-    All arrays have the parameter's shape; `scale` is that of each element.
+    All arrays have the shape that the layer reads; `scale` is that of each element. `transposed` says that the stored
+    parameter is the transpose.
     """
 
     name: str
@@ -54,6 +55,7 @@ class _Weight:
     effective: np.ndarray
     factor: np.ndarray
     scale: np.ndarray
+    transposed: bool
 
 
 def fit_layers(
@@ -103,9 +105,10 @@ def fit_layers(
 def _limited(model: Model, source: ir.Model, examples: Examples) -> list[Examples]:
     largest = max((_size(value) for node in source.graph for value in node.outputs), default=1)
     count = max(min(EXAMPLES, _BYTES // (4 * largest)), 1)
-    size = fixed_batch(model) or min(_BATCH, count)
+    fixed = fixed_batch(model)
+    size = fixed or min(_BATCH, count)
     batches = list(examples.take(slice(0, max(count, size))).batches(size))
-    return [batch for batch in batches if len(batch) == size] or batches
+    return [batch for batch in batches if len(batch) == size] or batches if fixed else batches
 
 
 def _size(value: ir.Value) -> int:
@@ -123,18 +126,15 @@ def _channel_mean(arrays: list[np.ndarray], axis: int) -> np.ndarray:
 
 
 def _quantizer(layer: Layer) -> ir.Node | None:
-    """The QuantizeLinear that rounds the layer's weight."""
+    """The QuantizeLinear that rounds the layer's weight, before a Reshape or Transpose."""
     value = layer.node.inputs[1]
-    for op_types in (("Reshape", "DequantizeLinear"), ("DequantizeLinear",), ("QuantizeLinear",)):
-        node = None if value is None else value.producer()
-        if node is None:
-            return None
-        if node.op_type in op_types:
-            value = node.inputs[0]
-            if node.op_type == "DequantizeLinear":
-                node = None if value is None else value.producer()
-                return node if node is not None and node.op_type == "QuantizeLinear" else None
-    return None
+    node = None if value is None else value.producer()
+    if node is not None and node.op_type in ("Reshape", "Transpose") and node.inputs[0] is not None:
+        node = node.inputs[0].producer()
+    if node is None or node.op_type != "DequantizeLinear" or node.inputs[0] is None:
+        return None
+    node = node.inputs[0].producer()
+    return node if node is not None and node.op_type == "QuantizeLinear" else None
 
 
 def _weights(model: CompressedModel, simulated: ir.Model, found: list[Layer]) -> dict[str, _Weight]:
@@ -156,14 +156,26 @@ def _weights(model: CompressedModel, simulated: ir.Model, found: list[Layer]) ->
     result = {}
     for key, (layer, node) in eligible.items():
         exact_name, scale_name = _read(node)
-        parameter, exact, scale = parameters[layer.weight], contents[exact_name], contents[scale_name]
-        if parameter.size != exact.size:
-            continue
-        spread = _spread(scale, exact.shape, node)
-        effective, factor, scale = (array.reshape(parameter.shape) for array in (exact, factors[exact_name], spread))
-        if np.allclose(parameter * factor, effective, rtol=1e-4, atol=1e-6 * float(np.abs(effective).max())):
-            result[key] = _Weight(layer.weight, parameter, effective, factor, scale)
+        parameter, exact = parameters[layer.weight], contents[exact_name]
+        arrays = (exact, factors[exact_name], _spread(contents[scale_name], exact.shape, node))
+        effective, factor, scale = (_as_read(layer, array) for array in arrays)
+        for transposed in (False, True):
+            source = parameter.T if transposed else parameter
+            if source.shape == effective.shape and np.allclose(
+                source * factor, effective, rtol=1e-4, atol=1e-6 * float(np.abs(effective).max())
+            ):
+                result[key] = _Weight(layer.weight, source, effective, factor, scale, transposed)
+                break
     return result
+
+
+def _as_read(layer: Layer, array: np.ndarray) -> np.ndarray:
+    """What the layer's QuantizeLinear has, in the shape that the layer reads."""
+    value = layer.node.inputs[1]
+    maker = None if value is None else value.producer()
+    if maker is not None and maker.op_type == "Transpose":
+        return array.T
+    return array if value is None else array.reshape([d for d in dims(value) if isinstance(d, int)])
 
 
 def _read(quantizer: ir.Node) -> tuple[str, str]:
@@ -187,7 +199,8 @@ def _parameter(weight: _Weight, integers: np.ndarray) -> np.ndarray:
     saturated = (np.abs(nearest) > np.abs(integers)) & (np.abs(nearest - integers) > 1)
     moved = (integers != nearest) & (weight.factor != 0) & ~saturated
     target = integers * weight.scale / np.where(weight.factor == 0, 1, weight.factor)
-    return np.where(moved, target, weight.parameter).astype(weight.parameter.dtype)
+    result = np.where(moved, target, weight.parameter).astype(weight.parameter.dtype)
+    return np.ascontiguousarray(result.T) if weight.transposed else result
 
 
 def _round(

@@ -129,13 +129,13 @@ class StaticInt8:
             return tried[key]
 
         chosen = choose_float_layers(order, lambda score: _drop(start, score) <= (self.max_drop or 0.0), evaluate)
-        work.note(float_layers=chosen, signal_to_noise_db={name: round(ranked[name], 1) for name in order},
-                  drop=_drop(start, tried[frozenset(chosen)]))  # fmt: skip
         if len(chosen) == len(order):
             raise CompressionError(
                 f"StaticInt8: with max_drop={self.max_drop:g} no layer can be quantized; allow more, or choose "
                 "rounding='adaround', calibration='mse' or QuantizationAware"
             )
+        work.note(float_layers=chosen, signal_to_noise_db={name: round(ranked[name], 1) for name in order},
+                  drop=_drop(start, evaluate(chosen)))  # fmt: skip
         return chosen
 
     def _finished(

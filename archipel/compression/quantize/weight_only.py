@@ -126,8 +126,18 @@ def _weights(graph: ir.Graph) -> Iterator[_Weight]:
                 readers.setdefault(value, []).append((node, index, inputs, outputs))
     for value, found in readers.items():
         _, _, inputs, outputs = found[0]
+        ends = tuple((node, index) for node, index, _, _ in found)
+        maker = value.producer()
+        if maker is not None and _flips(maker) and maker.inputs[0] is not None and len(list(value.uses())) == len(ends):
+            # ONNX Runtime moves a Transpose through QuantizeLinear, and leaves the blocks where they were.
+            value, inputs, outputs, ends = maker.inputs[0], 1 - inputs, 1 - outputs, ((maker, 0),)
         sizes = tuple(d for d in dims(value) if isinstance(d, int))
-        yield _Weight(value, source_name(value), sizes, inputs, outputs, tuple((n, i) for n, i, _, _ in found))
+        yield _Weight(value, source_name(value), sizes, inputs, outputs, ends)
+
+
+def _flips(node: ir.Node) -> bool:
+    source = node.inputs[0] if node.inputs else None
+    return node.op_type == "Transpose" and node.domain == "" and source is not None and rank(source) == 2
 
 
 def _slots(node: ir.Node) -> Iterator[tuple[int, int, int]]:

@@ -1,0 +1,95 @@
+"""One small network with everything that quantization meets, and how to apply a part of a recipe to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from torch import nn
+
+from archipel.compression import CompressedModel, Examples
+from archipel.compression.work import Work
+from archipel.graph import Model
+from archipel.training.losses import cross_entropy
+
+Arrays = dict[str, np.ndarray]
+
+
+class Network(nn.Module):
+    """A convolution, a depthwise and a pointwise one with Relu6, a residual addition, and a dense layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm1 = nn.Conv2d(2, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8)
+        self.depthwise, self.norm2 = nn.Conv2d(8, 8, 3, padding=1, groups=8, bias=False), nn.BatchNorm2d(8)
+        self.pointwise, self.norm3 = nn.Conv2d(8, 8, 1), nn.BatchNorm2d(8)
+        self.dense = nn.Linear(8 * 16, 5)
+
+    def forward(self, x: Any) -> Any:
+        x = torch.relu(self.norm1(self.conv(x)))
+        y = nn.functional.relu6(self.norm2(self.depthwise(x)))
+        x = nn.functional.max_pool2d(x + self.norm3(self.pointwise(y)), 2)
+        return self.dense(x.flatten(1))
+
+
+@pytest.fixture(scope="package")
+def module() -> Network:
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    network = Network()
+    for part in network.modules():
+        if isinstance(part, nn.BatchNorm2d):
+            for tensor, (low, high) in ((part.running_var, (0.3, 2)), (part.weight, (0.3, 2)), (part.bias, (-0.5, 1))):
+                nn.init.uniform_(tensor, low, high)
+    return network.eval()
+
+
+@pytest.fixture(scope="package")
+def network(module: Network) -> Model:
+    return Model.from_torch(module, torch.zeros(2, 2, 8, 8))
+
+
+@pytest.fixture(scope="package")
+def examples() -> Examples:
+    """Pictures that lie near a plane of their space, as real ones do, and one of five labels."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((96, 10)) @ rng.standard_normal((10, 128)) / 3
+    return Examples({"x": x.reshape(-1, 2, 8, 8).astype(np.float32)}, rng.integers(0, 5, 96))
+
+
+@pytest.fixture(scope="package")
+def apply() -> Callable[..., tuple[CompressedModel, Arrays]]:
+    """(model, part, examples) -> the changed model and what the part noted."""
+
+    def applied(
+        model: Model, part: Any, given: Examples | None = None, loss: Any = None
+    ) -> tuple[CompressedModel, Any]:
+        work = Work(model, loss=loss or cross_entropy(), data=given, calibration=given, validation=given)
+        return part.apply(CompressedModel.of(model), work), work.facts
+
+    return applied
+
+
+@pytest.fixture(scope="package")
+def run() -> Callable[..., np.ndarray]:
+    """The first output of a model, as it is written with `optimized=False`."""
+
+    def answer(model: Model, x: np.ndarray, optimized: bool = True) -> np.ndarray:
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 4
+        if not optimized:
+            options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        session = onnxruntime.InferenceSession(model.to_bytes(), options, providers=["CPUExecutionProvider"])
+        return session.run(None, {session.get_inputs()[0].name: x})[0]  # type: ignore[no-any-return]
+
+    return answer
+
+
+@pytest.fixture(scope="package")
+def stored() -> Callable[[Model], Arrays]:
+    """The initializers of a model, by name."""
+    return lambda model: {n: v.const_value.numpy() for n, v in model.ir.graph.initializers.items()}
