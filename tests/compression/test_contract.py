@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from functools import cache
 
@@ -55,7 +56,13 @@ ZOO: dict[str, tuple[Callable[[], torch.nn.Module], Callable[[], Fields]]] = {
     "char_rnn": (lambda: models.char_rnn(0, hidden=32), text),
     "transformer": (lambda: models.transformer(0), text),
 }
-QUICK = ("digits_cnn", "ds_cnn", "char_rnn")
+
+QUICK = defaultdict(
+    lambda: ("digits_cnn",),
+    prune_channels=("ds_cnn", "char_rnn"), static_int8=("digits_cnn", "ds_cnn"), quantization_aware=("ds_cnn",),
+    dynamic_int8=("ds_cnn",), weight_only=("char_rnn", "ds_cnn"), low_rank=("ds_cnn",), prune_nm=("char_rnn",),
+)  # fmt: skip
+"""By kind of part the networks of the short suite: a plain one, one with BatchNormalization, a recurrent one."""
 
 RECIPES = {
     "fine_tune": 'kind = "fine_tune"\nsteps = 2\nbatch_size = 8',
@@ -83,7 +90,7 @@ def network(name: str) -> tuple[Model, Fields]:
 
 def cases() -> list[object]:
     return [
-        pytest.param(kind, name, marks=[] if name in QUICK else pytest.mark.slow, id=f"{kind}-{name}")
+        pytest.param(kind, name, marks=[] if name in QUICK[kind] else pytest.mark.slow, id=f"{kind}-{name}")
         for kind in RECIPES
         for name in ZOO
     ]

@@ -297,7 +297,8 @@ FAST = ("cnn_1d", "mlp")
 SLOW = ("transformer", "char_rnn", "ds_cnn", "unet", "autoencoder", "mobilenet_v2", "fedavg_cnn", "digits_cnn")
 
 
-@pytest.mark.parametrize("name", [*FAST, *(pytest.param(n, marks=pytest.mark.slow) for n in SLOW)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*FAST, *SLOW])
 def test_networks_keep_their_signature_and_train(name: str) -> None:
     model = network(name)
     small, work = apply(LowRank(energy=0.7, data_aware=False), model)

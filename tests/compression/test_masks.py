@@ -264,7 +264,8 @@ def work_dense(model: Model) -> dict[str, str]:
     return found
 
 
-@pytest.mark.parametrize("cell", ["lstm", pytest.param("gru", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
 def test_recurrent_networks(cell: Any) -> None:
     """PyTorch's weights reach the operator sliced by gate and joined again; the mask is on the parameter itself."""
     model = Model.from_torch(models.char_rnn(0, cell, hidden=8, layers=1), torch.zeros(2, 5, dtype=torch.int64))
@@ -294,7 +295,8 @@ ZOO: dict[str, tuple[Any, tuple[int, ...]]] = {
 }
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n != "lenet")) for n in ZOO])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ZOO)
 def test_networks_keep_their_signature_and_train(name: str) -> None:
     build, shape = ZOO[name]
     x = noise(2, *shape) if name != "transformer" else np.random.default_rng(0).integers(0, 80, (2, *shape))

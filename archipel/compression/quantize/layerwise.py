@@ -64,6 +64,7 @@ def fit_layers(
     examples: Examples,
     work: Work,
     *,
+    reference: CompressedModel | None = None,
     levels: int = 127,
     rounding_steps: int = 0,
     correct: bool = False,
@@ -72,9 +73,10 @@ def fit_layers(
 
     A weight is written as a parameter that rounds to the integers chosen: where that is not what is nearest to it, it
     is moved onto the grid point; so its float value also goes on to mean what is computed. `levels` is the largest
-    integer of a weight. Changes `simulated`.
+    integer of a weight; `reference` is the float network that is wanted, where that is not `model` (any more). Changes
+    `simulated`.
     """
-    source = float_form(model)
+    source = float_form(reference or model)
     floats = {layer.key: layer for layer in layers(source.graph, constants(source.graph))}
     found = [layer for layer in layers(simulated.graph, constants(simulated.graph)) if _quantizer(layer) is not None]
     batches = [dict(batch.fields) for batch in _limited(model, source, examples)]

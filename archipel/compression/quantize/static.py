@@ -154,7 +154,8 @@ class StaticInt8:
         source = float_form(model)
         if self.bias_correction:
             rounded, _ = simulate(source, self.scheme, found, exclude)
-            found = replace(found, corrections=fit_layers(model, rounded, examples, work, correct=True).corrections)
+            fitted = fit_layers(model, rounded, examples, work, reference=before, correct=True)
+            found = replace(found, corrections=fitted.corrections)
         simulated, _ = simulate(source, self.scheme, found, exclude)
         return CompressedModel(simulated, training_form=Model(model.copy().ir))
 

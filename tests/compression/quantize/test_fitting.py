@@ -177,7 +177,7 @@ def test_a_budget_that_is_kept_leaves_nothing_in_float(network: Model, examples:
 def test_a_budget_that_nothing_keeps(examples: Examples, apply: Any, run: Any) -> None:
     model = Model.from_torch(nn.Sequential(nn.Flatten(), nn.Linear(128, 5)), torch.zeros(2, 2, 8, 8))
     exact = run(model, examples.fields["x"])
-    with pytest.raises(CompressionError, match="max_drop=0.*no layer can be quantized"):
+    with pytest.raises(CompressionError, match=r"max_drop=0.*no layer can be quantized"):
         apply(model, StaticInt8(max_drop=0.0), Examples({"input": examples.fields["x"]}, exact), mse())
 
 

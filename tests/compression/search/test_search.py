@@ -117,6 +117,7 @@ def test_another_target_uses_the_points_that_are_there(digits: Any, found: Searc
     assert "misses size<100B" in again.verdict()
 
 
+@pytest.mark.slow
 def test_killed_and_resumed_it_tries_the_same(digits: Any, found: SearchResult, tmp_path: Path) -> None:
     """SIGKILL in the middle of the training of a point, after others were made."""
     victim = next(p.number for p in found.points if "FineTune" in p.title)

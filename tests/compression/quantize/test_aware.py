@@ -1,0 +1,81 @@
+"""Quantization-aware training, and learned steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from archipel.compression import CompressedModel, Examples, FineTune, QuantizationAware, StaticInt8
+from archipel.compression.quantize.aware import _activation_scales
+from archipel.errors import CompressionError
+from archipel.graph import Model
+
+COARSE = StaticInt8(per_channel=False, reduce_range=True, activations="int8")
+
+
+@pytest.fixture(scope="module")
+def labelled(network: Model, examples: Examples, run: Any) -> Examples:
+    return Examples(dict(examples.fields), run(network, examples.fields["x"]).argmax(axis=1))
+
+
+def scales(model: CompressedModel) -> dict[str, np.ndarray]:
+    return _activation_scales(model.ir.graph)
+
+
+def test_training_lowers_the_loss_of_what_devices_run(network: Model, labelled: Examples, apply: Any) -> None:
+    from archipel.compression.work import Work
+    from archipel.training.losses import cross_entropy
+
+    before, _ = apply(network, COARSE, labelled)
+    after, facts = apply(before, QuantizationAware(FineTune(steps=40, lr=5e-3)), labelled)
+    work = Work(network, loss=cross_entropy(), validation=labelled)
+    assert work.evaluate(after).loss < 0.8 * work.evaluate(before).loss
+    assert len(facts["steps_moved_by"]) == len(scales(before)) == 5
+    moved = [scales(after)[name] / value for name, value in scales(before).items()]
+    np.testing.assert_allclose(moved, list(facts["steps_moved_by"].values()), atol=1e-3)
+    assert max(np.abs(np.log(moved))) > 0.01
+    # The graph is as it was: only numbers are different.
+    assert [node.op_type for node in after.ir.graph] == [node.op_type for node in before.ir.graph]
+    assert after.parameter_names == before.parameter_names
+
+
+def test_fixed_steps(network: Model, labelled: Examples, apply: Any) -> None:
+    before, _ = apply(network, COARSE, labelled)
+    after, facts = apply(before, QuantizationAware(FineTune(steps=3, lr=5e-3), learn_steps=False), labelled)
+    assert facts["steps_moved_by"] == {}
+    for name, value in scales(before).items():
+        np.testing.assert_array_equal(scales(after)[name], value)
+    running = [name for name in network.parameter_names if "running" in name]
+    for name in running:  # frozen: they are folded
+        np.testing.assert_array_equal(after.parameters[name], network.parameters[name])
+
+
+def test_one_step_of_a_learned_scale_against_pytorch(apply: Any) -> None:
+    """SGD on r with scale exp(r), r = 0: r - lr scale dL/dscale, with PyTorch's fake quantization."""
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(6, 3)
+    x = np.random.default_rng(0).standard_normal((8, 6)).astype(np.float32)
+    y = np.random.default_rng(1).integers(0, 3, 8)
+    model = Model.from_torch(layer, torch.from_numpy(x))
+    # Calibrated on half of the range, so that some saturate.
+    before, _ = apply(model, StaticInt8(activations="int8"), Examples({"input": x / 2}))
+    (name, scale), rate = next(iter(scales(before).items())), 0.1
+    options = FineTune(steps=1, batch_size=8, optimizer="sgd", momentum=0.0, lr=rate, schedule="constant")
+    after, _ = apply(before, QuantizationAware(options), Examples({"input": x}, y))
+    step = torch.tensor(scale.reshape(1), requires_grad=True)
+    weight = layer.weight.detach()
+    largest = weight.abs().amax(dim=1, keepdim=True) / 127
+    read = torch._fake_quantize_learnable_per_tensor_affine(torch.from_numpy(x), step, torch.zeros(1), -128, 127, 1.0)
+    answer = torch.nn.functional.linear(read, torch.round(weight / largest) * largest, layer.bias)
+    torch.nn.functional.cross_entropy(answer, torch.from_numpy(y)).backward()
+    expected = scale * np.exp(-rate * scale * step.grad.numpy())
+    assert abs(expected.item() / scale.item() - 1) > 1e-4
+    np.testing.assert_allclose(scales(after)[name], expected.reshape(()), rtol=1e-6)
+
+
+def test_nothing_to_be_aware_of(network: Model, labelled: Examples, apply: Any) -> None:
+    with pytest.raises(CompressionError, match="put StaticInt8 before it"):
+        apply(network, QuantizationAware(), labelled)
