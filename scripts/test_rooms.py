@@ -1,5 +1,6 @@
 """Run the test suite room by room and print the seconds of each; with the long suites the coverage of all together.
 
+Two rooms run at a time: one of those that mostly wait for other processes, and one of those that mostly compute.
 Measuring coverage doubles the time of rooms that are busy in Python, so the short suite goes without. A room is a
 folder in tests/ with test files of its own, as tests/graph and tests/graph/passes. It has 75 seconds; one that takes
 longer is named, so that it gets split or sped up.
@@ -12,12 +13,16 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 BUDGET_SECONDS = 75
 NO_TESTS_COLLECTED = 5
+WAITING = {"browser", "cli", "client", "docs", "end_to_end", "install", "lite_runtime", "server", "web", "web_library"}
+SHOWING = threading.Lock()
 SUMMARY = re.compile(r"(\d+) (passed|failed|skipped|error)")
 
 
@@ -31,28 +36,28 @@ def main() -> int:
     for stale in ROOT.glob(".coverage*"):
         stale.unlink()
     counts: dict[str, int] = {}
-    rows: list[tuple[str, float, bool]] = []
-    for room in rooms:
-        print(f"== {room}", flush=True)
-        started = time.monotonic()
-        ok = run_room(room, options.slow, counts)
-        rows.append((room, time.monotonic() - started, ok))
+    lanes = [[room for room in rooms if (room.split(os.sep)[0] in WAITING) == waits] for waits in (True, False)]
+    started = time.monotonic()
+    with ThreadPoolExecutor(len(lanes)) as pool:
+        done = pool.map(lambda lane: [run_room(room, options.slow, counts) for room in lane], lanes)
+        rows = sorted(row for lane in done for row in lane)
+    whole = time.monotonic() - started
     if options.slow:
         subprocess.run([sys.executable, "-m", "coverage", "combine", "--quiet"], cwd=ROOT, check=False)
         report = ["report", "--skip-covered", "--skip-empty", "--sort=cover"]
         subprocess.run([sys.executable, "-m", "coverage", *report], cwd=ROOT, check=False)
-    print("\nseconds per room")
+    print("\nseconds per room, two at a time")
     for room, seconds, ok in rows:
         late = "" if options.slow or seconds <= BUDGET_SECONDS else f"  over its {BUDGET_SECONDS} s"
         print(f"  {room:<22}{seconds:7.1f}{'' if ok else '  FAILED'}{late}")
-    print(f"  {'all':<22}{sum(seconds for _, seconds, _ in rows):7.1f}\n")
+    print(f"  {'all':<22}{whole:7.1f}\n")
     passed, failed = counts.get("passed", 0), counts.get("failed", 0) + counts.get("error", 0)
     print(f"{passed} passed, {failed} failed, {counts.get('skipped', 0)} skipped")
     return 0 if passed and all(ok for _, _, ok in rows) else 1
 
 
-def run_room(room: str, slow: bool, counts: dict[str, int]) -> bool:
-    """Run one room with its output shown as it comes; add what it counted to `counts`."""
+def run_room(room: str, slow: bool, counts: dict[str, int]) -> tuple[str, float, bool]:
+    """Run one room, show its output when it is over, and add what it counted to `counts`."""
     command = [
         sys.executable,
         "-m",
@@ -61,15 +66,15 @@ def run_room(room: str, slow: bool, counts: dict[str, int]) -> bool:
         *(["--cov", "--cov-report=", "-m", ""] if slow else ["-m", "not slow"]),
     ]
     environment = {**os.environ, "COVERAGE_FILE": str(ROOT / f".coverage.{room.replace(os.sep, '-')}")}
-    process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
-    last = ""
-    assert process.stdout is not None
-    for line in process.stdout:
-        print(line, end="", flush=True)
-        last = line if SUMMARY.search(line) else last
-    for number, word in SUMMARY.findall(last):
-        counts[word] = counts.get(word, 0) + int(number)
-    return process.wait() in (0, NO_TESTS_COLLECTED)
+    started = time.monotonic()
+    done = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=False)
+    seconds = time.monotonic() - started
+    with SHOWING:
+        print(f"== {room}\n{done.stdout}", end="", flush=True)
+        last = next((line for line in reversed(done.stdout.splitlines()) if SUMMARY.search(line)), "")
+        for number, word in SUMMARY.findall(last):
+            counts[word] = counts.get(word, 0) + int(number)
+    return room, seconds, done.returncode in (0, NO_TESTS_COLLECTED)
 
 
 if __name__ == "__main__":

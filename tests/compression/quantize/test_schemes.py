@@ -23,7 +23,7 @@ SCHEMES: dict[str, Any] = {
     "static per tensor": StaticInt8(per_channel=False, calibration="mse", weights="mse"),
     "static int8": StaticInt8(activations="int8", calibration="percentile", weights="mse", reduce_range=True),
     "static fitted": StaticInt8(equalize=True, rounding="adaround", rounding_steps=60, bias_correction=True),
-    "dynamic": DynamicInt8(),
+    "dynamic": DynamicInt8(convolutions=True),
     "dynamic per tensor": DynamicInt8(per_channel=False),
     "weights 8": WeightOnly(smallest=8),
     "weights 8 per channel": WeightOnly(block_size=None, smallest=8),
