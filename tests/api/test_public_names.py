@@ -19,8 +19,8 @@ PUBLIC = {
     "save_private_key save_public_key unpack weights_layout write_bundle write_weights",
     "archipel.client": "Agent AgentConfig Entry Event Outcome",
     "archipel.compression": "Comparison CompressedModel Distil DynamicInt8 Examples FineTune Float16 LowRank Measured "
-    "Progress PruneChannels PruneNM PruneWeights QuantizationAware Report StaticInt8 Step WeightOnly Work compare compress load_recipe "
-    "parse_recipe write_recipe",
+    "Progress PruneChannels PruneNM PruneWeights QuantizationAware Report StaticInt8 Step WeightOnly Work compare "
+    "compress load_recipe parse_recipe write_recipe",
     "archipel.converter": "convert",
     "archipel.datasets": "DigitsByWriter HarWindows Labelled LabelledSplits WriterSplit cifar10 digits_by_writer "
     "fashion_mnist har_windows mnist split_own_digits split_writers",

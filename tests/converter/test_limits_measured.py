@@ -98,7 +98,7 @@ NETWORKS: dict[str, Any] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NETWORKS)
 def test_networks(name: str, tmp_path: Path) -> None:
-    """Kernels' scratch (blocked layouts) and the arena, which doubles, come on top: up to 1.9 and 4.1 times were seen."""
+    """Kernels' scratch (blocked layouts) and the arena, which doubles, come on top: 1.9 and 4.1 times were seen."""
     import torch
 
     make, shape = NETWORKS[name]

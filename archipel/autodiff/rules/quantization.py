@@ -49,7 +49,7 @@ def dequantize_linear(ctx: RuleContext) -> Gradients:
 
 @rule("", "DynamicQuantizeLinear")
 def dynamic_quantize_linear(ctx: RuleContext) -> Gradients:
-    """q = round(x / s) + z with s and z from the range of x, which holds all of it: dq/dx = 1/s, s and z as constants."""
+    """q = round(x / s) + z, s and z from the range of x, which holds all of it: dq/dx = 1/s, s and z as constants."""
     return [_unscaled(ctx.op, ctx.cotangent, ctx.outputs[1])]
 
 

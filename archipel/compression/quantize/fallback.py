@@ -11,7 +11,7 @@ from archipel.compression.deploy import constants
 from archipel.compression.examples import Examples, fixed_batch
 from archipel.compression.quantize.placement import layers, place
 from archipel.compression.quantize.simulation import Calibrated, Scheme, simulate
-from archipel.compression.score import Score, open_session
+from archipel.compression.score import open_session
 from archipel.graph import Builder, Model
 
 SWITCHES = "archipel.switches"
@@ -71,20 +71,18 @@ def _switched(source: ir.Model, scheme: Scheme, found: Calibrated, exclude: Coll
     return Model(work), names
 
 
-def choose_float_layers(
-    ranked: Sequence[str], allowed: Callable[[Score], bool], evaluate: Callable[[Collection[str]], Score]
-) -> list[str]:
-    """The fewest of `ranked`, worst first, that have to stay in float for `evaluate` to be `allowed`.
+def choose_float_layers(ranked: Sequence[str], allowed: Callable[[Collection[str]], bool]) -> list[str]:
+    """Few of `ranked`, worst first, that are enough to be `allowed` when they stay in float.
 
     Doubles how many of the worst are left out until that is allowed, bisects, then tries whether single ones can go
     back. All of them where none less will do: that is the float network.
     """
     low, high = 0, 0
-    while high < len(ranked) and not allowed(evaluate(ranked[:high])):
+    while high < len(ranked) and not allowed(ranked[:high]):
         low, high = high + 1, min(max(2 * high, 1), len(ranked))
     while low < high:
         middle = (low + high) // 2
-        if allowed(evaluate(ranked[:middle])):
+        if allowed(ranked[:middle]):
             high = middle
         else:
             low = middle + 1
@@ -92,6 +90,6 @@ def choose_float_layers(
     # The last one was needed, or bisecting had gone on.
     for name in chosen[:-1][::-1][:_RETURNS]:
         rest = [other for other in chosen if other != name]
-        if allowed(evaluate(rest)):
+        if allowed(rest):
             chosen = rest
     return chosen

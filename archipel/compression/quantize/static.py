@@ -86,6 +86,7 @@ class StaticInt8:
         if self.max_drop is not None:
             work.need_validation(self)
         calibration = work.need_calibration(self).take(slice(0, self.examples))
+        given = model
         if self.equalize:
             model = equalized(model, calibration, work)
         source = float_form(model)
@@ -101,63 +102,41 @@ class StaticInt8:
             )
             work.note(adaround=fitted.errors)
             model = model.with_parameters(fitted.parameters)
-        left: list[str] = []
-        if self.max_drop is not None:
-            left = self._in_float(before, model, found, calibration, work)
-        return self._finished(before, model, found, calibration, work, left)
+            source = float_form(model)
+        form = _Form(self, work, calibration, found, before, model, source)
+        left = [] if self.max_drop is None else self._in_float(given, form, work)
+        return form.rounded(left)
 
-    def _in_float(
-        self, before: CompressedModel, model: CompressedModel, found: Calibrated, examples: Examples, work: Work
-    ) -> list[str]:
+    def _in_float(self, given: CompressedModel, form: _Form, work: Work) -> list[str]:
         """The layers that stay in float so that what devices run is within `max_drop`."""
+        start, budget = work.evaluate(given), self.max_drop or 0.0
+        drops: dict[frozenset[str], float] = {}
+
+        def drop(left: Collection[str]) -> float:
+            key = frozenset(left)
+            if key not in drops:
+                work.progress(len(drops), len(drops) + 1, f"with {len(key)} layers in float")
+                drops[key] = _drop(start, work.evaluate(form.rounded(list(key))))
+            return drops[key]
+
+        if drop([]) <= budget:
+            work.note(float_layers=[], drop=drop([]))
+            return []
         ranked = sensitivities(
-            float_form(model), self.scheme, found, examples, self.exclude,
+            form.source, self.scheme, form.found, form.examples, self.exclude,
             lambda done, total: work.progress(done, total, "sensitivity of layers"),
         )  # fmt: skip
         order = sorted(ranked, key=lambda name: ranked[name])
-        start = work.evaluate(before)
-        tried: dict[frozenset[str], Score] = {}
-
-        def evaluate(left: Collection[str]) -> Score:
-            key = frozenset(left)
-            if key not in tried:
-                work.progress(len(tried), len(tried) + 1, f"with {len(key)} of {len(order)} layers in float")
-                # Nothing left to round is the float network.
-                rounded = len(key) < len(order)
-                result = self._finished(before, model, found, examples, work, list(key)) if rounded else before
-                tried[key] = work.evaluate(result)
-            return tried[key]
-
-        chosen = choose_float_layers(order, lambda score: _drop(start, score) <= (self.max_drop or 0.0), evaluate)
+        # With nothing left to round it is the float network.
+        chosen = choose_float_layers(order, lambda left: len(left) == len(order) or drop(left) <= budget)
         if len(chosen) == len(order):
             raise CompressionError(
                 f"StaticInt8: with max_drop={self.max_drop:g} no layer can be quantized; allow more, or choose "
                 "rounding='adaround', calibration='mse' or QuantizationAware"
             )
         work.note(float_layers=chosen, signal_to_noise_db={name: round(ranked[name], 1) for name in order},
-                  drop=_drop(start, evaluate(chosen)))  # fmt: skip
+                  drop=drop(chosen))  # fmt: skip
         return chosen
-
-    def _finished(
-        self,
-        before: CompressedModel,
-        model: CompressedModel,
-        found: Calibrated,
-        examples: Examples,
-        work: Work,
-        left: list[str],
-    ) -> CompressedModel:
-        """The simulated graph in which the layers `left` are in float, with the weights they had `before`."""
-        exclude = [*self.exclude, *left]
-        kept = before.parameters
-        model = model.with_parameters({name: kept[name] for name in left if name in kept}) if left else model
-        source = float_form(model)
-        if self.bias_correction:
-            rounded, _ = simulate(source, self.scheme, found, exclude)
-            fitted = fit_layers(model, rounded, examples, work, reference=before, correct=True)
-            found = replace(found, corrections=fitted.corrections)
-        simulated, _ = simulate(source, self.scheme, found, exclude)
-        return CompressedModel(simulated, training_form=Model(model.copy().ir))
 
     def _calibrate(self, source: ir.Model, examples: Examples) -> Calibrated:
         """Ranges for every value that may be rounded, and the shares of the weights' ranges that are used."""
@@ -179,6 +158,35 @@ class StaticInt8:
             shares = best_shares(as_rows(contents[name], axis), self.scheme.levels)
             found[key] = shares if self.per_channel else shares.reshape(())
         return found
+
+
+@dataclass(frozen=True)
+class _Form:
+    """All that is needed to write the rounding: `model` is fitted, `before` it was, `source` is its `float_form`."""
+
+    recipe: StaticInt8
+    work: Work
+    examples: Examples
+    found: Calibrated
+    before: CompressedModel
+    model: CompressedModel
+    source: ir.Model
+
+    def rounded(self, left: list[str]) -> CompressedModel:
+        """The simulated graph in which the layers `left` are in float, with the weights they had before."""
+        exclude, model, source, found = [*self.recipe.exclude, *left], self.model, self.source, self.found
+        kept = self.before.parameters
+        restored = {name: kept[name] for name in left if name in kept}
+        if restored and model is not self.before:
+            model = model.with_parameters(restored)
+            source = float_form(model)
+        scheme = self.recipe.scheme
+        if self.recipe.bias_correction:
+            draft, _ = simulate(source, scheme, found, exclude)
+            fitted = fit_layers(model, draft, self.examples, self.work, reference=self.before, correct=True)
+            found = replace(found, corrections=fitted.corrections)
+        simulated, _ = simulate(source, scheme, found, exclude)
+        return CompressedModel(simulated, training_form=Model(model.copy().ir))
 
 
 def _drop(before: Score, after: Score) -> float:
