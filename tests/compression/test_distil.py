@@ -242,6 +242,7 @@ def test_features_of_the_same_width(teacher: Model, examples: Examples) -> None:
             np.testing.assert_array_equal(found.parameters[name] == 0, pruned.parameters[name] == 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("features", [0.0, 1.0])
 def test_a_student_comes_closer_to_its_teacher(
     student: Model, teacher: Model, teacher_file: str, examples: Examples, features: float
@@ -271,6 +272,7 @@ def test_the_teacher_sees_what_the_student_sees(student: Model, teacher_file: st
         np.testing.assert_array_equal(value, again[name])
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_where_it_was_stopped(
     student: Model, teacher_file: str, examples: Examples, tmp_path: Path
 ) -> None:

@@ -164,6 +164,7 @@ def resnet() -> Model:
     return Model.from_torch(models.resnet8(0), torch.from_numpy(noise(2, 3, 32, 32)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("unit", "share"), [("flops", 0.3), ("flops", 0.6), ("size", 0.5)])
 def test_budgets_are_met_and_used(resnet: Model, unit: str, share: float) -> None:
     model = resnet
@@ -181,6 +182,7 @@ def test_budgets_are_met_and_used(resnet: Model, unit: str, share: float) -> Non
     assert added == sum(fact["flops"][1] for fact in work.facts["layers"].values())
 
 
+@pytest.mark.slow
 def test_both_halves_train(resnet: Model) -> None:
     small, _ = apply(LowRank(flops=0.6, data_aware=False), resnet)
     step = training.step_graph(small, training.losses.cross_entropy(), training.optimizers.sgd())
@@ -249,6 +251,7 @@ def test_windows_are_what_a_convolution_reads(auto_pad: str) -> None:
     assert len(np.unique(found[:, 0, 0].round(4))) > 10
 
 
+@pytest.mark.slow
 def test_knowing_the_data_helps() -> None:
     torch.manual_seed(0)
     model = Model.from_torch(nn.Sequential(nn.Linear(40, 40), nn.ReLU(), nn.Linear(40, 6)), torch.zeros(2, 40))
@@ -261,6 +264,7 @@ def test_knowing_the_data_helps() -> None:
     assert errors[0] < 0.3 * errors[1]
 
 
+@pytest.mark.slow
 def test_fine_tuning_follows() -> None:
     torch.manual_seed(0)
     model = Model.from_torch(nn.Sequential(nn.Linear(12, 16), nn.Tanh(), nn.Linear(16, 3)), torch.zeros(2, 12))

@@ -158,6 +158,7 @@ def test_again_is_sparser_and_not_twice_masked(model: Model) -> None:
         apply(PruneWeights(0.2), half)
 
 
+@pytest.mark.slow
 def test_little_by_little(model: Model, examples: Examples) -> None:
     """The cubic schedule of Zhu & Gupta: 0.8 (1 - (1 - t / 4)^3) after each of four iterations."""
     seen: list[float] = []

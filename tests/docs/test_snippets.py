@@ -113,6 +113,7 @@ def test_device(tmp_path: Path, shell: dict[str, str]) -> None:
     assert "cold start" in outputs[1]
 
 
+@pytest.mark.slow
 def test_compression(tmp_path: Path, shell: dict[str, str]) -> None:
     """Python first: it makes the files that the commands take."""
     page = blocks("docs/compression.md")

@@ -87,6 +87,7 @@ def channels(module: nn.Module, but: set[str]) -> int:
     return total
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in LONG else n for n in ZOO])
 def test_every_network_of_the_zoo(name: str) -> None:
     make, example, stay = ZOO[name]
@@ -225,6 +226,7 @@ def test_taylor_finds_channels_that_do_nothing(digits: tuple) -> None:
     assert work.evaluate(small).accuracy == work.evaluate(mute).accuracy
 
 
+@pytest.mark.slow
 def test_fine_tuning_brings_back_what_pruning_took(digits: tuple) -> None:
     model, work = digits[0], work_of(digits)
     tune = FineTune(steps=40, batch_size=64, lr=2e-3)

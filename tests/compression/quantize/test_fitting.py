@@ -13,6 +13,7 @@ from torch import nn
 
 from archipel.compression import Examples, StaticInt8
 from archipel.compression.quantize.adaround import Moments, chosen_integers
+from archipel.compression.quantize.fallback import choose_float_layers
 from archipel.compression.quantize.weight_only import WeightOnly
 from archipel.errors import CompressionError
 from archipel.graph import Model
@@ -197,3 +198,16 @@ def test_the_walk_stops_at_branches(apply: Any) -> None:
         apply(model, StaticInt8(bias_correction=True), x)
     found, _ = apply(model, StaticInt8(), x)
     assert "QuantizeLinear" in {node.op_type for node in found.ir.graph}
+
+
+@pytest.mark.parametrize("needed", [set(), {"a"}, {"b"}, {"a", "d"}, {"b", "f"}, {"g"}, set("abcdefg")])
+def test_as_few_as_are_needed(needed: set[str]) -> None:
+    """Where some layers are what it takes, these alone stay in float, whatever their rank."""
+    asked = []
+
+    def allowed(left: Any) -> bool:
+        asked.append(left)
+        return needed <= set(left)
+
+    assert set(choose_float_layers("abcdefg", allowed)) == needed
+    assert len(asked) <= 14
