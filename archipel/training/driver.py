@@ -80,6 +80,8 @@ class StepRunner:
         self._broadcast = step.initial
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 4  # what it has to say is in the errors
+        # Rounding that is trained through is computed as it is written, not by integer kernels.
+        options.add_session_config_entry("session.disable_quant_qdq", "1")
         try:
             self._session = onnxruntime.InferenceSession(step.to_bytes(), options, providers=["CPUExecutionProvider"])
         except error_types() as error:

@@ -74,7 +74,7 @@ RECIPES = {
     "distil": 'kind = "distil"\n[part.fine_tune]\nsteps = 2\nbatch_size = 8',
     "quantization_aware": 'kind = "static_int8"\nexamples = 16\n[[part]]\nkind = "quantization_aware"\n'
     "[part.fine_tune]\nsteps = 2\nbatch_size = 8",
-    "dynamic_int8": 'kind = "dynamic_int8"',
+    "dynamic_int8": 'kind = "dynamic_int8"\nconvolutions = true',
     "weight_only": 'kind = "weight_only"\nbits = 4',
     "float16": 'kind = "float16"',
 }

@@ -25,6 +25,7 @@ def scales(model: CompressedModel) -> dict[str, np.ndarray]:
     return _activation_scales(model.ir.graph)
 
 
+@pytest.mark.slow
 def test_training_lowers_the_loss_of_what_devices_run(network: Model, labelled: Examples, apply: Any) -> None:
     from archipel.compression.work import Work
     from archipel.training.losses import cross_entropy

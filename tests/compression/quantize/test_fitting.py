@@ -73,6 +73,7 @@ def test_zeros_and_the_largest_stay() -> None:
     np.testing.assert_array_equal(np.abs(integers[largest]), 7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", [StaticInt8, lambda **fields: WeightOnly(bits=4, smallest=8, **fields)])
 def test_adaround_of_a_network(part: Any, network: Model, examples: Examples, apply: Any, run: Any) -> None:
     """The output comes closer to that of the float network, and parameters move by less than a step."""
@@ -89,6 +90,7 @@ def test_adaround_of_a_network(part: Any, network: Model, examples: Examples, ap
     assert moved >= {"conv.weight", "dense.weight"}  # behind a folded BatchNormalization, and without
 
 
+@pytest.mark.slow
 def test_the_integers_that_were_chosen_are_stored(network: Model, examples: Examples, apply: Any, stored: Any) -> None:
     """Scales stay, and every integer is the one below or above."""
     plain, _ = apply(network, StaticInt8(), examples)
@@ -122,6 +124,7 @@ def test_bias_correction_by_hand(apply: Any) -> None:
     assert np.abs(shift).max() > 1e-4
 
 
+@pytest.mark.slow
 def test_bias_correction_takes_the_shift_away(network: Model, examples: Examples, apply: Any, run: Any) -> None:
     x = examples.fields["x"]
     exact = run(network, x)
@@ -151,6 +154,7 @@ class Uneven(nn.Module):
         return self.last(torch.relu(self.uneven(torch.relu(self.first(x)))).flatten(1))
 
 
+@pytest.mark.slow
 def test_layers_that_lose_too_much_stay_in_float(examples: Examples, apply: Any, run: Any, stored: Any) -> None:
     model = Model.from_torch(Uneven().eval(), torch.zeros(2, 2, 8, 8))
     x = examples.fields["x"]

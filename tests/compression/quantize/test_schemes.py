@@ -80,6 +80,7 @@ def test_refresh_follows_the_parameters(scheme: CompressedModel, network: Model,
         np.testing.assert_array_equal(found[name], value, err_msg=name)
 
 
+@pytest.mark.slow
 def test_it_still_trains(scheme: CompressedModel, network: Model, examples: Examples, apply: Any) -> None:
     trained, _ = apply(scheme, QuantizationAware(FineTune(steps=2, batch_size=16, lr=1e-2)), examples)
     assert isinstance(trained, CompressedModel)
