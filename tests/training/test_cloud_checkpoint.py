@@ -81,11 +81,13 @@ def test_a_killed_process_goes_on_from_its_last_epoch(tmp_path: Path) -> None:
     checkpoint = tmp_path / "deep" / "fit.pt"
     code = (
         "import sys, time; sys.path.insert(0, sys.argv[1])\n"
-        "import test_cloud_checkpoint as t; t.torch.manual_seed(11)\n"
+        "import test_cloud_checkpoint as t; t.torch.set_num_threads(int(sys.argv[3])); t.torch.manual_seed(11)\n"
         "def told(epoch): print(epoch.number, flush=True); epoch.number == 3 and time.sleep(60)\n"
         "t.cycle(checkpoint=sys.argv[2], on_epoch=told)"
     )
-    arguments = [sys.executable, "-c", code, str(Path(__file__).parent), str(checkpoint)]
+    # Sums differ in their last bits between numbers of threads, and another test may have changed this process's.
+    threads = str(torch.get_num_threads())
+    arguments = [sys.executable, "-c", code, str(Path(__file__).parent), str(checkpoint), threads]
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert [process.stdout.readline().strip() for _ in range(3)] == ["1", "2", "3"]
