@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from archipel.compression.fine_tune import FineTune
 from archipel.compression.part import Part
+from archipel.compression.quantize.aware import QuantizationAware
+from archipel.compression.quantize.static import StaticInt8
 from archipel.compression.recipe import PARTS, kind_of
 
 if TYPE_CHECKING:
@@ -121,7 +123,8 @@ class Space:
             parts.append(form)
             if values.get("epochs_after", 0) and kind_of(type(form)) in TRAINED_AFTER:
                 # A tenth of the rate: what is trained here is the distance of one rounding step.
-                parts.append(FineTune(epochs=values["epochs_after"], lr=float(f"{lr / 10:.1g}"), batch_norm="frozen"))
+                options = FineTune(epochs=values["epochs_after"], lr=float(f"{lr / 10:.1g}"), batch_norm="frozen")
+                parts.append(QuantizationAware(options) if isinstance(form, StaticInt8) else options)
         return parts
 
     def screened(self, values: Values) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from archipel.compression.quantize.aware import _activation_scales
 from archipel.errors import CompressionError
 from archipel.graph import Model
 
-COARSE = StaticInt8(per_channel=False, reduce_range=True)
+COARSE = StaticInt8(per_channel=False, reduce_range=True, narrow_convolutions="int8")
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -18,6 +19,9 @@ from archipel.compression.quantize.weight_only import WeightOnly
 from archipel.errors import CompressionError
 from archipel.graph import Model
 from archipel.training.losses import mse
+
+# The first layer of these networks reads two channels.
+Whole = partial(StaticInt8, narrow_convolutions="int8")
 
 
 def correlated(rng: np.random.Generator, rows: int, k: int) -> np.ndarray:
@@ -74,7 +78,7 @@ def test_zeros_and_the_largest_stay() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", [StaticInt8, lambda **fields: WeightOnly(bits=4, smallest=8, **fields)])
+@pytest.mark.parametrize("part", [Whole, partial(WeightOnly, bits=4, smallest=8)])
 def test_adaround_of_a_network(part: Any, network: Model, examples: Examples, apply: Any, run: Any) -> None:
     """The output comes closer to that of the float network, and parameters move by less than a step."""
     x = examples.fields["x"]
@@ -93,8 +97,8 @@ def test_adaround_of_a_network(part: Any, network: Model, examples: Examples, ap
 @pytest.mark.slow
 def test_the_integers_that_were_chosen_are_stored(network: Model, examples: Examples, apply: Any, stored: Any) -> None:
     """Scales stay, and every integer is the one below or above."""
-    plain, _ = apply(network, StaticInt8(), examples)
-    fitted, _ = apply(network, StaticInt8(rounding="adaround", rounding_steps=300), examples)
+    plain, _ = apply(network, Whole(), examples)
+    fitted, _ = apply(network, Whole(rounding="adaround", rounding_steps=300), examples)
     before, after = stored(plain.deployed()), stored(fitted.deployed())
     for name in (n for n in before if n.endswith(".weight_folded_scale") or n == "dense.weight_scale"):
         np.testing.assert_allclose(after[name], before[name], rtol=1e-6)
@@ -110,7 +114,7 @@ def test_bias_correction_by_hand(apply: Any) -> None:
     layer = nn.Conv2d(2, 3, 3)
     x = np.abs(np.random.default_rng(0).standard_normal((32, 2, 6, 6))).astype(np.float32)
     model = Model.from_torch(layer, torch.from_numpy(x))
-    found, _ = apply(model, StaticInt8(bias_correction=True), Examples({"input": x}))
+    found, _ = apply(model, Whole(bias_correction=True), Examples({"input": x}))
     correction = next(v for n, v in found.ir.graph.initializers.items() if n.endswith("bias_correction"))
     low, high = 0.0, float(x.max())
     step = np.float32((high - low) / 255)
@@ -131,7 +135,7 @@ def test_bias_correction_takes_the_shift_away(network: Model, examples: Examples
     coarse = {"per_channel": False, "reduce_range": True}
     shifts = []
     for correct in (False, True):
-        found, _ = apply(network, StaticInt8(bias_correction=correct, **coarse), examples)
+        found, _ = apply(network, Whole(bias_correction=correct, **coarse), examples)
         shifts.append(np.abs((run(found.deployed(), x) - exact).mean(axis=0)).max())
         assert set(found.parameter_names) == set(network.parameter_names)  # what trains is not shifted
     assert shifts[1] < 0.1 * shifts[0]
@@ -160,9 +164,9 @@ def test_layers_that_lose_too_much_stay_in_float(examples: Examples, apply: Any,
     x = examples.fields["x"]
     given = Examples({"x": x}, run(model, x).argmax(axis=1))  # so the float network is always right
     rough = {"per_channel": False}
-    found, _ = apply(model, StaticInt8(**rough), given)
+    found, _ = apply(model, Whole(**rough), given)
     assert (run(found.deployed(), x).argmax(axis=1) == given.labels).mean() < 0.9
-    found, facts = apply(model, StaticInt8(**rough, max_drop=2.0), given)
+    found, facts = apply(model, Whole(**rough, max_drop=2.0), given)
     worst = min(facts["signal_to_noise_db"], key=lambda name: facts["signal_to_noise_db"][name])
     assert worst in facts["float_layers"]
     assert 1 <= len(facts["float_layers"]) < 3
@@ -175,7 +179,7 @@ def test_layers_that_lose_too_much_stay_in_float(examples: Examples, apply: Any,
 
 
 def test_a_budget_that_is_kept_leaves_nothing_in_float(network: Model, examples: Examples, apply: Any) -> None:
-    _, facts = apply(network, StaticInt8(max_drop=100.0), examples)
+    _, facts = apply(network, Whole(max_drop=100.0), examples)
     assert facts["float_layers"] == []
 
 
@@ -183,7 +187,7 @@ def test_a_budget_that_nothing_keeps(examples: Examples, apply: Any, run: Any) -
     model = Model.from_torch(nn.Sequential(nn.Flatten(), nn.Linear(128, 5)), torch.zeros(2, 2, 8, 8))
     exact = run(model, examples.fields["x"])
     with pytest.raises(CompressionError, match=r"max_drop=0.*no layer can be quantized"):
-        apply(model, StaticInt8(max_drop=0.0), Examples({"input": examples.fields["x"]}, exact), mse())
+        apply(model, Whole(max_drop=0.0), Examples({"input": examples.fields["x"]}, exact), mse())
 
 
 def test_the_walk_stops_at_branches(apply: Any) -> None:
@@ -199,8 +203,8 @@ def test_the_walk_stops_at_branches(apply: Any) -> None:
     model = Model.from_proto(onnx.parser.parse_model(text))
     x = Examples({"x": np.ones((4, 4), np.float32)})
     with pytest.raises(CompressionError, match=r"is a loop or branch.*bias_correction"):
-        apply(model, StaticInt8(bias_correction=True), x)
-    found, _ = apply(model, StaticInt8(), x)
+        apply(model, Whole(bias_correction=True), x)
+    found, _ = apply(model, Whole(), x)
     assert "QuantizeLinear" in {node.op_type for node in found.ir.graph}
 
 

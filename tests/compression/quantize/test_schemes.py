@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
+import torch
+from torch import nn
 
 from archipel.compression import CompressedModel, Examples, FineTune, StaticInt8
 from archipel.compression.deploy import deploy, refresh_program
@@ -19,7 +21,7 @@ from archipel.graph import Model
 from archipel.graph.check import check_model
 
 SCHEMES: dict[str, Any] = {
-    "static": StaticInt8(),
+    "static": StaticInt8(narrow_convolutions="int8"),
     "static per tensor": StaticInt8(per_channel=False, calibration="mse", weights="mse"),
     "static int8": StaticInt8(activations="int8", calibration="percentile", weights="mse", reduce_range=True),
     "static fitted": StaticInt8(equalize=True, rounding="adaround", rounding_steps=60, bias_correction=True),
@@ -91,3 +93,19 @@ def test_it_still_trains(scheme: CompressedModel, network: Model, examples: Exam
     for name in trained.trainable_names:  # what devices train goes on from there
         np.testing.assert_array_equal(trained.training_form.parameters[name], trained.parameters[name])
     check_model(trained.deployed().ir)
+
+
+@pytest.mark.parametrize(("choice", "integers"), [("float", 3), ("int8", 4)])
+def test_convolutions_that_read_few_channels_stay_in_float(
+    choice: Any, integers: int, network: Model, examples: Examples, apply: Any, stored: Any
+) -> None:
+    found, _ = apply(network, StaticInt8(narrow_convolutions=choice), examples)
+    kinds = {name: content.dtype for name, content in stored(found.deployed()).items() if content.ndim > 1}
+    assert sorted(map(str, kinds.values())) == ["float32"] * (4 - integers) + ["int8"] * integers
+    assert [name for name, dtype in kinds.items() if dtype == np.float32 and "conv.weight" not in name] == []
+
+
+def test_a_network_of_nothing_but_such_a_convolution_is_quantized(examples: Examples, apply: Any, stored: Any) -> None:
+    model = Model.from_torch(nn.Conv2d(2, 4, 3).eval(), torch.zeros(2, 2, 8, 8))
+    found, _ = apply(model, StaticInt8(), Examples({"input": examples.fields["x"]}))
+    assert np.int8 in {content.dtype.type for content in stored(found.deployed()).values()}

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from archipel.compression import FineTune
+from archipel.compression import FineTune, QuantizationAware
 from archipel.compression.recipe import PARTS, checked, kind_of, parse_recipe, write_recipe
 from archipel.compression.search.space import FORMS, SHARES, STRUCTURE, TRAINED_AFTER, Space
 
@@ -37,11 +37,14 @@ def test_fine_tuning_only_where_something_changed() -> None:
     many = {"epochs": 4, "epochs_after": 2, "lr": 1e-3}
     assert space.recipe({**base, **many}) == []
     trained = space.recipe({**base, **many, "form": "int8"})
-    assert [kind_of(type(part)) for part in trained] == ["static_int8", "fine_tune"]
-    assert trained[1] == FineTune(epochs=2, lr=1e-4, batch_norm="frozen")
+    assert [kind_of(type(part)) for part in trained] == ["static_int8", "quantization_aware"]
+    assert trained[1] == QuantizationAware(FineTune(epochs=2, lr=1e-4, batch_norm="frozen"))
+    trained = space.recipe({**base, **many, "form": "weights int8"})
+    assert trained[1:] == [FineTune(epochs=2, lr=1e-4, batch_norm="frozen")]
     for name in space.structure:
         recipe = space.recipe({**base, **many, name: SHARES[4], "form": "int8"})
-        assert [kind_of(type(part)) for part in recipe] == [STRUCTURE[name][0], "fine_tune", "static_int8", "fine_tune"]
+        kinds = [kind_of(type(part)) for part in recipe]
+        assert kinds == [STRUCTURE[name][0], "fine_tune", "static_int8", "quantization_aware"]
         assert recipe[1] == FineTune(epochs=4, lr=1e-3)
         screened = space.recipe(space.screened({**base, **many, name: SHARES[4], "form": "int8"}))
         assert screened == [recipe[0], recipe[2]]
