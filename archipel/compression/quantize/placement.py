@@ -23,7 +23,7 @@ ACTIVATIONS = frozenset({"Relu", "Clip"})
 """Done by the rounding of their result, where nothing else reads what comes before."""
 
 NARROW = 3
-"""Channels: up to here ONNX Runtime's integer convolution takes 1.4 to 2.3 times as long as its float one (AVX512-VNNI)."""
+"""Channels: up to here ONNX Runtime's integer convolution takes 1.4 to 2.3 times as long as its float one (VNNI)."""
 
 
 @dataclass(frozen=True)
