@@ -1,6 +1,6 @@
 """The study's recipes: recipes/SCHEME.toml, or recipes/SCHEME.MODEL.toml where a model has its own.
 
-They were chosen by the validation part of each model's data; the test part was not looked at.
+How they were chosen: see `report.py`, whose page tells its readers.
 """
 
 from __future__ import annotations
