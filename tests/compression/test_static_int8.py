@@ -28,7 +28,7 @@ def model() -> Model:
 
 @pytest.fixture(scope="module")
 def quantized(model: Model, digits: np.ndarray) -> CompressedModel:
-    return compress(model, [StaticInt8()], calibration=digits)[0]
+    return compress(model, [StaticInt8(narrow_convolutions="int8")], calibration=digits)[0]
 
 
 def run(model: Model, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -130,3 +130,23 @@ def test_errors_say_what_to_do(model: Model, quantized: CompressedModel, digits:
         compress(quantized, [StaticInt8()], calibration=digits)
     with pytest.raises(CompressionError, match="no parameter 'ghost'"):
         refresh_program(deploy(model), {"ghost": np.zeros(2, np.float32)})
+
+
+def test_pooling_after_a_float_layer_comes_before_the_rounding(model: Model, digits: np.ndarray) -> None:
+    """The same numbers as with the pooling behind it, and ONNX Runtime does not pool integers."""
+    quantized = compress(model, [StaticInt8()], calibration=digits)[0]
+    deployed = quantized.deployed()
+    kinds = [node.op_type for node in deployed.ir.graph]
+    assert kinds[:4] == ["Conv", "MaxPool", "Relu", "QuantizeLinear"]
+    simulated = [node.op_type for node in quantized.ir.graph if node.op_type in ("Conv", "MaxPool", "Relu")]
+    assert simulated[:3] == ["Conv", "Relu", "MaxPool"]
+    second = kinds.index("Conv", 1)
+    assert kinds.index("Relu", second) < kinds.index("MaxPool", second)  # behind a layer of integers it stays
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    found = {}
+    for name, made in (("simulated", quantized), ("deployed", deployed)):
+        session = ort.InferenceSession(made.to_bytes(), options, providers=["CPUExecutionProvider"])
+        found[name] = session.run(None, {made.inputs[0].name: digits})[0]
+    step = np.ptp(found["simulated"]) / 255
+    assert np.abs(found["deployed"] - found["simulated"]).max() <= step

@@ -48,7 +48,7 @@ class StaticInt8:
     the layers that lose most stay in float, as few as keep within it.
 
     Layers whose weight's name matches a glob in `exclude` stay in float, and so do convolutions of pictures that read
-    at most 3 channels, as first layers do: on integers ONNX Runtime takes about twice as long there as in float. An
+    fewer than 8 channels, as first layers do: on integers ONNX Runtime takes up to twice as long there as in float. An
     accelerator that has integers only needs `narrow_convolutions="int8"`.
     """
 
