@@ -50,7 +50,7 @@ class Setting:
                     step_options={"batch_norm": batch_norm},
                 )
             )
-            for name, recipe in (("int8", [StaticInt8()]), ("float", []))
+            for name, recipe in (("int8", [StaticInt8(narrow_convolutions="int8")]), ("float", []))
         ]  # fmt: skip
 
 
