@@ -84,7 +84,11 @@ def test_the_same_model_gives_the_same_bytes(model: Model) -> None:
 @pytest.mark.parametrize("int8", [False, True], ids=["float", "int8"])
 def test_a_model_with_a_damaged_weight_does_not_pass(model: Model, int8: bool, tensors: Any) -> None:
     calibration = {"input": np.random.default_rng(0).standard_normal((32, 1, 28, 28), np.float32)}
-    whole = compress(model, [StaticInt8()], calibration=calibration)[0].deployed() if int8 else model
+    whole = (
+        compress(model, [StaticInt8(narrow_convolutions="int8")], calibration=calibration)[0].deployed()
+        if int8
+        else model
+    )
     test, data = self_test(predict_program(whole), examples=calibration)
     found = tensors(data)
     np.testing.assert_array_equal(found["example/input"], calibration["input"][:4])
