@@ -107,7 +107,7 @@ def infer_node(node: ir.Node, opset: int) -> None:
     try:
         inferred = onnx.shape_inference.infer_node_outputs(
             schema,
-            ir.to_proto(node),
+            ir.serde.serialize_node(node),  # to_proto asks first which of ten protocols it is, for longer
             types,
             data,
             opset_imports=[onnx.helper.make_opsetid(node.domain, opset)],

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import io
 import logging
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -69,7 +70,7 @@ def import_module(module: torch.nn.Module, example: Any, name: str, dynamic_batc
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
             hint = "; if its batch size is fixed, pass dynamic_batch=False" if dynamic_batch else ""
             raise ModelImportError(f"{name} does not run on the example: {_first_line(error)}{hint}") from error
-        with _keeping_dropout():
+        with _keeping_dropout(), _translations_read_once():
             model = _export(module, examples, dynamic, name)
         parameters = _parameter_names(module, model)
         simplify(model, keep=parameters)
@@ -176,6 +177,28 @@ def _keeping_dropout() -> Iterator[None]:
         yield
     finally:
         functional.dropout = original
+
+
+@functools.cache
+def _translations(read: Callable[[], Sequence[Any]]) -> Sequence[Any]:
+    return read()
+
+
+@contextlib.contextmanager
+def _translations_read_once() -> Iterator[None]:
+    """PyTorch's exporter compiles onnxscript's 500 translations anew with each export; that is half of its time."""
+    from torch.onnx._internal.exporter import _registration
+
+    source = getattr(_registration, "onnxscript_apis", None)
+    original = getattr(source, "get_torchlib_ops", None)
+    if original is None:  # a PyTorch that does it otherwise
+        yield
+        return
+    setattr(source, "get_torchlib_ops", lambda: _translations(original))  # noqa: B010 - it has no such field for mypy
+    try:
+        yield
+    finally:
+        setattr(source, "get_torchlib_ops", original)  # noqa: B010
 
 
 def as_tensors(example: Any, dynamic_batch: bool) -> tuple[torch.Tensor, ...]:
