@@ -59,8 +59,8 @@ ZOO: dict[str, tuple[Callable[[], torch.nn.Module], Callable[[], Fields]]] = {
 
 QUICK = defaultdict(
     lambda: ("digits_cnn",),
-    prune_channels=("ds_cnn", "char_rnn"), static_int8=("digits_cnn", "ds_cnn"), quantization_aware=("ds_cnn",),
-    dynamic_int8=("ds_cnn",), weight_only=("char_rnn", "ds_cnn"), low_rank=("ds_cnn",), prune_nm=("char_rnn",),
+    prune_channels=("char_rnn",), static_int8=("ds_cnn",), quantization_aware=("ds_cnn",), dynamic_int8=("ds_cnn",),
+    weight_only=("char_rnn",), low_rank=("ds_cnn",), prune_nm=("char_rnn",),
 )  # fmt: skip
 """By kind of part the networks of the short suite: a plain one, one with BatchNormalization, a recurrent one."""
 

@@ -82,7 +82,13 @@ def test_training(tmp_path: Path, shell: dict[str, str]) -> None:
     assert all(float(last) < 0.8 * float(first) for first, last in falls)
 
 
-@pytest.mark.parametrize("page", ["docs/importing.md", "docs/store.md", "docs/strategies.md"])
+@pytest.mark.parametrize(
+    "page",
+    [
+        "docs/store.md",
+        *(pytest.param(page, marks=pytest.mark.slow) for page in ("docs/importing.md", "docs/strategies.md")),
+    ],
+)
 def test_python_blocks(page: str, tmp_path: Path, shell: dict[str, str]) -> None:
     code = "\n".join(text for language, _, text in blocks(page) if language == "python")
     done = subprocess.run(

@@ -25,7 +25,7 @@ def test_small_run_through_every_stage(few_writers: Any, quiet: Any, processes: 
     started = time.monotonic()
     story = Story(Options(rounds=2, devices=12, seed=0), tmp_path, processes, quiet, few_writers)
     results = story.run()
-    assert time.monotonic() - started < 60
+    assert time.monotonic() - started < 180  # below 60 on two quiet cores
     assert processes.count >= 1 + 4 + 3  # this one, four hosts, supervisor with web and coordinator
     assert [row.phase for row in results.rounds] == ["committed", "committed"]
     plan = vanish_plan([device.name for device in results.fleet], 2, 0)
@@ -59,7 +59,9 @@ def test_small_run_through_every_stage(few_writers: Any, quiet: Any, processes: 
     assert alive == []
 
 
-@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "sign", [signal.SIGINT, *(pytest.param(each, marks=pytest.mark.slow) for each in (signal.SIGKILL, signal.SIGTERM))]
+)
 def test_no_process_is_left_behind(sign: signal.Signals, tmp_path: Path) -> None:
     """Interrupt the command while server and devices run; SIGKILL leaves them to notice by themselves."""
     stacks = tmp_path / "stacks"

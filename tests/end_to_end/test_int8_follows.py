@@ -45,6 +45,7 @@ def runtimes(digits: DigitsByWriter, tmp_path_factory: pytest.TempPathFactory) -
     return made[0], made[1]
 
 
+@pytest.mark.slow
 def test_int8_follows_float_after_every_local_fit(runtimes: tuple[Runtime, Runtime], digits: DigitsByWriter) -> None:
     int8, floating = runtimes
     split = split_writers(digits, devices=FITS, seed=0)

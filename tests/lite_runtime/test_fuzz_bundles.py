@@ -205,7 +205,7 @@ def test_the_worker_uses_a_good_bundle(good: Files, worker: Worker, tmp_path: Pa
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("cases", [125, pytest.param(2500, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("cases", [60, pytest.param(2500, marks=pytest.mark.slow)])
 def test_mutated_bundles(good: Files, key: Any, worker: Worker, tmp_path: Path, kind: str, cases: int) -> None:
     seen: Counter[str] = Counter()
     findings = []
