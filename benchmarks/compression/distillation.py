@@ -15,7 +15,7 @@ from subjects import Subject
 from archipel import Model
 
 TEACHER = "cifar-resnet8"
-SEEDS = (0, 1)
+SEEDS = (0, 1, 2)
 WAYS = ("student_alone", "student_distilled")
 GOAL = 1.0
 
