@@ -64,9 +64,10 @@ judgement. Two choices came after a look at test accuracies: har-cnn's augmentat
 missed the floor; the new one was found on people held out of the training part), and the longer fine-tuning of the
 pruned cifar-resnet8 (the first lost 3.4 points).
 
-**Intervals** are 95%, paired, in points of accuracy: {METHOD}. **Met** compares the point estimate with the limit. **Latency** is of one example in ONNX Runtime on 1 and 2 threads, as a ratio to the
-float model optimized by archipel: all files of a model take turns in one process, {ROUNDS} rounds, medians. **Zipped**
-is the file deflated, as it travels. Sizes, FLOPs and latency are those of the first seed."""
+**Intervals** are 95%, paired, in points of accuracy: {METHOD}. **Met** compares the point estimate with the limit.
+**Latency** is of one example in ONNX Runtime on 1 and 2 threads, as a ratio to the float model optimized by archipel:
+all files of a model take turns in one process, {ROUNDS} rounds, medians. **Zipped** is the file deflated, as it
+travels. Sizes, FLOPs and latency are those of the first seed."""
 
 
 def _floats(floats: Sequence[Trained]) -> str:
