@@ -11,6 +11,7 @@ the step where it was. --only NAME takes one model (can be repeated), --quick th
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import sys
 import time
@@ -54,6 +55,12 @@ def main() -> int:
         return _install(peers)
     if not options.data.is_dir():
         parser.error(f"--data {options.data}: no such folder; it holds the data sets of archipel.datasets")
+    options.folder.mkdir(parents=True, exist_ok=True)
+    alone = open(options.folder / "lock", "w")  # noqa: SIM115 - held until the process ends
+    try:
+        fcntl.flock(alone, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        parser.error(f"--folder {options.folder}: another study is at work there; wait for it or choose another folder")
     torch.set_num_threads(2)
     study = run(
         options.folder, options.data, peers, [QUICK] if options.quick else options.only or list(CASES), options.quick
