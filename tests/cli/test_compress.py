@@ -54,7 +54,8 @@ def blobs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def accuracy(model: Path, data: Path) -> float:
-    arrays = np.load(data)
+    with np.load(data) as file:
+        arrays = dict(file)
     session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
     return float((session.run(None, {"x": arrays["x"]})[0].argmax(1) == arrays["label"]).mean())
 
@@ -173,7 +174,8 @@ def test_ctrl_c_keeps_what_is_done_and_the_same_command_goes_on(archipel: Comman
     assert "run the same command again" in done.stderr
     assert not (tmp_path / "a.onnx").exists()
     [checkpoint] = (tmp_path / "work").glob("training-*.npz")
-    assert 299 <= len(np.load(checkpoint)["archipel/losses"]) <= 301
+    with np.load(checkpoint) as saved:
+        assert 299 <= len(saved["archipel/losses"]) <= 301
     archipel(*arguments)
     archipel(*arguments[:3], str(tmp_path / "b.onnx"), *arguments[4:-2])
     assert (tmp_path / "a.onnx").read_bytes() == (tmp_path / "b.onnx").read_bytes()

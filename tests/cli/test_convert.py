@@ -50,7 +50,8 @@ def test_without_a_loss_it_predicts(archipel: Command, folder: Path) -> None:
     assert bundle.manifest.name == "rain"
     assert bundle.digest in out
     assert "predicts only" in out
-    data = np.load(folder / "data.npz")
+    with np.load(folder / "data.npz") as file:
+        data = dict(file)
     runtime = load(folder / "m.bundle", [b.load_public_key(folder / "key.pub")], cache=folder / "cache")
     assert (runtime.predict(data["x"]).argmax(1) == data["label"]).all()
 

@@ -64,6 +64,11 @@ QUICK = defaultdict(
 )  # fmt: skip
 """By kind of part the networks of the short suite: a plain one, one with BatchNormalization, a recurrent one."""
 
+DEEP = ("unet",)
+"""A value that another order of sums moves across a tie is a step further on, and moves more in the next layer. Behind
+ten layers of untrained weights, normalized each time, the two ways to compute it are as far from each other as rounding
+has brought them from the float network, but never further."""
+
 RECIPES = {
     "fine_tune": 'kind = "fine_tune"\nsteps = 2\nbatch_size = 8',
     "static_int8": 'kind = "static_int8"\nexamples = 16',
@@ -127,13 +132,12 @@ def test_what_every_part_keeps(kind: str, name: str) -> None:
     simulated, ran = run(small, x[:8], optimized=False), run(deployed, x[:8])
     assert ran.shape == simulated.shape
     assert np.isfinite(ran).all()
-    # Devices run what was simulated: as far apart as a different order of float sums, or one step of 8 bits. A value
-    # that this order moves across a tie is a step further on, and moves more in the next layer: behind many of them
-    # (unet) the two are as far from each other as rounding has brought them from the float network, never further.
+    # Devices run what was simulated: as far apart as a different order of float sums, or one step of 8 bits.
     quantized = kind in ("static_int8", "quantization_aware", "dynamic_int8")
-    nearly = (2e-2 if quantized else 2e-3) * np.abs(simulated).max()
-    apart = np.abs(simulated - run(small.training_form, x[:8])).max() if quantized and small.training_form else 0.0
-    assert np.abs(ran - simulated).max() <= max(nearly, apart)
+    bound = (2e-2 if quantized else 2e-3) * np.abs(simulated).max()
+    if quantized and name in DEEP and small.training_form is not None:
+        bound = np.abs(simulated - run(small.training_form, x[:8])).max()
+    assert np.abs(ran - simulated).max() <= bound
     assert 0.5 * len(deployed.to_bytes()) < report.after.nbytes <= len(deployed.to_bytes())
 
     step = training.step_graph(small, loss, training.optimizers.sgd(lr=0.01), list(small.trainable_names),

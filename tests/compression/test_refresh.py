@@ -175,7 +175,7 @@ def plain() -> tuple[Model, Deployment]:
     torch.manual_seed(3)
     dense = Model.from_torch(nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3)), torch.randn(2, 6))
     x = np.random.default_rng(1).standard_normal((32, 6), np.float32)
-    return dense, deploy(compress(dense, [StaticInt8(narrow_convolutions="int8")], calibration=x)[0])
+    return dense, deploy(compress(dense, [StaticInt8()], calibration=x)[0])
 
 
 def test_a_frozen_bias_follows_the_scale_of_its_weight() -> None:
@@ -227,4 +227,4 @@ def test_what_the_quantizer_would_get_wrong_stays_float(layer: str) -> None:
     model = Model.from_proto(proto)
     x = np.random.default_rng(0).standard_normal((16, 3), np.float32)
     with pytest.raises(CompressionError, match="no Conv, ConvTranspose, Gemm or MatMul to quantize"):
-        compress(model, [StaticInt8(narrow_convolutions="int8")], calibration=x)
+        compress(model, [StaticInt8()], calibration=x)

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from archipel.compression.recipe import parse_recipe
+
 ROOT = Path(__file__).resolve().parents[2]
 BLOCK = re.compile(r"^```(\w+)?( background)?\n(.*?)^```$", re.M | re.S)
 RUNNABLE = {"python", "sh"}
@@ -25,13 +27,8 @@ RUN = {
     "docs/strategies.md",
     "docs/training.md",
 }
-SHOWN = {
-    "text",
-    "json",
-    "ts",
-    "kotlin",
-    "swift",
-}  # drawings, the manifests that test_design.py validates, other languages
+SHOWN = {"text", "json", "ts", "kotlin", "swift", "toml"}
+"""Drawings, the manifests that test_design.py validates, other languages, and recipes."""
 
 
 def blocks(page: str) -> list[tuple[str, bool, str]]:
@@ -50,6 +47,13 @@ def test_every_block_says_what_it_is() -> None:
         for language, _, text in blocks(page):
             assert language in RUNNABLE | SHOWN, (page, text)
             assert language in SHOWN or page in RUN, (page, text)
+
+
+def test_recipes_decode() -> None:
+    found = [(page, text) for page in pages() for language, _, text in blocks(page) if language == "toml"]
+    assert len(found) > 3
+    for page, text in found:
+        assert parse_recipe(text), page
 
 
 @pytest.fixture

@@ -22,10 +22,9 @@ from archipel.datasets import digits_by_writer
 
 
 def test_small_run_through_every_stage(few_writers: Any, quiet: Any, processes: Any, tmp_path: Path) -> None:
-    started = time.monotonic()
+    started, worked = time.monotonic(), cpu_seconds()
     story = Story(Options(rounds=2, devices=12, seed=0), tmp_path, processes, quiet, few_writers)
     results = story.run()
-    assert time.monotonic() - started < 180  # below 60 on two quiet cores
     assert processes.count >= 1 + 4 + 3  # this one, four hosts, supervisor with web and coordinator
     assert [row.phase for row in results.rounds] == ["committed", "committed"]
     plan = vanish_plan([device.name for device in results.fleet], 2, 0)
@@ -57,6 +56,15 @@ def test_small_run_through_every_stage(few_writers: Any, quiet: Any, processes: 
     processes.close()
     _, alive = psutil.wait_procs(before, timeout=5)
     assert alive == []
+    # Below a minute on two quiet cores (measured: 40 s, 50 of them computing); where others use the machine, only what
+    # is computed tells whether it got slower.
+    assert cpu_seconds() - worked < 90
+    assert time.monotonic() - started < 180
+
+
+def cpu_seconds() -> float:
+    """Of this process and all that it has waited for."""
+    return sum(os.times()[:4])
 
 
 @pytest.mark.parametrize(

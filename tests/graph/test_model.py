@@ -230,7 +230,8 @@ def test_models_from_other_tools() -> None:
     for path in sorted(DATA.glob("*.onnx")):
         model = Model.from_onnx(path)
         check_model(model.ir)
-        known = np.load(path.with_suffix("").with_suffix(".ref.npz"))
+        with np.load(path.with_suffix("").with_suffix(".ref.npz")) as file:
+            known = dict(file)
         assert model.parameters
         # Some were exported for one example at a time.
         first = {port.name: known[f"in:{port.name}"][:1] for port in model.inputs}

@@ -55,7 +55,8 @@ def test_real_models_match_their_references(name: str) -> None:
         pytest.skip(f"{DATA} is absent")
     model = Model.from_onnx(DATA / f"{name}.onnx")
     check_model(model.ir)
-    known = np.load(DATA / f"{name}.ref.npz")
+    with np.load(DATA / f"{name}.ref.npz") as file:
+        known = dict(file)
     found = run(model, **{port.name: known[f"in:{port.name}"] for port in model.inputs})
     for port, value in zip(model.outputs, found, strict=True):
         expected = known[f"out:{port.name}"]

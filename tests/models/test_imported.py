@@ -27,7 +27,8 @@ def folder() -> Path:
 
 def test_one_picture_at_a_time(folder: Path) -> None:
     """opt_mnist (CNTK, opset 8) takes a batch of one, with pixels up to 255 and logits in the thousands."""
-    reference = np.load(folder / "opt_mnist.ref.npz")
+    with np.load(folder / "opt_mnist.ref.npz") as file:
+        reference = dict(file)
     model = Model.from_onnx(folder / "opt_mnist.onnx")
     step = training.step_graph(model, training.losses.cross_entropy(label_smoothing=0.1), training.optimizers.sgd())
     check_model(step.ir)
@@ -38,7 +39,8 @@ def test_one_picture_at_a_time(folder: Path) -> None:
 
 def test_a_convolutional_network(folder: Path) -> None:
     """cifar10_cnn_winml (PyTorch 1.7, opset 10) on 32 real pictures."""
-    reference = np.load(folder / "cifar10_cnn_winml.ref.npz")
+    with np.load(folder / "cifar10_cnn_winml.ref.npz") as file:
+        reference = dict(file)
     model = Model.from_onnx(folder / "cifar10_cnn_winml.onnx")
     step = training.step_graph(model, training.losses.cross_entropy(), training.optimizers.sgd(momentum=0.9))
     check_model(step.ir)
@@ -50,7 +52,8 @@ def test_a_convolutional_network(folder: Path) -> None:
 def test_a_face_detector(folder: Path, batch_norm: str) -> None:
     """ultraface (PyTorch 1.2, opset 9): dilation, depthwise, 35 batch norms, weights that are graph inputs too, and
     shapes computed in the graph. Its scores are moved towards what they are not."""
-    reference = np.load(folder / "ultraface_rfb_320.ref.npz")
+    with np.load(folder / "ultraface_rfb_320.ref.npz") as file:
+        reference = dict(file)
     model = Model.from_onnx(folder / "ultraface_rfb_320.onnx")
     assert [port.name for port in model.inputs] == ["input"]
     step = training.step_graph(model, training.losses.mse(), training.optimizers.sgd(), batch_norm=batch_norm)

@@ -52,7 +52,6 @@ ZOO: dict[str, tuple[Callable[[], nn.Module], np.ndarray, set[str]]] = {
     "autoencoder": (lambda: models.autoencoder(0), noise(2, 1, 28, 28), {"decode2"}),
     "U-Net": (lambda: models.unet(0), noise(2, 1, 28, 28), {"output"}),
 }  # fmt: skip
-LONG = ZOO.keys() - {"Transformer", "U-Net"}
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -88,7 +87,7 @@ def channels(module: nn.Module, but: set[str]) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in LONG else n for n in ZOO])
+@pytest.mark.parametrize("name", ZOO)
 def test_every_network_of_the_zoo(name: str) -> None:
     make, example, stay = ZOO[name]
     module = lively(make())
@@ -118,7 +117,8 @@ def test_models_from_elsewhere(name: str) -> None:
         if os.environ.get("CI") == "true":
             pytest.fail(f"needs the pretrained models in {DATA}")
         pytest.skip(f"needs the pretrained models in {DATA}")
-    reference = np.load(DATA / f"{name}.ref.npz")
+    with np.load(DATA / f"{name}.ref.npz") as file:
+        reference = dict(file)
     model = Model.from_onnx(DATA / f"{name}.onnx")
     compare(model, {port.name: reference[f"in:{port.name}"][:1] for port in model.inputs})
 
