@@ -108,6 +108,7 @@ class SecureRound:
         return self._await("committed")
 
     def _upload(self, vector: Vector, inbox: Shares) -> None:
+        self._check()  # nothing is masked for a round that this device leaves
         masked = pack(self._participant.mask(vector, inbox), self._plan.modulus_bits)
         digest = hashlib.sha256(masked).hexdigest()
         self._journal.store_masked(masked, digest)

@@ -34,15 +34,18 @@ class Difference:
 
 
 def predictions(path: Path, inputs: np.ndarray) -> np.ndarray:
-    """The class that the ONNX file gives each input, int64 [n]; in ONNX Runtime."""
+    """The class that the ONNX file gives each input, int64 [n]."""
+    classes: np.ndarray = logits(path, inputs).argmax(axis=1)
+    return classes
+
+
+def logits(path: Path, inputs: np.ndarray) -> np.ndarray:
+    """What the ONNX file answers to each input, float32 [n, classes]; in ONNX Runtime."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     name = session.get_inputs()[0].name
-    parts = [
-        session.run(None, {name: inputs[start : start + BATCH]})[0].argmax(axis=1)
-        for start in range(0, len(inputs), BATCH)
-    ]
+    parts = [session.run(None, {name: inputs[start : start + BATCH]})[0] for start in range(0, len(inputs), BATCH)]
     return np.concatenate(parts)
 
 

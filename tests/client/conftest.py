@@ -237,13 +237,13 @@ class Federation:
             values["bundle"] = self.publish()
         return self.operator.create_task(TaskRequest(**values))
 
-    def wait(self, task: TaskInfo, timeout: float = 20.0) -> TaskInfo:
+    def wait(self, task: TaskInfo, timeout: float = 60.0) -> TaskInfo:
         return self.operator.wait_task(task.task_id, timeout=timeout, poll=0.05)
 
     def rounds(self, task: TaskInfo) -> list[RoundInfo]:
         return self.operator.rounds(task.task_id)
 
-    def run(self, agents: Sequence[Agent], until: Callable[[], bool], timeout: float = 20.0) -> None:
+    def run(self, agents: Sequence[Agent], until: Callable[[], bool], timeout: float = 60.0) -> None:
         """`run_forever` in a thread for each agent, until the condition holds and no round is under way."""
         stop = threading.Event()
         errors: list[BaseException] = []

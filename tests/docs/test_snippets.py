@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from archipel.compression.recipe import parse_recipe
+from tests.docs.conftest import ROOT, blocks
 
-ROOT = Path(__file__).resolve().parents[2]
-BLOCK = re.compile(r"^```(\w+)?( background)?\n(.*?)^```$", re.M | re.S)
 RUNNABLE = {"python", "sh"}
 RUN = {
     "README.md",
@@ -29,12 +25,6 @@ RUN = {
 }
 SHOWN = {"text", "json", "ts", "kotlin", "swift", "toml"}
 """Drawings, the manifests that test_design.py validates, other languages, and recipes."""
-
-
-def blocks(page: str) -> list[tuple[str, bool, str]]:
-    return [
-        (language, bool(background), text) for language, background, text in BLOCK.findall((ROOT / page).read_text())
-    ]
 
 
 def pages() -> list[str]:
@@ -54,12 +44,6 @@ def test_recipes_decode() -> None:
     assert len(found) > 3
     for page, text in found:
         assert parse_recipe(text), page
-
-
-@pytest.fixture
-def shell(tmp_path: Path) -> dict[str, str]:
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    return {**os.environ, "PATH": path, "HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")}
 
 
 def test_readme(tmp_path: Path, shell: dict[str, str]) -> None:
@@ -144,55 +128,3 @@ def test_compression(tmp_path: Path, shell: dict[str, str]) -> None:
     assert correct > 0.7 * count
     for name in ("report.html", "search.html"):
         assert "<svg" in (tmp_path / name).read_text()
-
-
-def test_quickstart(tmp_path: Path, shell: dict[str, str]) -> None:
-    """Shell blocks one by one; Python blocks up to the next shell block share one process, as at a prompt."""
-    servers: list[subprocess.Popen[bytes]] = []
-    python = subprocess.Popen(
-        [sys.executable, "-u", "-i", "-q"], cwd=tmp_path, env=shell, text=True,
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
-    try:
-        for language, background, text in blocks("docs/quickstart.md"):
-            if language == "python":
-                text = text.replace('os.environ["OPERATOR_TOKEN"]', repr(shell.get("OPERATOR_TOKEN")))
-                run_python(python, text)
-            elif background:
-                servers.append(subprocess.Popen(["bash", "-c", f"exec {text}"], cwd=tmp_path, env=shell))
-                time.sleep(4)
-            else:
-                done = subprocess.run(
-                    ["bash", "-e", "-c", text], cwd=tmp_path, env=shell, capture_output=True, text=True, check=False
-                )
-                assert done.returncode == 0, done.stderr
-                token = re.search(r"operator token\s+(\S+)", done.stdout)
-                if token:
-                    shell["OPERATOR_TOKEN"] = token.group(1)
-        outcome = run_python(python, "print('finished')")
-    finally:
-        python.kill()
-        python.communicate()
-        for server in servers:
-            server.send_signal(signal.SIGTERM)
-            assert server.wait(timeout=20) == 0
-    assert "completed 2 rounds" in outcome
-    assert "finished" in outcome
-
-
-OUTPUT: list[str] = []
-
-
-def run_python(python: subprocess.Popen[str], text: str) -> str:
-    """Run a block in the interpreter and fail where it raises. Returns all that was printed so far."""
-    assert python.stdin is not None
-    assert python.stdout is not None
-    python.stdin.write(f"exec({text!r})\nprint('=' * 8 + 'done')\n")
-    python.stdin.flush()
-    for line in python.stdout:
-        OUTPUT.append(line)
-        if "========done" in line:
-            break
-    printed = "".join(OUTPUT)
-    assert "Traceback" not in printed, printed
-    return printed

@@ -74,7 +74,7 @@ def test_no_process_is_left_behind(sign: signal.Signals, tmp_path: Path) -> None
     """Interrupt the command while server and devices run; SIGKILL leaves them to notice by themselves."""
     stacks = tmp_path / "stacks"
     code = f"""
-import faulthandler, signal, sys
+import faulthandler, functools, signal, sys
 faulthandler.register(signal.SIGUSR1, file=open({str(stacks)!r}, "w"))
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored below a shell's background job
 sys.path.insert(0, {str(Path(__file__).parent)!r})
@@ -83,6 +83,7 @@ import archipel.cli.demo.story as story
 whole = digits_by_writer()
 few = whole.of([*whole.writers_in([0])[:8], *whole.writers_in([4])[:20]])
 story.digits_by_writer = lambda: few
+story.cloud.fit = functools.partial(story.cloud.fit, max_epochs=2)
 from archipel.cli.main import main
 sys.argv = ["archipel", "demo", "--rounds", "500", "--devices", "12", "--output", {str(tmp_path)!r}]
 main()

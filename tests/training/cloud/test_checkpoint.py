@@ -81,7 +81,7 @@ def test_a_killed_process_goes_on_from_its_last_epoch(tmp_path: Path) -> None:
     checkpoint = tmp_path / "deep" / "fit.pt"
     code = (
         "import sys, time; sys.path.insert(0, sys.argv[1])\n"
-        "import test_cloud_checkpoint as t; t.torch.set_num_threads(int(sys.argv[3])); t.torch.manual_seed(11)\n"
+        "import test_checkpoint as t; t.torch.set_num_threads(int(sys.argv[3])); t.torch.manual_seed(11)\n"
         "def told(epoch): print(epoch.number, flush=True); epoch.number == 3 and time.sleep(60)\n"
         "t.cycle(checkpoint=sys.argv[2], on_epoch=told)"
     )

@@ -16,7 +16,7 @@ from archipel.lite_runtime.store import ExampleStore
 from archipel.lite_runtime.store_keys import make_record, open_record
 from archipel.lite_runtime.store_layout import Field, Layout
 
-CORPUS = Path(__file__).parent / "corpus" / "store"
+CORPUS = Path(__file__).parent / "corpus"
 KEY = bytes(range(32))
 ROWS = 400
 

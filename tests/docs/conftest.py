@@ -1,0 +1,27 @@
+"""The code blocks of the README and of docs/, and a shell to run them in."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+BLOCK = re.compile(r"^```(\w+)?( background)?\n(.*?)^```$", re.M | re.S)
+
+
+def blocks(page: str) -> list[tuple[str, bool, str]]:
+    """Language, whether it goes on in the background, and text of each block."""
+    return [
+        (language, bool(background), text) for language, background, text in BLOCK.findall((ROOT / page).read_text())
+    ]
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> dict[str, str]:
+    """The environment of a shell whose commands are those of this Python, with a home of its own."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return {**os.environ, "PATH": path, "HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")}
