@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from archipel import Model
+from archipel.converter.importers.torch import _translations
 from archipel.errors import MissingExtraError, ModelImportError
 from archipel.graph import check_model
 from archipel.graph.shapes import constant_array
@@ -180,3 +181,16 @@ def test_dropout_stays_in_the_graph_and_is_off() -> None:
     ratios = [constant_array(node.inputs[1]) for node in model.ir.graph if node.op_type == "Dropout"]
     np.testing.assert_allclose(np.array(ratios), [0.3, 0.25], rtol=1e-6)
     np.testing.assert_allclose(run(model, x.numpy())[0], net.eval()(x).detach().numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_the_exporters_translations_are_read_once_and_left_as_they_were() -> None:
+    from torch.onnx._internal.exporter import _registration
+
+    before = _registration.onnxscript_apis.get_torchlib_ops
+    torch.manual_seed(0)
+    layer = nn.Linear(3, 2)
+    first, second = (Model.from_torch(layer, torch.zeros(2, 3)).to_bytes() for _ in range(2))
+    assert first == second
+    assert _translations.cache_info().misses == 1
+    assert _translations.cache_info().hits >= 1
+    assert _registration.onnxscript_apis.get_torchlib_ops is before
