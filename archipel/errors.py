@@ -43,6 +43,7 @@ ArchipelError
 │   ├── StoreQuotaError           what is to be added is larger than the whole quota
 │   └── StoreBusyError            another process is writing
 ├── ServerError                   the server cannot start or go on
+│   ├── EligibilityError          an expression over devices' attributes is not one
 │   └── ApiError                  a request is answered with a 4xx status
 ├── ClientError                   the agent cannot go on
 │   ├── UnreachableError          the server did not answer
@@ -200,6 +201,9 @@ class StoreBusyError(StoreError): ...
 
 
 class ServerError(ArchipelError): ...
+
+
+class EligibilityError(ServerError): ...
 
 
 class ApiError(ServerError):

@@ -20,6 +20,7 @@ from archipel.protocol.policy import plan_digest
 from archipel.protocol.sealed import encode, seal
 from archipel.protocol.vector import Layout
 from archipel.server.aggregation import NewVersion, aggregate
+from archipel.server.candidates import count_candidates
 from archipel.server.models import Blob, BundleRow, ChallengeRow, DeviceSession, Round, Task, Version
 from archipel.server.resources import TaskRequest
 from archipel.server.rounds import (
@@ -29,7 +30,6 @@ from archipel.server.rounds import (
     advance,
     commit_round,
     count,
-    count_waiting,
     decide,
     fail_round,
     required,
@@ -170,7 +170,7 @@ class Coordinator:
                 self._fail_task(task.task_id, f"the first version cannot be made: {error}")
             return True
         with services.database.read() as session:
-            waiting = count_waiting(session, task.population, now=now, window=services.settings.check_in_window)
+            waiting = count_candidates(session, task, now=now, window=services.settings.check_in_window)
         if waiting < required(task, RULES["assigning"]):
             return False
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,10 +14,19 @@ import urllib3
 from archipel.bundle import read_weights
 from archipel.errors import ClientError, RefusedError, UnreachableError
 from archipel.protocol.messages import Problem, RoundStatus
-from archipel.server.resources import BundleInfo, Health, RoundInfo, ServerInfo, TaskInfo, TaskRequest
+from archipel.server.resources import (
+    BundleInfo,
+    Health,
+    RoundInfo,
+    RoundPage,
+    ServerInfo,
+    TaskInfo,
+    TaskPage,
+    TaskRequest,
+)
 
 T = TypeVar("T")
-CHUNK_BYTES = 1 << 20
+PAGE = 100
 
 
 class OperatorClient:
@@ -61,8 +70,9 @@ class OperatorClient:
         headers = {"Content-Type": "application/json"}
         return self._call("POST", "/v1/tasks", TaskInfo, body=msgspec.json.encode(request), headers=headers)
 
-    def tasks(self) -> list[TaskInfo]:
-        return self._call("GET", "/v1/tasks", list[TaskInfo])
+    def tasks(self) -> Iterator[TaskInfo]:
+        """Every task, newest first."""
+        return self._items("/v1/tasks", TaskPage)
 
     def task(self, task_id: str) -> TaskInfo:
         return self._call("GET", f"/v1/tasks/{task_id}", TaskInfo)
@@ -72,7 +82,7 @@ class OperatorClient:
 
     def rounds(self, task_id: str) -> list[RoundInfo]:
         """Every round of the task, failed ones too, oldest first."""
-        return self._call("GET", f"/v1/tasks/{task_id}/rounds", list[RoundInfo])
+        return list(self._items(f"/v1/tasks/{task_id}/rounds", RoundPage))
 
     def round_status(self, round_id: str) -> RoundStatus:
         return self._call("GET", f"/v1/rounds/{round_id}", RoundStatus)
@@ -117,6 +127,15 @@ class OperatorClient:
                     f"{task.rounds} rounds, {task.waiting} devices waiting, at least {task.min_cohort} needed"
                 )
             time.sleep(poll)
+
+    def _items(self, path: str, kind: type[Any]) -> Iterator[Any]:
+        after = ""
+        while True:
+            page = self._call("GET", f"{path}?limit={PAGE}{after}", kind)
+            yield from page.items
+            if page.next is None:
+                return
+            after = f"&after={page.next}"
 
     def _call(
         self, method: str, path: str, kind: type[T], *, body: Any = None, headers: Mapping[str, str] | None = None

@@ -7,11 +7,20 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from archipel.protocol.messages import MAX_COHORT, DeviceId, Digest, Key, Message, Name, Phase, RoundId
+from archipel.server.eligibility import MAX_CHARACTERS
 
 Count = Annotated[int, Meta(ge=1, le=MAX_COHORT)]
+MAX_PAGE = 500
 Deadline = Annotated[float, Meta(gt=0, le=86400)]
 TaskState = Literal["running", "completed", "cancelled", "failed"]
 DeadlinePhase = Literal["assigning", "advertising", "sharing", "masking", "confirming", "unmasking", "aggregating"]
+
+
+class PageQuery(Message, frozen=True, kw_only=True):
+    """At most `limit` items, those that follow the item with the id `after`."""
+
+    limit: Annotated[int, Meta(ge=1, le=MAX_PAGE)] = 50
+    after: RoundId | None = None
 
 
 class Health(Message, frozen=True, kw_only=True):
@@ -41,7 +50,11 @@ class TaskRequest(Message, frozen=True, kw_only=True):
 
     `cohort` devices are assigned to each round, at least `min_cohort` of them must come through; `threshold` is that of
     secret sharing (None: the smallest that the bundle's privacy policy allows). The masking phase ends early when
-    `goal` updates are in. `deadlines` are in seconds. `hyperparameters` go to the devices or to the strategy.
+    `goal` updates are in; a cohort above it is over-selection against those that drop out. `deadlines` are in seconds.
+    `hyperparameters` go to the devices or to the strategy.
+
+    `eligibility` is an expression over the attributes that devices report (see archipel.server.eligibility). A device
+    gives at most `max_contributions` updates, and rests for `rest_seconds` from the start of a round that it was in.
     """
 
     name: Name
@@ -53,13 +66,16 @@ class TaskRequest(Message, frozen=True, kw_only=True):
     privacy: Literal["secure"] = "secure"
     threshold: Count | None = None
     goal: Count | None = None
+    eligibility: Annotated[str, Meta(max_length=MAX_CHARACTERS)] = ""
+    max_contributions: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
+    rest_seconds: Annotated[float, Meta(ge=0, le=31_536_000)] = 0.0
     hyperparameters: dict[str, float] = {}
     deadlines: dict[DeadlinePhase, Deadline] = {}
 
 
 class TaskInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
     """`model` is the digest of the newest weights (null until the first round was opened), `waiting` the number of
-    devices of the population that are checking in and in no round."""
+    devices that are checking in and may be taken now."""
 
     task_id: RoundId
     name: Name
@@ -75,12 +91,22 @@ class TaskInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
     cohort: int
     threshold: int
     goal: int | None
+    eligibility: str
+    max_contributions: int | None
+    rest_seconds: float
     hyperparameters: dict[str, float]
     deadlines: dict[str, float]
     model: Digest | None
     waiting: int
     created: float
     ended: float | None
+
+
+class TaskPage(Message, frozen=True, kw_only=True, omit_defaults=False):
+    """Newest first; `next` is the `after` of the next page, null on the last."""
+
+    items: list[TaskInfo]
+    next: RoundId | None
 
 
 class ParticipantInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
@@ -110,3 +136,10 @@ class RoundInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
     weight_sum: float | None
     started: float
     ended: float | None
+
+
+class RoundPage(Message, frozen=True, kw_only=True, omit_defaults=False):
+    """Oldest first; `next` is the `after` of the next page, null on the last."""
+
+    items: list[RoundInfo]
+    next: RoundId | None

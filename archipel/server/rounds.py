@@ -14,11 +14,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from sqlalchemy import ColumnElement, bindparam, delete, func, insert, select, update
+from sqlalchemy import bindparam, delete, func, insert, select, update
 from sqlalchemy.orm import Session
 
 from archipel.protocol.messages import Phase, RoundPlan
 from archipel.protocol.sealed import Sealed, decode
+from archipel.server.candidates import candidates, count_candidates
 from archipel.server.models import Answer, CheckInRow, Participant, Round, Share, Task
 
 MAX_REASON = 1024
@@ -115,7 +116,7 @@ def count(session: Session, current: Round, task: Task, *, now: float, window: f
     if rule.waits_for == "work":
         return Counts(0, 0, 0)
     if rule.waits_for == "check-ins":
-        waiting = count_waiting(session, task.population, now=now, window=window)
+        waiting = count_candidates(session, task, now=now, window=window)
         return Counts(task.cohort, waiting, required(task, rule))
     return Counts(
         expected=_count_answers(session, current.round_id, rule.previous or ""),
@@ -181,23 +182,9 @@ def answered(session: Session, round_id: str, phase: str) -> list[str]:
     return list(session.scalars(query.order_by(Answer.device_id)))
 
 
-def count_waiting(session: Session, population: str, *, now: float, window: float) -> int:
-    """Devices that checked in within the last `window` seconds and are in no round."""
-    query = select(func.count()).select_from(CheckInRow).where(*_waiting(population, now, window))
-    return session.scalar(query) or 0
-
-
 def read_plan(current: Round) -> RoundPlan:
     """The plan that the devices were given; this server signed it itself."""
     return decode("plan", decode("plan", current.plan, Sealed).body, RoundPlan)
-
-
-def _waiting(population: str, now: float, window: float) -> tuple[ColumnElement[bool], ...]:
-    return (
-        CheckInRow.population == population,
-        CheckInRow.last_seen > now - window,
-        CheckInRow.round_id.is_(None),
-    )
 
 
 _PARTICIPANTS = select(func.count()).where(Participant.round_id == bindparam("in_round"))
@@ -211,8 +198,7 @@ def _count_answers(session: Session, round_id: str, phase: str) -> int:
 
 
 def _assign(session: Session, current: Round, task: Task, *, now: float, window: float) -> None:
-    query = select(CheckInRow.device_id).where(*_waiting(task.population, now, window)).with_for_update()
-    waiting = list(session.scalars(query))
+    waiting = candidates(session, task, now=now, window=window)
     # Unpredictable, so that nobody can arrange which devices end up in one sum.
     chosen = secrets.SystemRandom().sample(waiting, min(task.cohort, len(waiting)))
     session.execute(

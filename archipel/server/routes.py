@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
@@ -23,19 +23,23 @@ OPERATOR: frozenset[Role] = frozenset({"operator"})
 
 @dataclass(frozen=True)
 class Call(Generic[B]):
-    """One request, as a handler sees it. `raw` are the bytes that `body` was decoded from."""
+    """One request, as a handler sees it. `raw` are the bytes that `body` was decoded from; `query` is the struct that
+    the route declares for its query string, else None."""
 
     services: Services
     identity: Identity
     body: B
     raw: bytes
+    query: Any = None
 
 
 @dataclass(frozen=True)
 class Route:
     """One line of the API. `request` and `response` are structs (or lists of them), None where the body is bytes.
 
-    `path` is in Flask's syntax. With `members` the devices among `roles` must be participants of the round in the path.
+    `path` is in Flask's syntax, `query` a struct of the query string's parameters, `takes` and `gives` the types of
+    bodies that are bytes, `headers` the patterns of headers that a request must have. With `members` the devices
+    among `roles` must be participants of the round in the path.
     The handler returns the response struct, already encoded JSON (bytes), a pair of struct and status, or a Response.
     """
 
@@ -47,6 +51,10 @@ class Route:
     response: Any = None
     status: int = 200
     members: bool = False
+    query: type[msgspec.Struct] | None = None
+    takes: str = ""
+    gives: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -98,6 +106,7 @@ def _view(route: Route, services: Services, authenticator: Authenticator) -> Cal
             if identity.role == "anyone":
                 raise refuse(401, "this needs a token: 'Authorization: Bearer TOKEN'")
             raise refuse(403, f"this is not for the role {identity.role!r}")
+        query = None if route.query is None else _query(route.query)
         raw, body = b"", None
         if decoder is not None:
             raw = request.get_data(cache=False)
@@ -105,7 +114,7 @@ def _view(route: Route, services: Services, authenticator: Authenticator) -> Cal
                 body = decoder.decode(raw)
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 raise refuse(400, f"the body is not a {what}", str(error)) from None
-        answer = route.handler(Call(services, identity, body, raw), **arguments)
+        answer = route.handler(Call(services, identity, body, raw, query), **arguments)
         if isinstance(answer, Response):
             return answer
         answer, status = answer if isinstance(answer, tuple) else (answer, route.status)
@@ -113,6 +122,17 @@ def _view(route: Route, services: Services, authenticator: Authenticator) -> Cal
         return Response(data, status, mimetype="application/json")
 
     return view
+
+
+def _query(kind: type[msgspec.Struct]) -> msgspec.Struct:
+    values = request.args.to_dict(flat=False)
+    double = [name for name, given in values.items() if len(given) > 1]
+    if double:
+        raise refuse(400, f"query parameter {double[0]!r} is given twice")
+    try:
+        return msgspec.convert({name: given[0] for name, given in values.items()}, kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise refuse(400, "the query string is wrong", str(error)) from None
 
 
 def _note(identity: Identity) -> None:

@@ -15,6 +15,7 @@ from archipel.errors import ServerError
 from archipel.protocol.messages import RoundPlan
 from archipel.protocol.policy import check_plan
 from archipel.protocol.vector import Layout
+from archipel.server.eligibility import parse_eligibility
 from archipel.server.resources import TaskRequest
 
 _NOWHERE = "0" * 32
@@ -85,6 +86,7 @@ def check_task(request: TaskRequest, manifest: Manifest, *, max_update_bytes: in
         )
     if request.min_cohort < 2:
         raise ServerError("min_cohort: a secure round needs at least 2 devices")
+    parse_eligibility(request.eligibility)
     layout = Layout.of(update_program(manifest))
     plan = make_plan(request, manifest, round_id=_NOWHERE, task_id=_NOWHERE, number=1, weights=request.bundle)
     check_plan(plan, manifest.privacy, layout)

@@ -89,6 +89,7 @@ class Device:
         self.participant: Any = None
         self.vector = np.zeros(LENGTH, np.uint32)
         self.masked = b""
+        self.attributes: dict[str, str | float | bool] = {}
 
     def call(self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> tuple[int, Any]:
         data = body if isinstance(body, bytes) or body is None else encode(body)
@@ -120,7 +121,8 @@ class Device:
         return messages.SessionRequest(device_id=self.id, proof=proof)
 
     def check_in(self) -> Sealed | None:
-        return self.ask("POST", "/v1/check-ins", messages.CheckInResponse, messages.CheckIn()).plan
+        request = messages.CheckIn(attributes=self.attributes)
+        return self.ask("POST", "/v1/check-ins", messages.CheckInResponse, request).plan
 
     # The steps of a round, each one call on the API (or a read and a write).
 
@@ -234,7 +236,7 @@ class World:
         return self.operator("GET", f"/v1/tasks/{task_id}")[1]
 
     def rounds(self, task_id: str) -> list[Any]:
-        return list(self.operator("GET", f"/v1/tasks/{task_id}/rounds")[1])
+        return list(self.operator("GET", f"/v1/tasks/{task_id}/rounds?limit=500")[1]["items"])
 
     def settle(self, steps: int = 50) -> None:
         """Let the coordinator do everything that is due now."""

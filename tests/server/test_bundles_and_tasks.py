@@ -147,7 +147,7 @@ def test_impossible_tasks_are_refused(world: Any) -> None:
         status, answer = world.operator("POST", "/v1/tasks", possible | settings)
         assert (status, answer["type"]) == (422, "unprocessable"), case
         assert said in answer["message"], case
-    assert world.operator("GET", "/v1/tasks") == (200, [])
+    assert world.operator("GET", "/v1/tasks") == (200, {"items": [], "next": None})
 
 
 def test_malformed_tasks_are_refused(world: Any) -> None:

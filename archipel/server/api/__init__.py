@@ -1,9 +1,9 @@
 """The routes of /v1, by resource."""
 
-from archipel.server.api import bundles, check_ins, enrolment, rounds, server, sessions, tasks, updates
+from archipel.server.api import bundles, check_ins, description, enrolment, rounds, server, sessions, tasks, updates
 from archipel.server.routes import Route
 
-ROUTES: dict[str, tuple[Route, ...]] = {
+_RESOURCES: dict[str, tuple[Route, ...]] = {
     "server": server.ROUTES,
     "enrolment": enrolment.ROUTES,
     "sessions": sessions.ROUTES,
@@ -13,5 +13,6 @@ ROUTES: dict[str, tuple[Route, ...]] = {
     "updates": updates.ROUTES,
     "tasks": tasks.ROUTES,
 }
+ROUTES: dict[str, tuple[Route, ...]] = {**_RESOURCES, "description": description.routes(_RESOURCES)}
 
 __all__ = ["ROUTES"]

@@ -110,7 +110,7 @@ def _plain(error: BundleError) -> str:
 
 
 ROUTES = (
-    Route("POST", "/v1/bundles", OPERATOR, publish_bundle, response=BundleInfo, status=201),
-    Route("GET", "/v1/bundles/<digest:digest>", DEVICE | OPERATOR, download_bundle),
-    Route("GET", "/v1/blobs/<digest:digest>", DEVICE | OPERATOR, download_blob),
+    Route("POST", "/v1/bundles", OPERATOR, publish_bundle, response=BundleInfo, status=201, takes="application/zip"),
+    Route("GET", "/v1/bundles/<digest:digest>", DEVICE | OPERATOR, download_bundle, gives="application/zip"),
+    Route("GET", "/v1/blobs/<digest:digest>", DEVICE | OPERATOR, download_blob, gives="application/octet-stream"),
 )

@@ -9,10 +9,20 @@ from sqlalchemy.orm import Session
 
 from archipel.bundle import decode_manifest
 from archipel.errors import ArchipelError
+from archipel.server.candidates import count_candidates
 from archipel.server.models import Answer, BundleRow, Participant, Round, Task
+from archipel.server.paging import page
 from archipel.server.problems import refuse
-from archipel.server.resources import ParticipantInfo, RoundInfo, TaskInfo, TaskRequest
-from archipel.server.rounds import DEADLINES, ORDER, count_waiting
+from archipel.server.resources import (
+    PageQuery,
+    ParticipantInfo,
+    RoundInfo,
+    RoundPage,
+    TaskInfo,
+    TaskPage,
+    TaskRequest,
+)
+from archipel.server.rounds import DEADLINES, ORDER
 from archipel.server.routes import OPERATOR, Call, Route
 from archipel.server.services import Services
 from archipel.server.task_checks import check_task
@@ -49,6 +59,9 @@ def create_task(call: Call[TaskRequest]) -> TaskInfo:
         cohort=request.cohort,
         threshold=request.threshold,
         goal=request.goal,
+        eligibility=request.eligibility,
+        max_contributions=request.max_contributions,
+        rest_seconds=request.rest_seconds,
         hyperparameters=dict(request.hyperparameters),
         deadlines={**DEADLINES, **request.deadlines},
         model=None,
@@ -62,12 +75,11 @@ def create_task(call: Call[TaskRequest]) -> TaskInfo:
         return _info(call.services, session, task)
 
 
-def list_tasks(call: Call[None]) -> list[TaskInfo]:
-    """Every task, newest first."""
+def list_tasks(call: Call[None]) -> TaskPage:
+    """Tasks, newest first."""
     with call.services.database.read() as session:
-        return [
-            _info(call.services, session, task) for task in session.scalars(select(Task).order_by(Task.created.desc()))
-        ]
+        tasks, after = page(session, Task, Task.created, Task.task_id, call.query, newest_first=True)
+        return TaskPage(items=[_info(call.services, session, task) for task in tasks], next=after)
 
 
 def show_task(call: Call[None], task_id: str) -> TaskInfo:
@@ -88,18 +100,19 @@ def cancel_task(call: Call[None], task_id: str) -> TaskInfo:
         return _info(call.services, session, task)
 
 
-def list_rounds(call: Call[None], task_id: str) -> list[RoundInfo]:
+def list_rounds(call: Call[None], task_id: str) -> RoundPage:
     """The task's rounds, oldest first, with how far each participant came."""
     with call.services.database.read() as session:
         _task(session, task_id)
-        rounds = session.scalars(select(Round).where(Round.task_id == task_id).order_by(Round.started)).all()
+        rounds, after = page(session, Round, Round.started, Round.round_id, call.query, Round.task_id == task_id)
+        shown = [row.round_id for row in rounds]
         phases: dict[tuple[str, str], list[str]] = {}
         sizes: dict[tuple[str, str], int] = {}
-        assigned = select(Participant.round_id, Participant.device_id).join(Round).where(Round.task_id == task_id)
+        assigned = select(Participant.round_id, Participant.device_id).where(Participant.round_id.in_(shown))
         for row in session.execute(assigned.order_by(Participant.device_id)):
             phases[row.round_id, row.device_id] = ["assigning"]
-        sent = select(Answer.round_id, Answer.device_id, Answer.phase, Answer.size).join(Round)
-        for answer in session.execute(sent.where(Round.task_id == task_id)):
+        sent = select(Answer.round_id, Answer.device_id, Answer.phase, Answer.size)
+        for answer in session.execute(sent.where(Answer.round_id.in_(shown))):
             key = (answer.round_id, answer.device_id)
             phases[key].append(answer.phase)
             sizes[key] = sizes.get(key, 0) + answer.size
@@ -116,7 +129,8 @@ def list_rounds(call: Call[None], task_id: str) -> list[RoundInfo]:
         )
         if "masking" in reached:
             survivors.setdefault(round_id, []).append(device_id)
-    return [_round_info(row, participants.get(row.round_id, []), survivors.get(row.round_id, [])) for row in rounds]
+    items = [_round_info(row, participants.get(row.round_id, []), survivors.get(row.round_id, [])) for row in rounds]
+    return RoundPage(items=items, next=after)
 
 
 def _round_info(row: Round, participants: list[ParticipantInfo], survivors: list[str]) -> RoundInfo:
@@ -147,7 +161,7 @@ def _task(session: Session, task_id: str, *, lock: bool = False) -> Task:
 
 def _info(services: Services, session: Session, task: Task) -> TaskInfo:
     window = services.settings.check_in_window
-    waiting = count_waiting(session, task.population, now=services.clock(), window=window)
+    waiting = count_candidates(session, task, now=services.clock(), window=window)
     return TaskInfo(
         task_id=task.task_id,
         name=task.name,
@@ -163,6 +177,9 @@ def _info(services: Services, session: Session, task: Task) -> TaskInfo:
         cohort=task.cohort,
         threshold=task.threshold,
         goal=task.goal,
+        eligibility=task.eligibility,
+        max_contributions=task.max_contributions,
+        rest_seconds=task.rest_seconds,
         hyperparameters=task.hyperparameters,
         deadlines=task.deadlines,
         model=task.model,
@@ -174,8 +191,8 @@ def _info(services: Services, session: Session, task: Task) -> TaskInfo:
 
 ROUTES = (
     Route("POST", "/v1/tasks", OPERATOR, create_task, TaskRequest, TaskInfo, status=201),
-    Route("GET", "/v1/tasks", OPERATOR, list_tasks, response=list[TaskInfo]),
+    Route("GET", "/v1/tasks", OPERATOR, list_tasks, response=TaskPage, query=PageQuery),
     Route("GET", "/v1/tasks/<id:task_id>", OPERATOR, show_task, response=TaskInfo),
     Route("POST", "/v1/tasks/<id:task_id>/cancel", OPERATOR, cancel_task, response=TaskInfo),
-    Route("GET", "/v1/tasks/<id:task_id>/rounds", OPERATOR, list_rounds, response=list[RoundInfo]),
+    Route("GET", "/v1/tasks/<id:task_id>/rounds", OPERATOR, list_rounds, response=RoundPage, query=PageQuery),
 )

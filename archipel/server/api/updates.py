@@ -46,4 +46,15 @@ def upload_update(call: Call[None], round_id: str) -> Receipt:
         raise
 
 
-ROUTES = (Route("PUT", "/v1/rounds/<id:round_id>/update", DEVICE, upload_update, response=Receipt, members=True),)
+ROUTES = (
+    Route(
+        "PUT",
+        "/v1/rounds/<id:round_id>/update",
+        DEVICE,
+        upload_update,
+        response=Receipt,
+        members=True,
+        takes="application/octet-stream",
+        headers={DIGEST_HEADER: _DIGEST.pattern},
+    ),
+)

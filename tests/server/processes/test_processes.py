@@ -149,7 +149,13 @@ def task_request(digest: str, **settings: Any) -> TaskRequest:
 
 
 def test_two_rounds_over_tcp_while_processes_are_killed(
-    server: Server, operator: OperatorClient, fleet: list[Any], bundle_maker: Any, data_folder: Any, tmp_path: Path
+    server: Server,
+    operator: OperatorClient,
+    fleet: list[Any],
+    bundle_maker: Any,
+    data_folder: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     info = operator.upload_bundle(bundle_maker(tmp_path, data_folder[2].publisher))
     assert operator.upload_bundle(tmp_path / "tiny.bundle") == info
@@ -176,6 +182,7 @@ def test_two_rounds_over_tcp_while_processes_are_killed(
     assert after["worker"] != before["worker"]
     assert done.model is not None
     np.testing.assert_array_equal(operator.weights(done.model)["w"], np.full((3, 2), 6.0, np.float32))
+    monkeypatch.setattr("archipel.server.operator.PAGE", 1)
     first, second = operator.rounds(task.task_id)
     assert (first.number, second.number) == (1, 2)
     assert second.weights_in == first.weights_out
@@ -260,7 +267,7 @@ def test_the_operators_client_says_what_went_wrong_and_ctrl_c_stops_everything(
         operator.task("0" * 32)
     assert (refusal.value.status, refusal.value.kind) == (404, "not_found")
     with OperatorClient(server.url, "wrong") as stranger, pytest.raises(RefusedError) as refusal:
-        stranger.tasks()
+        next(stranger.tasks())
     assert (refusal.value.status, refusal.value.kind) == (401, "unauthorized")
     (tmp_path / "junk.bundle").write_bytes(b"junk")
     with pytest.raises(RefusedError, match="not a bundle that this server accepts: "):
@@ -273,7 +280,7 @@ def test_the_operators_client_says_what_went_wrong_and_ctrl_c_stops_everything(
         with pytest.raises(UnreachableError, match="no answer to POST"):
             nobody.cancel("0" * 32)
         with pytest.raises(UnreachableError, match="no answer to GET"):
-            nobody.tasks()
+            next(nobody.tasks())
     # A body that is too large is refused before it is sent.
     host, port = server.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=10) as connection:

@@ -1,0 +1,62 @@
+"""Which devices a task's next round may take: those that wait, are eligible, and have not had their share.
+
+Only counts and ids leave here; what a device tells is compared with the task's expression and used for nothing else.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from sqlalchemy import ColumnElement, func, select
+from sqlalchemy.orm import Session
+
+from archipel.server.eligibility import Eligibility, parse_eligibility
+from archipel.server.models import Answer, CheckInRow, Participant, Round, Task
+
+_parsed = lru_cache(maxsize=256)(parse_eligibility)
+
+
+def candidates(session: Session, task: Task, *, now: float, window: float) -> list[str]:
+    """Ids of the devices that checked in within the last `window` seconds and may be assigned; locked for writing."""
+    query = select(CheckInRow.device_id, CheckInRow.attributes).where(*_may_be_taken(task, now, window))
+    rows = session.execute(query.with_for_update(of=CheckInRow))
+    expression = _expression(task)
+    return [row.device_id for row in rows if expression(row.attributes)]
+
+
+def count_candidates(session: Session, task: Task, *, now: float, window: float) -> int:
+    """How many `candidates` there are."""
+    where = _may_be_taken(task, now, window)
+    expression = _expression(task)
+    if not expression.names:
+        return session.scalar(select(func.count()).select_from(CheckInRow).where(*where)) or 0
+    return sum(map(expression, session.scalars(select(CheckInRow.attributes).where(*where))))
+
+
+def _expression(task: Task) -> Eligibility:
+    return _parsed(task.eligibility)
+
+
+def _may_be_taken(task: Task, now: float, window: float) -> list[ColumnElement[bool]]:
+    where: list[ColumnElement[bool]] = [
+        CheckInRow.population == task.population,
+        CheckInRow.last_seen > now - window,
+        CheckInRow.round_id.is_(None),
+    ]
+    if task.max_contributions is not None:
+        given = (
+            select(Answer.device_id)
+            .join(Round)
+            .where(Round.task_id == task.task_id, Round.phase != "failed", Answer.phase == "masking")
+            .group_by(Answer.device_id)
+            .having(func.count() >= task.max_contributions)
+        )
+        where.append(CheckInRow.device_id.not_in(given))
+    if task.rest_seconds > 0:
+        recent = (
+            select(Participant.device_id)
+            .join(Round)
+            .where(Round.task_id == task.task_id, Round.started > now - task.rest_seconds)
+        )
+        where.append(CheckInRow.device_id.not_in(recent))
+    return where

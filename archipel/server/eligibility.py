@@ -1,0 +1,253 @@
+"""Which devices a task is for: a small expression over the attributes that a device reports, parsed strictly.
+
+    ram >= 512MiB and charging and app == "1.4"
+    country in ["CH", "AT"] and not (os < "12.1" or battery < 30)
+
+Grammar, `not` binding tighter than `and`, `and` than `or`:
+
+    any     = all { "or" all }
+    all     = one { "and" one }
+    one     = "not" one | "(" any ")" | name | name op literal | name ["not"] "in" "[" literal { "," literal } "]"
+    op      = "==" | "!=" | "<" | "<=" | ">" | ">="
+    literal = number [unit] | "text" | true | false          unit: kB MB GB TB (powers of 1000), KiB MiB GiB TiB
+
+Texts that are versions ("1.4", "12.0.3") are ordered as versions; other texts are only equal or not. What cannot be
+told (an attribute that is missing or of another kind) is unknown, as in SQL: unknown stays unknown under `not`, and a
+device is eligible only where the whole expression is true.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final, NoReturn
+
+from archipel.errors import EligibilityError
+
+MAX_CHARACTERS: Final = 1024
+MAX_DEPTH: Final = 32
+UNITS: Final[Mapping[str, int]] = {
+    **{f"{prefix}B": 1000 ** (power + 1) for power, prefix in enumerate("kMGT")},
+    **{f"{prefix}iB": 1024 ** (power + 1) for power, prefix in enumerate("KMGT")},
+}
+
+Literal = str | float | bool
+Attributes = Mapping[str, Literal]
+Test = Callable[[Attributes], bool | None]
+"""None is unknown."""
+
+_TOKEN: Final = re.compile(
+    r"""[ \t\r\n]*(?:
+    (?P<number>-?[0-9]+(?:\.[0-9]+)?)(?P<unit>[A-Za-z]*) |
+    (?P<text>"[^"\\\x00-\x1f]*") |
+    (?P<name>[A-Za-z_][A-Za-z0-9_.-]*) |
+    (?P<sign>==|!=|<=|>=|[<>()\[\],]) |
+    (?P<end>\Z) )""",
+    re.VERBOSE,
+)
+_VERSION: Final = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9}){0,7}")
+_WORDS: Final = frozenset({"and", "or", "not", "in", "true", "false"})
+_ORDERS: Final[Mapping[str, Callable[[int], bool]]] = {
+    "==": lambda sign: sign == 0,
+    "!=": lambda sign: sign != 0,
+    "<": lambda sign: sign < 0,
+    "<=": lambda sign: sign <= 0,
+    ">": lambda sign: sign > 0,
+    ">=": lambda sign: sign >= 0,
+}
+
+
+@dataclass(frozen=True)
+class Eligibility:
+    """A parsed expression. `names` are the attributes that it reads."""
+
+    text: str
+    names: frozenset[str]
+    _test: Test
+
+    def __call__(self, attributes: Attributes) -> bool:
+        """Whether a device with these attributes takes part."""
+        return self._test(attributes) is True
+
+
+def parse_eligibility(text: str) -> Eligibility:
+    """Read an expression; an empty one is true for every device.
+
+    Raises EligibilityError with the text and a mark under the place where it is wrong.
+    """
+    if len(text) > MAX_CHARACTERS:
+        raise EligibilityError(f"eligibility: {len(text)} characters, at most {MAX_CHARACTERS} are allowed")
+    if not text.strip():
+        return Eligibility(text, frozenset(), lambda attributes: True)
+    parser = _Parser(text)
+    test = parser.any_of(0)
+    if parser.token.kind != "end":
+        parser.wrong('expected "and", "or" or the end')
+    return Eligibility(text, frozenset(parser.names), test)
+
+
+@dataclass(frozen=True)
+class _Token:
+    kind: str
+    text: str
+    unit: str
+    at: int
+
+
+class _Parser:
+    """Recursive descent, one token ahead."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._tokens = _tokens(text)
+        self.names: set[str] = set()
+        self.token = next(self._tokens)
+
+    def any_of(self, depth: int) -> Test:
+        return self._joined("or", self._all_of, depth, decisive=True)
+
+    def _all_of(self, depth: int) -> Test:
+        return self._joined("and", self._one, depth, decisive=False)
+
+    def _joined(self, word: str, part: Callable[[int], Test], depth: int, decisive: bool) -> Test:
+        parts = [part(depth)]
+        while self._take(word):
+            parts.append(part(depth))
+        return parts[0] if len(parts) == 1 else lambda attributes: _join(parts, attributes, decisive)
+
+    def _one(self, depth: int) -> Test:
+        if depth >= MAX_DEPTH:
+            self.wrong(f"nested more than {MAX_DEPTH} deep")
+        if self._take("not"):
+            inner = self._one(depth + 1)
+            return lambda attributes: None if (found := inner(attributes)) is None else not found
+        if self._take("("):
+            inner = self.any_of(depth + 1)
+            self._need(")")
+            return inner
+        token = self.token
+        if token.kind != "name" or token.text in _WORDS:
+            self.wrong("expected the name of an attribute")
+        self.token = next(self._tokens)
+        self.names.add(token.text)
+        return self._about(token.text)
+
+    def _about(self, name: str) -> Test:
+        operator = self.token.text
+        if self.token.kind == "sign" and operator in _ORDERS:
+            self.token = next(self._tokens)
+            place, literal = self.token, self._literal()
+            if operator not in ("==", "!=") and not _ordered(literal):
+                self.wrong('only numbers and versions such as "1.4" have an order', place)
+            return lambda attributes: _compare(attributes.get(name), operator, literal)
+        if self._take("in"):
+            return self._among(name)
+        if self.token.text == "not" and self.token.kind == "name":
+            self.token = next(self._tokens)
+            self._need("in")
+            inner = self._among(name)
+            return lambda attributes: None if (found := inner(attributes)) is None else not found
+        return lambda attributes: found if isinstance(found := attributes.get(name), bool) else None
+
+    def _among(self, name: str) -> Test:
+        self._need("[")
+        literals = [self._literal()]
+        while self._take(","):
+            literals.append(self._literal())
+        self._need("]")
+        tests = [_equal(name, literal) for literal in literals]
+        return lambda attributes: _join(tests, attributes, decisive=True)
+
+    def _literal(self) -> Literal:
+        token = self.token
+        self.token = next(self._tokens)
+        if token.kind == "text":
+            return token.text[1:-1]
+        if token.kind == "name" and token.text in ("true", "false"):
+            return token.text == "true"
+        if token.kind != "number":
+            self.wrong('expected a number, a "text", true or false', token)
+        if token.unit and token.unit not in UNITS:
+            self.wrong(f"unknown unit {token.unit!r}, there are {', '.join(UNITS)}", token)
+        return float(token.text) * UNITS.get(token.unit, 1)
+
+    def _take(self, text: str) -> bool:
+        found = self.token.kind in ("name", "sign") and self.token.text == text
+        if found:
+            self.token = next(self._tokens)
+        return found
+
+    def _need(self, text: str) -> None:
+        if not self._take(text):
+            self.wrong(f'expected "{text}"')
+
+    def wrong(self, message: str, token: _Token | None = None) -> NoReturn:
+        _wrong(self._text, (token or self.token).at, message)
+
+
+def _tokens(text: str) -> Iterator[_Token]:
+    at = 0
+    while True:
+        found = _TOKEN.match(text, at)
+        if found is None:
+            start = at + len(text[at:]) - len(text[at:].lstrip(" \t\r\n"))
+            _wrong(text, start, 'a text that does not end with "' if text[start] == '"' else "not understood")
+        kind = found.lastgroup if found.lastgroup != "unit" else "number"
+        token = _Token(str(kind), found.group(str(kind)), found.group("unit") or "", found.start(str(kind)))
+        at = found.end()
+        yield token
+        while kind == "end":
+            yield token
+
+
+def _join(parts: list[Test], attributes: Attributes, decisive: bool) -> bool | None:
+    """`or` (decisive is True) and `and` (False): a decisive part decides, else an unknown one."""
+    found: bool | None = not decisive
+    for part in parts:
+        result = part(attributes)
+        if result is decisive:
+            return decisive
+        found = None if result is None else found
+    return found
+
+
+def _compare(value: Literal | None, operator: str, literal: Literal) -> bool | None:
+    """None where the two are of different kinds, or have no order."""
+    if value is None or _kind(value) != _kind(literal):
+        return None
+    if operator in ("==", "!="):
+        return (value == literal) is (operator == "==")
+    left, right = _ordered(value), _ordered(literal)
+    if left is None or right is None:
+        return None
+    return _ORDERS[operator]((left > right) - (left < right))
+
+
+def _equal(name: str, literal: Literal) -> Test:
+    return lambda attributes: _compare(attributes.get(name), "==", literal)
+
+
+def _kind(value: Literal) -> str:
+    return "bool" if isinstance(value, bool) else "text" if isinstance(value, str) else "number"
+
+
+def _ordered(value: Literal) -> tuple[float, ...] | None:
+    """A number, or the numbers of a version without final zeros ("1.0" is "1"), to be compared; else None."""
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, str):
+        if not _VERSION.fullmatch(value):
+            return None
+        numbers = [float(part) for part in value.split(".")]
+        while len(numbers) > 1 and numbers[-1] == 0:
+            numbers.pop()
+        return tuple(numbers)
+    return (float(value),) if math.isfinite(value) else None
+
+
+def _wrong(text: str, at: int, message: str) -> NoReturn:
+    # White space of any kind as one blank each, so that the mark stands where it belongs.
+    line = re.sub(r"\s", " ", text)
+    raise EligibilityError(f"eligibility: {message}\n  {line}\n  {' ' * at}^")

@@ -1,0 +1,40 @@
+"""Pages of a table, by the time and id of the row that the last page ended with: new rows never shift them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from sqlalchemy import select, tuple_
+from sqlalchemy.orm import InstrumentedAttribute, Session
+from sqlalchemy.sql import ColumnExpressionArgument
+
+from archipel.server.models import Base
+from archipel.server.problems import refuse
+from archipel.server.resources import PageQuery
+
+R = TypeVar("R", bound=Base)
+
+
+def page(
+    session: Session,
+    table: type[R],
+    time: InstrumentedAttribute[float],
+    key: InstrumentedAttribute[str],
+    query: PageQuery,
+    *where: ColumnExpressionArgument[bool],
+    newest_first: bool = False,
+) -> tuple[Sequence[R], str | None]:
+    """The rows of one page and the `after` of the next. Raises ApiError 404 where `query.after` is no row's key."""
+    place: Any = tuple_(time, key)
+    rows = select(table).where(*where)
+    if query.after is not None:
+        last = session.execute(select(time, key).where(key == query.after, *where)).one_or_none()
+        if last is None:
+            raise refuse(404, f"after: no {query.after}")
+        there = tuple_(*last)
+        rows = rows.where(place < there if newest_first else place > there)
+    order = (time.desc(), key.desc()) if newest_first else (time, key)
+    found = session.scalars(rows.order_by(*order).limit(query.limit + 1)).all()
+    shown = found[: query.limit]
+    return shown, str(getattr(shown[-1], key.key)) if len(found) > len(shown) else None

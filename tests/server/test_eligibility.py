@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import sqlite3
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from archipel.errors import EligibilityError
+from archipel.server.eligibility import MAX_CHARACTERS, MAX_DEPTH, parse_eligibility
+
+PHONE = {"ram": 768.0 * 2**20, "charging": True, "app": "1.4", "os": "12.10", "country": "CH", "battery": 55.0}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", True),
+        ('ram >= 512MiB and charging and app == "1.4"', True),
+        ("ram >= 1GB", False),
+        ("ram < 805.4MB", True),
+        ("charging", True),
+        ("not charging", False),
+        ("charging == false", False),
+        ("battery != 55", False),
+        ("battery > -1.5 and battery<=55", True),
+        ('os > "12.9"', True),  # as versions; as texts it is below
+        ('os == "12.1"', False),
+        ('app >= "1.4.0" and app <= "1.4.0"', True),
+        ('country in ["CH", "AT"]', True),
+        ('country not in ["CH"]', False),
+        ('country in ["DE"] or not (battery < 30) and charging', True),
+        ("false_name or charging", True),
+        ("charging or false_name", True),
+        ("false_name and charging", False),
+        # What cannot be told is neither true nor false.
+        ("missing", False),
+        ("not missing", False),
+        ("missing == 1", False),
+        ("missing != 1", False),
+        ("not (missing == 1)", False),
+        ('missing not in ["a"]', False),
+        ("not (missing and battery == 1)", True),
+        ('battery == "55"', False),
+        ('battery != "55"', False),
+        ("country", False),
+        ("charging > 0", False),
+        ('country > "1.0"', False),
+    ],
+)
+def test_what_is_eligible(text: str, expected: bool) -> None:
+    assert parse_eligibility(text)(PHONE) is expected
+
+
+def test_names_that_are_read() -> None:
+    assert parse_eligibility('ram > 1kB or (not x.y and z in [1, "a"])').names == {"ram", "x.y", "z"}
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "at"),
+    [
+        ("ram >", "expected a number", 5),
+        ("ram >= 5 MB", 'expected "and", "or" or the end', 9),
+        ("ram >= 5mb", "unknown unit 'mb', there are kB, MB", 7),
+        ("ram = 5", "not understood", 4),
+        ('app == "1.4', 'a text that does not end with "', 7),
+        ("(charging", 'expected ")"', 9),
+        ("charging)", 'expected "and", "or" or the end', 8),
+        ("and", "expected the name of an attribute", 0),
+        ("true", "expected the name of an attribute", 0),
+        ("x in []", "expected a number", 6),
+        ("x in [1", 'expected "]"', 7),
+        ("x not 1", 'expected "in"', 6),
+        ('app > "beta"', "only numbers and versions", 6),
+        ("app > true", "only numbers and versions", 6),
+        ("1 < x", "expected the name of an attribute", 0),
+        ("x == 1 == 2", 'expected "and", "or" or the end', 7),
+        ("__import__('os')", 'expected "and", "or" or the end', 10),
+        ("x\n== @", "not understood", 5),
+    ],
+)
+def test_errors_show_the_place(text: str, message: str, at: int) -> None:
+    with pytest.raises(EligibilityError) as caught:
+        parse_eligibility(text)
+    first, line, mark = str(caught.value).split("\n")
+    assert first.startswith("eligibility: ")
+    assert message in first
+    assert (line, mark) == (f"  {' '.join(text.splitlines())}", f"  {' ' * at}^")
+
+
+def test_limits() -> None:
+    deep = "(" * MAX_DEPTH + "x" + ")" * MAX_DEPTH
+    with pytest.raises(EligibilityError, match="nested more than 32 deep"):
+        parse_eligibility(deep)
+    with pytest.raises(EligibilityError, match="nested more than 32 deep"):
+        parse_eligibility("not " * 40 + "x")
+    parse_eligibility(deep[1:-1])
+    with pytest.raises(EligibilityError, match="1025 characters, at most 1024"):
+        parse_eligibility("x" * (MAX_CHARACTERS + 1))
+
+
+# SQL's logic is the same, and SQLite is a second implementation of it.
+NAMES = ("a", "b", "c")
+NUMBERS = st.integers(-3, 3)
+
+
+def expressions() -> st.SearchStrategy[str]:
+    compared = st.builds("{} {} {}".format, st.sampled_from(NAMES), st.sampled_from(("==", "!=", "<", ">=")), NUMBERS)
+    among = st.builds(
+        lambda name, word, numbers: f"{name} {word} [{', '.join(map(str, numbers))}]",
+        st.sampled_from(NAMES), st.sampled_from(("in", "not in")), st.lists(NUMBERS, min_size=1, max_size=3),
+    )  # fmt: skip
+    return st.recursive(
+        compared | among,
+        lambda inner: (
+            st.builds("not ({})".format, inner)
+            | st.builds("({} {} {})".format, inner, st.sampled_from(("and", "or")), inner)
+        ),
+        max_leaves=8,
+    )
+
+
+@settings(max_examples=300, deadline=None, derandomize=True, database=None)
+@given(expressions(), st.dictionaries(st.sampled_from(NAMES), NUMBERS))
+def test_three_valued_logic_is_that_of_sql(text: str, attributes: dict[str, Any]) -> None:
+    with sqlite3.connect(":memory:") as database:
+        columns = ", ".join(f"{attributes.get(name, 'NULL')} AS {name}" for name in NAMES)
+        sql = text.replace("[", "(").replace("]", ")")
+        expected = database.execute(f"SELECT ({sql}) FROM (SELECT {columns})").fetchone()[0]
+    assert parse_eligibility(text)({name: float(value) for name, value in attributes.items()}) is (expected == 1)
