@@ -17,7 +17,8 @@ _parsed = lru_cache(maxsize=256)(parse_eligibility)
 
 
 def candidates(session: Session, task: Task, *, now: float, window: float) -> list[str]:
-    """Ids of the devices that checked in within the last `window` seconds and may be assigned; locked for writing."""
+    """Ids of the devices that are to come within `window` seconds, or are not later than that, and may be assigned;
+    locked for writing."""
     query = select(CheckInRow.device_id, CheckInRow.attributes).where(*_may_be_taken(task, now, window))
     rows = session.execute(query.with_for_update(of=CheckInRow))
     expression = _expression(task)
@@ -40,7 +41,9 @@ def _expression(task: Task) -> Eligibility:
 def _may_be_taken(task: Task, now: float, window: float) -> list[ColumnElement[bool]]:
     where: list[ColumnElement[bool]] = [
         CheckInRow.population == task.population,
-        CheckInRow.last_seen > now - window,
+        CheckInRow.due > now - window,
+        # One that comes only in an hour would learn of its round when that is over.
+        CheckInRow.due <= now + window,
         CheckInRow.round_id.is_(None),
     ]
     if task.max_contributions is not None:

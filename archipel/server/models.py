@@ -40,15 +40,17 @@ class Device(Base):
 
 
 class CheckInRow(Base):
-    """When a device was last seen waiting, and the live round it is assigned to: at most one."""
+    """When a device was last seen waiting, when it was told to come again (`due`; 0 in a round and until it has come
+    again after it), and the live round it is assigned to: at most one."""
 
     __tablename__ = "check_ins"
     device_id: Mapped[str] = mapped_column(ForeignKey("devices.device_id"), primary_key=True)
     population: Mapped[str] = mapped_column(String(128))
-    last_seen: Mapped[float] = mapped_column(Float)
+    last_seen: Mapped[float] = mapped_column(Float, index=True)
+    due: Mapped[float] = mapped_column(Float, server_default="0")
     attributes: Mapped[dict[str, Any]] = mapped_column(JSON)
     round_id: Mapped[str | None] = mapped_column(ForeignKey("rounds.round_id"), index=True)
-    __table_args__ = (Index(None, "population", "last_seen"),)
+    __table_args__ = (Index(None, "population", "due"),)
 
 
 class ChallengeRow(Base):

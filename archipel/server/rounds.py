@@ -204,9 +204,9 @@ def _assign(session: Session, current: Round, task: Task, *, now: float, window:
     session.execute(
         insert(Participant), [{"round_id": current.round_id, "device_id": device} for device in sorted(chosen)]
     )
-    # last_seen = 0: after the round a device counts as waiting only once it has checked in again.
+    # due = 0: after the round a device counts as waiting only once it has checked in again.
     session.execute(
-        update(CheckInRow).where(CheckInRow.device_id.in_(chosen)).values(round_id=current.round_id, last_seen=0.0)
+        update(CheckInRow).where(CheckInRow.device_id.in_(chosen)).values(round_id=current.round_id, due=0.0)
     )
 
 

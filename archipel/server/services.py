@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from archipel.server.blobs import BlobStore
 from archipel.server.database import Database
 from archipel.server.frozen import FrozenRounds
+from archipel.server.pace import Pace
 from archipel.server.settings import Settings
 from archipel.server.spool import UpdateSpool
 
@@ -24,17 +25,20 @@ class Services:
     blobs: BlobStore
     spool: UpdateSpool
     frozen: FrozenRounds
+    pace: Pace
     clock: Clock
 
     @classmethod
     def open(cls, settings: Settings, *, connections: int = 4, clock: Clock = time.time) -> Services:
         """Nothing is read or written yet. Raises ServerError for an unusable database URL."""
+        database = Database(settings.database_url, connections=connections)
         return cls(
             settings=settings,
-            database=Database(settings.database_url, connections=connections),
+            database=database,
             blobs=BlobStore(settings.blob_folder),
             spool=UpdateSpool(settings.blob_folder),
             frozen=FrozenRounds(),
+            pace=Pace(database, shortest=settings.retry_after, per_second=settings.check_ins_per_second),
             clock=clock,
         )
 

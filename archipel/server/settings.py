@@ -57,9 +57,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     max_bundle_bytes: Bytes = 1 << 30
     max_update_bytes: Bytes = 1 << 30
     retry_after: Annotated[float, Meta(ge=0.01, le=86400)] = 1.0
-    """How long a device is told to wait before it asks again."""
+    """How long a device is told to wait before it asks again, while few do."""
+    check_ins_per_second: Annotated[float, Meta(gt=0, le=1e6)] = 200.0
+    """More devices than come at this rate are told to wait longer, each for a time of its own."""
     check_in_window: Seconds = 10.0
-    """A device that checked in no longer ago than this may be assigned to a round; above 3 x `retry_after`."""
+    """A device that is due within this time, or is no later than this, may be assigned; above 3 x `retry_after`."""
     session_seconds: Seconds = 900.0
     challenge_seconds: Seconds = 60.0
     poll_seconds: Annotated[float, Meta(ge=0.005, le=10)] = 0.05

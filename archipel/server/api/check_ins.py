@@ -16,7 +16,7 @@ MAX_BYTES = 16 << 10
 
 
 _CHECK_IN = (
-    select(CheckInRow.last_seen, CheckInRow.attributes, Round.round_id, Round.phase, Round.plan)
+    select(CheckInRow.last_seen, CheckInRow.due, CheckInRow.attributes, Round.round_id, Round.phase, Round.plan)
     .outerjoin(Round, Round.round_id == CheckInRow.round_id)
     .where(CheckInRow.device_id == bindparam("device_id"))
 )
@@ -29,30 +29,29 @@ def check_in(call: Call[CheckIn]) -> CheckInResponse:
     services = call.services
     now = services.clock()
     device_id = call.identity.device_id
-    wait = CheckInResponse(retry_after=services.settings.retry_after)
     row = services.database.look(_CHECK_IN, device_id=device_id)
     if row is not None and row.round_id is not None:
         given = select(Answer.phase).where(Answer.round_id == row.round_id, Answer.device_id == device_id)
         with services.database.read() as session:
             answers = set(session.scalars(given))
-        if not has_part(row.phase, answers):
-            return wait
-        return CheckInResponse(plan=decode("plan", row.plan, Sealed), retry_after=wait.retry_after)
-    # Most check-ins only read: the time is written a few times per window, not with every poll.
+        plan = decode("plan", row.plan, Sealed) if has_part(row.phase, answers) else None
+        return CheckInResponse(plan=plan, retry_after=services.settings.retry_after)
+    wait = services.pace.retry_after(now)
+    # Where all come every second, most check-ins only read: the time is written a few times per window.
     stale = services.settings.check_in_window / WRITES_PER_WINDOW
-    if row is None or row.last_seen < now - stale or row.attributes != call.body.attributes:
+    if row is None or row.due < now + wait - stale or row.attributes != call.body.attributes:
         with services.database.write() as session:
             device = session.get_one(Device, device_id)
             if device.kind != "device":
                 raise refuse(403, f"a member of kind {device.kind!r} takes no part in this server's rounds")
             seen = session.get(CheckInRow, device_id, with_for_update=True)
             if seen is None:
-                seen = CheckInRow(device_id=device_id, population=device.population)
+                seen = CheckInRow(device_id=device_id, population=device.population, last_seen=now, due=0.0)
                 session.add(seen)
             seen.attributes = dict(call.body.attributes)
             if seen.round_id is None:
-                seen.last_seen = now
-    return wait
+                seen.last_seen, seen.due = now, now + wait
+    return CheckInResponse(retry_after=wait)
 
 
 def has_part(phase: str, answers: set[str]) -> bool:
