@@ -30,7 +30,9 @@ class QuantizationAware:
     Gradients go straight through the rounding (Bengio et al. 2013); BatchNormalization is folded, with the statistics
     that it has. With `learn_steps` the scale of each activation is trained as well (Esser et al. 2020, LSQ), as
     scale exp(r), so that it stays positive and a step of the optimizer changes all of them in proportion; at the end
-    they are constants again. Scales of weights follow the weights. Use the optimizer "adam" with `learn_steps`.
+    they are constants again. Behind a Clip a scale stays where the whole range is within the Clip: beyond it steps are
+    wasted, and a runtime could not drop the Clip. Scales of weights follow the weights. Use the optimizer "adam" with
+    `learn_steps`.
     """
 
     fine_tune: FineTune = _DEFAULT
@@ -41,16 +43,20 @@ class QuantizationAware:
             raise CompressionError("QuantizationAware: nothing in the model rounds; put StaticInt8 before it")
         options = replace(self.fine_tune, batch_norm="frozen")
         scales = _activation_scales(model.ir.graph) if self.learn_steps else {}
-        staged = _with_logarithms(model, scales)
+        largest = {name: _largest_scale(model.ir.graph, name) for name in scales}
+        staged = _with_logarithms(model, scales, largest)
         names = {f"{name}{LOGARITHM}": name for name in scales}
         trained = work.train(
             staged, options, trainable=(*model.trainable_names, *names), what="quantization-aware training"
         )
         values = trained.parameters
         moved = {name: values[name] for name in model.trainable_names}
-        factors = {name: np.exp(values[logarithm]) for logarithm, name in names.items()}
-        moved.update({name: (scales[name] * factor).astype(np.float32) for name, factor in factors.items()})
-        work.note(steps_moved_by={name: round(float(factor), 3) for name, factor in factors.items()})
+        found = {
+            name: np.minimum(scales[name] * np.exp(values[logarithm]), largest[name]).astype(np.float32)
+            for logarithm, name in names.items()
+        }
+        moved.update(found)
+        work.note(steps_moved_by={name: round(float(scale / scales[name]), 3) for name, scale in found.items()})
         return model.with_parameters(moved)
 
 
@@ -66,8 +72,30 @@ def _activation_scales(graph: ir.Graph) -> dict[str, np.ndarray]:
     return found
 
 
-def _with_logarithms(model: CompressedModel, scales: dict[str, np.ndarray]) -> CompressedModel:
-    """A copy in which these scales are multiplied with exp(`<scale>.logarithm`), a parameter that is 0."""
+def _largest_scale(graph: ir.Graph, name: str) -> np.float32:
+    """With which everything that the integers can say is within the Clips in front of them; infinite without one."""
+    found = np.float32(np.inf)
+    for use in graph.initializers[name].uses():
+        clip = use.node.inputs[0].producer() if use.node.op_type == "QuantizeLinear" and use.node.inputs[0] else None
+        zero = constant_array(use.node.inputs[2]) if len(use.node.inputs) > 2 else None
+        if clip is None or clip.op_type != "Clip" or zero is None:
+            continue
+        ends = np.iinfo(zero.dtype)
+        for place, steps in ((1, ends.min - int(zero)), (2, ends.max - int(zero))):
+            bound = constant_array(clip.inputs[place]) if len(clip.inputs) > place else None
+            if bound is None or not steps or not bound / steps > 0:
+                continue
+            scale = np.float32(bound / steps)
+            while abs(scale * np.float32(steps)) > abs(bound):
+                scale = np.nextafter(scale, np.float32(0))
+            found = min(found, scale)
+    return found
+
+
+def _with_logarithms(
+    model: CompressedModel, scales: dict[str, np.ndarray], largest: dict[str, np.float32]
+) -> CompressedModel:
+    """A copy in which these scales are multiplied with exp(`<scale>.logarithm`), a parameter that is 0, and bounded."""
     result = model.copy()
     graph = result.ir.graph
     names = list(parameter_names(result.ir))
@@ -78,6 +106,8 @@ def _with_logarithms(model: CompressedModel, scales: dict[str, np.ndarray]) -> C
         logarithm = initializer(op, f"{name}{LOGARITHM}", np.zeros(content.shape, np.float32))
         with op.before(graph[0]):
             moved = op.Mul(scale, op.Exp(logarithm))
+            if np.isfinite(largest[name]):
+                moved = op.Min(moved, op.constant(np.full(content.shape, largest[name], np.float32)))
         for use in uses:
             use.node.replace_input_with(use.idx, moved)
         names.append(str(logarithm.name))

@@ -22,6 +22,10 @@ MOVEMENT = frozenset({"MaxPool", "Reshape", "Flatten", "Transpose", "Squeeze", "
 ACTIVATIONS = frozenset({"Relu", "Clip"})
 """Done by the rounding of their result, where nothing else reads what comes before."""
 
+PASSED = frozenset({"MaxPool", "Reshape", "Transpose", "Squeeze", "Unsqueeze"})
+"""ONNX Runtime moves the rounding of their input behind them. With 8 signed bits it then makes unsigned ones of them,
+forgets an attribute, and refuses its own graph (seen with 1.31): those are rounded behind them as well."""
+
 NARROW = 7
 """Channels of pictures: up to here ONNX Runtime's integer convolution takes 0.8 to 2.3 times as long as its float one,
 1.4 to 2.3 up to three; with 8 and more it is faster (measured with VNNI)."""
@@ -74,8 +78,10 @@ def layers(graph: ir.Graph, constants: Collection[ir.Value], exclude: Collection
     return found
 
 
-def place(graph: ir.Graph, constants: Collection[ir.Value], exclude: Collection[str] = ()) -> Placement:
-    """Where to round so that the layers that can be (see `layers`) compute on integers."""
+def place(
+    graph: ir.Graph, constants: Collection[ir.Value], exclude: Collection[str] = (), signed: bool = False
+) -> Placement:
+    """Where to round so that the layers that can be (see `layers`) compute on integers, signed ones or not."""
     result = Placement(layers=layers(graph, constants, exclude))
     chosen = {layer.node for layer in result.layers}
     candidates = _candidates(graph, chosen, constants)
@@ -105,6 +111,12 @@ def place(graph: ir.Graph, constants: Collection[ir.Value], exclude: Collection[
                 result.sharing[value] = maker.inputs[0]
             else:
                 result.rounded.append(value)
+    for node in graph if signed else ():
+        read, made = node.inputs[0] if node.inputs else None, node.outputs[0]
+        if read is None or node.op_type not in PASSED or made in result.rounded:
+            continue
+        if read in result.rounded or read in result.sharing:
+            result.sharing.setdefault(made, read)
     return result
 
 

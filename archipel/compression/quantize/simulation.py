@@ -62,7 +62,7 @@ def simulate(
     """A copy of `source` (see `float_form`) that rounds, and where it does."""
     work = source.clone()
     graph = work.graph
-    placement = place(graph, constants(graph), exclude)
+    placement = place(graph, constants(graph), exclude, signed=scheme.kind == "int8")
     op = Builder(graph, scope="int8")
     for layer in placement.layers:
         if layer.key in found.corrections:
@@ -127,11 +127,20 @@ def _round_activations(
                 result = switch(op, str(value.name), value, result)
         kept = {integers.producer(), result.producer()}
         result.shape = value.shape
+        if value.is_graph_output():
+            _hand_out(op.graph, value, result)
         for use in list(value.uses()):
             if use.node not in kept:
                 use.node.replace_input_with(use.idx, result)
         read[result] = scale_value
     return read
+
+
+def _hand_out(graph: ir.Graph, value: ir.Value, result: ir.Value) -> None:
+    """`result` under the name of the output that `value` was."""
+    name, value.name = value.name, f"{value.name}.exact"
+    result.name, result.type = name, value.type
+    graph.outputs[list(graph.outputs).index(value)] = result
 
 
 def initializer(op: Builder, name: str, content: np.ndarray) -> ir.Value:

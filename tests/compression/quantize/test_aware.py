@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
+import onnxruntime
 import pytest
 import torch
+from torch import nn
 
 from archipel.compression import CompressedModel, Examples, FineTune, QuantizationAware, StaticInt8
 from archipel.compression.quantize.aware import _activation_scales
 from archipel.errors import CompressionError
 from archipel.graph import Model
+from archipel.graph.shapes import constant_array
 
 COARSE = StaticInt8(per_channel=False, reduce_range=True, narrow_convolutions="int8")
 
@@ -80,3 +85,30 @@ def test_one_step_of_a_learned_scale_against_pytorch(apply: Any) -> None:
 def test_nothing_to_be_aware_of(network: Model, labelled: Examples, apply: Any) -> None:
     with pytest.raises(CompressionError, match="put StaticInt8 before it"):
         apply(network, QuantizationAware(), labelled)
+
+
+@pytest.mark.parametrize(("least", "most", "type_"), [(0.0, 6.0, "uint8"), (-1.0, 1.0, "int8"), (-1.0, 6.0, "uint8")])
+def test_steps_stay_within_a_clip(apply: Any, tmp_path: Path, least: float, most: float, type_: str) -> None:
+    """Steps that training would lengthen beyond it; a runtime then drops the Clip."""
+    torch.manual_seed(0)
+    clipped = nn.Sequential(nn.Conv2d(8, 8, 3), nn.Hardtanh(least, most), nn.Conv2d(8, 8, 3), nn.Flatten())
+    x = 4 * np.random.default_rng(0).standard_normal((16, 8, 8, 8)).astype(np.float32)
+    model = Model.from_torch(clipped, torch.from_numpy(x))
+    before, _ = apply(model, StaticInt8(activations=type_), Examples({"input": x}))
+    [quantize] = [n for n in before.ir.graph if n.op_type == "QuantizeLinear" and n.inputs[0].producer() is not None
+                  and n.inputs[0].producer().op_type == "Clip"]  # fmt: skip
+    name, zero = quantize.inputs[1].name, constant_array(quantize.inputs[2])
+    assert zero is not None
+    ends = np.iinfo(type_)
+    # Labels that ask for more of everything.
+    options = FineTune(steps=5, batch_size=16, optimizer="sgd", momentum=0.0, lr=50.0, schedule="constant")
+    after, _ = apply(before, QuantizationAware(options), Examples({"input": x}, np.zeros(16, np.int64)))
+    scale = scales(after)[name]
+    assert scale != scales(before)[name]
+    assert scale * np.float32(ends.max - int(zero)) <= np.float32(most)
+    assert scale * np.float32(ends.min - int(zero)) >= np.float32(least)
+    path = tmp_path / "optimized.onnx"
+    options_ = onnxruntime.SessionOptions()
+    options_.optimized_model_filepath = str(path)
+    onnxruntime.InferenceSession(after.to_bytes(), options_, providers=["CPUExecutionProvider"])
+    assert "Clip" not in {node.op_type for node in onnx.load(path).graph.node}
