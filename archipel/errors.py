@@ -44,6 +44,7 @@ ArchipelError
 │   └── StoreBusyError            another process is writing
 ├── ServerError                   the server cannot start or go on
 │   ├── EligibilityError          an expression over devices' attributes is not one
+│   ├── AuditError                the audit log was tampered with
 │   └── ApiError                  a request is answered with a 4xx status
 ├── ClientError                   the agent cannot go on
 │   ├── UnreachableError          the server did not answer
@@ -204,6 +205,9 @@ class ServerError(ArchipelError): ...
 
 
 class EligibilityError(ServerError): ...
+
+
+class AuditError(ServerError): ...
 
 
 class ApiError(ServerError):

@@ -1,4 +1,4 @@
-"""Who is asking: a device by its session token, the operator by theirs. Only hashes of tokens are kept."""
+"""Who is asking: a device by its session token, people and scripts by access tokens. Only hashes of tokens are kept."""
 
 from __future__ import annotations
 
@@ -9,29 +9,50 @@ from typing import Literal
 
 from sqlalchemy import bindparam, select
 
-from archipel.server.models import DeviceSession
+from archipel.server.models import AccessToken, DeviceSession
 from archipel.server.problems import refuse
 from archipel.server.services import Services
 
-Role = Literal["anyone", "device", "operator"]
+Role = Literal["anyone", "device", "operator", "auditor", "admin"]
+"""Operators run tasks, auditors read everything, admins may also make tokens and revoke devices."""
 
+ACCESS_PREFIX = "apt_"
+"""Access tokens begin with it, so that scanners for leaked secrets know them."""
 CACHE_SECONDS = 5.0
 CACHE_ENTRIES = 20_000
 
 
 @dataclass(frozen=True)
 class Identity:
-    """`device_id` is empty unless the role is `device`."""
+    """`id` is the device's or the token's, "root" for the token in the settings. `populations`: None is all of them."""
 
     role: Role
-    device_id: str = ""
+    id: str = ""
+    populations: frozenset[str] | None = None
+
+    @property
+    def device_id(self) -> str:
+        """Empty unless the role is `device`."""
+        return self.id if self.role == "device" else ""
+
+    @property
+    def actor(self) -> str:
+        """As the audit log names it."""
+        return f"{self.role}:{self.id}"
+
+    def require(self, population: str) -> None:
+        """Raises ApiError 403 where the token is not for that population."""
+        if self.populations is not None and population not in self.populations:
+            raise refuse(403, f"this token is not for population {population!r}")
 
 
 ANYONE = Identity("anyone")
-OPERATOR = Identity("operator")
-
+ROOT = Identity("admin", "root")
 
 _SESSION = select(DeviceSession.device_id, DeviceSession.expires).where(DeviceSession.token_hash == bindparam("digest"))
+_TOKEN = select(
+    AccessToken.token_id, AccessToken.role, AccessToken.populations, AccessToken.expires, AccessToken.revoked
+).where(AccessToken.token_hash == bindparam("digest"))
 
 
 class Authenticator:
@@ -39,7 +60,7 @@ class Authenticator:
 
     def __init__(self, services: Services) -> None:
         self._services = services
-        self._operator = bytes.fromhex(services.settings.operator_token_sha256)
+        self._root = bytes.fromhex(services.settings.operator_token_sha256)
         self._sessions: dict[bytes, tuple[str, float]] = {}
 
     def identify(self, authorization: str | None) -> Identity:
@@ -50,9 +71,18 @@ class Authenticator:
         if scheme.lower() != "bearer" or not token:
             raise refuse(401, "expected 'Authorization: Bearer TOKEN'")
         digest = token_hash(token)
-        if hmac.compare_digest(digest, self._operator):
-            return OPERATOR
+        if hmac.compare_digest(digest, self._root):
+            return ROOT
+        if token.startswith(ACCESS_PREFIX):
+            return self._access(digest)
         return Identity("device", self._device(digest))
+
+    def _access(self, digest: bytes) -> Identity:
+        # Asked every time: a token that was revoked is worth nothing from then on.
+        row = self._services.database.look(_TOKEN, digest=digest)
+        if row is None or row.revoked is not None or (row.expires or float("inf")) <= self._services.clock():
+            raise refuse(401, "the token is unknown, revoked or has expired")
+        return Identity(row.role, row.token_id, None if row.populations is None else frozenset(row.populations))
 
     def _device(self, digest: bytes) -> str:
         now = self._services.clock()

@@ -205,3 +205,34 @@ class Version(Base):
     cohort: Mapped[int] = mapped_column(Integer)
     weight_sum: Mapped[float | None] = mapped_column(Float)
     created: Mapped[float] = mapped_column(Float)
+
+
+class AuditRow(Base):
+    """One entry of the audit log; see archipel.server.audit. The database refuses UPDATE and DELETE."""
+
+    __tablename__ = "audit"
+    seq: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
+    time: Mapped[int] = mapped_column(BigInteger)
+    actor: Mapped[str] = mapped_column(String(64))
+    action: Mapped[str] = mapped_column(String(64))
+    subject: Mapped[str] = mapped_column(String(192))
+    detail: Mapped[dict[str, Any]] = mapped_column(JSON)
+    previous: Mapped[str] = mapped_column(Digest)
+    hash: Mapped[str] = mapped_column(Digest)
+
+
+class AccessToken(Base):
+    """A token of an operator, auditor or admin, as its SHA-256; valid until `expires` or `revoked`, where set.
+
+    `populations`: those it may deal with, null: all.
+    """
+
+    __tablename__ = "access_tokens"
+    token_id: Mapped[str] = mapped_column(Id, primary_key=True)
+    token_hash: Mapped[bytes] = mapped_column(LargeBinary(32), unique=True)
+    name: Mapped[str] = mapped_column(String(128))
+    role: Mapped[str] = mapped_column(String(16))
+    populations: Mapped[list[str] | None] = mapped_column(JSON(none_as_null=True))
+    created: Mapped[float] = mapped_column(Float)
+    expires: Mapped[float | None] = mapped_column(Float)
+    revoked: Mapped[float | None] = mapped_column(Float)

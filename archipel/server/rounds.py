@@ -19,6 +19,7 @@ from sqlalchemy.orm import Session
 
 from archipel.protocol.messages import Phase, RoundPlan
 from archipel.protocol.sealed import Sealed, decode
+from archipel.server import audit
 from archipel.server.candidates import candidates, count_candidates
 from archipel.server.models import Answer, CheckInRow, Participant, Round, Share, Task
 
@@ -216,6 +217,7 @@ def _end(session: Session, current: Round, phase: Phase, reason: str, now: float
     current.ended = now
     current.reason = reason[:MAX_REASON]
     round_id = current.round_id
+    audit.append(session, now, "coordinator", f"round.{phase}", round_id, task=current.task_id, reason=current.reason)
     session.execute(update(CheckInRow).where(CheckInRow.round_id == round_id).values(round_id=None))
     session.execute(delete(Share).where(Share.round_id == round_id))
     session.execute(update(Answer).where(Answer.round_id == round_id).values(body=None))

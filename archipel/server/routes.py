@@ -16,9 +16,12 @@ from archipel.server.problems import refuse
 from archipel.server.services import Services
 
 B = TypeVar("B")
-PUBLIC: frozenset[Role] = frozenset({"anyone", "device", "operator"})
+PUBLIC: frozenset[Role] = frozenset({"anyone", "device", "operator", "auditor", "admin"})
 DEVICE: frozenset[Role] = frozenset({"device"})
-OPERATOR: frozenset[Role] = frozenset({"operator"})
+ADMIN: frozenset[Role] = frozenset({"admin"})
+OPERATOR: frozenset[Role] = frozenset({"operator", "admin"})
+AUDIT: frozenset[Role] = frozenset({"auditor", "admin"})
+READ: frozenset[Role] = OPERATOR | AUDIT
 
 
 @dataclass(frozen=True)

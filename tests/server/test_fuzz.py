@@ -45,12 +45,12 @@ def test_the_corpus_has_every_route_that_takes_a_body() -> None:
     assert {path.stem for path in CORPUS.glob("*.json")} == set(TABLE)
 
 
-@pytest.mark.parametrize("caller", ["device", "operator"])
+@pytest.mark.parametrize("caller", ["device", "admin"])
 def test_no_body_makes_the_server_fail(world: Any, caller: str) -> None:
     world.create_task(cohort=4)
     devices = world.add_devices(4)
     world.start_round(devices)
-    tokens = {"device": devices[0].token, "operator": world.operator_token}
+    tokens = {"device": devices[0].token, "admin": world.operator_token}
     headers = {"Authorization": f"Bearer {tokens[caller]}"}
     generator = random.Random(20)
     with world.app.test_client() as client:

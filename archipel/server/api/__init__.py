@@ -1,6 +1,18 @@
 """The routes of /v1, by resource."""
 
-from archipel.server.api import bundles, check_ins, description, enrolment, rounds, server, sessions, tasks, updates
+from archipel.server.api import (
+    access,
+    audit_log,
+    bundles,
+    check_ins,
+    description,
+    enrolment,
+    rounds,
+    server,
+    sessions,
+    tasks,
+    updates,
+)
 from archipel.server.routes import Route
 
 _RESOURCES: dict[str, tuple[Route, ...]] = {
@@ -12,6 +24,8 @@ _RESOURCES: dict[str, tuple[Route, ...]] = {
     "rounds": rounds.ROUTES,
     "updates": updates.ROUTES,
     "tasks": tasks.ROUTES,
+    "tokens": access.ROUTES,
+    "audit": audit_log.ROUTES,
 }
 ROUTES: dict[str, tuple[Route, ...]] = {**_RESOURCES, "description": description.routes(_RESOURCES)}
 

@@ -9,11 +9,12 @@ from sqlalchemy import select
 
 from archipel.bundle import encode_manifest, open_bundle
 from archipel.errors import BundleError
+from archipel.server import audit
 from archipel.server.durable import CHUNK_BYTES
 from archipel.server.models import Blob, BundleRow
 from archipel.server.problems import refuse
 from archipel.server.resources import BundleInfo
-from archipel.server.routes import DEVICE, OPERATOR, Call, Route
+from archipel.server.routes import DEVICE, OPERATOR, READ, Call, Route
 
 DEVICE_KINDS = ("weights", "broadcast")
 
@@ -51,6 +52,7 @@ def publish_bundle(call: Call[None]) -> tuple[BundleInfo, int]:
             return _info(known), 200
         session.merge(Blob(digest=written.digest, kind="bundle", size=written.size, created=now))
         session.add(row)
+        audit.append(session, now, call.identity.actor, "bundle.publish", row.digest, name=row.name, bytes=row.size)
     return _info(row), 201
 
 
@@ -111,6 +113,6 @@ def _plain(error: BundleError) -> str:
 
 ROUTES = (
     Route("POST", "/v1/bundles", OPERATOR, publish_bundle, response=BundleInfo, status=201, takes="application/zip"),
-    Route("GET", "/v1/bundles/<digest:digest>", DEVICE | OPERATOR, download_bundle, gives="application/zip"),
-    Route("GET", "/v1/blobs/<digest:digest>", DEVICE | OPERATOR, download_blob, gives="application/octet-stream"),
+    Route("GET", "/v1/bundles/<digest:digest>", DEVICE | READ, download_bundle, gives="application/zip"),
+    Route("GET", "/v1/blobs/<digest:digest>", DEVICE | READ, download_blob, gives="application/octet-stream"),
 )

@@ -7,6 +7,7 @@ from sqlalchemy import or_, select
 from archipel.protocol.identity import verify_chain, verify_enrolment
 from archipel.protocol.messages import EnrolmentRequest, EnrolmentResponse
 from archipel.protocol.sealed import encode
+from archipel.server import audit
 from archipel.server.models import Device
 from archipel.server.problems import refuse, refusing
 from archipel.server.routes import PUBLIC, Call, Route
@@ -45,6 +46,8 @@ def enrol(call: Call[EnrolmentRequest]) -> EnrolmentResponse:
                 enrolled=now,
             )
         )
+        audit.append(session, now, f"device:{device.device_id}", "device.enrol", device.device_id,
+                     population=device.population, kind=device.kind)  # fmt: skip
     return EnrolmentResponse(device_id=device.device_id)
 
 

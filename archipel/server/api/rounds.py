@@ -23,7 +23,7 @@ from archipel.protocol.sealed import encode
 from archipel.protocol.secagg import check_advertisement, check_confirmation, check_shares, check_unmasking
 from archipel.server.models import Participant, Round, Share
 from archipel.server.problems import refuse, refusing
-from archipel.server.routes import DEVICE, OPERATOR, B, Call, Route
+from archipel.server.routes import DEVICE, READ, B, Call, Route
 from archipel.server.seats import Seat, store_answer, take_seat
 
 _STATUS = (
@@ -159,7 +159,7 @@ def _digest(call: Call[B]) -> str:
 _ROUND = "/v1/rounds/<id:round_id>"
 
 ROUTES = (
-    Route("GET", _ROUND, DEVICE | OPERATOR, round_status, response=RoundStatus, members=True),
+    Route("GET", _ROUND, DEVICE | READ, round_status, response=RoundStatus, members=True),
     Route("PUT", f"{_ROUND}/advertisement", DEVICE, advertise, AdvertiseRequest, Receipt, members=True),
     Route("GET", f"{_ROUND}/cohort", DEVICE, cohort, response=Cohort, members=True),
     Route("PUT", f"{_ROUND}/shares", DEVICE, send_shares, Shares, Receipt, members=True),

@@ -9,6 +9,8 @@ from sqlalchemy.orm import Session
 
 from archipel.bundle import decode_manifest
 from archipel.errors import ArchipelError
+from archipel.server import audit
+from archipel.server.auth import Identity
 from archipel.server.candidates import count_candidates
 from archipel.server.models import Answer, BundleRow, Participant, Round, Task
 from archipel.server.paging import page
@@ -23,7 +25,7 @@ from archipel.server.resources import (
     TaskRequest,
 )
 from archipel.server.rounds import DEADLINES, ORDER
-from archipel.server.routes import OPERATOR, Call, Route
+from archipel.server.routes import OPERATOR, READ, Call, Route
 from archipel.server.services import Services
 from archipel.server.task_checks import check_task
 
@@ -32,6 +34,7 @@ def create_task(call: Call[TaskRequest]) -> TaskInfo:
     """Start training a bundle over a population."""
     services = call.services
     now = services.clock()
+    call.identity.require(call.body.population)
     with services.database.read() as session:
         bundle = session.get(BundleRow, call.body.bundle)
     if bundle is None:
@@ -72,38 +75,42 @@ def create_task(call: Call[TaskRequest]) -> TaskInfo:
     with services.database.write() as session:
         session.add(task)
         session.flush()
+        audit.append(session, now, call.identity.actor, "task.create", task.task_id, population=task.population)
         return _info(call.services, session, task)
 
 
 def list_tasks(call: Call[None]) -> TaskPage:
     """Tasks, newest first."""
     with call.services.database.read() as session:
-        tasks, after = page(session, Task, Task.created, Task.task_id, call.query, newest_first=True)
+        allowed = call.identity.populations
+        where = [] if allowed is None else [Task.population.in_(allowed)]
+        tasks, after = page(session, Task, Task.created, Task.task_id, call.query, *where, newest_first=True)
         return TaskPage(items=[_info(call.services, session, task) for task in tasks], next=after)
 
 
 def show_task(call: Call[None], task_id: str) -> TaskInfo:
     """One task."""
     with call.services.database.read() as session:
-        return _info(call.services, session, _task(session, task_id))
+        return _info(call.services, session, _task(session, call.identity, task_id))
 
 
 def cancel_task(call: Call[None], task_id: str) -> TaskInfo:
     """Stop a running task; its live round fails closed. A task that has ended stays as it is."""
     with call.services.database.write() as session:
-        task = _task(session, task_id, lock=True)
+        task = _task(session, call.identity, task_id, lock=True)
         if task.state == "running":
             task.state = "cancelled"
             task.reason = "cancelled by the operator"
             task.ended = call.services.clock()
             session.flush()
+            audit.append(session, task.ended, call.identity.actor, "task.cancel", task_id)
         return _info(call.services, session, task)
 
 
 def list_rounds(call: Call[None], task_id: str) -> RoundPage:
     """The task's rounds, oldest first, with how far each participant came."""
     with call.services.database.read() as session:
-        _task(session, task_id)
+        _task(session, call.identity, task_id)
         rounds, after = page(session, Round, Round.started, Round.round_id, call.query, Round.task_id == task_id)
         shown = [row.round_id for row in rounds]
         phases: dict[tuple[str, str], list[str]] = {}
@@ -152,10 +159,11 @@ def _round_info(row: Round, participants: list[ParticipantInfo], survivors: list
     )
 
 
-def _task(session: Session, task_id: str, *, lock: bool = False) -> Task:
+def _task(session: Session, identity: Identity, task_id: str, *, lock: bool = False) -> Task:
     task = session.get(Task, task_id, with_for_update=lock or None)
     if task is None:
         raise refuse(404, f"no task {task_id}")
+    identity.require(task.population)
     return task
 
 
@@ -191,8 +199,8 @@ def _info(services: Services, session: Session, task: Task) -> TaskInfo:
 
 ROUTES = (
     Route("POST", "/v1/tasks", OPERATOR, create_task, TaskRequest, TaskInfo, status=201),
-    Route("GET", "/v1/tasks", OPERATOR, list_tasks, response=TaskPage, query=PageQuery),
-    Route("GET", "/v1/tasks/<id:task_id>", OPERATOR, show_task, response=TaskInfo),
+    Route("GET", "/v1/tasks", READ, list_tasks, response=TaskPage, query=PageQuery),
+    Route("GET", "/v1/tasks/<id:task_id>", READ, show_task, response=TaskInfo),
     Route("POST", "/v1/tasks/<id:task_id>/cancel", OPERATOR, cancel_task, response=TaskInfo),
-    Route("GET", "/v1/tasks/<id:task_id>/rounds", OPERATOR, list_rounds, response=RoundPage, query=PageQuery),
+    Route("GET", "/v1/tasks/<id:task_id>/rounds", READ, list_rounds, response=RoundPage, query=PageQuery),
 )

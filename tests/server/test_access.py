@@ -1,0 +1,68 @@
+"""Access tokens: shown once, kept as hashes, for some populations, until they expire or are revoked."""
+
+from __future__ import annotations
+
+import hashlib
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+
+def make(world: Any, **settings: Any) -> tuple[Any, dict[str, str]]:
+    status, made = world.operator("POST", "/v1/tokens", {"name": "shift", "role": "operator", **settings})
+    assert status == 201, made
+    return made, {"Authorization": f"Bearer {made['token']}"}
+
+
+def test_a_token_is_shown_once_and_nowhere_else(world: Any) -> None:
+    made, headers = make(world)
+    assert made["token"].startswith("apt_")
+    assert world.operator("GET", "/v1/tasks", headers=headers)[0] == 200
+    shown = world.operator("GET", "/v1/tokens")[1]["items"]
+    assert shown == [made["info"]]
+    folder = Path(world.settings.folder)
+    secret = made["token"].encode()
+    for path in folder.rglob("*"):
+        if path.is_file():
+            assert secret not in path.read_bytes(), path
+    with sqlite3.connect(folder / "archipel.db") as connection:
+        [(kept,)] = connection.execute("SELECT token_hash FROM access_tokens").fetchall()
+    assert kept == hashlib.sha256(secret).digest()
+    assert made["token"] not in repr(made["info"])
+
+
+def test_a_revoked_token_is_worth_nothing_at_once(world: Any) -> None:
+    made, headers = make(world)
+    path = f"/v1/tokens/{made['info']['token_id']}/revoke"
+    assert world.operator("GET", "/v1/tasks", headers=headers)[0] == 200
+    first = world.operator("POST", path)[1]
+    assert first["revoked"] == world.clock.now
+    assert world.operator("GET", "/v1/tasks", headers=headers)[0] == 401
+    world.clock.now += 5
+    assert world.operator("POST", path) == (200, first)
+    assert world.operator("POST", f"/v1/tokens/{'0' * 32}/revoke")[0] == 404
+
+
+def test_a_token_expires(world: Any) -> None:
+    _, headers = make(world, seconds=60)
+    world.clock.now += 59
+    assert world.operator("GET", "/v1/tasks", headers=headers)[0] == 200
+    world.clock.now += 1
+    assert world.operator("GET", "/v1/tasks", headers=headers)[0] == 401
+
+
+def test_a_token_is_for_its_populations(world: Any) -> None:
+    mine = world.create_task()
+    theirs = world.create_task(population="teachers")
+    _, headers = make(world, populations=["pupils"])
+    listed = world.operator("GET", "/v1/tasks", headers=headers)[1]["items"]
+    assert [each["task_id"] for each in listed] == [mine["task_id"]]
+    for method, path in (("GET", ""), ("POST", "/cancel"), ("GET", "/rounds")):
+        assert world.operator(method, f"/v1/tasks/{mine['task_id']}{path}", headers=headers)[0] == 200
+        status, answer = world.operator(method, f"/v1/tasks/{theirs['task_id']}{path}", headers=headers)
+        assert (status, answer["message"]) == (403, "this token is not for population 'teachers'")
+    values = {
+        "name": "x", "population": "teachers", "rounds": 1, "min_cohort": 3, "cohort": 5, "bundle": mine["bundle"],
+    }  # fmt: skip
+    assert world.operator("POST", "/v1/tasks", values, headers)[0] == 403
+    assert world.task(theirs["task_id"])["state"] == "running"

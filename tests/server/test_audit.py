@@ -1,0 +1,122 @@
+"""The audit log: complete, chained, append-only; and what its check finds."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from archipel.errors import AuditError
+from archipel.protocol.sealed import Sealed, unseal
+from archipel.server.audit import FIRST, append, entry_hash, verify
+from archipel.server.resources import AuditEntry, AuditHead
+
+
+def log(world: Any) -> list[AuditEntry]:
+    return msgspec.convert(world.operator("GET", "/v1/audit")[1]["items"], list[AuditEntry])
+
+
+def head(world: Any) -> AuditHead:
+    sealed = msgspec.convert(world.operator("GET", "/v1/audit/head")[1], Sealed)
+    return unseal("audit", sealed, world.settings.public_key, AuditHead)
+
+
+@pytest.fixture
+def busy(world: Any) -> Any:
+    """A world with a committed round, a failed one and a cancelled task."""
+    task = world.create_task(rounds=2, cohort=3)
+    devices = world.add_devices(3)
+    world.start_round(devices)
+    world.run_to("unmasking", devices)
+    for device in devices:
+        device.unmasking()
+    world.settle()
+    world.clock.now += 1
+    world.start_round(devices)
+    world.operator("POST", f"/v1/tasks/{task['task_id']}/cancel")
+    world.settle()
+    return world
+
+
+def test_what_happened_is_in_it_in_order(busy: Any) -> None:
+    entries = log(busy)
+    assert [each.action for each in entries] == [
+        "bundle.publish", "task.create", *["device.enrol"] * 3, "round.committed", "task.cancel", "round.failed",
+    ]  # fmt: skip
+    assert {each.actor for each in entries if each.action.startswith("round.")} == {"coordinator"}
+    assert [each.actor for each in entries if each.action == "task.cancel"] == ["admin:root"]
+    assert verify(entries) == (head(busy).seq, head(busy).hash)
+
+
+def test_hashes_are_those_that_the_documentation_says(busy: Any) -> None:
+    for each in busy.operator("GET", "/v1/audit")[1]["items"]:
+        told = each.pop("hash")
+        text = json.dumps(each, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+        assert hashlib.sha256(text.encode()).hexdigest() == told
+
+
+def test_the_database_refuses_changes(busy: Any) -> None:
+    with sqlite3.connect(Path(busy.settings.folder) / "archipel.db") as connection:
+        for statement in ("UPDATE audit SET actor = 'nobody'", "DELETE FROM audit WHERE seq = 2"):
+            with pytest.raises(sqlite3.IntegrityError, match="append-only"):
+                connection.execute(statement)
+
+
+def test_an_entry_stands_or_falls_with_what_it_tells(busy: Any) -> None:
+    before = log(busy)
+    with pytest.raises(ZeroDivisionError), busy.services.database.write() as session:  # noqa: PT012
+        append(session, busy.clock.now, "admin:root", "task.create", "x")
+        raise ZeroDivisionError
+    assert log(busy) == before
+
+
+def forged(entries: list[AuditEntry], place: int, **changes: Any) -> list[AuditEntry]:
+    """The log made anew from `place` on, with another entry there."""
+    made, previous = list(entries[:place]), entries[place].previous
+    for entry in entries[place:]:
+        fields = {**msgspec.to_builtins(entry), **(changes if entry is entries[place] else {}), "previous": previous}
+        fields["hash"] = previous = entry_hash(fields)
+        made.append(AuditEntry(**fields))
+    return made
+
+
+def test_every_kind_of_tampering_is_found(busy: Any) -> None:
+    entries = log(busy)
+    kept = head(busy)
+    changed = msgspec.structs.replace(entries[1], actor="operator:other")
+    swapped = [*entries[:2], entries[3], entries[2], *entries[4:]]
+    for wrong, said in (
+        ([entries[0], changed, *entries[2:]], "entry 2 .* was changed"),
+        ([*entries[:3], *entries[4:]], "entry 4 is missing"),
+        (entries[1:], "entry 1 is missing"),
+        (swapped, "entry 3 is missing"),
+    ):
+        with pytest.raises(AuditError, match=said):
+            verify(wrong)
+    # Who can write the whole log anew is found by the head that was kept elsewhere, and only by it.
+    anew = forged(entries, 1, actor="operator:other")
+    assert verify(anew)[0] == len(entries)
+    with pytest.raises(AuditError, match="made anew"):
+        verify(anew, heads=[(kept.seq, kept.hash)])
+    with pytest.raises(AuditError, match=f"ends at entry 3, but entry {kept.seq}"):
+        verify(entries[:3], heads=[(kept.seq, kept.hash)])
+    assert verify(entries, heads=[(3, entries[2].hash), (kept.seq, kept.hash)]) == (kept.seq, kept.hash)
+
+
+def test_an_empty_log(world: Any) -> None:
+    assert log(world) == []
+    assert (head(world).seq, head(world).hash) == verify([]) == (0, FIRST)
+
+
+def test_pages(busy: Any) -> None:
+    found, after = [], 0
+    while after is not None:
+        page = busy.operator("GET", f"/v1/audit?limit=3&after={after}")[1]
+        found += page["items"]
+        after = page["next"]
+    assert msgspec.convert(found, list[AuditEntry]) == log(busy)
