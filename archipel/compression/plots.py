@@ -79,6 +79,8 @@ def trade(result: SearchResult, cost: str, label: str) -> str:
         needed = [heights[len(heights) // 4], heights[-1], y, *bounds, *(place(point.metrics)[1] for point in meeting)]
         room = 0.08 * (max(needed) - min(needed)) or 1.0
         axes.set_ylim(min(needed) - room, max(needed) + room)
+    if accuracy:
+        axes.set_ylim(top=min(axes.get_ylim()[1], 100.5))
     for point in _apart([*front, *meeting], place, axes):
         axes.annotate(str(point.number), place(point.metrics), xytext=(4, 4), textcoords="offset points", fontsize=8,
                       annotation_clip=True)  # fmt: skip
