@@ -104,8 +104,8 @@ class Coordinator:
                 return False
             counts = count(session, current, task, now=now, window=window)
             verdict = decide(rule, counts, now=now, phase_ends=current.phase_ends)
-            running = task.state == "running"
-        if running and verdict is Verdict.STAY:
+            live = task.live
+        if live and verdict is Verdict.STAY:
             return self._aggregate(round_id) if rule.waits_for == "work" else False
         with services.database.write() as session:
             done = advance(session, round_id, now=now, window=window, max_failed=settings.max_failed_rounds)
@@ -126,7 +126,7 @@ class Coordinator:
             task = session.get_one(Task, current.task_id, with_for_update=True)
             if current.phase != "aggregating":
                 return False
-            if task.state != "running":
+            if not task.live:
                 reason = f"the task is {task.state}"
             if version is None or reason:
                 done = fail_round(session, current, task, reason, now=now, max_failed=settings.max_failed_rounds)
@@ -273,7 +273,7 @@ class Coordinator:
         log.warning("task %s failed: %s", task_id, reason)
         with self._services.database.write() as session:
             task = session.get_one(Task, task_id, with_for_update=True)
-            if task.state == "running":
+            if task.live:
                 task.state = "failed"
                 task.reason = reason[:1024]
                 task.ended = self._services.clock()

@@ -97,7 +97,8 @@ class BundleRow(Base):
 class Task(Base):
     """What an operator asked for, and how far it is. `model` and `strategy_state` are blobs, None before round 1.
 
-    `failed_rounds` counts those since the last committed one.
+    `failed_rounds` counts those since the last committed one; `request_digest` is of the request under an idempotency
+    key. A paused task finishes its round and opens no other.
     """
 
     __tablename__ = "tasks"
@@ -118,12 +119,18 @@ class Task(Base):
     eligibility: Mapped[str] = mapped_column(String(1024), server_default="")
     max_contributions: Mapped[int | None] = mapped_column(Integer)
     rest_seconds: Mapped[float] = mapped_column(Float, server_default="0")
+    request_digest: Mapped[str | None] = mapped_column(Digest)
     hyperparameters: Mapped[dict[str, float]] = mapped_column(JSON)
     deadlines: Mapped[dict[str, float]] = mapped_column(JSON)
     model: Mapped[str | None] = mapped_column(Digest)
     strategy_state: Mapped[str | None] = mapped_column(Digest)
     created: Mapped[float] = mapped_column(Float)
     ended: Mapped[float | None] = mapped_column(Float)
+
+    @property
+    def live(self) -> bool:
+        """Whether its rounds count."""
+        return self.state in ("running", "paused")
 
 
 class Round(Base):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -15,6 +16,7 @@ from archipel.bundle import read_weights
 from archipel.errors import ClientError, RefusedError, UnreachableError
 from archipel.protocol.messages import Problem, RoundStatus
 from archipel.server.resources import (
+    IDEMPOTENCY_HEADER,
     BundleInfo,
     Health,
     RoundInfo,
@@ -32,8 +34,8 @@ PAGE = 100
 class OperatorClient:
     """Calls one server with the operator's token. Raises UnreachableError, or RefusedError for an error status.
 
-    `server` is such as "http://127.0.0.1:8470". Reading is retried. `upload_bundle` may be repeated;
-    `create_task` makes a new task every time it succeeds.
+    `server` is such as "http://127.0.0.1:8470". Reading is retried, and so is `create_task`; `upload_bundle` may be
+    repeated.
     """
 
     def __init__(self, server: str, token: str, *, timeout: float = 30.0) -> None:
@@ -66,9 +68,13 @@ class OperatorClient:
         except OSError as error:
             raise ClientError(f"{path}: cannot be read ({error.strerror})") from None
 
-    def create_task(self, request: TaskRequest) -> TaskInfo:
-        headers = {"Content-Type": "application/json"}
-        return self._call("POST", "/v1/tasks", TaskInfo, body=msgspec.json.encode(request), headers=headers)
+    def create_task(self, request: TaskRequest, *, key: str | None = None) -> TaskInfo:
+        """Make a task. With the same `key` (16 to 64 letters, digits, - or _) the same task is made only once, however
+        often this is called; without one, once for this call, however often it has to be sent."""
+        headers = {"Content-Type": "application/json", IDEMPOTENCY_HEADER: key or secrets.token_urlsafe(24)}
+        return self._call(
+            "POST", "/v1/tasks", TaskInfo, body=msgspec.json.encode(request), headers=headers, repeat=True
+        )
 
     def tasks(self) -> Iterator[TaskInfo]:
         """Every task, newest first."""
@@ -79,6 +85,13 @@ class OperatorClient:
 
     def cancel(self, task_id: str) -> TaskInfo:
         return self._call("POST", f"/v1/tasks/{task_id}/cancel", TaskInfo)
+
+    def pause(self, task_id: str) -> TaskInfo:
+        """Open no further rounds; the one under way is finished."""
+        return self._call("POST", f"/v1/tasks/{task_id}/pause", TaskInfo)
+
+    def resume(self, task_id: str) -> TaskInfo:
+        return self._call("POST", f"/v1/tasks/{task_id}/resume", TaskInfo)
 
     def rounds(self, task_id: str) -> list[RoundInfo]:
         """Every round of the task, failed ones too, oldest first."""
@@ -119,7 +132,7 @@ class OperatorClient:
             if state != seen and on_change is not None:
                 on_change(task)
             seen = state
-            if task.state != "running":
+            if task.ended is not None:
                 return task
             if deadline is not None and time.monotonic() > deadline:
                 raise ClientError(
@@ -138,19 +151,33 @@ class OperatorClient:
             after = f"&after={page.next}"
 
     def _call(
-        self, method: str, path: str, kind: type[T], *, body: Any = None, headers: Mapping[str, str] | None = None
+        self,
+        method: str,
+        path: str,
+        kind: type[T],
+        *,
+        body: Any = None,
+        headers: Mapping[str, str] | None = None,
+        repeat: bool = False,
     ) -> T:
-        data = self._request(method, path, body=body, headers=headers).data
+        data = self._request(method, path, body=body, headers=headers, repeat=repeat).data
         try:
             return msgspec.json.decode(data, type=kind)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise ClientError(f"{method} {path}: not an answer of an archipel server ({error})") from None
 
     def _request(
-        self, method: str, path: str, *, body: Any = None, headers: Mapping[str, str] | None = None
+        self,
+        method: str,
+        path: str,
+        *,
+        body: Any = None,
+        headers: Mapping[str, str] | None = None,
+        repeat: bool = False,
     ) -> urllib3.BaseHTTPResponse:
         retries = urllib3.Retry(
             total=3,
+            allowed_methods=None,
             status_forcelist=(429, 503),
             backoff_factor=0.1,
             redirect=False,
@@ -163,7 +190,7 @@ class OperatorClient:
                 self._server + path,
                 body=body,
                 headers={**self._headers, **(headers or {})},
-                retries=retries if method == "GET" else False,
+                retries=retries if method == "GET" or repeat else False,
             )
         except (urllib3.exceptions.HTTPError, OSError) as error:
             reason = getattr(error, "reason", None) or error

@@ -11,9 +11,10 @@ from archipel.server.eligibility import MAX_CHARACTERS
 
 Count = Annotated[int, Meta(ge=1, le=MAX_COHORT)]
 MAX_PAGE = 500
+IDEMPOTENCY_HEADER = "Idempotency-Key"
 Deadline = Annotated[float, Meta(gt=0, le=86400)]
 AccessRole = Literal["operator", "auditor", "admin"]
-TaskState = Literal["running", "completed", "cancelled", "failed"]
+TaskState = Literal["running", "paused", "completed", "cancelled", "failed"]
 DeadlinePhase = Literal["assigning", "advertising", "sharing", "masking", "confirming", "unmasking", "aggregating"]
 
 

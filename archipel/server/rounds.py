@@ -136,7 +136,7 @@ def advance(session: Session, round_id: str, *, now: float, window: float, max_f
     if current is None or current.ended is not None:
         return None
     task = session.get_one(Task, current.task_id, with_for_update=True)
-    if task.state != "running":
+    if not task.live:
         return fail_round(session, current, task, f"the task is {task.state}", now=now, max_failed=max_failed)
     rule = RULES[current.phase]
     counts = count(session, current, task, now=now, window=window)
@@ -158,7 +158,7 @@ def advance(session: Session, round_id: str, *, now: float, window: float, max_f
 def fail_round(session: Session, current: Round, task: Task, reason: str, *, now: float, max_failed: int) -> Transition:
     """Fail closed: the round's messages are deleted; after `max_failed` failures in a row the task fails too."""
     _end(session, current, "failed", reason, now)
-    if task.state == "running":
+    if task.live:
         task.failed_rounds += 1
         if task.failed_rounds >= max_failed:
             task.state = "failed"

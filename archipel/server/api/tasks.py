@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 import secrets
 
+from flask import request
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
@@ -16,6 +19,7 @@ from archipel.server.models import Answer, BundleRow, Participant, Round, Task
 from archipel.server.paging import page
 from archipel.server.problems import refuse
 from archipel.server.resources import (
+    IDEMPOTENCY_HEADER,
     PageQuery,
     ParticipantInfo,
     RoundInfo,
@@ -29,10 +33,14 @@ from archipel.server.routes import OPERATOR, READ, Call, Route
 from archipel.server.services import Services
 from archipel.server.task_checks import check_task
 
+_KEY = re.compile(r"[A-Za-z0-9_-]{16,64}")
 
-def create_task(call: Call[TaskRequest]) -> TaskInfo:
-    """Start training a bundle over a population."""
+
+def create_task(call: Call[TaskRequest]) -> TaskInfo | tuple[TaskInfo, int]:
+    """Start training a bundle over a population; once for each idempotency key."""
     services = call.services
+    key, digest = request.headers.get(IDEMPOTENCY_HEADER), hashlib.sha256(call.raw).hexdigest()
+    task_id = secrets.token_hex(16) if key is None else _id_of(call.identity, key)
     now = services.clock()
     call.identity.require(call.body.population)
     with services.database.read() as session:
@@ -40,7 +48,7 @@ def create_task(call: Call[TaskRequest]) -> TaskInfo:
     if bundle is None:
         raise refuse(422, f"no bundle {call.body.bundle}; upload it first")
     try:
-        request = check_task(
+        checked = check_task(
             call.body,
             decode_manifest(bundle.manifest),
             max_update_bytes=services.settings.max_update_bytes,
@@ -48,31 +56,37 @@ def create_task(call: Call[TaskRequest]) -> TaskInfo:
     except ArchipelError as error:
         raise refuse(422, f"the task is not possible: {error}") from None
     task = Task(
-        task_id=secrets.token_hex(16),
-        name=request.name,
-        population=request.population,
-        bundle=request.bundle,
+        task_id=task_id,
+        name=checked.name,
+        population=checked.population,
+        bundle=checked.bundle,
         state="running",
         reason="",
-        rounds=request.rounds,
+        rounds=checked.rounds,
         rounds_committed=0,
         failed_rounds=0,
-        privacy=request.privacy,
-        min_cohort=request.min_cohort,
-        cohort=request.cohort,
-        threshold=request.threshold,
-        goal=request.goal,
-        eligibility=request.eligibility,
-        max_contributions=request.max_contributions,
-        rest_seconds=request.rest_seconds,
-        hyperparameters=dict(request.hyperparameters),
-        deadlines={**DEADLINES, **request.deadlines},
+        privacy=checked.privacy,
+        min_cohort=checked.min_cohort,
+        cohort=checked.cohort,
+        threshold=checked.threshold,
+        goal=checked.goal,
+        eligibility=checked.eligibility,
+        max_contributions=checked.max_contributions,
+        rest_seconds=checked.rest_seconds,
+        request_digest=digest,
+        hyperparameters=dict(checked.hyperparameters),
+        deadlines={**DEADLINES, **checked.deadlines},
         model=None,
         strategy_state=None,
         created=now,
         ended=None,
     )
     with services.database.write() as session:
+        known = session.get(Task, task_id, with_for_update=True)
+        if known is not None:
+            if known.request_digest != digest:
+                raise refuse(409, f"{IDEMPOTENCY_HEADER} {key!r} was used for another task; take a new one")
+            return _info(services, session, known), 200
         session.add(task)
         session.flush()
         audit.append(session, now, call.identity.actor, "task.create", task.task_id, population=task.population)
@@ -98,12 +112,34 @@ def cancel_task(call: Call[None], task_id: str) -> TaskInfo:
     """Stop a running task; its live round fails closed. A task that has ended stays as it is."""
     with call.services.database.write() as session:
         task = _task(session, call.identity, task_id, lock=True)
-        if task.state == "running":
+        if task.live:
             task.state = "cancelled"
             task.reason = "cancelled by the operator"
             task.ended = call.services.clock()
             session.flush()
             audit.append(session, task.ended, call.identity.actor, "task.cancel", task_id)
+        return _info(call.services, session, task)
+
+
+def pause_task(call: Call[None], task_id: str) -> TaskInfo:
+    """Open no further rounds; the one under way is finished. A task that has ended is refused."""
+    return _switch(call, task_id, "paused", "task.pause")
+
+
+def resume_task(call: Call[None], task_id: str) -> TaskInfo:
+    """Open rounds again."""
+    return _switch(call, task_id, "running", "task.resume")
+
+
+def _switch(call: Call[None], task_id: str, state: str, action: str) -> TaskInfo:
+    with call.services.database.write() as session:
+        task = _task(session, call.identity, task_id, lock=True)
+        if not task.live:
+            raise refuse(409, f"the task is {task.state}")
+        if task.state != state:
+            task.state = state
+            session.flush()
+            audit.append(session, call.services.clock(), call.identity.actor, action, task_id)
         return _info(call.services, session, task)
 
 
@@ -159,6 +195,13 @@ def _round_info(row: Round, participants: list[ParticipantInfo], survivors: list
     )
 
 
+def _id_of(identity: Identity, key: str) -> str:
+    """The same for the same key of the same token, and nobody else's."""
+    if not _KEY.fullmatch(key):
+        raise refuse(400, f"header {IDEMPOTENCY_HEADER}: expected 16 to 64 letters, digits, '-' or '_'")
+    return hashlib.sha256(f"{identity.actor}\0{key}".encode()).hexdigest()[:32]
+
+
 def _task(session: Session, identity: Identity, task_id: str, *, lock: bool = False) -> Task:
     task = session.get(Task, task_id, with_for_update=lock or None)
     if task is None:
@@ -202,5 +245,7 @@ ROUTES = (
     Route("GET", "/v1/tasks", READ, list_tasks, response=TaskPage, query=PageQuery),
     Route("GET", "/v1/tasks/<id:task_id>", READ, show_task, response=TaskInfo),
     Route("POST", "/v1/tasks/<id:task_id>/cancel", OPERATOR, cancel_task, response=TaskInfo),
+    Route("POST", "/v1/tasks/<id:task_id>/pause", OPERATOR, pause_task, response=TaskInfo),
+    Route("POST", "/v1/tasks/<id:task_id>/resume", OPERATOR, resume_task, response=TaskInfo),
     Route("GET", "/v1/tasks/<id:task_id>/rounds", READ, list_rounds, response=RoundPage, query=PageQuery),
 )

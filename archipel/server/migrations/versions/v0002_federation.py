@@ -14,6 +14,7 @@ def upgrade() -> None:
         tasks.add_column(sa.Column("eligibility", sa.String(length=1024), nullable=False, server_default=""))
         tasks.add_column(sa.Column("max_contributions", sa.Integer(), nullable=True))
         tasks.add_column(sa.Column("rest_seconds", sa.Float(), nullable=False, server_default="0"))
+        tasks.add_column(sa.Column("request_digest", sa.String(length=64), nullable=True))
     with op.batch_alter_table("check_ins") as check_ins:
         check_ins.add_column(sa.Column("due", sa.Float(), nullable=False, server_default="0"))
         check_ins.drop_index(op.f("ix_check_ins_population_last_seen"))
