@@ -13,6 +13,8 @@ from archipel.errors import ArchipelError, MissingExtraError
 
 COMMANDS: dict[str, tuple[str, str]] = {
     # name: ("module:function", one line for --help). Imported when called, so that a device needs no extra to start.
+    "access": ("archipel.cli.access:access", "Make and revoke access tokens of operators and auditors."),
+    "audit": ("archipel.cli.audit:audit", "Read and check a server's audit log."),
     "bench": ("archipel.cli.bench:bench", "Measure latency, cold start, memory and operators."),
     "compare": ("archipel.cli.compare:compare", "Compare two forms of a model, value by value."),
     "compress": ("archipel.cli.compress:compress_command", "Make an ONNX model small by a recipe, or search for one."),
@@ -25,6 +27,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("archipel.cli.run:run", "Predict with a bundle, or evaluate it, on files."),
     "serve": ("archipel.cli.serve:serve", "Set up and run a federation server."),
     "slots": ("archipel.cli.slots:slots", "Two models on a device: install, test, switch, go back."),
+    "task": ("archipel.cli.task:task", "Make, watch and stop the tasks of a server."),
     "token": ("archipel.cli.token:token", "Make one-time enrolment tokens for devices."),
     "verify": ("archipel.cli.verify:verify", "Check a bundle: signature, digests, limits, graphs, self-test."),
     "version": ("archipel.cli.version:version", "Print the version."),

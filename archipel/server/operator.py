@@ -15,16 +15,23 @@ import urllib3
 from archipel.bundle import read_weights
 from archipel.errors import ClientError, RefusedError, UnreachableError
 from archipel.protocol.messages import Problem, RoundStatus
+from archipel.protocol.sealed import Sealed
 from archipel.server.resources import (
     IDEMPOTENCY_HEADER,
+    AuditEntry,
+    AuditPage,
     BundleInfo,
     Health,
+    NewToken,
     RoundInfo,
     RoundPage,
     ServerInfo,
     TaskInfo,
     TaskPage,
     TaskRequest,
+    TokenInfo,
+    TokenPage,
+    TokenRequest,
 )
 
 T = TypeVar("T")
@@ -99,6 +106,26 @@ class OperatorClient:
 
     def round_status(self, round_id: str) -> RoundStatus:
         return self._call("GET", f"/v1/rounds/{round_id}", RoundStatus)
+
+    def create_token(self, request: TokenRequest) -> NewToken:
+        """Make an access token; needs the role admin. The answer is the only place where it is ever shown."""
+        headers = {"Content-Type": "application/json"}
+        return self._call("POST", "/v1/tokens", NewToken, body=msgspec.json.encode(request), headers=headers)
+
+    def tokens(self) -> Iterator[TokenInfo]:
+        """What every access token is for, newest first."""
+        return self._items("/v1/tokens", TokenPage)
+
+    def revoke_token(self, token_id: str) -> TokenInfo:
+        return self._call("POST", f"/v1/tokens/{token_id}/revoke", TokenInfo)
+
+    def audit(self) -> Iterator[AuditEntry]:
+        """The whole audit log, oldest first; needs the role auditor or admin."""
+        return self._items("/v1/audit", AuditPage)
+
+    def audit_head(self) -> Sealed:
+        """An AuditHead, signed by the server (label "audit")."""
+        return self._call("GET", "/v1/audit/head", Sealed)
 
     def blob(self, digest: str) -> bytes:
         """Weights of a version, as they are stored."""

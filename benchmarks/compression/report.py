@@ -178,7 +178,7 @@ def _operators(found: dict[str, Operators]) -> str:
     parts = [
         "## Where int8 is not fast",
         f"Models above {LATENCY_GOAL} of float on 1 thread, in microseconds by operator: the five longest of each, "
-        "from ONNX Runtime's trace less what tracing costs.",
+        "from ONNX Runtime's trace less what tracing costs. What was tried is in docs/performance.md.",
     ]
     for title, (float_rows, int8_rows) in found.items():
         rows = [[_named(a), _named(b)] for a, b in zip(_longest(float_rows), _longest(int8_rows))]

@@ -13,7 +13,8 @@ import pytest
 
 from archipel.errors import AuditError
 from archipel.protocol.sealed import Sealed, unseal
-from archipel.server.audit import FIRST, append, entry_hash, verify
+from archipel.server.audit import append
+from archipel.server.audit_chain import FIRST, entry_hash, verify
 from archipel.server.resources import AuditEntry, AuditHead
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from sqlalchemy import func, select
 
 from archipel.protocol.sealed import Sealed, seal
-from archipel.server.audit import FIRST, read
+from archipel.server.audit import read
+from archipel.server.audit_chain import FIRST
 from archipel.server.models import AuditRow
 from archipel.server.resources import AuditHead, AuditPage, AuditQuery
 from archipel.server.routes import AUDIT, Call, Route

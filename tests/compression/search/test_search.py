@@ -127,7 +127,7 @@ def test_killed_and_resumed_it_tries_the_same(digits: Any, found: SearchResult, 
     assert process.stdout is not None
     before = (tmp_path / "work/points") / f"{victim - 1:03d}"
     for line in process.stdout:
-        if "fine-tuning" in line and before.exists():
+        if ("fine-tuning" in line or "training" in line) and before.exists():
             break
     process.send_signal(signal.SIGKILL)
     process.communicate()

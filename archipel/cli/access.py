@@ -1,0 +1,96 @@
+"""`archipel access`: access tokens of people and scripts."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+import msgspec
+
+from archipel.cli.remote import as_json, moment, remote, show, table
+from archipel.errors import CommandError
+from archipel.server import OperatorClient
+from archipel.server.resources import TokenRequest
+
+
+@click.group()
+def access() -> None:
+    """Make and revoke the tokens with which people and scripts use a server; needs the role admin.
+
+    \b
+    archipel access create night-shift --role operator --population pupils --days 30 -o token
+    archipel access list
+    archipel access revoke ID
+
+    Operators run tasks, auditors read everything and change nothing, admins may also make tokens. Devices enrol with
+    tokens of their own: `archipel token`.
+    """
+
+
+@access.command()
+@click.argument("name")
+@click.option("--role", type=click.Choice(["operator", "auditor", "admin"]), required=True)
+@click.option("--population", "populations", multiple=True, help="Only for this one; may be given several times.")
+@click.option("--days", type=click.FloatRange(min=0, min_open=True), help="How long it is valid; default: for ever.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="New file for it, mode 0600.")
+@as_json
+@remote
+def create(
+    client: OperatorClient,
+    name: str,
+    role: str,
+    populations: tuple[str, ...],
+    days: float | None,
+    output: Path,
+    as_json: bool,
+) -> None:
+    """Make a token and write it into a file: it is never shown again."""
+    try:
+        request = msgspec.convert(
+            {
+                "name": name,
+                "role": role,
+                "populations": list(populations) or None,
+                "seconds": None if days is None else days * 86400,
+            },
+            TokenRequest,
+        )
+    except msgspec.ValidationError as error:
+        raise CommandError(str(error)) from None
+    # Before the token is made: there is no second chance to keep it.
+    handle = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        made = client.create_token(request)
+        os.write(handle, made.token.encode() + b"\n")
+        os.fsync(handle)
+    except BaseException:
+        output.unlink()
+        raise
+    finally:
+        os.close(handle)
+    show(made.info, as_json, [f"token {made.info.token_id} ({role}) written to {output}"])
+
+
+@access.command("list")
+@as_json
+@remote
+def list_(client: OperatorClient, as_json: bool) -> None:
+    """What every token is for, newest first."""
+    found = list(client.tokens())
+    rows = [
+        (
+            each.token_id, each.name, each.role, "all" if each.populations is None else ", ".join(each.populations),
+            moment(each.created), moment(each.expires), moment(each.revoked),
+        )
+        for each in found
+    ]  # fmt: skip
+    show(found, as_json, table(("token", "name", "role", "populations", "created", "expires", "revoked"), rows))
+
+
+@access.command()
+@click.argument("token_id")
+@remote
+def revoke(client: OperatorClient, token_id: str) -> None:
+    """End a token now."""
+    click.echo(f"{token_id} revoked {moment(client.revoke_token(token_id).revoked)}")

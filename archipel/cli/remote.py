@@ -1,0 +1,66 @@
+"""What the commands share that talk to a server as an operator: where it is, the token, tables and JSON."""
+
+from __future__ import annotations
+
+import functools
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from archipel.errors import CommandError
+from archipel.server import OperatorClient
+
+SERVER, TOKEN, TOKEN_FILE = "ARCHIPEL_SERVER", "ARCHIPEL_TOKEN", "ARCHIPEL_TOKEN_FILE"
+as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
+
+
+def remote(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Options of a command whose first argument is then a connected OperatorClient."""
+
+    @click.option("--server", envvar=SERVER, required=True, help=f"The server's address.  [env: {SERVER}]")
+    @click.option(
+        "--token-file",
+        type=click.Path(path_type=Path),
+        envvar=TOKEN_FILE,
+        help=f"A file that holds the access token; else the token is taken from {TOKEN}.  [env: {TOKEN_FILE}]",
+    )
+    @functools.wraps(function)
+    def wrapped(*arguments: Any, server: str, token_file: Path | None, **options: Any) -> Any:
+        with OperatorClient(server, _token(token_file)) as client:
+            return function(client, *arguments, **options)
+
+    return wrapped
+
+
+def _token(file: Path | None) -> str:
+    # Never an option: a command line is there for every user of the machine to see.
+    token = os.environ.get(TOKEN, "") if file is None else file.read_text(encoding="utf-8")
+    if not token.strip():
+        raise CommandError(f"no access token: set {TOKEN}, or name a file with --token-file")
+    return token.strip()
+
+
+def show(values: msgspec.Struct | Sequence[msgspec.Struct], as_json: bool, lines: Iterable[str]) -> None:
+    """`values` as JSON, or `lines` for people."""
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(values), indent=2).decode())
+        return
+    for line in lines:
+        click.echo(line)
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Columns as wide as they must be."""
+    everything = [head, *rows]
+    widths = [max(len(row[column]) for row in everything) for column in range(len(head))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in everything]
+
+
+def moment(seconds: float | None) -> str:
+    """Unix seconds as local time to the second, "-" for None."""
+    return "-" if seconds is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))

@@ -1,0 +1,153 @@
+"""`archipel task`: make tasks, watch them, stop them."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import click
+import msgspec
+
+from archipel.cli.remote import as_json, moment, remote, show, table
+from archipel.errors import CommandError
+from archipel.server import OperatorClient, TaskRequest
+from archipel.server.resources import RoundInfo, TaskInfo
+
+
+@click.group()
+def task() -> None:
+    """Make, watch and stop the tasks of a federation server.
+
+    \b
+    export ARCHIPEL_SERVER=https://federation.example ARCHIPEL_TOKEN_FILE=~/.archipel-token
+    archipel task create task.toml --bundle digits.bundle     --json prints its id for scripts
+    archipel task list
+    archipel task watch ID
+
+    A task's file has the fields of its request:
+
+    \b
+    name = "digits"
+    population = "pupils"
+    rounds = 10
+    min_cohort = 10
+    cohort = 16
+    eligibility = "ram >= 512MiB and charging"
+    """
+
+
+@task.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option(
+    "--bundle", type=click.Path(path_type=Path), help="A file to upload; else `bundle` in FILE is a digest."
+)
+@click.option("--key", help="With the same key the same task is made only once, however often this runs.")
+@as_json
+@remote
+def create(client: OperatorClient, file: Path, bundle: Path | None, key: str | None, as_json: bool) -> None:
+    """Start what FILE (TOML) asks for."""
+    try:
+        values = tomllib.loads(file.read_text(encoding="utf-8"))
+        if bundle is not None:
+            values["bundle"] = client.upload_bundle(bundle).digest
+        request = msgspec.convert(values, TaskRequest)
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, msgspec.ValidationError) as error:
+        raise CommandError(f"{file}: {error}") from None
+    made = client.create_task(request, key=key)
+    show(made, as_json, _lines(made))
+
+
+@task.command("list")
+@as_json
+@remote
+def list_(client: OperatorClient, as_json: bool) -> None:
+    """Every task, newest first."""
+    found = list(client.tasks())
+    rows = [
+        (
+            each.task_id, each.name, each.population, each.state, f"{each.rounds_committed}/{each.rounds}",
+            str(each.waiting), moment(each.created),
+        )
+        for each in found
+    ]  # fmt: skip
+    show(found, as_json, table(("task", "name", "population", "state", "rounds", "waiting", "created"), rows))
+
+
+@task.command("show")
+@click.argument("task_id")
+@as_json
+@remote
+def show_(client: OperatorClient, task_id: str, as_json: bool) -> None:
+    """One task: what was asked for, and how far it is."""
+    found = client.task(task_id)
+    show(found, as_json, _lines(found))
+
+
+@task.command()
+@click.argument("task_id")
+@as_json
+@remote
+def rounds(client: OperatorClient, task_id: str, as_json: bool) -> None:
+    """Rounds of a task, oldest first: who took part, and why those failed that did."""
+    found = client.rounds(task_id)
+    show(
+        found, as_json, table(("round", "number", "phase", "devices", "in the sum", "started", "reason"), _rows(found))
+    )
+
+
+@task.command()
+@click.argument("task_id")
+@click.option("--timeout", type=click.FloatRange(min=0), help="Give up after so many seconds.")
+@remote
+def watch(client: OperatorClient, task_id: str, timeout: float | None) -> None:
+    """Say whenever something changes, until the task has ended; exit code 1 if it was not completed."""
+
+    def changed(now: TaskInfo) -> None:
+        failed = f", {now.failed_rounds} failed since" if now.failed_rounds else ""
+        click.echo(f"{now.state}: {now.rounds_committed} of {now.rounds} rounds{failed}, {now.waiting} devices waiting")
+
+    done = client.wait_task(task_id, timeout=timeout, on_change=changed)
+    if done.state != "completed":
+        raise CommandError(f"task {done.name!r} {done.state}: {done.reason}")
+
+
+@task.command()
+@click.argument("task_id")
+@remote
+def pause(client: OperatorClient, task_id: str) -> None:
+    """Open no further rounds; the one under way is finished."""
+    click.echo(client.pause(task_id).state)
+
+
+@task.command()
+@click.argument("task_id")
+@remote
+def resume(client: OperatorClient, task_id: str) -> None:
+    """Open rounds again."""
+    click.echo(client.resume(task_id).state)
+
+
+@task.command()
+@click.argument("task_id")
+@remote
+def cancel(client: OperatorClient, task_id: str) -> None:
+    """Stop a task for good; the round under way is thrown away."""
+    click.echo(client.cancel(task_id).state)
+
+
+def _lines(found: TaskInfo) -> list[str]:
+    values = msgspec.to_builtins(found)
+    for name in ("created", "ended"):
+        values[name] = moment(values[name])
+    width = max(map(len, values))
+    return [f"{name.ljust(width)}  {'-' if value in (None, '') else value}" for name, value in values.items()]
+
+
+def _rows(found: list[RoundInfo]) -> list[tuple[str, ...]]:
+    return [
+        (
+            each.round_id, str(each.number), each.phase, str(len(each.participants)), str(len(each.survivors)),
+            moment(each.started), each.reason,
+        )
+        for each in found
+    ]  # fmt: skip

@@ -1,0 +1,146 @@
+"""The commands of operators and auditors, against a server over TCP."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from werkzeug.serving import make_server
+
+from archipel import bundle as b
+from archipel.protocol.sealed import public_bytes
+from archipel.server import create_app, init_data_folder, load_settings
+from archipel.server.services import Services
+from tests.server.conftest import make_bundle
+
+Command = Callable[..., tuple[str, str]]
+
+
+@pytest.fixture
+def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A running server without a coordinator, and tiny.bundle; address and token are in the environment."""
+    folder = tmp_path / "server"
+    publisher, enrolment = b.generate_key(), b.generate_key()
+    make_bundle(tmp_path, publisher)
+    token = init_data_folder(folder, enrolment_key=public_bytes(enrolment), publisher_keys=[public_bytes(publisher)])
+    b.save_public_key(b.load_private_key(folder / "server.key"), tmp_path / "server.key.pub")
+    settings = load_settings(folder, environment={})
+    services = Services.open(settings)
+    services.prepare()
+    app = create_app(settings)
+    web = make_server("127.0.0.1", 0, app, threaded=True)
+    thread = threading.Thread(target=web.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    monkeypatch.setenv("ARCHIPEL_SERVER", f"http://127.0.0.1:{web.server_port}")
+    monkeypatch.setenv("ARCHIPEL_TOKEN", token)
+    yield tmp_path
+    web.shutdown()
+    thread.join()
+    web.server_close()
+    app.extensions["archipel"].database.dispose()
+    services.database.dispose()
+
+
+TASK = """name = "digits"
+population = "pupils"
+rounds = 2
+min_cohort = 3
+cohort = 4
+threshold = 3
+eligibility = "charging"
+"""
+
+
+@pytest.fixture
+def task(archipel: Command, served: Path) -> dict[str, Any]:
+    (served / "task.toml").write_text(TASK)
+    out, _ = archipel("task", "create", str(served / "task.toml"), "--bundle", str(served / "tiny.bundle"), "--json")
+    made: dict[str, Any] = json.loads(out)
+    return made
+
+
+def test_tasks_from_file_to_cancelled(archipel: Command, served: Path, task: dict[str, Any]) -> None:
+    assert (task["state"], task["eligibility"], task["waiting"]) == ("running", "charging", 0)
+    head, row = archipel("task", "list")[0].splitlines()
+    assert head.split() == ["task", "name", "population", "state", "rounds", "waiting", "created"]
+    assert row.split()[:6] == [task["task_id"], "digits", "pupils", "running", "0/2", "0"]
+    shown = dict(line.split(maxsplit=1) for line in archipel("task", "show", task["task_id"])[0].splitlines())
+    assert (shown["cohort"], shown["model"], shown["ended"]) == ("4", "-", "-")
+    for what, state in (("pause", "paused"), ("resume", "running"), ("cancel", "cancelled")):
+        assert archipel("task", what, task["task_id"])[0].strip() == state
+    assert json.loads(archipel("task", "rounds", task["task_id"], "--json")[0]) == []
+    out, err = archipel("task", "watch", task["task_id"], code=1)
+    assert out.startswith("cancelled: 0 of 2 rounds")
+    assert err == "archipel: task 'digits' cancelled: cancelled by the operator\n"
+
+
+def test_one_key_is_one_task(archipel: Command, served: Path, task: dict[str, Any]) -> None:
+    call = ("task", "create", str(served / "task.toml"), "--bundle", str(served / "tiny.bundle"), "--json")
+    made = [json.loads(archipel(*call, "--key", "k" * 20)[0])["task_id"] for _ in range(2)]
+    assert made[0] == made[1] != task["task_id"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("name = ", "task.toml: Invalid value"),
+        (TASK + "cohrt = 4\n", "unknown field `cohrt`"),
+        (TASK.replace('"charging"', '"ram > 5mb"'), "unknown unit 'mb'"),
+        (TASK.replace("rounds = 2", "rounds = 0"), "rounds"),
+    ],
+)
+def test_a_wrong_task_file(archipel: Command, served: Path, text: str, said: str) -> None:
+    (served / "task.toml").write_text(text)
+    bundle = str(served / "tiny.bundle")
+    assert said in archipel("task", "create", str(served / "task.toml"), "--bundle", bundle, code=1)[1]
+
+
+def test_a_token_for_somebody_else(archipel: Command, served: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = served / "night"
+    out, _ = archipel("access", "create", "night", "--role", "auditor", "--days", "1", "-o", str(file), "--json")
+    made = json.loads(out)
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert file.read_text().strip() not in out
+    assert made["expires"] == pytest.approx(made["created"] + 86400)
+    assert made["token_id"] in archipel("access", "list")[0]
+    monkeypatch.setenv("ARCHIPEL_TOKEN_FILE", str(file))
+    archipel("task", "list")
+    assert "not for the role 'auditor'" in archipel("access", "list", code=1)[1]
+    monkeypatch.delenv("ARCHIPEL_TOKEN_FILE")
+    assert "revoked" in archipel("access", "revoke", made["token_id"])[0]
+    assert "unknown, revoked" in archipel("task", "list", "--token-file", str(file), code=1)[1]
+    # No token is made that could not be kept.
+    archipel("access", "create", "again", "--role", "auditor", "-o", str(file), code=1)
+    assert len(json.loads(archipel("access", "list", "--json")[0])) == 1
+
+
+def test_without_a_token_or_a_server(archipel: Command, served: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ARCHIPEL_TOKEN")
+    assert "set ARCHIPEL_TOKEN" in archipel("task", "list", code=1)[1]
+    monkeypatch.delenv("ARCHIPEL_SERVER")
+    assert "--server" in archipel("task", "list", code=2)[1]
+
+
+def test_the_audit_log_and_its_heads(archipel: Command, served: Path, task: dict[str, Any]) -> None:
+    listed = archipel("audit", "list")[0]
+    assert "task.create" in listed
+    assert "population=pupils" in listed
+    check = ("audit", "verify", "--server-key", str(served / "server.key.pub"), "--head", str(served / "heads"))
+    assert archipel(*check)[0].startswith("good: 2 entries, 0 kept heads")
+    archipel("task", "cancel", task["task_id"])
+    assert archipel(*check)[0].startswith("good: 3 entries, 1 kept heads")
+    assert archipel(*check)[0].startswith("good: 3 entries, 2 kept heads")
+    assert len((served / "heads").read_bytes().splitlines()) == 2
+    # Somebody with the database makes the log anew, in which the task was never cancelled.
+    with sqlite3.connect(served / "server" / "archipel.db") as database:
+        database.execute("DROP TRIGGER audit_no_delete")
+        database.execute("DELETE FROM audit WHERE seq = 3")
+    assert "entry 3 was there when the head was kept" in archipel(*check, code=1)[1]
+    lines = (served / "heads").read_bytes().replace(b"A", b"B", 1)
+    (served / "heads").write_bytes(lines)
+    assert "does not verify" in archipel(*check, code=1)[1]
