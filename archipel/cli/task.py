@@ -38,9 +38,7 @@ def task() -> None:
 
 @task.command()
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option(
-    "--bundle", type=click.Path(path_type=Path), help="A file to upload; else `bundle` in FILE is a digest."
-)
+@click.option("--bundle", type=click.Path(path_type=Path), help="A file to upload; else `bundle` in FILE is a digest.")
 @click.option("--key", help="With the same key the same task is made only once, however often this runs.")
 @as_json
 @remote
