@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import random
 import sqlite3
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -129,3 +131,37 @@ def test_three_valued_logic_is_that_of_sql(text: str, attributes: dict[str, Any]
         sql = text.replace("[", "(").replace("]", ")")
         expected = database.execute(f"SELECT ({sql}) FROM (SELECT {columns})").fetchone()[0]
     assert parse_eligibility(text)({name: float(value) for name, value in attributes.items()}) is (expected == 1)
+
+
+CORPUS = Path(__file__).parent / "corpus" / "eligibility.txt"
+WORDS = ("and", "or", "not", "in", "true", "x", "1.4", '"1.4"', "512MiB", "==", "<", ">=", "(", ")", "[", "]", ",", " ",
+         '"', "\\", "\n", "\0", "é", "-", "1e9", "nan", "x" * 50, "(" * 40, "9" * 400)  # fmt: skip
+
+
+@pytest.mark.parametrize("cases", [3000, pytest.param(100_000, marks=pytest.mark.slow)])
+def test_whatever_is_asked_it_is_an_expression_or_an_error(cases: int) -> None:
+    """Kept expressions with pieces cut out, doubled and put in: parsed or refused, and what is parsed can be asked."""
+    kept = CORPUS.read_text(encoding="utf-8").splitlines()
+    random_ = random.Random(7)
+    devices: list[dict[str, Any]] = [{}, PHONE, {"x": True, "y": "1.4", "ram": -1.0}, {"ram": float("nan"), "app": ""}]
+    parsed = 0
+    for text in [*kept, *(mutated(random_.choice(kept), random_) for _ in range(cases))]:
+        try:
+            expression = parse_eligibility(text)
+        except EligibilityError:
+            continue
+        parsed += 1
+        assert {expression(device) for device in devices} <= {True, False}
+        assert parse_eligibility(f"({text})" if text.strip() and len(text) < 1000 else text)(PHONE) == expression(PHONE)
+    assert parsed > 0.1 * cases
+    assert parsed < 0.9 * cases
+
+
+def mutated(text: str, random_: random.Random) -> str:
+    for _ in range(random_.randint(1, 3)):
+        start = random_.randrange(len(text) + 1)
+        stop = min(len(text), start + random_.randint(0, 6))
+        kind = random_.randrange(3)
+        piece = random_.choice(WORDS) if kind == 0 else text[start:stop] * 2 if kind == 1 else ""
+        text = text[:start] + piece + text[stop:]
+    return text
