@@ -13,7 +13,7 @@ WEB_MODEL := web/demo/public/model/digits.bundle
 WEB_SOURCES := $(shell find web -type f -not -path '*/node_modules/*' -not -path '*/tests/*' -not -path '*/dist/*' -not -path '*/public/model/*')
 MODEL_SOURCES := scripts/web_demo_bundle.py $(shell find archipel/{autodiff,bundle,converter,datasets,graph,models,strategies,training} -name '*.py')
 
-.PHONY: help demo test test-all lint web web-if-possible clean
+.PHONY: help demo test test-all lint web web-if-possible postgres-if-possible clean
 
 help:
 	@echo "make demo      install into .venv and run the main job (writes report.html)"
@@ -26,10 +26,10 @@ help:
 demo: $(READY)
 	@$(BIN)/archipel demo $(ARGS)
 
-test: $(READY) web-if-possible lint
+test: $(READY) web-if-possible postgres-if-possible lint
 	@$(BIN)/python scripts/test_rooms.py
 
-test-all: $(READY) web-if-possible lint
+test-all: $(READY) web-if-possible postgres-if-possible lint
 	@$(BIN)/python scripts/test_rooms.py --slow
 
 lint: $(READY)
@@ -53,6 +53,9 @@ web: $(WEB_PAGE)
 web-if-possible: $(READY)
 	@if scripts/install_browser.sh; then $(MAKE) --no-print-directory web; \
 		elif [ "$$CI" = true ]; then exit 1; else echo "the tests of the browser's runtime are skipped"; fi
+
+postgres-if-possible:
+	@scripts/install_postgres.sh || { [ "$$CI" != true ] && echo "the server's tests on PostgreSQL are skipped"; }
 
 $(WEB_PAGE): $(NODE_READY) $(WEB_MODEL) $(WEB_SOURCES)
 	@echo "== building the browser demo"

@@ -33,6 +33,8 @@ class Database:
     def __init__(self, url: str, *, connections: int = 4) -> None:
         try:
             parsed = make_url(url)
+            if parsed.drivername == "postgresql":
+                parsed = parsed.set(drivername="postgresql+psycopg")
             self.engine = create_engine(parsed, pool_size=connections, max_overflow=4, pool_timeout=30)
         except (ArgumentError, NoSuchModuleError, ImportError) as error:
             raise ServerError(f"database {url.split(':', 1)[0]!r}: {error}; expected an SQLAlchemy URL") from None

@@ -40,6 +40,17 @@ TYPES: dict[int, str] = {
     503: "unavailable",
 }
 RETRY_SECONDS = 1
+_POSTGRESQL = {
+    "23505": "the same request is being served",  # unique violation
+    "40001": "the database is busy",  # serialization failure
+    "40P01": "the database is busy",  # deadlock
+    "53100": "the server's disk is full",
+    "53300": "the database has no connection to spare",
+    "55P03": "the database is busy",  # lock not available
+    "57P01": "the database is not reachable",  # it shuts down
+    "57P03": "the database is not reachable",  # it starts
+}
+"""By SQLSTATE."""
 
 
 def refuse(status: int, message: str, detail: str = "") -> ApiError:
@@ -106,7 +117,9 @@ def _overloaded(error: Exception) -> str:
                 sqlite3.SQLITE_FULL: "the server's disk is full",
                 sqlite3.SQLITE_CONSTRAINT: "the same request is being served",
             }.get(primary, "")
-        return "the database is not reachable" if error.connection_invalidated else ""
+        if error.connection_invalidated:
+            return "the database is not reachable"
+        return _POSTGRESQL.get(str(getattr(error.orig, "sqlstate", None)), "")
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return "the server's disk is full"
     return ""

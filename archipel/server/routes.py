@@ -9,6 +9,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
 from flask import Blueprint, Response, request
+from sqlalchemy.exc import IntegrityError
 from werkzeug.routing import BaseConverter
 
 from archipel.server.auth import ANYONE, Authenticator, Identity, Role
@@ -117,7 +118,7 @@ def _view(route: Route, services: Services, authenticator: Authenticator) -> Cal
                 body = decoder.decode(raw)
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 raise refuse(400, f"the body is not a {what}", str(error)) from None
-        answer = route.handler(Call(services, identity, body, raw, query), **arguments)
+        answer = _answer(route, Call(services, identity, body, raw, query), arguments)
         if isinstance(answer, Response):
             return answer
         answer, status = answer if isinstance(answer, tuple) else (answer, route.status)
@@ -125,6 +126,17 @@ def _view(route: Route, services: Services, authenticator: Authenticator) -> Cal
         return Response(data, status, mimetype="application/json")
 
     return view
+
+
+def _answer(route: Route, call: Call[Any], arguments: dict[str, str]) -> Any:
+    """What the handler gives. Where another process did the same at the same moment, it is asked again and finds that:
+    its transaction was rolled back whole. A body that is a stream is gone by then; the sender has to try again."""
+    try:
+        return route.handler(call, **arguments)
+    except IntegrityError:
+        if route.takes:
+            raise
+        return route.handler(call, **arguments)
 
 
 def _query(kind: type[msgspec.Struct]) -> msgspec.Struct:

@@ -207,6 +207,8 @@ class World:
 
     def restart_coordinator(self) -> None:
         """As after kill -9: nothing of the old one's memory is there."""
+        if self.coordinator._services is not self.services:
+            self.coordinator._services.database.dispose()  # the system closes what a killed process held
         self.coordinator = Coordinator(Services.open(self.settings, clock=self.clock))
         self.coordinator.recover()
 

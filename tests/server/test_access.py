@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import sqlite3
 from pathlib import Path
 from typing import Any
+
+from sqlalchemy import select
+
+from archipel.server.models import AccessToken
 
 
 def make(world: Any, **settings: Any) -> tuple[Any, dict[str, str]]:
@@ -25,8 +28,8 @@ def test_a_token_is_shown_once_and_nowhere_else(world: Any) -> None:
     for path in folder.rglob("*"):
         if path.is_file():
             assert secret not in path.read_bytes(), path
-    with sqlite3.connect(folder / "archipel.db") as connection:
-        [(kept,)] = connection.execute("SELECT token_hash FROM access_tokens").fetchall()
+    with world.services.database.read() as session:
+        [kept] = session.scalars(select(AccessToken.token_hash))
     assert kept == hashlib.sha256(secret).digest()
     assert made["token"] not in repr(made["info"])
 

@@ -1,0 +1,54 @@
+"""What the server's tests ask on SQLite, asked on PostgreSQL: the same tests, with this folder's `world`."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import msgspec
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import text
+from sqlalchemy.exc import DBAPIError
+
+from archipel.server.audit_chain import verify
+from archipel.server.models import Base
+from archipel.server.resources import AuditEntry
+from tests.server.test_access import *  # noqa: F403
+from tests.server.test_bundles_and_tasks import *  # noqa: F403
+from tests.server.test_candidates import *  # noqa: F403
+from tests.server.test_coordinator import *  # noqa: F403
+from tests.server.test_enrolment import *  # noqa: F403
+from tests.server.test_messages_of_a_round import *  # noqa: F403
+from tests.server.test_paging import *  # noqa: F403
+from tests.server.test_permissions import *  # noqa: F403
+from tests.server.test_rounds import *  # noqa: F403
+from tests.server.test_secure_round import *  # noqa: F403
+from tests.server.test_task_control import *  # noqa: F403
+
+
+def test_models_and_migrations_agree_here_too(world: Any) -> None:
+    with world.services.database.engine.connect() as connection:
+        assert compare_metadata(MigrationContext.configure(connection), Base.metadata) == []
+
+
+def test_the_audit_log_is_append_only_here_too(world: Any) -> None:
+    task = world.create_task()
+    world.operator("POST", f"/v1/tasks/{task['task_id']}/cancel")
+    entries = msgspec.convert(world.operator("GET", "/v1/audit")[1]["items"], list[AuditEntry])
+    assert verify(entries)[0] == len(entries) == 3
+    for statement in ("UPDATE audit SET actor = 'nobody'", "DELETE FROM audit WHERE seq = 2", "TRUNCATE audit"):
+        with pytest.raises(DBAPIError, match="append-only"), world.services.database.write() as session:
+            session.execute(text(statement))
+
+
+def test_entries_at_the_same_time_follow_each_other(world: Any) -> None:
+    bundle = world.publish()
+    threads = [threading.Thread(target=world.create_task, kwargs={"bundle": bundle}) for _ in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    entries = msgspec.convert(world.operator("GET", "/v1/audit")[1]["items"], list[AuditEntry])
+    assert verify(entries)[0] == len(entries) == 13
