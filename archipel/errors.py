@@ -45,6 +45,7 @@ ArchipelError
 ├── ServerError                   the server cannot start or go on
 │   ├── EligibilityError          an expression over devices' attributes is not one
 │   ├── AuditError                the audit log was tampered with
+│   ├── LeaseLostError            another coordinator has taken over
 │   └── ApiError                  a request is answered with a 4xx status
 ├── ClientError                   the agent cannot go on
 │   ├── UnreachableError          the server did not answer
@@ -208,6 +209,9 @@ class EligibilityError(ServerError): ...
 
 
 class AuditError(ServerError): ...
+
+
+class LeaseLostError(ServerError): ...
 
 
 class ApiError(ServerError):

@@ -1,26 +1,32 @@
 """The coordinator: opens rounds for running tasks, takes them through their phases, makes the new versions.
 
 It keeps nothing in memory that matters: killed at any point and started again, it goes on from the database. A round
-that was being aggregated is aggregated again, with the same result, until its deadline passes.
+that was being aggregated is aggregated again, with the same result, until its deadline passes. Of several coordinators
+on one database the one with the lease works, and the others wait for it to expire.
 """
 
 from __future__ import annotations
 
 import logging
 import secrets
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 from sqlalchemy import delete, exists, select
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.orm import Session
 
 from archipel import strategies
 from archipel.bundle import Manifest, decode_manifest, open_bundle, read_weights, write_weights
-from archipel.errors import ArchipelError, ServerError
+from archipel.errors import ArchipelError, LeaseLostError, ServerError
 from archipel.protocol.policy import plan_digest
 from archipel.protocol.sealed import encode, seal
 from archipel.protocol.vector import Layout
 from archipel.server.aggregation import NewVersion, aggregate
 from archipel.server.candidates import count_candidates
+from archipel.server.lease import Lease
 from archipel.server.models import Blob, BundleRow, ChallengeRow, DeviceSession, Round, Task, Version
 from archipel.server.resources import TaskRequest
 from archipel.server.rounds import (
@@ -41,20 +47,52 @@ from archipel.server.task_checks import make_plan, update_program, update_size
 log = logging.getLogger("archipel.coordinator")
 
 CLEAN_SECONDS = 60.0
+STANDBY_SECONDS = 1.0
+RENEWALS = 3
+"""In the time of a lease."""
+LONGEST_STEP = 600.0
 LEFTOVER_SECONDS = 86400.0
 
 
 class Coordinator:
-    """`step` does everything that is due. There must be one coordinator per database."""
+    """`step` does everything that is due. Without a `lease` it must be the only one of its database."""
 
-    def __init__(self, services: Services) -> None:
+    def __init__(self, services: Services, lease: Lease | None = None) -> None:
         self._services = services
+        self._lease = lease
         self._next_cleaning = 0.0
+        self._step_began = 0.0
 
     def run(self, stop: Stop) -> None:
         """Step until `stop` is set. A busy database or full disk is waited out; any other error ends the process."""
-        self.recover()
+        if self._lease is None:
+            self.recover()
+            self._work(stop)
+            return
+        heart = threading.Thread(target=self._renew, args=(stop, self._lease), daemon=True)
+        heart.start()
         while not stop.is_set():
+            try:
+                if not self._lease.take():
+                    stop.wait(STANDBY_SECONDS)
+                    continue
+                log.info("coordinating, as number %s", self._lease.term)
+                self.recover()
+                self._work(stop)
+            except LeaseLostError as error:
+                log.warning("%s", error)
+            except (OperationalError, OSError) as error:
+                log.warning("waiting: %s", getattr(error, "orig", error))
+                stop.wait(STANDBY_SECONDS)
+        heart.join()
+        with suppress(DBAPIError):  # it expires by itself
+            self._lease.give_back()
+
+    def _work(self, stop: Stop) -> None:
+        while not stop.is_set():
+            self._step_began = time.monotonic()
+            if self._lease is not None and self._lease.term is None:
+                return
             try:
                 busy = self.step()
             except (OperationalError, OSError) as error:
@@ -63,6 +101,24 @@ class Coordinator:
                 stop.wait(1.0)
             if not busy:
                 stop.wait(self._services.settings.poll_seconds)
+
+    def _renew(self, stop: Stop, lease: Lease) -> None:
+        """Renew the lease while a step takes long; one that does not come back loses it."""
+        while not stop.wait(lease.seconds / RENEWALS):
+            if lease.term is None or time.monotonic() - self._step_began > LONGEST_STEP:
+                continue
+            try:
+                lease.take()
+            except (DBAPIError, OSError) as error:
+                log.warning("the lease was not renewed: %s", getattr(error, "orig", error))
+
+    @contextmanager
+    def _write(self) -> Iterator[Session]:
+        """A transaction that only commits while the lease is this coordinator's."""
+        with self._services.database.write() as session:
+            if self._lease is not None:
+                self._lease.fence(session)
+            yield session
 
     def recover(self) -> None:
         """Remove the updates of rounds that ended while nobody could."""
@@ -107,7 +163,7 @@ class Coordinator:
             live = task.live
         if live and verdict is Verdict.STAY:
             return self._aggregate(round_id) if rule.waits_for == "work" else False
-        with services.database.write() as session:
+        with self._write() as session:
             done = advance(session, round_id, now=now, window=window, max_failed=settings.max_failed_rounds)
         if done is not None:
             self._report(done)
@@ -121,7 +177,7 @@ class Coordinator:
         except ArchipelError as error:
             reason = f"aggregation: {error}"
         now = services.clock()
-        with services.database.write() as session:
+        with self._write() as session:
             current = session.get_one(Round, round_id, with_for_update=True)
             task = session.get_one(Task, current.task_id, with_for_update=True)
             if current.phase != "aggregating":
@@ -193,7 +249,7 @@ class Coordinator:
         digest = services.blobs.put(weights)
         state_digest = services.blobs.put(state_bytes) if state_bytes else None
         now = services.clock()
-        with services.database.write() as session:
+        with self._write() as session:
             stored = session.get_one(Task, task.task_id, with_for_update=True)
             session.merge(Blob(digest=digest, kind="weights", size=len(weights), created=now))
             if state_digest is not None:
@@ -232,7 +288,7 @@ class Coordinator:
         )
         sealed = seal("plan", plan, services.settings.private_key)
         services.spool.open_round(plan.round_id)
-        with services.database.write() as session:
+        with self._write() as session:
             stored = session.get_one(Task, task.task_id, with_for_update=True)
             if stored.state != "running":
                 return
@@ -271,7 +327,7 @@ class Coordinator:
 
     def _fail_task(self, task_id: str, reason: str) -> None:
         log.warning("task %s failed: %s", task_id, reason)
-        with self._services.database.write() as session:
+        with self._write() as session:
             task = session.get_one(Task, task_id, with_for_update=True)
             if task.live:
                 task.state = "failed"
@@ -285,7 +341,7 @@ class Coordinator:
 
     def _clean(self) -> None:
         now = self._services.clock()
-        with self._services.database.write() as session:
+        with self._write() as session:
             session.execute(delete(DeviceSession).where(DeviceSession.expires <= now))
             session.execute(delete(ChallengeRow).where(ChallengeRow.expires <= now))
         self._services.blobs.sweep(before=now - LEFTOVER_SECONDS)

@@ -1,10 +1,12 @@
-"""The coordinator as a process of its own: one per data folder, ends on SIGTERM and with its supervisor."""
+"""The coordinator as a process of its own: one per data folder, one at work per database, ends with its supervisor."""
 
 from __future__ import annotations
 
 import fcntl
 import logging
 import os
+import re
+import secrets
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +15,7 @@ from pathlib import Path
 from archipel.errors import ArchipelError, ServerError
 from archipel.server import children
 from archipel.server.coordinator import Coordinator
+from archipel.server.lease import Lease
 from archipel.server.parent import end_with_parent
 from archipel.server.services import Services
 from archipel.server.settings import Settings
@@ -27,14 +30,15 @@ def run_coordinator(settings: Settings, *, stop: Stop | None = None, ready: int 
     Raises ServerError when another coordinator works on the data folder or the database cannot be used.
     """
     stop = stop or Stop()
-    with stop.on_signals(), _only_one(settings.path(LOCK_FILE)):
+    with stop.on_signals(), _only_one(settings.path(LOCK_FILE)) as holder:
         services = Services.open(settings)
         settings.private_key  # noqa: B018 - fail now, not in the first round
         services.prepare()
         if ready is not None:
             os.write(ready, b"1")
             os.close(ready)
-        Coordinator(services).run(stop)
+        lease = Lease(services.database, holder, clock=services.clock, seconds=settings.lease_seconds)
+        Coordinator(services, lease).run(stop)
         services.database.dispose()
 
 
@@ -52,7 +56,8 @@ def main() -> int:
 
 
 @contextmanager
-def _only_one(path: Path) -> Iterator[None]:
+def _only_one(path: Path) -> Iterator[str]:
+    """Lock the data folder; gives the id under which it holds the lease, which the lock file keeps."""
     try:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
@@ -62,7 +67,13 @@ def _only_one(path: Path) -> Iterator[None]:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ServerError(f"{path.parent}: another server is running on this data folder") from None
-        yield
+        kept = os.pread(handle, 64, 0).decode("ascii", "replace")
+        if not re.fullmatch("[0-9a-f]{32}", kept):
+            kept = secrets.token_hex(16)
+            os.ftruncate(handle, 0)
+            os.pwrite(handle, kept.encode(), 0)
+            os.fsync(handle)
+        yield kept
     finally:
         os.close(handle)
 

@@ -243,3 +243,13 @@ class AccessToken(Base):
     created: Mapped[float] = mapped_column(Float)
     expires: Mapped[float | None] = mapped_column(Float)
     revoked: Mapped[float | None] = mapped_column(Float)
+
+
+class LeaseRow(Base):
+    """Who coordinates, until when (Unix seconds), and as the how manieth; see archipel.server.lease."""
+
+    __tablename__ = "leases"
+    name: Mapped[str] = mapped_column(String(32), primary_key=True)
+    holder: Mapped[str] = mapped_column(Id)
+    term: Mapped[int] = mapped_column(BigInteger)
+    expires: Mapped[float] = mapped_column(Float)

@@ -66,6 +66,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     challenge_seconds: Seconds = 60.0
     poll_seconds: Annotated[float, Meta(ge=0.005, le=10)] = 0.05
     """How often the coordinator looks."""
+    lease_seconds: Annotated[float, Meta(ge=1, le=3600)] = 10.0
+    """After so long without a sign of life another server's coordinator takes over."""
     max_failed_rounds: Annotated[int, Meta(ge=1, le=1000)] = 5
     """After this many failed rounds in a row a task fails."""
 

@@ -20,6 +20,7 @@ from tests.server.test_bundles_and_tasks import *  # noqa: F403
 from tests.server.test_candidates import *  # noqa: F403
 from tests.server.test_coordinator import *  # noqa: F403
 from tests.server.test_enrolment import *  # noqa: F403
+from tests.server.test_lease import *  # noqa: F403
 from tests.server.test_messages_of_a_round import *  # noqa: F403
 from tests.server.test_paging import *  # noqa: F403
 from tests.server.test_permissions import *  # noqa: F403

@@ -1,4 +1,4 @@
-"""Who takes part in a task, when devices are to come again, who may do what, and what was done."""
+"""Who takes part in a task, when devices are to come again, who may do what, what was done, and who coordinates."""
 
 from __future__ import annotations
 
@@ -48,6 +48,14 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("seq", name=op.f("pk_audit")),
     )
     _append_only("audit")
+    op.create_table(
+        "leases",
+        sa.Column("name", sa.String(length=32), nullable=False),
+        sa.Column("holder", sa.String(length=32), nullable=False),
+        sa.Column("term", sa.BigInteger(), nullable=False),
+        sa.Column("expires", sa.Float(), nullable=False),
+        sa.PrimaryKeyConstraint("name", name=op.f("pk_leases")),
+    )
 
 
 def _append_only(table: str) -> None:

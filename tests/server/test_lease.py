@@ -1,0 +1,155 @@
+"""Many coordinators, one of which works; and none commits after another has taken over."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import pytest
+
+import archipel.server.coordinator as module
+from archipel.errors import LeaseLostError
+from archipel.server.coordinator import Coordinator
+from archipel.server.lease import Lease
+from archipel.server.models import LeaseRow
+from archipel.server.services import Services
+from archipel.server.stopping import Stop
+
+A, B = "a" * 32, "b" * 32
+
+
+@pytest.fixture
+def rivals(world: Any) -> Any:
+    """Two coordinators with their own connections and a lease each, on the clock that the test turns."""
+    opened = [Services.open(world.settings, clock=world.clock) for _ in range(2)]
+    yield [
+        Coordinator(services, Lease(services.database, holder, clock=world.clock, seconds=10.0))
+        for services, holder in zip(opened, (A, B))
+    ]
+    for services in opened:
+        services.database.dispose()
+
+
+def expire(world: Any) -> None:
+    """As if nothing had been heard of the holder for long, whichever clock counts."""
+    with world.services.database.write() as session:
+        session.get_one(LeaseRow, "coordinator").expires = 0.0
+
+
+def test_one_has_it_and_the_others_wait(world: Any, rivals: Any) -> None:
+    first, second = (each._lease for each in rivals)
+    assert [first.take(), second.take(), first.take(), second.take()] == [True, False, True, False]
+    assert first.term == 1
+    expire(world)
+    assert second.take()
+    assert second.term == 2
+    assert not first.take()
+    assert first.term is None
+    second.give_back()
+    assert first.take()
+    assert first.term == 3
+
+
+def test_who_is_started_again_in_the_same_place_need_not_wait(world: Any, rivals: Any) -> None:
+    first = rivals[0]._lease
+    first.take()
+    again = Lease(world.services.database, A, clock=world.clock, seconds=10.0)
+    assert again.take()
+    assert again.term == 2
+    said = "its number is 2, this coordinator's was 1"
+    with pytest.raises(LeaseLostError, match=said), world.services.database.write() as session:
+        first.fence(session)
+
+
+def to_aggregating(world: Any, coordinator: Any) -> Any:
+    task = world.create_task(cohort=3)
+    devices = world.add_devices(3)
+    world.coordinator = coordinator
+    world.start_round(devices)
+    world.run_to("unmasking", devices)
+    for device in devices:
+        device.unmasking()
+    return task
+
+
+def test_who_was_replaced_in_the_middle_of_aggregating_commits_nothing(
+    world: Any, rivals: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = rivals
+    assert first._lease.take()
+    task = to_aggregating(world, first)
+    whole = module.aggregate
+
+    def interrupted(services: Any, round_id: str) -> Any:
+        made = whole(services, round_id)
+        if services is first._services:
+            # The process was stopped here for longer than its lease; the other one goes on, and finishes.
+            expire(world)
+            assert second._lease.take()
+            while second.step():
+                pass
+        return made
+
+    monkeypatch.setattr(module, "aggregate", interrupted)
+    assert first.step()  # to phase aggregating
+    with pytest.raises(LeaseLostError):
+        first.step()
+    assert [each["phase"] for each in world.rounds(task["task_id"])] == ["committed"]
+    shown = world.task(task["task_id"])
+    assert (shown["state"], shown["rounds_committed"]) == ("completed", 1)
+    committed = [e for e in world.operator("GET", "/v1/audit")[1]["items"] if e["action"] == "round.committed"]
+    assert len(committed) == 1
+
+
+@pytest.mark.parametrize("what", ["open a round", "advance", "fail"])
+def test_no_transition_without_the_lease(world: Any, rivals: Any, what: str) -> None:
+    first, second = rivals
+    assert first._lease.take()
+    task = world.create_task(cohort=3, deadlines={"advertising": 5})
+    devices = world.add_devices(3)
+    world.coordinator = first
+    if what == "open a round":
+        world.settle()  # the first version is made
+        for device in devices:
+            device.check_in()
+    else:
+        world.start_round(devices)
+        if what == "advance":
+            for device in devices:
+                device.advertising()
+        else:
+            world.clock.now += 6
+    expire(world)
+    assert second._lease.take()
+    before = world.rounds(task["task_id"])
+    with pytest.raises(LeaseLostError):
+        first.step()
+    assert world.rounds(task["task_id"]) == before
+    second.step()
+    assert world.rounds(task["task_id"]) != before
+
+
+def test_a_long_step_keeps_the_lease_and_a_clean_end_gives_it_back(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    services = Services.open(world.settings)  # the true clock
+    coordinator = Coordinator(services, Lease(services.database, A, clock=time.time, seconds=1.0))
+    rival = Lease(services.database, B, clock=time.time, seconds=1.0)
+    stop, begun = Stop(), threading.Event()
+
+    def slow(self: Any) -> bool:
+        begun.set()
+        time.sleep(2.5)
+        return False
+
+    monkeypatch.setattr(Coordinator, "step", slow)
+    thread = threading.Thread(target=coordinator.run, args=(stop,))
+    thread.start()
+    assert begun.wait(10)
+    until = time.monotonic() + 2
+    while time.monotonic() < until:
+        assert not rival.take()
+        time.sleep(0.1)
+    stop.set()
+    thread.join()
+    assert rival.take()
+    services.database.dispose()
