@@ -11,7 +11,7 @@ import onnx_ir as ir
 from archipel.compression.compressed import CompressedModel
 from archipel.compression.deploy import constants
 from archipel.compression.integer_forms import INT32_LARGEST
-from archipel.compression.quantize.placement import Layer, Placement, place
+from archipel.compression.quantize.placement import PASSED, Layer, Placement, place
 from archipel.compression.quantize.ranges import Kind, Range
 from archipel.graph import Builder
 from archipel.graph.functions import inline_functions
@@ -127,7 +127,7 @@ def _round_activations(
                 result = switch(op, str(value.name), value, result)
         kept = {integers.producer(), result.producer()}
         result.shape = value.shape
-        if value.is_graph_output():
+        if value.is_graph_output() and kind == "int8" and node is not None and node.op_type in PASSED:
             _hand_out(op.graph, value, result)
         for use in list(value.uses()):
             if use.node not in kept:

@@ -58,3 +58,14 @@ def test_what_only_moves_numbers_behind_a_layer(behind: str, rounding: str, tmp_
         assert np.abs(ran - simulated).max() <= step
     expected = network(torch.from_numpy(x)).detach().numpy()
     assert np.abs(simulated - expected).max() < 0.1 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("activations", ["uint8", "int8"])
+def test_the_last_layers_answers_are_not_rounded(activations: str) -> None:
+    """No layer reads them, so there is nothing to be gained by it: the sums of integers come out as they are."""
+    torch.manual_seed(0)
+    x = np.random.default_rng(0).standard_normal((16, 8, 8, 8)).astype(np.float32)
+    model = Model.from_torch(nn.Sequential(nn.Conv2d(8, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3)), torch.from_numpy(x))
+    part = StaticInt8(activations=activations)  # type: ignore[arg-type]
+    small, _ = compress(model, [part], calibration={model.inputs[0].name: x})
+    assert len(np.unique(answers(small.to_bytes(), x, optimized=False))) > 1000
