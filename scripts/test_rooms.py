@@ -1,6 +1,7 @@
 """Run the test suite room by room and print the seconds of each; with the long suites the coverage of all together.
 
-Two rooms run at a time: one of those that mostly wait for other processes, and one of those that mostly compute.
+Two rooms run at a time: one of those that mostly wait for other processes, and one of those that mostly compute, as
+long as there are both.
 Measuring coverage doubles the time of rooms that are busy in Python, so the short suite goes without. A room is a
 folder in tests/ with test files of its own, as tests/graph and tests/graph/passes. It has 75 seconds; one that takes
 longer is named, so that it gets split or sped up.
@@ -15,6 +16,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -38,8 +41,12 @@ def main() -> int:
     counts: dict[str, int] = {}
     lanes = [[room for room in rooms if (room.split(os.sep)[0] in WAITING) == waits] for waits in (True, False)]
     started = time.monotonic()
+    waiting, computing = map(deque, lanes)
     with ThreadPoolExecutor(len(lanes)) as pool:
-        done = pool.map(lambda lane: [run_room(room, options.slow, counts) for room in lane], lanes)
+        done = pool.map(
+            lambda pair: [run_room(room, options.slow, counts) for room in taken(*pair)],
+            ((waiting, computing), (computing, waiting)),
+        )
         rows = sorted(row for lane in done for row in lane)
     whole = time.monotonic() - started
     if options.slow:
@@ -54,6 +61,15 @@ def main() -> int:
     passed, failed = counts.get("passed", 0), counts.get("failed", 0) + counts.get("error", 0)
     print(f"{passed} passed, {failed} failed, {counts.get('skipped', 0)} skipped")
     return 0 if passed and all(ok for _, _, ok in rows) else 1
+
+
+def taken(own: deque[str], others: deque[str]) -> Iterator[str]:
+    """Rooms of the lane's own, and when there are none left those at the other's end."""
+    while True:
+        try:
+            yield own.popleft() if own else others.pop()
+        except IndexError:  # both are empty
+            return
 
 
 def run_room(room: str, slow: bool, counts: dict[str, int]) -> tuple[str, float, bool]:

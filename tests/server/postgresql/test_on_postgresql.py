@@ -15,17 +15,9 @@ from sqlalchemy.exc import DBAPIError
 from archipel.server.audit_chain import verify
 from archipel.server.models import Base
 from archipel.server.resources import AuditEntry
-from tests.server.test_access import *  # noqa: F403
-from tests.server.test_bundles_and_tasks import *  # noqa: F403
-from tests.server.test_candidates import *  # noqa: F403
 from tests.server.test_coordinator import *  # noqa: F403
-from tests.server.test_enrolment import *  # noqa: F403
 from tests.server.test_lease import *  # noqa: F403
-from tests.server.test_messages_of_a_round import *  # noqa: F403
-from tests.server.test_paging import *  # noqa: F403
-from tests.server.test_permissions import *  # noqa: F403
 from tests.server.test_rounds import *  # noqa: F403
-from tests.server.test_secure_round import *  # noqa: F403
 from tests.server.test_task_control import *  # noqa: F403
 
 
