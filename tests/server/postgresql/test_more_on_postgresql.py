@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from tests.server.test_access import *  # noqa: F403
+from tests.server.api.test_access import *  # noqa: F403
+from tests.server.api.test_paging import *  # noqa: F403
+from tests.server.api.test_permissions import *  # noqa: F403
 from tests.server.test_bundles_and_tasks import *  # noqa: F403
 from tests.server.test_candidates import *  # noqa: F403
 from tests.server.test_enrolment import *  # noqa: F403
 from tests.server.test_messages_of_a_round import *  # noqa: F403
-from tests.server.test_paging import *  # noqa: F403
-from tests.server.test_permissions import *  # noqa: F403
 from tests.server.test_secure_round import *  # noqa: F403
 
 pytestmark = pytest.mark.slow

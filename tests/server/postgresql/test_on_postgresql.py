@@ -15,10 +15,10 @@ from sqlalchemy.exc import DBAPIError
 from archipel.server.audit_chain import verify
 from archipel.server.models import Base
 from archipel.server.resources import AuditEntry
+from tests.server.api.test_task_control import *  # noqa: F403
 from tests.server.test_coordinator import *  # noqa: F403
 from tests.server.test_lease import *  # noqa: F403
 from tests.server.test_rounds import *  # noqa: F403
-from tests.server.test_task_control import *  # noqa: F403
 
 
 def test_models_and_migrations_agree_here_too(world: Any) -> None:
