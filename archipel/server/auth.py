@@ -14,7 +14,7 @@ from archipel.server.problems import refuse
 from archipel.server.services import Services
 
 Role = Literal["anyone", "device", "operator", "auditor", "admin"]
-"""Operators run tasks, auditors read everything, admins may also make tokens and revoke devices."""
+"""Operators run tasks, auditors read everything, admins may also make and revoke tokens."""
 
 ACCESS_PREFIX = "apt_"
 """Access tokens begin with it, so that scanners for leaked secrets know them."""
@@ -44,6 +44,11 @@ class Identity:
         """Raises ApiError 403 where the token is not for that population."""
         if self.populations is not None and population not in self.populations:
             raise refuse(403, f"this token is not for population {population!r}")
+
+    def require_all(self) -> None:
+        """Raises ApiError 403 where the token is for some populations only."""
+        if self.populations is not None:
+            raise refuse(403, "this needs a token that is for all populations")
 
 
 ANYONE = Identity("anyone")

@@ -222,6 +222,8 @@ class Coordinator:
         if task.model is None:
             try:
                 self._make_first_version(task)
+            except LeaseLostError:
+                raise
             except ArchipelError as error:
                 self._fail_task(task.task_id, f"the first version cannot be made: {error}")
             return True
@@ -231,6 +233,8 @@ class Coordinator:
             return False
         try:
             self._open_round(task, now)
+        except LeaseLostError:
+            raise
         except ArchipelError as error:
             self._fail_task(task.task_id, f"no round can be opened: {error}")
         return True

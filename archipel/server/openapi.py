@@ -31,7 +31,7 @@ def document(resources: Mapping[str, Sequence[Route]], *, version: str) -> dict[
     kinds = [kind for route in routes for kind in (route.request, route.response, route.query) if kind is not None]
     schemas, components = msgspec.json.schema_components([*kinds, Problem], ref_template=_REFERENCE)
     _say_base64(components)
-    known = dict(zip(map(repr, [*kinds, Problem]), schemas))
+    known = dict(zip([*kinds, Problem], schemas))
     paths: dict[str, dict[str, Any]] = {}
     for name, each in resources.items():
         for route in each:
@@ -68,7 +68,7 @@ def _say_base64(schema: Any) -> None:
             _say_base64(inner)
 
 
-def _operation(resource: str, route: Route, known: Mapping[str, Any], components: Mapping[str, Any]) -> dict[str, Any]:
+def _operation(resource: str, route: Route, known: Mapping[Any, Any], components: Mapping[str, Any]) -> dict[str, Any]:
     made: dict[str, Any] = {
         "operationId": route.name,
         "summary": route.summary,
@@ -77,13 +77,13 @@ def _operation(resource: str, route: Route, known: Mapping[str, Any], components
         "responses": {str(status): _answer(route, known) for status in _successes(route)},
         "security": [] if "anyone" in route.roles else [{role: []} for role in sorted(route.roles)],
     }
-    problem = {"application/json": {"schema": known[repr(Problem)]}}
+    problem = {"application/json": {"schema": known[Problem]}}
     for status in _failures(route):
         made["responses"][str(status)] = {"description": TYPES[status], "content": problem}
     if route.request is not None:
         made["requestBody"] = {
             "required": True,
-            "content": {"application/json": {"schema": known[repr(route.request)]}},
+            "content": {"application/json": {"schema": known[route.request]}},
         }
     elif route.takes:
         made["requestBody"] = {"required": True, "content": {route.takes: {"schema": _BYTES}}}
@@ -119,9 +119,9 @@ def _in_headers(route: Route) -> list[dict[str, Any]]:
     ]
 
 
-def _answer(route: Route, known: Mapping[str, Any]) -> dict[str, Any]:
+def _answer(route: Route, known: Mapping[Any, Any]) -> dict[str, Any]:
     if route.response is not None:
-        return {"description": route.summary, "content": {"application/json": {"schema": known[repr(route.response)]}}}
+        return {"description": route.summary, "content": {"application/json": {"schema": known[route.response]}}}
     return {"description": route.summary, "content": {route.gives: {"schema": _BYTES}} if route.gives else {}}
 
 

@@ -15,6 +15,8 @@ from archipel.server.routes import ADMIN, Call, Route
 
 def create_token(call: Call[TokenRequest]) -> NewToken:
     """Make an access token; the answer is the only place where it is ever shown."""
+    if call.body.role == "admin" and call.body.populations is not None:
+        raise refuse(422, "populations: an admin's token is for all of them, for it can make others")
     now = call.services.clock()
     token = ACCESS_PREFIX + secrets.token_urlsafe(32)
     row = AccessToken(

@@ -21,13 +21,14 @@ from archipel.protocol.messages import (
 )
 from archipel.protocol.sealed import encode
 from archipel.protocol.secagg import check_advertisement, check_confirmation, check_shares, check_unmasking
-from archipel.server.models import Participant, Round, Share
+from archipel.server.models import Participant, Round, Share, Task
 from archipel.server.problems import refuse, refusing
 from archipel.server.routes import DEVICE, READ, B, Call, Route
 from archipel.server.seats import Seat, store_answer, take_seat
 
 _STATUS = (
-    select(Round.phase, Round.phase_ends, Round.reason, Participant.device_id)
+    select(Round.phase, Round.phase_ends, Round.reason, Participant.device_id, Task.population)
+    .join(Task, Task.task_id == Round.task_id)
     .outerjoin(
         Participant, and_(Participant.round_id == Round.round_id, Participant.device_id == bindparam("device_id"))
     )
@@ -42,6 +43,7 @@ def round_status(call: Call[None], round_id: str) -> RoundStatus:
         raise refuse(404, f"no round {round_id}")
     if call.identity.role == "device" and row.device_id is None:
         raise refuse(403, "this device is not in the round")
+    call.identity.require(row.population)
     return RoundStatus(
         round_id=round_id,
         phase=row.phase,

@@ -69,3 +69,25 @@ def test_a_token_is_for_its_populations(world: Any) -> None:
     }  # fmt: skip
     assert world.operator("POST", "/v1/tasks", values, headers)[0] == 403
     assert world.task(theirs["task_id"])["state"] == "running"
+
+
+def test_a_token_for_one_population_sees_nothing_of_others(world: Any) -> None:
+    world.create_task(population="pupils", cohort=3)
+    devices = world.add_devices(3)
+    world.start_round(devices)
+    path = f"/v1/rounds/{devices[0].plan.round_id}"
+    _, mine = make(world, populations=["pupils"])
+    _, other = make(world, populations=["teachers"], role="auditor")
+    assert world.operator("GET", path, headers=mine)[0] == 200
+    assert world.operator("GET", path, headers=other)[0] == 403
+    # The audit log only makes sense as a whole, and tells of all.
+    for route in ("/v1/audit", "/v1/audit/head"):
+        assert world.operator("GET", route, headers=other)[0] == 403
+    _, whole = make(world, role="auditor")
+    assert world.operator("GET", "/v1/audit", headers=whole)[0] == 200
+
+
+def test_an_admin_is_one_for_all_populations(world: Any) -> None:
+    """Or it would make itself a token for those that it was not given."""
+    status, answer = world.operator("POST", "/v1/tokens", {"name": "half", "role": "admin", "populations": ["pupils"]})
+    assert (status, answer["type"]) == (422, "unprocessable")
