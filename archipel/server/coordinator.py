@@ -108,7 +108,7 @@ class Coordinator:
             if lease.term is None or time.monotonic() - self._step_began > LONGEST_STEP:
                 continue
             try:
-                lease.take()
+                lease.renew()
             except (DBAPIError, OSError) as error:
                 log.warning("the lease was not renewed: %s", getattr(error, "orig", error))
 

@@ -33,10 +33,18 @@ class Lease:
 
     def take(self) -> bool:
         """Take the lease if it is free, or renew it. Returns whether this process holds it now."""
+        return self._hold(self._take)
+
+    def renew(self) -> bool:
+        """Renew the lease; one that was lost is not taken again, not even if it is free: what was begun under its
+        number must not go on under another."""
+        return self._hold(self._extend)
+
+    def _hold(self, way: Callable[[Session], int | None]) -> bool:
         with self._lock:
             try:
                 with self._database.write() as session:
-                    term = self._take(session)
+                    term = way(session)
             except IntegrityError:  # another took the very first one at the same moment
                 term = None
             self.term = term
@@ -50,16 +58,26 @@ class Lease:
             session.add(row)
         elif row.holder != self.holder and row.expires > now:
             return None
-        elif (row.holder, row.term) != (self.holder, self.term):
+        elif not self._mine(row):
             row.holder, row.term = self.holder, row.term + 1
         row.expires = now + self.seconds
         return row.term
+
+    def _extend(self, session: Session) -> int | None:
+        row = session.get(LeaseRow, NAME, with_for_update=True)
+        if row is None or not self._mine(row):
+            return None
+        row.expires = self._now(session) + self.seconds
+        return row.term
+
+    def _mine(self, row: LeaseRow) -> bool:
+        return (row.holder, row.term) == (self.holder, self.term)
 
     def give_back(self) -> None:
         """So that another need not wait. Nothing happens where it was lost."""
         with self._lock, self._database.write() as session:
             row = session.get(LeaseRow, NAME, with_for_update=True)
-            if row is not None and (row.holder, row.term) == (self.holder, self.term):
+            if row is not None and self._mine(row):
                 row.expires = 0.0
             self.term = None
 

@@ -51,6 +51,23 @@ def test_one_has_it_and_the_others_wait(world: Any, rivals: Any) -> None:
     assert first.term == 3
 
 
+def test_a_lease_that_was_lost_is_not_renewed_even_if_it_is_free(world: Any, rivals: Any) -> None:
+    """The heartbeat of a coordinator in the middle of a step must not make the rest of that step valid again."""
+    first, second = (each._lease for each in rivals)
+    assert first.take()
+    assert first.renew()
+    expire(world)
+    assert first.renew()  # nobody had taken it
+    expire(world)
+    assert second.take()
+    second.give_back()
+    assert not first.renew()
+    with pytest.raises(LeaseLostError), world.services.database.write() as session:
+        first.fence(session)
+    assert first.take()
+    assert first.term == 3
+
+
 def test_who_is_started_again_in_the_same_place_need_not_wait(world: Any, rivals: Any) -> None:
     first = rivals[0]._lease
     first.take()

@@ -16,7 +16,7 @@ MAX_BYTES = 16 << 10
 
 
 _CHECK_IN = (
-    select(CheckInRow.last_seen, CheckInRow.due, CheckInRow.attributes, Round.round_id, Round.phase, Round.plan)
+    select(CheckInRow.due, CheckInRow.attributes, Round.round_id, Round.phase, Round.plan)
     .outerjoin(Round, Round.round_id == CheckInRow.round_id)
     .where(CheckInRow.device_id == bindparam("device_id"))
 )
