@@ -2,6 +2,7 @@
 # Node.js 20 with npm, and Chromium: what the browser's runtime is built and tested with, from this system's packages.
 # With CI=true or --yes it installs what is missing; otherwise it names it. Ends with 0 if everything is there.
 set -euo pipefail
+. "$(dirname "$0")/apt.sh"
 
 NODE_MAJOR=20
 
@@ -13,18 +14,8 @@ missing() {
 
 mapfile -t packages < <(missing)
 if [ ${#packages[@]} -gt 0 ]; then
-  if [ "${CI:-}" != true ] && [ "${1:-}" != --yes ]; then
-    echo "missing for the browser's runtime: ${packages[*]} (scripts/install_browser.sh --yes installs with apt-get)" >&2
-    exit 1
-  fi
-  if ! command -v apt-get >/dev/null; then
-    echo "missing for the browser's runtime: ${packages[*]}; there is no apt-get, install them as your system does" >&2
-    exit 1
-  fi
-  as_root=()
-  [ "$(id -u)" -eq 0 ] || as_root=(sudo)
-  "${as_root[@]}" apt-get update -qq
-  "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -qq --no-install-recommends "${packages[@]}"
+  may_install "the browser's runtime" "${1:-}" "${packages[@]}"
+  apt_install "${packages[@]}"
 fi
 
 major=$(node -p 'process.versions.node.split(".")[0]')
