@@ -99,6 +99,31 @@ class PrivacyPolicy(_Strict, frozen=True, kw_only=True):
     max_bits: int
 
 
+class Statistic(_Strict, frozen=True, kw_only=True):
+    """What sums of the `analyze` program `program` mean: they are its update outputs with the tensors NAME/sum (of sum
+    and mean), NAME/count (of mean) and NAME/histogram.
+
+    A histogram has len(edges) + 1 counts: below the first edge, between each two, from the last on. Quantiles, one for
+    each of `probabilities`, are read off a histogram.
+    """
+
+    name: str
+    kind: Literal["sum", "mean", "histogram", "quantiles"]
+    program: str
+    edges: tuple[float, ...] = ()
+    probabilities: tuple[float, ...] = ()
+
+    def tensor(self, part: Literal["sum", "count", "histogram"]) -> str:
+        return f"{self.name}/{part}"
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """The sums that it is made of."""
+        if self.kind == "mean":
+            return self.tensor("sum"), self.tensor("count")
+        return (self.tensor("sum" if self.kind == "sum" else "histogram"),)
+
+
 class Manifest(_Strict, frozen=True, kw_only=True):
     """Everything about a bundle but the bytes. `files` maps every other file to its SHA-256 (hex)."""
 
@@ -111,6 +136,7 @@ class Manifest(_Strict, frozen=True, kw_only=True):
     files: dict[str, str]
     schedule: tuple[Phase, ...] = ()
     self_test: SelfTest | None = None
+    statistics: tuple[Statistic, ...] = ()
     strategy: str = ""
     lineage: Lineage = Lineage()
 

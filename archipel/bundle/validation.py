@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -17,12 +19,13 @@ from archipel.bundle.roles import (
     Port,
     Program,
     State,
+    Update,
     role_of,
 )
 from archipel.errors import ManifestError, TensorLayoutError, UnsafePathError
 
 if TYPE_CHECKING:
-    from archipel.bundle.manifest import Manifest, Phase, TensorSpec
+    from archipel.bundle.manifest import Manifest, Phase, Statistic, TensorSpec
 
 MANIFEST_FILE = "manifest.json"
 SIGNATURE_FILE = "manifest.sig"
@@ -55,6 +58,10 @@ def validate_manifest(manifest: Manifest) -> None:
             _validate_repeats(name, program, manifest.programs)
     for index, phase in enumerate(manifest.schedule):
         _validate_phase(index, phase, manifest.programs)
+    if len({each.name for each in manifest.statistics}) != len(manifest.statistics):
+        raise ManifestError("manifest: two statistics have the same name")
+    for statistic in manifest.statistics:
+        _validate_statistic(statistic, manifest.programs)
     _validate_self_test(manifest)
     _validate_policy(manifest)
     if manifest.lineage.parent is not None:
@@ -264,6 +271,27 @@ def _validate_policy(manifest: Manifest) -> None:
         raise ManifestError("privacy: secure mode needs min_cohort >= 2 and threshold above 0.5 and at most 1")
     if not 0 < policy.max_clip < float("inf") or not 2 <= policy.max_bits <= MAX_BITS:
         raise ManifestError(f"privacy: max_clip must be above 0 and finite, max_bits from 2 to {MAX_BITS}")
+
+
+def _validate_statistic(statistic: Statistic, programs: dict[str, Program]) -> None:
+    where = f"statistic {statistic.name!r}"
+    _text("statistics[].name", statistic.name)
+    program = programs.get(statistic.program)
+    if program is None or program.kind != "analyze":
+        raise ManifestError(f"{where}: {statistic.program!r} is not an analyze program of this bundle")
+    shapes = {port.tensor: tuple(port.shape) for port in program.outputs if isinstance(port, Update)}
+    binned = statistic.kind in ("histogram", "quantiles")
+    for tensor in statistic.tensors:
+        expected = (len(statistic.edges) + 1,) if binned else ()
+        if shapes.get(tensor) != expected:
+            raise ManifestError(f"{where}: {statistic.program!r} must upload {tensor!r} of shape {list(expected)}")
+    edges, shares = statistic.edges, statistic.probabilities
+    if binned != bool(edges) or (statistic.kind == "quantiles") != bool(shares):
+        raise ManifestError(f"{where}: a {statistic.kind} has edges {list(edges)} and probabilities {list(shares)}")
+    if not all(map(math.isfinite, edges)) or any(low >= high for low, high in pairwise(edges)):
+        raise ManifestError(f"{where}: edges must be finite and grow")
+    if not all(0 <= share <= 1 for share in shares) or len(set(shares)) != len(shares):
+        raise ManifestError(f"{where}: probabilities must be from 0 to 1, each once")
 
 
 def _text(where: str, value: str) -> None:

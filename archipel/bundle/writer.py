@@ -23,6 +23,7 @@ from archipel.bundle.manifest import (
     Phase,
     PrivacyPolicy,
     SelfTest,
+    Statistic,
     TensorSpec,
     encode_manifest,
 )
@@ -58,6 +59,7 @@ def write_bundle(
     strategy: str = "",
     lineage: Lineage | None = None,
     self_test: tuple[SelfTest, bytes] | None = None,
+    statistics: tuple[Statistic, ...] = (),
 ) -> Bundle:
     """Write a new bundle folder, all or nothing, and read it back verified.
 
@@ -83,6 +85,7 @@ def write_bundle(
         strategy=strategy,
         lineage=lineage or Lineage(),
         self_test=None if self_test is None else self_test[0],
+        statistics=statistics,
     )
     manifest_bytes = encode_manifest(manifest)
     contents[MANIFEST_FILE] = manifest_bytes

@@ -23,6 +23,11 @@ Name = Annotated[str, Meta(min_length=1, max_length=128, pattern="^[A-Za-z0-9][A
 # Exact in every JSON reader, JavaScript's included.
 Whole = Annotated[int, Meta(ge=0, le=2**53 - 1)]
 
+Metrics = Annotated[
+    dict[Annotated[str, Meta(min_length=1, max_length=128)], Annotated[float, Meta(gt=0, le=1e30)]], Meta(max_length=64)
+]
+"""Names of an `evaluate` program's metrics, each with the bound of its absolute value."""
+
 MAX_COHORT = 4096
 
 
@@ -106,8 +111,10 @@ class SessionResponse(Message, frozen=True, kw_only=True):
 # --- rounds ---------------------------------------------------------------------------------------------------
 
 Phase = Literal[
-    "assigning", "advertising", "sharing", "masking", "confirming", "unmasking", "aggregating", "committed", "failed"
-]
+    "assigning", "advertising", "sharing", "masking", "confirming", "unmasking", "buffering", "updating", "aggregating",
+    "committed", "failed",
+]  # fmt: skip
+Kind = Literal["training", "evaluation", "analytics"]
 
 
 class RoundPlan(Message, frozen=True, kw_only=True):
@@ -115,6 +122,10 @@ class RoundPlan(Message, frozen=True, kw_only=True):
 
     `threshold` of secret sharing and `cohort` bounds are counts of devices; `modulus_bits` is b of the masks modulo
     2^b; `weights` is the digest of the parameters (safetensors) to start from; `broadcast` likewise, if there is any.
+
+    `kind` says what is uploaded: of training what `finish` gives, of evaluation the `metrics` (each with the range of
+    its fixed-point encoding) weighted by at most `max_examples` examples, of analytics what `program` gives. In an
+    asynchronous task a device multiplies its deltas by (1 + s)^-staleness_exponent, where s is RoundStatus.staleness.
     """
 
     round_id: RoundId
@@ -129,6 +140,11 @@ class RoundPlan(Message, frozen=True, kw_only=True):
     modulus_bits: Annotated[int, Meta(ge=8, le=32)]
     hyperparameters: dict[str, float] = {}
     broadcast: Digest | None = None
+    kind: Kind = "training"
+    program: Annotated[str, Meta(max_length=128)] = ""
+    metrics: Metrics = {}
+    max_examples: Annotated[int, Meta(ge=1, le=1 << 30)] = 1000
+    staleness_exponent: Annotated[float, Meta(ge=0, le=16)] | None = None
 
 
 class CheckIn(Message, frozen=True, kw_only=True):
@@ -145,13 +161,15 @@ class CheckInResponse(Message, frozen=True, kw_only=True):
 
 
 class RoundStatus(Message, frozen=True, kw_only=True):
-    """`phase_ends` is when the phase's deadline passes, Unix seconds by the server's clock."""
+    """`phase_ends` is when the phase's deadline passes, Unix seconds by the server's clock; `staleness` the number of
+    versions that an asynchronous task has made since this round's model."""
 
     round_id: RoundId
     phase: Phase
     phase_ends: float
     retry_after: float
     reason: str = ""
+    staleness: Whole = 0
 
 
 class Advertisement(Message, frozen=True, kw_only=True):

@@ -11,16 +11,16 @@ from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.orm import Session
 
 from archipel.server.eligibility import Eligibility, parse_eligibility
-from archipel.server.models import Answer, CheckInRow, Participant, Round, Task
+from archipel.server.models import UPDATE_PHASES, Answer, CheckInRow, Participant, Round, Task
 
 _parsed = lru_cache(maxsize=256)(parse_eligibility)
 
 
-def candidates(session: Session, task: Task, *, now: float, window: float) -> list[str]:
+def candidates(session: Session, task: Task, *, now: float, window: float, lock: bool = True) -> list[str]:
     """Ids of the devices that are to come within `window` seconds, or are not later than that, and may be assigned;
-    locked for writing."""
+    with `lock` for writing."""
     query = select(CheckInRow.device_id, CheckInRow.attributes).where(*_may_be_taken(task, now, window))
-    rows = session.execute(query.with_for_update(of=CheckInRow))
+    rows = session.execute(query.with_for_update(of=CheckInRow) if lock else query)
     expression = _expression(task)
     return [row.device_id for row in rows if expression(row.attributes)]
 
@@ -50,7 +50,7 @@ def _may_be_taken(task: Task, now: float, window: float) -> list[ColumnElement[b
         given = (
             select(Answer.device_id)
             .join(Round)
-            .where(Round.task_id == task.task_id, Round.phase != "failed", Answer.phase == "masking")
+            .where(Round.task_id == task.task_id, Round.phase != "failed", Answer.phase.in_(UPDATE_PHASES))
             .group_by(Answer.device_id)
             .having(func.count() >= task.max_contributions)
         )

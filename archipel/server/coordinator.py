@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from sqlalchemy import delete, exists, select
+from sqlalchemy import case, delete, exists, func, or_, select
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.orm import Session
 
@@ -23,12 +23,22 @@ from archipel.bundle import Manifest, decode_manifest, open_bundle, read_weights
 from archipel.errors import ArchipelError, LeaseLostError, ServerError
 from archipel.protocol.policy import plan_digest
 from archipel.protocol.sealed import encode, seal
-from archipel.protocol.vector import Layout
-from archipel.server.aggregation import NewVersion, aggregate
+from archipel.server import buffers, folding
+from archipel.server.aggregation import Outcome, aggregate
 from archipel.server.candidates import count_candidates
 from archipel.server.lease import Lease
-from archipel.server.models import Blob, BundleRow, ChallengeRow, DeviceSession, Round, Task, Version
-from archipel.server.resources import TaskRequest
+from archipel.server.models import (
+    LIVE,
+    Answer,
+    Blob,
+    BundleRow,
+    ChallengeRow,
+    DeviceSession,
+    Participant,
+    Round,
+    Task,
+    Version,
+)
 from archipel.server.rounds import (
     RULES,
     Transition,
@@ -36,13 +46,17 @@ from archipel.server.rounds import (
     advance,
     commit_round,
     count,
+    deadline,
     decide,
     fail_round,
+    first_phase,
+    read_plan,
     required,
 )
 from archipel.server.services import Services
 from archipel.server.stopping import Stop
-from archipel.server.task_checks import make_plan, update_program, update_size
+from archipel.server.task_checks import layout_of, make_plan, update_size
+from archipel.server.tasks import request_of
 
 log = logging.getLogger("archipel.coordinator")
 
@@ -50,6 +64,8 @@ CLEAN_SECONDS = 60.0
 STANDBY_SECONDS = 1.0
 RENEWALS = 3
 """In the time of a lease."""
+_GROUPS = (Task.mode == "asynchronous") & (Task.privacy == "secure")
+"""Tasks with several rounds at once: each a group of devices that began together."""
 LONGEST_STEP = 600.0
 LEFTOVER_SECONDS = 86400.0
 
@@ -122,8 +138,15 @@ class Coordinator:
 
     def recover(self) -> None:
         """Remove the updates of rounds that ended while nobody could."""
+        now = self._services.clock()
+        at_work = exists().where(Participant.round_id == Round.round_id, Participant.ends > now)
+        kept = exists().where(
+            Answer.round_id == Round.round_id, Answer.phase == "updating", Answer.folded_into.is_(None)
+        )
+        buffered = (Task.mode == "asynchronous") & (Task.privacy == "plain") & Task.state.in_(LIVE)
         with self._services.database.read() as session:
-            live = list(session.scalars(select(Round.round_id).where(Round.ended.is_(None))))
+            needed = select(Round.round_id).join(Task).where(or_(Round.ended.is_(None), buffered & or_(at_work, kept)))
+            live = list(session.scalars(needed))
         self._services.spool.sweep(live)
 
     def step(self) -> bool:
@@ -131,13 +154,12 @@ class Coordinator:
         services = self._services
         with services.database.read() as session:
             live = session.execute(select(Round.round_id, Round.phase).where(Round.ended.is_(None))).all()
-            idle = list(
-                session.scalars(
-                    select(Task)
-                    .where(Task.state == "running")
-                    .where(~exists().where(Round.task_id == Task.task_id, Round.ended.is_(None)))
-                )
+            at_work = select(func.count()).where(Round.task_id == Task.task_id, Round.ended.is_(None)).scalar_subquery()
+            most = case(
+                (_GROUPS, func.coalesce(Task.concurrency, 2 * Task.cohort) // Task.cohort),
+                else_=1,
             )
+            idle = list(session.scalars(select(Task).where(Task.state == "running", at_work < most)))
         happened = False
         for row in live:
             happened |= self._advance(row.round_id)
@@ -161,19 +183,69 @@ class Coordinator:
             counts = count(session, current, task, now=now, window=window)
             verdict = decide(rule, counts, now=now, phase_ends=current.phase_ends)
             live = task.live
-        if live and verdict is Verdict.STAY:
-            return self._aggregate(round_id) if rule.waits_for == "work" else False
+            stays = live and verdict is Verdict.STAY
+            if stays and rule.name == "buffering":
+                due = buffers.seats_are_due(session, current, task, now=now, window=window)
+            waiting = folding.pending(session, current, task) if stays and rule.collects else []
+        if stays:
+            if rule.waits_for == "work":
+                return self._aggregate(round_id)
+            if rule.name == "buffering" and due:
+                self._move_seats(round_id, now)
+            # A buffer is only what was folded into it.
+            if waiting and (rule.name == "buffering" or folding.worth_a_checkpoint(waiting)):
+                return self._fold(round_id, waiting)
+            return False
         with self._write() as session:
             done = advance(session, round_id, now=now, window=window, max_failed=settings.max_failed_rounds)
         if done is not None:
             self._report(done)
         return done is not None
 
+    def _move_seats(self, round_id: str, now: float) -> None:
+        with self._write() as session:
+            current = session.get_one(Round, round_id, with_for_update=True)
+            task = session.get_one(Task, current.task_id, with_for_update=True)
+            if current.phase == "buffering" and task.state == "running":
+                window = self._services.settings.check_in_window
+                buffers.move_seats(session, current, task, now=now, window=window)
+
+    def _fold(self, round_id: str, waiting: list[folding.Pending]) -> bool:
+        """Add acknowledged updates to the round's running sum; see folding for what a crash leaves."""
+        services = self._services
+        with services.database.read() as session:
+            current = session.get_one(Round, round_id)
+            task = session.get_one(Task, current.task_id)
+            manifest = decode_manifest(session.get_one(BundleRow, task.bundle).manifest)
+        plan, request, before = read_plan(current), request_of(task), current.sum_digest
+        reason = ""
+        try:
+            total = folding.load(services.spool, current, plan, layout_of(request, manifest))
+            folding.fold(services.spool, total, waiting, request.staleness_exponent)
+            digest = services.spool.keep_sum(round_id, (total.encode(),)).digest
+        except ArchipelError as error:
+            reason = f"folding: {error}"
+        with self._write() as session:
+            current = session.get_one(Round, round_id, with_for_update=True)
+            if current.ended is not None:
+                return False
+            if reason:
+                task = session.get_one(Task, current.task_id, with_for_update=True)
+                most = services.settings.max_failed_rounds
+                done = fail_round(session, current, task, reason, now=services.clock(), max_failed=most)
+            else:
+                folding.record(session, current, waiting, digest)
+        if reason:
+            self._report(done)
+        else:
+            folding.forget(services.spool, round_id, waiting, before)
+        return True
+
     def _aggregate(self, round_id: str) -> bool:
         services, settings = self._services, self._services.settings
-        version, reason = None, ""
+        outcome, reason = None, ""
         try:
-            version = aggregate(services, round_id)
+            outcome = aggregate(services, round_id)
         except ArchipelError as error:
             reason = f"aggregation: {error}"
         now = services.clock()
@@ -184,37 +256,40 @@ class Coordinator:
                 return False
             if not task.live:
                 reason = f"the task is {task.state}"
-            if version is None or reason:
+            if outcome is None or reason:
                 done = fail_round(session, current, task, reason, now=now, max_failed=settings.max_failed_rounds)
             else:
-                self._commit(session, current, task, version, now)
+                self._commit(session, current, task, outcome, now)
                 done = Transition(round_id, "committed")
         self._report(done)
         return True
 
-    def _commit(self, session: Session, current: Round, task: Task, version: NewVersion, now: float) -> None:
-        session.merge(Blob(digest=version.weights, kind="weights", size=version.weights_size, created=now))
-        if version.strategy_state is not None:
-            session.merge(
-                Blob(digest=version.strategy_state, kind="state", size=version.strategy_state_size, created=now)
+    def _commit(self, session: Session, current: Round, task: Task, outcome: Outcome, now: float) -> None:
+        current.weight_sum = outcome.weight_sum
+        current.result = outcome.result
+        version = outcome.version
+        if version is not None:
+            session.merge(Blob(digest=version.weights, kind="weights", size=version.weights_size, created=now))
+            if version.strategy_state is not None:
+                session.merge(
+                    Blob(digest=version.strategy_state, kind="state", size=version.strategy_state_size, created=now)
+                )
+            session.add(
+                Version(
+                    task_id=task.task_id,
+                    number=task.rounds_committed + 1,
+                    weights=version.weights,
+                    strategy_state=version.strategy_state,
+                    parent=task.model,
+                    round_id=current.round_id,
+                    cohort=outcome.cohort,
+                    weight_sum=outcome.weight_sum,
+                    created=now,
+                )
             )
-        session.add(
-            Version(
-                task_id=task.task_id,
-                number=current.number,
-                weights=version.weights,
-                strategy_state=version.strategy_state,
-                parent=current.weights_in,
-                round_id=current.round_id,
-                cohort=version.cohort,
-                weight_sum=version.weight_sum,
-                created=now,
-            )
-        )
-        current.weights_out = version.weights
-        current.weight_sum = version.weight_sum
-        task.model = version.weights
-        task.strategy_state = version.strategy_state
+            current.weights_out = version.weights
+            task.model = version.weights
+            task.strategy_state = version.strategy_state
         commit_round(session, current, task, now=now)
 
     def _start(self, task: Task) -> bool:
@@ -229,7 +304,8 @@ class Coordinator:
             return True
         with services.database.read() as session:
             waiting = count_candidates(session, task, now=now, window=services.settings.check_in_window)
-        if waiting < required(task, RULES["assigning"]):
+            wanted = task.buffered and (waiting or buffers.at_work(session, task, now))
+        if not (wanted if task.buffered else waiting >= required(task, RULES["assigning"])):
             return False
         try:
             self._open_round(task, now)
@@ -240,14 +316,18 @@ class Coordinator:
         return True
 
     def _make_first_version(self, task: Task) -> None:
-        services = self._services
+        services, request = self._services, request_of(task)
         with services.database.read() as session:
             row = session.get_one(BundleRow, task.bundle)
+        if request.weights is not None:
+            with self._write() as session:
+                session.get_one(Task, task.task_id, with_for_update=True).model = request.weights
+            return
         bundle = open_bundle(
             services.blobs.path(row.file_digest), services.settings.trusted_keys, services.settings.bundle_folder
         )
         parameters = bundle.parameters()
-        state = strategies.get(bundle.manifest.strategy).init(parameters)
+        state = strategies.get(bundle.manifest.strategy).init(parameters) if request.kind == "training" else {}
         weights = write_weights(parameters)
         state_bytes = write_weights(state) if state else b""
         digest = services.blobs.put(weights)
@@ -258,19 +338,20 @@ class Coordinator:
             session.merge(Blob(digest=digest, kind="weights", size=len(weights), created=now))
             if state_digest is not None:
                 session.merge(Blob(digest=state_digest, kind="state", size=len(state_bytes), created=now))
-            session.add(
-                Version(
-                    task_id=task.task_id,
-                    number=0,
-                    weights=digest,
-                    strategy_state=state_digest,
-                    parent=None,
-                    round_id=None,
-                    cohort=0,
-                    weight_sum=None,
-                    created=now,
+            if request.kind == "training":
+                session.add(
+                    Version(
+                        task_id=task.task_id,
+                        number=0,
+                        weights=digest,
+                        strategy_state=state_digest,
+                        parent=None,
+                        round_id=None,
+                        cohort=0,
+                        weight_sum=None,
+                        created=now,
+                    )
                 )
-            )
             stored.model = digest
             stored.strategy_state = state_digest
 
@@ -280,9 +361,10 @@ class Coordinator:
             manifest = decode_manifest(session.get_one(BundleRow, task.bundle).manifest)
         if task.model is None:
             raise ServerError(f"task {task.task_id} has no model yet")
-        broadcast, broadcast_size = self._store_broadcast(task, manifest)
+        request = request_of(task)
+        broadcast, broadcast_size = self._store_broadcast(task, manifest) if task.kind == "training" else (None, 0)
         plan = make_plan(
-            _request(task),
+            request,
             manifest,
             round_id=secrets.token_hex(16),
             task_id=task.task_id,
@@ -290,7 +372,7 @@ class Coordinator:
             weights=task.model,
             broadcast=broadcast,
         )
-        sealed = seal("plan", plan, services.settings.private_key)
+        sealed, phase = seal("plan", plan, services.settings.private_key), first_phase(task)
         services.spool.open_round(plan.round_id)
         with self._write() as session:
             stored = session.get_one(Task, task.task_id, with_for_update=True)
@@ -303,12 +385,12 @@ class Coordinator:
                     round_id=plan.round_id,
                     task_id=task.task_id,
                     number=plan.number,
-                    phase="assigning",
-                    phase_ends=now + task.deadlines["assigning"],
+                    phase=phase,
+                    phase_ends=now + deadline(task, phase),
                     reason="",
                     plan=encode(sealed),
                     plan_digest=plan_digest(sealed),
-                    update_bytes=update_size(Layout.of(update_program(manifest)), plan.modulus_bits),
+                    update_bytes=update_size(request, manifest, plan),
                     weights_in=task.model,
                     weights_out=None,
                     weight_sum=None,
@@ -316,7 +398,7 @@ class Coordinator:
                     ended=None,
                 )
             )
-        self._report(Transition(plan.round_id, "assigning"))
+        self._report(Transition(plan.round_id, phase))
 
     def _store_broadcast(self, task: Task, manifest: Manifest) -> tuple[str | None, int]:
         services = self._services
@@ -341,7 +423,10 @@ class Coordinator:
     def _report(self, done: Transition) -> None:
         log.info("round %s: %s%s", done.round_id, done.phase, f" ({done.reason})" if done.reason else "")
         if done.phase in ("committed", "failed"):
-            self._services.spool.discard(done.round_id)
+            with self._services.database.read() as session:
+                task = session.get_one(Task, session.get_one(Round, done.round_id).task_id)
+            if not (task.buffered and task.live):  # its devices may still upload; `recover` sees to the rest
+                self._services.spool.discard(done.round_id)
 
     def _clean(self) -> None:
         now = self._services.clock()
@@ -350,18 +435,3 @@ class Coordinator:
             session.execute(delete(ChallengeRow).where(ChallengeRow.expires <= now))
         self._services.blobs.sweep(before=now - LEFTOVER_SECONDS)
         self.recover()
-
-
-def _request(task: Task) -> TaskRequest:
-    return TaskRequest(
-        name=task.name,
-        population=task.population,
-        bundle=task.bundle,
-        rounds=task.rounds,
-        min_cohort=task.min_cohort,
-        cohort=task.cohort,
-        privacy=task.privacy,  # type: ignore[arg-type]
-        threshold=task.threshold,
-        goal=task.goal,
-        hyperparameters=task.hyperparameters,
-    )

@@ -11,11 +11,14 @@ from typing import Any, TypeVar
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from archipel.bundle import decode_manifest
 from archipel.protocol.messages import Chain, Cohort, Confirmations, Confirmed, Member, Survivors
 from archipel.protocol.sealed import Sealed, decode, encode
 from archipel.protocol.secagg import cohort_digest
-from archipel.server.models import Answer, Device
-from archipel.server.rounds import answered
+from archipel.protocol.uploads import upload_layout
+from archipel.protocol.vector import Layout
+from archipel.server.models import Answer, BundleRow, Device, Round, Task
+from archipel.server.rounds import answered, read_plan
 
 T = TypeVar("T")
 
@@ -81,6 +84,18 @@ class FrozenRounds:
             return encode(Confirmations(confirmations=confirmed))
 
         return self._once("confirmations", round_id, make)
+
+    def layout(self, session: Session, round_id: str) -> Layout:
+        """Of the round's updates; settled from the start."""
+
+        def make() -> Layout:
+            current = session.get_one(Round, round_id)
+            task = session.get_one(Task, current.task_id)
+            bundle = session.get_one(BundleRow, task.bundle)
+            plan = read_plan(current)
+            return upload_layout(decode_manifest(bundle.manifest), plan.kind, plan.program, plan.metrics)
+
+        return self._once("layout", round_id, make)
 
     def _once(self, what: str, round_id: str, make: Callable[[], T]) -> T:
         key = (what, round_id)

@@ -14,6 +14,11 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 Id = String(32)
 Digest = String(64)
 
+LIVE = ("running", "paused")
+"""The states of tasks whose rounds count."""
+UPDATE_PHASES = ("masking", "updating")
+"""The phases whose answers are updates."""
+
 
 class Base(DeclarativeBase):
     metadata = MetaData(
@@ -97,6 +102,7 @@ class BundleRow(Base):
 class Task(Base):
     """What an operator asked for, and how far it is. `model` and `strategy_state` are blobs, None before round 1.
 
+    `request` is the JSON of the checked resources.TaskRequest; what queries and rounds need of it has columns too.
     `failed_rounds` counts those since the last committed one; `request_digest` is of the request under an idempotency
     key. A paused task finishes its round and opens no other.
     """
@@ -111,11 +117,15 @@ class Task(Base):
     rounds: Mapped[int] = mapped_column(Integer)
     rounds_committed: Mapped[int] = mapped_column(Integer)
     failed_rounds: Mapped[int] = mapped_column(Integer)
+    request: Mapped[bytes] = mapped_column(LargeBinary, server_default="")
+    kind: Mapped[str] = mapped_column(String(16), server_default="training")
+    mode: Mapped[str] = mapped_column(String(20), server_default="semi-synchronous")
     privacy: Mapped[str] = mapped_column(String(16))
     min_cohort: Mapped[int] = mapped_column(Integer)
     cohort: Mapped[int] = mapped_column(Integer)
     threshold: Mapped[int] = mapped_column(Integer)
     goal: Mapped[int | None] = mapped_column(Integer)
+    concurrency: Mapped[int | None] = mapped_column(Integer)
     eligibility: Mapped[str] = mapped_column(String(1024), server_default="")
     max_contributions: Mapped[int | None] = mapped_column(Integer)
     rest_seconds: Mapped[float] = mapped_column(Float, server_default="0")
@@ -130,13 +140,20 @@ class Task(Base):
     @property
     def live(self) -> bool:
         """Whether its rounds count."""
-        return self.state in ("running", "paused")
+        return self.state in LIVE
+
+    @property
+    def buffered(self) -> bool:
+        """Whether its rounds are buffers, filled by devices that began with any of the last versions."""
+        return self.mode == "asynchronous" and self.privacy == "plain"
 
 
 class Round(Base):
     """One round; live while `ended` is None. `plan` is the JSON of the sealed messages.RoundPlan.
 
-    `number` is that of the model version it makes, so a round that repeats a failed one has the same number.
+    `number` is that of the model version it makes, so a round that repeats a failed one has the same number; rounds of
+    an asynchronous task overlap, and theirs is that of the version after the one they began with. `sum_digest` is the
+    checkpoint of the running sum, in the spool: of the answers whose `folded_into` is this round.
     """
 
     __tablename__ = "rounds"
@@ -152,6 +169,8 @@ class Round(Base):
     weights_in: Mapped[str] = mapped_column(Digest)
     weights_out: Mapped[str | None] = mapped_column(Digest)
     weight_sum: Mapped[float | None] = mapped_column(Float)
+    result: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    sum_digest: Mapped[str | None] = mapped_column(Digest)
     started: Mapped[float] = mapped_column(Float)
     ended: Mapped[float | None] = mapped_column(Float)
     __table_args__ = (
@@ -165,17 +184,19 @@ class Round(Base):
 
 
 class Participant(Base):
-    """A device that was assigned to a round."""
+    """A device that was assigned to a round. `ends`: when its seat in a buffered round is given up, else null."""
 
     __tablename__ = "participants"
     round_id: Mapped[str] = mapped_column(ForeignKey("rounds.round_id"), primary_key=True)
     device_id: Mapped[str] = mapped_column(ForeignKey("devices.device_id"), primary_key=True)
+    ends: Mapped[float | None] = mapped_column(Float)
 
 
 class Answer(Base):
     """What a device sent in a phase. `digest` and `size` (bytes) are those of the request's body.
 
-    `body` is None where it is kept elsewhere (shares in their table, masked updates in the spool) and after the round.
+    `body` is None where it is kept elsewhere (shares in their table, updates in the spool) and after the round.
+    `folded_into` is the round whose running sum has the update: its own, or that whose buffer it came into.
     """
 
     __tablename__ = "answers"
@@ -186,6 +207,7 @@ class Answer(Base):
     size: Mapped[int] = mapped_column(BigInteger)
     body: Mapped[bytes | None] = mapped_column(LargeBinary)
     received: Mapped[float] = mapped_column(Float)
+    folded_into: Mapped[str | None] = mapped_column(Id, index=True)
 
 
 class Share(Base):

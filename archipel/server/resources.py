@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from archipel.protocol.messages import MAX_COHORT, DeviceId, Digest, Key, Message, Name, Phase, RoundId
+from archipel.protocol.messages import MAX_COHORT, DeviceId, Digest, Key, Kind, Message, Metrics, Name, Phase, RoundId
 from archipel.server.eligibility import MAX_CHARACTERS
 
 Count = Annotated[int, Meta(ge=1, le=MAX_COHORT)]
@@ -15,7 +15,11 @@ IDEMPOTENCY_HEADER = "Idempotency-Key"
 Deadline = Annotated[float, Meta(gt=0, le=86400)]
 AccessRole = Literal["operator", "auditor", "admin"]
 TaskState = Literal["running", "paused", "completed", "cancelled", "failed"]
-DeadlinePhase = Literal["assigning", "advertising", "sharing", "masking", "confirming", "unmasking", "aggregating"]
+Mode = Literal["synchronous", "semi-synchronous", "asynchronous"]
+Privacy = Literal["secure", "plain"]
+DeadlinePhase = Literal[
+    "assigning", "advertising", "sharing", "masking", "confirming", "unmasking", "buffering", "updating", "aggregating"
+]
 
 
 class PageQuery(Message, frozen=True, kw_only=True):
@@ -48,12 +52,22 @@ class BundleInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
 
 
 class TaskRequest(Message, frozen=True, kw_only=True):
-    """Train `bundle` over `population` for `rounds` rounds.
+    """Have `bundle` trained, evaluated or analysed over `population`, for `rounds` rounds.
 
-    `cohort` devices are assigned to each round, at least `min_cohort` of them must come through; `threshold` is that of
-    secret sharing (None: the smallest that the bundle's privacy policy allows). The masking phase ends early when
-    `goal` updates are in; a cohort above it is over-selection against those that drop out. `deadlines` are in seconds.
-    `hyperparameters` go to the devices or to the strategy.
+    `cohort` devices are assigned to each round; `threshold` is that of secret sharing (null: the smallest that the
+    bundle's privacy policy allows). A round takes no more updates once `goal` of them are in; a cohort above it is
+    over-selection against devices that drop out. `deadlines` are in seconds. `hyperparameters` go to the devices or to
+    the strategy.
+
+    `mode`: a synchronous round needs `goal` updates (or the whole cohort's) by its deadline, a semi-synchronous one
+    `min_cohort` of them. An asynchronous task makes a version of every `cohort` updates, from up to `concurrency`
+    devices at work at once (null: twice the cohort); updates count (1 + s)^-`staleness_exponent`, where s is the number
+    of versions made meanwhile, and not at all above `max_staleness`. With privacy secure each such cohort is a round of
+    its own.
+
+    `kind` evaluation takes the means of `metrics` (name: bound of its absolute value) over all examples, at most
+    `max_examples` of each device, with the weights `weights` (null: the bundle's own). Analytics sums what the bundle's
+    `program` computes.
 
     `eligibility` is an expression over the attributes that devices report (see archipel.server.eligibility). A device
     gives at most `max_contributions` updates, and rests for `rest_seconds` from the start of a round that it was in.
@@ -65,9 +79,18 @@ class TaskRequest(Message, frozen=True, kw_only=True):
     rounds: Annotated[int, Meta(ge=1, le=1_000_000)]
     min_cohort: Count
     cohort: Count
-    privacy: Literal["secure"] = "secure"
+    privacy: Privacy = "secure"
+    kind: Kind = "training"
+    mode: Mode = "semi-synchronous"
     threshold: Count | None = None
     goal: Count | None = None
+    concurrency: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
+    max_staleness: Annotated[int, Meta(ge=0, le=1_000_000)] = 20
+    staleness_exponent: Annotated[float, Meta(ge=0, le=16)] = 0.5
+    program: Annotated[str, Meta(max_length=128)] = ""
+    weights: Digest | None = None
+    metrics: Metrics = {}
+    max_examples: Annotated[int, Meta(ge=1, le=1 << 30)] = 1000
     eligibility: Annotated[str, Meta(max_length=MAX_CHARACTERS)] = ""
     max_contributions: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
     rest_seconds: Annotated[float, Meta(ge=0, le=31_536_000)] = 0.0
@@ -88,11 +111,20 @@ class TaskInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
     rounds: int
     rounds_committed: int
     failed_rounds: int
-    privacy: Literal["secure"]
+    privacy: Privacy
+    kind: Kind
+    mode: Mode
     min_cohort: int
     cohort: int
     threshold: int
     goal: int | None
+    concurrency: int | None
+    max_staleness: int
+    staleness_exponent: float
+    program: str
+    weights: Digest | None
+    metrics: dict[str, float]
+    max_examples: int
     eligibility: str
     max_contributions: int | None
     rest_seconds: float
@@ -119,10 +151,35 @@ class ParticipantInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
     bytes_uploaded: int
 
 
+class StatisticResult(Message, frozen=True, kw_only=True, omit_defaults=False):
+    """`value` of a sum or mean (null: of no examples), `counts` of a histogram: below the first of `edges`, between
+    each two, and from the last on; `quantiles` by probability, interpolated within the histogram's bins."""
+
+    kind: Literal["sum", "mean", "histogram", "quantiles"]
+    value: float | None = None
+    edges: list[float] = []
+    counts: list[float] = []
+    quantiles: dict[str, float] = {}
+
+
+class RoundResult(Message, frozen=True, kw_only=True, omit_defaults=False):
+    """What `devices` devices found. Of an evaluation: `metrics`, means over `examples` examples (each device's number
+    is counted up to the task's max_examples). Of an analysis: `values`, the sums by name; `statistics`, what the
+    bundle says that they mean."""
+
+    devices: int
+    examples: float | None = None
+    metrics: dict[str, float] = {}
+    values: dict[str, Any] = {}
+    statistics: dict[str, StatisticResult] = {}
+
+
 class RoundInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
     """`survivors` are the devices whose updates are in the sum; `weight_sum` is the sum of their weights.
 
-    `number` is that of the model version which the round makes; a round that repeats a failed one has the same.
+    `number` is that of the model version which the round makes (in an asynchronous task: after which it began); a round
+    that repeats a failed one has the same. `result` is what an evaluation or analysis found (see RoundResult), null for
+    training.
     """
 
     round_id: RoundId
@@ -136,6 +193,7 @@ class RoundInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
     weights_in: Digest
     weights_out: Digest | None
     weight_sum: float | None
+    result: RoundResult | None
     started: float
     ended: float | None
 

@@ -1,6 +1,9 @@
 """A round's state machine, as data, and its transitions, each within one transaction.
 
-    assigning -> advertising -> sharing -> masking -> confirming -> unmasking -> aggregating -> committed | failed
+    secure    assigning -> advertising -> sharing -> masking -> confirming -> unmasking -> aggregating -> committed
+    plain     assigning -> updating -> aggregating -> committed
+    buffered  buffering -> aggregating -> committed          (asynchronous and plain)
+    any of them -> failed
 
 Devices' messages never change a round's phase: handlers add rows to `answers`, and only the coordinator calls
 `advance`, `commit_round` and `fail_round`. Every phase has a deadline, so no round can hang.
@@ -10,7 +13,7 @@ from __future__ import annotations
 
 import enum
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -32,17 +35,18 @@ class PhaseRule:
 
     `previous` names the phase whose answers say who must answer now: the phase ends as soon as all of them have, or at
     its deadline (`seconds` by default) if at least `minimum` have; otherwise the round fails with `lacking`. Phase
-    `assigning` waits for devices that check in, `aggregating` for the coordinator's own work.
+    `assigning` waits for devices that check in, `buffering` for updates that were folded into the round's sum,
+    `aggregating` for the coordinator's own work. With `collects` the answers are updates, and `goal` of them end it.
     """
 
     name: Phase
     seconds: float
-    waits_for: Literal["check-ins", "answers", "work"]
+    waits_for: Literal["check-ins", "answers", "folded", "work"]
     previous: Phase | None
     minimum: Literal["cohort", "threshold", "none"]
     next: Phase
     lacking: str
-    goal: bool = False
+    collects: bool = False
 
 
 RULES: Mapping[str, PhaseRule] = {
@@ -51,12 +55,14 @@ RULES: Mapping[str, PhaseRule] = {
         PhaseRule("assigning", 60, "check-ins", None, "cohort", "advertising", "devices checked in"),
         PhaseRule("advertising", 120, "answers", "assigning", "cohort", "sharing", "devices advertised keys"),
         PhaseRule("sharing", 60, "answers", "advertising", "cohort", "masking", "devices shared their secrets"),
-        PhaseRule("masking", 60, "answers", "sharing", "cohort", "confirming", "masked updates arrived", goal=True),
+        PhaseRule("masking", 60, "answers", "sharing", "cohort", "confirming", "masked updates arrived", True),
         PhaseRule("confirming", 30, "answers", "masking", "cohort", "unmasking", "devices confirmed the survivors"),
         PhaseRule(
             "unmasking", 30, "answers", "confirming", "threshold", "aggregating", "devices sent unmasking shares"
         ),
-        PhaseRule("aggregating", 120, "work", "unmasking", "none", "committed", "the sum was not ready in time"),
+        PhaseRule("buffering", 3600, "folded", None, "cohort", "aggregating", "updates arrived", True),
+        PhaseRule("updating", 180, "answers", "assigning", "cohort", "aggregating", "updates arrived", True),
+        PhaseRule("aggregating", 120, "work", None, "none", "committed", "the sum was not ready in time"),
     )
 }
 ORDER: Mapping[str, int] = {name: place for place, name in enumerate((*RULES, "committed", "failed"))}
@@ -97,18 +103,32 @@ def decide(rule: PhaseRule, counts: Counts, *, now: float, phase_ends: float) ->
     if rule.waits_for == "work":
         return Verdict.FAIL if late else Verdict.STAY
     complete = counts.answered >= counts.expected
-    if rule.goal and counts.goal is not None:
+    if rule.collects and counts.goal is not None:
         complete = complete or counts.answered >= counts.goal
     if not (complete or late):
         return Verdict.STAY
     return Verdict.ADVANCE if counts.answered >= counts.minimum else Verdict.FAIL
 
 
+def first_phase(task: Task) -> Phase:
+    """Where its rounds begin."""
+    return "buffering" if task.buffered else "assigning"
+
+
+def next_phase(task: Task, rule: PhaseRule) -> Phase:
+    """Where a round goes that is through with `rule`."""
+    return "updating" if rule.name == "assigning" and task.privacy == "plain" else rule.next
+
+
 def required(task: Task, rule: PhaseRule) -> int:
     """How few answers are enough for `rule` at its deadline."""
-    if rule.minimum == "cohort":
-        return max(task.threshold, task.min_cohort)
-    return task.threshold if rule.minimum == "threshold" else 0
+    if rule.minimum != "cohort":
+        return task.threshold if rule.minimum == "threshold" else 0
+    if task.mode == "synchronous" and (rule.collects or ORDER[rule.name] < ORDER["masking"]):
+        return task.goal or task.cohort
+    if task.mode == "asynchronous" and rule.name == "assigning":
+        return task.cohort
+    return max(task.threshold, task.min_cohort)
 
 
 def count(session: Session, current: Round, task: Task, *, now: float, window: float) -> Counts:
@@ -119,6 +139,9 @@ def count(session: Session, current: Round, task: Task, *, now: float, window: f
     if rule.waits_for == "check-ins":
         waiting = count_candidates(session, task, now=now, window=window)
         return Counts(task.cohort, waiting, required(task, rule))
+    if rule.waits_for == "folded":
+        folded = session.scalar(_FOLDED, {"in_round": current.round_id}) or 0
+        return Counts(task.cohort, folded, required(task, rule))
     return Counts(
         expected=_count_answers(session, current.round_id, rule.previous or ""),
         answered=_count_answers(session, current.round_id, rule.name),
@@ -150,31 +173,38 @@ def advance(session: Session, round_id: str, *, now: float, window: float, max_f
         return fail_round(session, current, task, reason, now=now, max_failed=max_failed)
     if rule.waits_for == "check-ins":
         _assign(session, current, task, now=now, window=window)
-    current.phase = rule.next
-    current.phase_ends = now + task.deadlines[rule.next]
-    return Transition(round_id, rule.next)
+    current.phase = next_phase(task, rule)
+    current.phase_ends = now + deadline(task, current.phase)
+    return Transition(round_id, current.phase)
+
+
+def deadline(task: Task, phase: str) -> float:
+    """Seconds that a phase of the task's rounds may take."""
+    return float(task.deadlines.get(phase, DEADLINES[phase]))
 
 
 def fail_round(session: Session, current: Round, task: Task, reason: str, *, now: float, max_failed: int) -> Transition:
     """Fail closed: the round's messages are deleted; after `max_failed` failures in a row the task fails too."""
-    _end(session, current, "failed", reason, now)
+    _end(session, current, task, "failed", reason, now)
     if task.live:
         task.failed_rounds += 1
         if task.failed_rounds >= max_failed:
             task.state = "failed"
             task.reason = f"{task.failed_rounds} rounds in a row failed; the last one: {reason}"[:MAX_REASON]
             task.ended = now
+    _let_go(session, task)
     return Transition(current.round_id, "failed", current.reason)
 
 
 def commit_round(session: Session, current: Round, task: Task, *, now: float) -> None:
     """The round's result counts. The caller records the new version in the same transaction."""
-    _end(session, current, "committed", "", now)
+    _end(session, current, task, "committed", "", now)
     task.rounds_committed += 1
     task.failed_rounds = 0
     if task.rounds_committed >= task.rounds:
         task.state = "completed"
         task.ended = now
+    _let_go(session, task)
 
 
 def answered(session: Session, round_id: str, phase: str) -> list[str]:
@@ -189,6 +219,7 @@ def read_plan(current: Round) -> RoundPlan:
 
 
 _PARTICIPANTS = select(func.count()).where(Participant.round_id == bindparam("in_round"))
+_FOLDED = select(func.count()).where(Answer.folded_into == bindparam("in_round"))
 _ANSWERS = select(func.count()).where(Answer.round_id == bindparam("in_round"), Answer.phase == bindparam("in_phase"))
 
 
@@ -200,24 +231,37 @@ def _count_answers(session: Session, round_id: str, phase: str) -> int:
 
 def _assign(session: Session, current: Round, task: Task, *, now: float, window: float) -> None:
     waiting = candidates(session, task, now=now, window=window)
+    seat(session, current.round_id, waiting, task.cohort)
+
+
+def seat(session: Session, round_id: str, waiting: Sequence[str], number: int, *, ends: float | None = None) -> None:
+    """Assign up to `number` of the `waiting` devices to the round."""
     # Unpredictable, so that nobody can arrange which devices end up in one sum.
-    chosen = secrets.SystemRandom().sample(waiting, min(task.cohort, len(waiting)))
+    chosen = sorted(secrets.SystemRandom().sample(waiting, min(number, len(waiting))))
+    if not chosen:
+        return
     session.execute(
-        insert(Participant), [{"round_id": current.round_id, "device_id": device} for device in sorted(chosen)]
+        insert(Participant), [{"round_id": round_id, "device_id": device, "ends": ends} for device in chosen]
     )
     # due = 0: after the round a device counts as waiting only once it has checked in again.
-    session.execute(
-        update(CheckInRow).where(CheckInRow.device_id.in_(chosen)).values(round_id=current.round_id, due=0.0)
-    )
+    session.execute(update(CheckInRow).where(CheckInRow.device_id.in_(chosen)).values(round_id=round_id, due=0.0))
 
 
-def _end(session: Session, current: Round, phase: Phase, reason: str, now: float) -> None:
+def _let_go(session: Session, task: Task) -> None:
+    """Nobody works on for a buffered task that has ended."""
+    if task.buffered and not task.live:
+        rounds = select(Round.round_id).where(Round.task_id == task.task_id)
+        session.execute(update(CheckInRow).where(CheckInRow.round_id.in_(rounds)).values(round_id=None))
+
+
+def _end(session: Session, current: Round, task: Task, phase: Phase, reason: str, now: float) -> None:
     current.phase = phase
     current.phase_ends = now
     current.ended = now
     current.reason = reason[:MAX_REASON]
     round_id = current.round_id
     audit.append(session, now, "coordinator", f"round.{phase}", round_id, task=current.task_id, reason=current.reason)
-    session.execute(update(CheckInRow).where(CheckInRow.round_id == round_id).values(round_id=None))
+    if not task.buffered:  # there devices go on working, for a later round's buffer
+        session.execute(update(CheckInRow).where(CheckInRow.round_id == round_id).values(round_id=None))
     session.execute(delete(Share).where(Share.round_id == round_id))
     session.execute(update(Answer).where(Answer.round_id == round_id).values(body=None))

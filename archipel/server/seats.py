@@ -9,15 +9,19 @@ from sqlalchemy import and_, bindparam, select
 from sqlalchemy.orm import Session
 
 from archipel.protocol.messages import Receipt
-from archipel.server.models import Answer, Device, Participant, Round
+from archipel.server.models import LIVE, Answer, Device, Participant, Round, Task
 from archipel.server.problems import refuse
 from archipel.server.rounds import ORDER, RULES
 from archipel.server.services import Services
+from archipel.server.tasks import decode_request
 
 
 @dataclass(frozen=True)
 class Seat:
-    """One participant in one round. `answers` maps the phases that it answered in to the digests of what it sent."""
+    """One participant in one round. `answers` maps the phases that it answered in to the digests of what it sent.
+
+    `buffer_ends`: of a buffered round, when the device's time is over. `task_over`: how the task ended, if it did.
+    """
 
     round_id: str
     device_id: str
@@ -28,21 +32,45 @@ class Seat:
     plan_digest: str
     update_bytes: int
     answers: Mapping[str, str] = field(default_factory=dict)
+    privacy: str = "secure"
+    buffer_ends: float | None = None
+    task_over: str = ""
+    now: float = 0.0
+    staleness: int = 0
+    max_staleness: int = 0
+
+    @property
+    def uploads_in(self) -> str:
+        """The phase that its update belongs to."""
+        return "masking" if self.privacy == "secure" else "updating"
 
     def may_send(self, phase: str, digest: str) -> bool:
         """True to store it, False when these very bytes are stored already. Raises ApiError 409 or 410."""
-        self._require_live()
         stored = self.answers.get(phase)
+        if self.buffer_ends is None:
+            self._require_live()
         if stored == digest:
             return False
         if stored is not None:
             raise refuse(409, f"another message is stored for phase {phase}; a message cannot be replaced")
+        if self.buffer_ends is not None:
+            self._require_time()
+            return True
         if ORDER[self.phase] < ORDER[phase]:
             raise refuse(409, f"too early: the round is in phase {self.phase}, this belongs to {phase}")
         if ORDER[self.phase] > ORDER[phase]:
             raise refuse(410, f"phase {phase} is over: the round is in phase {self.phase}")
         self._require_answer(RULES[phase].previous)
         return True
+
+    def _require_time(self) -> None:
+        """A buffered round's seat outlives the round."""
+        if self.task_over:
+            raise refuse(410, f"the task is {self.task_over}")
+        if self.now >= (self.buffer_ends or 0.0):
+            raise refuse(410, "this device's time for the round is over")
+        if self.staleness > self.max_staleness:
+            raise refuse(410, f"{self.staleness} versions were made meanwhile, the task allows {self.max_staleness}")
 
     def may_read(self, phase: str) -> None:
         """Raises ApiError 409 before `phase`, and 410 for a device that dropped out before it."""
@@ -69,9 +97,16 @@ _SEAT = (
         Round.reason,
         Round.plan_digest,
         Round.update_bytes,
+        Task.privacy,
+        Task.state,
+        Task.request,
+        Task.rounds_committed,
+        Round.number,
         Participant.device_id,
+        Participant.ends,
         Device.device_key,
     )
+    .join(Task, Task.task_id == Round.task_id)
     .outerjoin(
         Participant, and_(Participant.round_id == Round.round_id, Participant.device_id == bindparam("seat_device"))
     )
@@ -84,7 +119,7 @@ _ANSWERS = select(Answer.phase, Answer.digest).where(
 )
 
 
-def take_seat(session: Session, round_id: str, device_id: str, *, lock: bool = False) -> Seat:
+def take_seat(session: Session, round_id: str, device_id: str, *, now: float, lock: bool = False) -> Seat:
     """Raises ApiError 404 (no such round) or 403 (not assigned to it). `lock` keeps the round in its phase."""
     who = {"seat_round": round_id, "seat_device": device_id}
     row = session.execute(_LOCKED_SEAT if lock else _SEAT, who).one_or_none()
@@ -103,6 +138,12 @@ def take_seat(session: Session, round_id: str, device_id: str, *, lock: bool = F
         plan_digest=row.plan_digest,
         update_bytes=row.update_bytes,
         answers={answer.phase: answer.digest for answer in answers},
+        privacy=row.privacy,
+        buffer_ends=row.ends,
+        task_over="" if row.state in LIVE else row.state,
+        now=now,
+        staleness=max(row.rounds_committed + 1 - row.number, 0),
+        max_staleness=0 if row.ends is None else decode_request(row.request).max_staleness,
     )
 
 
@@ -121,7 +162,7 @@ def store_answer(
     Raises ApiError when the phase ended meanwhile or another message was stored.
     """
     with services.database.write() as session:
-        now = take_seat(session, seat.round_id, seat.device_id, lock=True)
+        now = take_seat(session, seat.round_id, seat.device_id, now=services.clock(), lock=True)
         if now.may_send(phase, digest):
             session.add(
                 Answer(

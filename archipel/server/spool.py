@@ -45,6 +45,21 @@ class UpdateSpool:
             raise ServerError(f"update of device {device_id}: the stored bytes differ from the acknowledged ones")
         return data
 
+    def keep_sum(self, round_id: str, chunks: Iterable[bytes]) -> Written:
+        """Keep a checkpoint of the running sum; durably in place when this returns."""
+        written = write_temporary(self.folder / round_id, chunks)
+        written.publish(self.folder / round_id / f"sum.{written.digest}")
+        return written
+
+    def read_sum(self, round_id: str, digest: str) -> bytes:
+        """Raises ServerError when it is lost or damaged."""
+        return self.read(round_id, "sum", digest)
+
+    def drop(self, round_id: str, names: Iterable[str]) -> None:
+        """Delete single files, those that are gone already too."""
+        for name in names:
+            (self.folder / round_id / name).unlink(missing_ok=True)
+
     def discard(self, round_id: str) -> None:
         """Delete everything of the round."""
         folder = self.folder / round_id

@@ -9,24 +9,18 @@ from fractions import Fraction
 import msgspec
 
 from archipel import strategies
-from archipel.bundle import Manifest, Program
+from archipel.bundle import Manifest
 from archipel.bundle.roles import Hyperparameter
 from archipel.errors import ServerError
 from archipel.protocol.messages import RoundPlan
+from archipel.protocol.plain import plain_size
 from archipel.protocol.policy import check_plan
+from archipel.protocol.uploads import upload_layout
 from archipel.protocol.vector import Layout
 from archipel.server.eligibility import parse_eligibility
 from archipel.server.resources import TaskRequest
 
 _NOWHERE = "0" * 32
-
-
-def update_program(manifest: Manifest) -> Program:
-    """The `finish` program, whose outputs are uploaded. Raises ServerError unless there is exactly one."""
-    programs = [program for program in manifest.programs.values() if program.kind == "finish"]
-    if len(programs) != 1:
-        raise ServerError(f"bundle {manifest.name!r} has {len(programs)} finish programs; a training task needs one")
-    return programs[0]
 
 
 def smallest_threshold(manifest: Manifest, cohort: int) -> int:
@@ -41,6 +35,11 @@ def device_hyperparameters(manifest: Manifest, hyperparameters: Mapping[str, flo
     return {name: value for name, value in hyperparameters.items() if name not in own}
 
 
+def layout_of(request: TaskRequest, manifest: Manifest) -> Layout:
+    """What one update of the task holds. Raises ProtocolError."""
+    return upload_layout(manifest, request.kind, request.program, request.metrics)
+
+
 def make_plan(
     request: TaskRequest,
     manifest: Manifest,
@@ -52,6 +51,8 @@ def make_plan(
     broadcast: str | None = None,
 ) -> RoundPlan:
     """The plan of one round of a checked task. Raises ProtocolError when no modulus holds the cohort's sum."""
+    secure = request.privacy == "secure"
+    evaluation = request.kind == "evaluation"
     return RoundPlan(
         round_id=round_id,
         task_id=task_id,
@@ -61,21 +62,29 @@ def make_plan(
         privacy=request.privacy,
         min_cohort=request.min_cohort,
         max_cohort=request.cohort,
-        threshold=request.threshold or smallest_threshold(manifest, request.cohort),
-        modulus_bits=Layout.of(update_program(manifest)).modulus_bits(request.cohort),
+        threshold=(request.threshold or smallest_threshold(manifest, request.cohort)) if secure else 1,
+        modulus_bits=layout_of(request, manifest).modulus_bits(request.cohort) if secure else 32,
         hyperparameters=device_hyperparameters(manifest, request.hyperparameters),
         broadcast=broadcast,
+        kind=request.kind,
+        program=request.program,
+        metrics=request.metrics if evaluation else {},
+        max_examples=request.max_examples if evaluation else 1000,
+        staleness_exponent=request.staleness_exponent if request.mode == "asynchronous" and secure else None,
     )
 
 
-def update_size(layout: Layout, modulus_bits: int) -> int:
-    """Bytes of one masked update on the wire."""
-    return layout.length * -(-modulus_bits // 8)
+def update_size(request: TaskRequest, manifest: Manifest, plan: RoundPlan) -> int:
+    """Bytes of one update on the wire."""
+    layout = layout_of(request, manifest)
+    return plain_size(layout) if plan.privacy == "plain" else layout.length * -(-plan.modulus_bits // 8)
 
 
 def check_task(request: TaskRequest, manifest: Manifest, *, max_update_bytes: int) -> TaskRequest:
     """The request with its threshold filled in. Raises the ArchipelError that names the setting and its bound."""
-    threshold = request.threshold or smallest_threshold(manifest, request.cohort)
+    threshold = 1
+    if request.privacy == "secure":
+        threshold = request.threshold or smallest_threshold(manifest, request.cohort)
     request = msgspec.structs.replace(request, threshold=threshold)
     needed = max(request.min_cohort, threshold)
     if request.cohort < needed:
@@ -84,17 +93,52 @@ def check_task(request: TaskRequest, manifest: Manifest, *, max_update_bytes: in
         raise ServerError(
             f"goal: {request.goal} is not from {needed} (min_cohort and threshold) to {request.cohort} (cohort)"
         )
-    if request.min_cohort < 2:
+    if request.privacy == "secure" and request.min_cohort < 2:
         raise ServerError("min_cohort: a secure round needs at least 2 devices")
+    _check_kind(request, manifest)
+    if request.mode == "asynchronous":
+        _check_asynchronous(request, manifest)
     parse_eligibility(request.eligibility)
-    layout = Layout.of(update_program(manifest))
+    layout = layout_of(request, manifest)
     plan = make_plan(request, manifest, round_id=_NOWHERE, task_id=_NOWHERE, number=1, weights=request.bundle)
     check_plan(plan, manifest.privacy, layout)
-    size = update_size(layout, plan.modulus_bits)
+    size = update_size(request, manifest, plan)
     if size > max_update_bytes:
         raise ServerError(f"one update has {size} bytes, the server's limit max_update_bytes is {max_update_bytes}")
     _check_hyperparameters(request, manifest)
     return request
+
+
+def _check_kind(request: TaskRequest, manifest: Manifest) -> None:
+    """Settings of another kind of task are mistakes, not to be passed over."""
+    given = {
+        "evaluation": [("metrics", bool(request.metrics)), ("weights", request.weights is not None)],
+        "analytics": [("program", bool(request.program)), ("weights", request.weights is not None)],
+        "training": [],
+    }
+    allowed = {name for name, _ in given[request.kind]}
+    for kind, settings in given.items():
+        for name, is_set in settings:
+            if is_set and name not in allowed:
+                raise ServerError(f"{name}: belongs to tasks of kind {kind}, this one is of kind {request.kind}")
+    if request.kind == "training" and not manifest.strategy:
+        raise ServerError(f"bundle {manifest.name!r} has no strategy, so it cannot be trained by a federation")
+
+
+def _check_asynchronous(request: TaskRequest, manifest: Manifest) -> None:
+    if request.kind != "training":
+        raise ServerError(f"mode: a task of kind {request.kind} makes no versions, so it cannot be asynchronous")
+    if request.goal is not None:
+        raise ServerError("goal: an asynchronous task makes a version of every `cohort` updates; leave goal away")
+    strategy = strategies.get(manifest.strategy)
+    if not strategy.asynchronous:
+        able = sorted(name for name, each in strategies.STRATEGIES.items() if each.asynchronous)
+        raise ServerError(
+            f"mode: strategy {strategy.name!r} needs all devices of a round to begin with the same version; "
+            f"these work asynchronously: {', '.join(able)}"
+        )
+    if request.concurrency is not None and request.concurrency < request.cohort:
+        raise ServerError(f"concurrency: {request.concurrency} devices at work never fill a buffer of {request.cohort}")
 
 
 def _check_hyperparameters(request: TaskRequest, manifest: Manifest) -> None:

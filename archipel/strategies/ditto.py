@@ -25,5 +25,6 @@ def device(upload: Upload, *, strength: float = 0.1, personal_epochs: int | None
 
 
 STRATEGY = Strategy(
-    name="ditto", update=averaging.update, device=device, server_hyperparameters=averaging.HYPERPARAMETERS
-)
+    name="ditto", update=averaging.update, device=device, server_hyperparameters=averaging.HYPERPARAMETERS,
+    asynchronous=True,
+)  # fmt: skip

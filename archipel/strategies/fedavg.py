@@ -19,5 +19,6 @@ def device(upload: Upload) -> DeviceHalf:
 
 
 STRATEGY = Strategy(
-    name="fedavg", update=averaging.update, device=device, server_hyperparameters=averaging.HYPERPARAMETERS
-)
+    name="fedavg", update=averaging.update, device=device, server_hyperparameters=averaging.HYPERPARAMETERS,
+    asynchronous=True,
+)  # fmt: skip

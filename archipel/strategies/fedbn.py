@@ -24,5 +24,6 @@ def device(upload: Upload, *, personal: str | Sequence[str] = ()) -> DeviceHalf:
 
 
 STRATEGY = Strategy(
-    name="fedbn", update=averaging.update, device=device, server_hyperparameters=averaging.HYPERPARAMETERS
-)
+    name="fedbn", update=averaging.update, device=device, server_hyperparameters=averaging.HYPERPARAMETERS,
+    asynchronous=True,
+)  # fmt: skip

@@ -19,5 +19,6 @@ def device(upload: Upload, *, mu: float = 0.01) -> DeviceHalf:
 
 
 STRATEGY = Strategy(
-    name="fedprox", update=averaging.update, device=device, server_hyperparameters=averaging.HYPERPARAMETERS
-)
+    name="fedprox", update=averaging.update, device=device, server_hyperparameters=averaging.HYPERPARAMETERS,
+    asynchronous=True,
+)  # fmt: skip

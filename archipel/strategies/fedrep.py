@@ -26,5 +26,6 @@ def device(upload: Upload, *, personal: str | Sequence[str], personal_epochs: in
 
 
 STRATEGY = Strategy(
-    name="fedrep", update=averaging.update, device=device, server_hyperparameters=averaging.HYPERPARAMETERS
-)
+    name="fedrep", update=averaging.update, device=device, server_hyperparameters=averaging.HYPERPARAMETERS,
+    asynchronous=True,
+)  # fmt: skip

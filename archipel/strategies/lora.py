@@ -43,5 +43,6 @@ def device(
 
 
 STRATEGY = Strategy(
-    name="lora", update=averaging.update, device=device, server_hyperparameters=averaging.HYPERPARAMETERS
-)
+    name="lora", update=averaging.update, device=device, server_hyperparameters=averaging.HYPERPARAMETERS,
+    asynchronous=True,
+)  # fmt: skip

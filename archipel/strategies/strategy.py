@@ -43,3 +43,5 @@ class Strategy:
     broadcast: MakeBroadcast = no_broadcast
     server_hyperparameters: Mapping[str, float] = field(default_factory=dict)
     """Those that the server half reads, with their defaults; the others of a plan go to the devices."""
+    asynchronous: bool = False
+    """Whether updates that began with different versions may be summed: only deltas matter, nothing is sent back."""

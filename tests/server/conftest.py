@@ -21,13 +21,14 @@ from archipel.bundle import (
     Phase,
     PrivacyPolicy,
     Program,
+    Statistic,
     generate_key,
     pack,
     parameter_specs,
     write_bundle,
     write_weights,
 )
-from archipel.bundle.roles import Example, Hyperparameter, Parameter, Start, Update
+from archipel.bundle.roles import Example, Hyperparameter, Metric, Parameter, Start, Update
 from archipel.protocol import identity, messages
 from archipel.protocol.policy import plan_digest
 from archipel.protocol.sealed import Sealed, encode, public_bytes, seal, unseal
@@ -132,6 +133,8 @@ class Device:
         if sealed is None:
             return False
         self.plan = unseal("plan", sealed, self.server_key, messages.RoundPlan)
+        if self.plan.privacy == "plain":
+            return True
         self.participant = Participant(
             self.plan, plan_digest(sealed), self.key, self.chain, public_bytes(self.keys.enrolment), secrets.token_bytes
         )
@@ -162,6 +165,14 @@ class Device:
     def upload(self, data: bytes) -> None:
         headers = {"Digest-SHA256": hashlib.sha256(data).hexdigest(), "Content-Type": "application/octet-stream"}
         self.ask("PUT", f"{self.round}/update", messages.Receipt, data, **headers)
+
+    def updating(self, **arrays: Any) -> None:
+        """Upload a plain update: arrays by output name."""
+        self.upload(write_weights({name: np.asarray(array, np.float32) for name, array in arrays.items()}))
+
+    def try_upload(self, data: bytes) -> tuple[int, Any]:
+        headers = {"Digest-SHA256": hashlib.sha256(data).hexdigest(), "Content-Type": "application/octet-stream"}
+        return self.call("PUT", f"{self.round}/update", data, headers)
 
     def confirming(self) -> None:
         survivors = self.ask("GET", f"{self.round}/survivors", messages.Survivors)
@@ -254,6 +265,17 @@ class World:
         self.settle()
         assert all(device.join() for device in devices)
 
+    def start_round_at_deadline(self, devices: Sequence[Device]) -> None:
+        """The same with fewer devices than the cohort: the round goes on without the rest at its deadline."""
+        for device in devices:
+            device.check_in()
+        self.settle()
+        self.clock.now += 61
+        for device in devices:
+            device.check_in()
+        self.settle()
+        assert all(device.join() for device in devices)
+
     def run_to(self, phase: str, devices: Sequence[Device]) -> None:
         """Take a started round through all phases before `phase`."""
         for name in ANSWERED:
@@ -267,7 +289,7 @@ class World:
 
 
 def make_bundle(
-    folder: Path, key: Ed25519PrivateKey, *, name: str = "tiny", strategy: str = "fedavg", min_cohort: int = 3
+    folder: Path, signer: Ed25519PrivateKey, *, name: str = "tiny", strategy: str = "fedavg", min_cohort: int = 3
 ) -> Path:
     """A bundle with parameters w [3, 2] and b [2], all zero. Its graphs are no graphs: the server runs none."""
     tensors = {"w": np.zeros((3, 2), np.float32), "b": np.zeros(2, np.float32)}
@@ -305,16 +327,44 @@ def make_bundle(
             Parameter(name="b.new", tensor="b", **b),
         ),
     )
+    data = (
+        Example(name="image", dtype="float32", shape=("batch", 3)),
+        Parameter(name="w", tensor="w", **w),
+        Parameter(name="b", tensor="b", **b),
+    )
+    metrics = (
+        Metric(name="loss", dtype="float32", shape=(), reduction="mean"),
+        Metric(name="accuracy", dtype="float32", shape=(), reduction="mean"),
+    )
+    counted = {"kind": "value", "weighting": "uniform", "dtype": "float32", "range": 32767.0, "bits": 16}
+    sums = tuple(
+        Update(name=tensor, tensor=tensor, shape=shape, **counted)
+        for tensor, shape in (("light/sum", ()), ("light/count", ()), ("hours/histogram", (4,)))
+    )
+    programs = {
+        "train": train,
+        "finish": finish,
+        "evaluate": Program(kind="evaluate", file="evaluate.onnx", inputs=data, outputs=metrics),
+        "look": Program(kind="analyze", file="look.onnx", inputs=data[:1], outputs=sums),
+    }
     write_bundle(
         folder / name,
         name=name,
-        programs={"train": train, "finish": finish},
-        graphs={"train.onnx": b"train", "finish.onnx": b"finish"},
+        programs=programs,
+        graphs={program.file: key.encode() for key, program in programs.items()},
+        statistics=(
+            Statistic(name="light", kind="mean", program="look"),
+            Statistic(
+                name="hours", kind="quantiles", program="look", edges=(0.0, 10.0, 20.0), probabilities=(0.25, 0.5, 1.0)
+            ),
+        ),
         weights=write_weights(tensors),
         parameters=parameter_specs(tensors, ["w", "b"]),
         limits=Limits(peak_bytes=1 << 20, flops_per_example=100, upload_bytes=4 * LENGTH),
-        privacy=PrivacyPolicy(modes=("secure",), min_cohort=min_cohort, threshold=0.6, max_clip=100.0, max_bits=16),
-        key=key,
+        privacy=PrivacyPolicy(
+            modes=("secure", "plain"), min_cohort=min_cohort, threshold=0.6, max_clip=100.0, max_bits=16
+        ),
+        key=signer,
         schedule=(Phase(program="train", batch_size=8, epochs=1),),
         strategy=strategy,
     )

@@ -155,7 +155,7 @@ def test_malformed_tasks_are_refused(world: Any) -> None:
         {"rounds": 0},
         {"min_cohort": 0},
         {"cohort": 5000},
-        {"privacy": "plain"},
+        {"privacy": "plainly"},
         {"deadlines": {"dawdling": 5}},
         {"deadlines": {"sharing": 0}},
         {"deadlines": {"sharing": 1e9}},

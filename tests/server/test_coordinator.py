@@ -78,7 +78,8 @@ def test_aggregating_twice_gives_one_version(world: Any) -> None:
         device.unmasking()
     assert world.coordinator.step()
     # Killed after the new weights were written and before they were committed.
-    written = aggregate(world.services, devices[0].plan.round_id)
+    written = aggregate(world.services, devices[0].plan.round_id).version
+    assert written is not None
     world.restart_coordinator()
     world.settle()
     after = world.task(task["task_id"])

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from sqlalchemy import bindparam, select
+from sqlalchemy import and_, bindparam, select
 
 from archipel.protocol.messages import CheckIn, CheckInResponse
 from archipel.protocol.sealed import Sealed, decode
-from archipel.server.models import Answer, CheckInRow, Device, Round
+from archipel.server.models import Answer, CheckInRow, Device, Participant, Round
 from archipel.server.problems import refuse
 from archipel.server.rounds import ORDER, RULES
 from archipel.server.routes import DEVICE, Call, Route
@@ -16,8 +16,12 @@ MAX_BYTES = 16 << 10
 
 
 _CHECK_IN = (
-    select(CheckInRow.due, CheckInRow.attributes, Round.round_id, Round.phase, Round.plan)
+    select(CheckInRow.due, CheckInRow.attributes, Round.round_id, Round.phase, Round.plan, Participant.ends)
     .outerjoin(Round, Round.round_id == CheckInRow.round_id)
+    .outerjoin(
+        Participant,
+        and_(Participant.round_id == CheckInRow.round_id, Participant.device_id == CheckInRow.device_id),
+    )
     .where(CheckInRow.device_id == bindparam("device_id"))
 )
 
@@ -34,7 +38,8 @@ def check_in(call: Call[CheckIn]) -> CheckInResponse:
         given = select(Answer.phase).where(Answer.round_id == row.round_id, Answer.device_id == device_id)
         with services.database.read() as session:
             answers = set(session.scalars(given))
-        plan = decode("plan", row.plan, Sealed) if has_part(row.phase, answers) else None
+        wanted = has_part(row.phase, answers) if row.ends is None else (not answers and now < row.ends)
+        plan = decode("plan", row.plan, Sealed) if wanted else None
         return CheckInResponse(plan=plan, retry_after=services.settings.retry_after)
     wait = services.pace.retry_after(now)
     # Where all come every second, most check-ins only read: the time is written a few times per window.
@@ -62,9 +67,9 @@ def has_part(phase: str, answers: set[str]) -> bool:
     if ORDER[phase] <= ORDER["advertising"]:
         return True
     rule = RULES[phase]
-    if rule.waits_for != "answers" or rule.previous not in answers:
+    if rule.waits_for != "answers" or not (rule.previous == "assigning" or rule.previous in answers):
         return False
-    return not (phase == "unmasking" and phase in answers)
+    return not (phase in ("unmasking", "updating") and phase in answers)
 
 
 ROUTES = (Route("POST", "/v1/check-ins", DEVICE, check_in, CheckIn, CheckInResponse),)

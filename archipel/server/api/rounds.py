@@ -27,7 +27,16 @@ from archipel.server.routes import DEVICE, READ, B, Call, Route
 from archipel.server.seats import Seat, store_answer, take_seat
 
 _STATUS = (
-    select(Round.phase, Round.phase_ends, Round.reason, Participant.device_id, Task.population)
+    select(
+        Round.phase,
+        Round.phase_ends,
+        Round.reason,
+        Round.number,
+        Participant.device_id,
+        Task.population,
+        Task.mode,
+        Task.rounds_committed,
+    )
     .join(Task, Task.task_id == Round.task_id)
     .outerjoin(
         Participant, and_(Participant.round_id == Round.round_id, Participant.device_id == bindparam("device_id"))
@@ -50,6 +59,7 @@ def round_status(call: Call[None], round_id: str) -> RoundStatus:
         phase_ends=row.phase_ends,
         reason=row.reason,
         retry_after=call.services.settings.retry_after,
+        staleness=max(row.rounds_committed + 1 - row.number, 0) if row.mode == "asynchronous" else 0,
     )
 
 
@@ -67,7 +77,7 @@ def advertise(call: Call[AdvertiseRequest], round_id: str) -> Receipt:
 def cohort(call: Call[None], round_id: str) -> bytes:
     """U1: everybody who advertised keys, with proofs of who they are."""
     with call.services.database.read() as session:
-        take_seat(session, round_id, call.identity.device_id).may_read("sharing")
+        take_seat(session, round_id, call.identity.device_id, now=call.services.clock()).may_read("sharing")
         return call.services.frozen.cohort(session, round_id).message
 
 
@@ -75,7 +85,7 @@ def send_shares(call: Call[Shares], round_id: str) -> Receipt:
     """Encrypted secret shares, one for every other member of U1."""
     digest = _digest(call)
     with call.services.database.read() as session:
-        seat = take_seat(session, round_id, call.identity.device_id)
+        seat = take_seat(session, round_id, call.identity.device_id, now=call.services.clock())
         if not seat.may_send("sharing", digest):
             return Receipt()
         members = call.services.frozen.cohort(session, round_id).members
@@ -102,7 +112,7 @@ def inbox(call: Call[None], round_id: str) -> Shares:
     device_id = call.identity.device_id
     query = select(Share.sender, Share.ciphertext).where(Share.round_id == round_id, Share.recipient == device_id)
     with call.services.database.read() as session:
-        take_seat(session, round_id, device_id).may_read("masking")
+        take_seat(session, round_id, device_id, now=call.services.clock()).may_read("masking")
         rows = session.execute(query.order_by(Share.sender)).all()
     return Shares(shares=[EncryptedShare(peer=row.sender, ciphertext=row.ciphertext) for row in rows])
 
@@ -110,7 +120,7 @@ def inbox(call: Call[None], round_id: str) -> Shares:
 def survivors(call: Call[None], round_id: str) -> bytes:
     """U3: whose masked updates are in the sum."""
     with call.services.database.read() as session:
-        take_seat(session, round_id, call.identity.device_id).may_read("confirming")
+        take_seat(session, round_id, call.identity.device_id, now=call.services.clock()).may_read("confirming")
         return call.services.frozen.survivors(session, round_id).message
 
 
@@ -118,7 +128,7 @@ def confirm(call: Call[ConfirmRequest], round_id: str) -> Receipt:
     """The survivors' set, signed by the device."""
     digest = _digest(call)
     with call.services.database.read() as session:
-        seat = take_seat(session, round_id, call.identity.device_id)
+        seat = take_seat(session, round_id, call.identity.device_id, now=call.services.clock())
         if not seat.may_send("confirming", digest):
             return Receipt()
         told = call.services.frozen.survivors(session, round_id).survivors
@@ -132,7 +142,7 @@ def confirm(call: Call[ConfirmRequest], round_id: str) -> Receipt:
 def confirmations(call: Call[None], round_id: str) -> bytes:
     """U4: the survivors' signatures under the same set."""
     with call.services.database.read() as session:
-        take_seat(session, round_id, call.identity.device_id).may_read("unmasking")
+        take_seat(session, round_id, call.identity.device_id, now=call.services.clock()).may_read("unmasking")
         return call.services.frozen.confirmations(session, round_id)
 
 
@@ -140,7 +150,7 @@ def unmask(call: Call[Unmasking], round_id: str) -> Receipt:
     """Of each survivor the share of its seed, of each dropped device that of its mask key."""
     digest = _digest(call)
     with call.services.database.read() as session:
-        seat = take_seat(session, round_id, call.identity.device_id)
+        seat = take_seat(session, round_id, call.identity.device_id, now=call.services.clock())
         if not seat.may_send("unmasking", digest):
             return Receipt()
         frozen = call.services.frozen.survivors(session, round_id)
@@ -151,7 +161,7 @@ def unmask(call: Call[Unmasking], round_id: str) -> Receipt:
 
 def _seat(call: Call[B], round_id: str) -> Seat:
     with call.services.database.read() as session:
-        return take_seat(session, round_id, call.identity.device_id)
+        return take_seat(session, round_id, call.identity.device_id, now=call.services.clock())
 
 
 def _digest(call: Call[B]) -> str:

@@ -6,6 +6,7 @@ import hashlib
 import re
 import secrets
 
+import msgspec
 from flask import request
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -15,7 +16,7 @@ from archipel.errors import ArchipelError
 from archipel.server import audit
 from archipel.server.auth import Identity
 from archipel.server.candidates import count_candidates
-from archipel.server.models import Answer, BundleRow, Participant, Round, Task
+from archipel.server.models import UPDATE_PHASES, Answer, Blob, BundleRow, Participant, Round, Task
 from archipel.server.paging import page
 from archipel.server.problems import refuse
 from archipel.server.resources import (
@@ -24,6 +25,7 @@ from archipel.server.resources import (
     ParticipantInfo,
     RoundInfo,
     RoundPage,
+    RoundResult,
     TaskInfo,
     TaskPage,
     TaskRequest,
@@ -32,6 +34,7 @@ from archipel.server.rounds import DEADLINES, ORDER
 from archipel.server.routes import OPERATOR, READ, Call, Route
 from archipel.server.services import Services
 from archipel.server.task_checks import check_task
+from archipel.server.tasks import request_of
 
 _KEY = re.compile(r"[A-Za-z0-9_-]{16,64}")
 
@@ -45,6 +48,9 @@ def create_task(call: Call[TaskRequest]) -> TaskInfo | tuple[TaskInfo, int]:
     call.identity.require(call.body.population)
     with services.database.read() as session:
         bundle = session.get(BundleRow, call.body.bundle)
+        weights = call.body.weights
+        if weights is not None and session.get(Blob, (weights, "weights")) is None:
+            raise refuse(422, f"no weights {weights}; name those of a version")
     if bundle is None:
         raise refuse(422, f"no bundle {call.body.bundle}; upload it first")
     try:
@@ -65,11 +71,15 @@ def create_task(call: Call[TaskRequest]) -> TaskInfo | tuple[TaskInfo, int]:
         rounds=checked.rounds,
         rounds_committed=0,
         failed_rounds=0,
+        request=msgspec.json.encode(checked),
+        kind=checked.kind,
+        mode=checked.mode,
         privacy=checked.privacy,
         min_cohort=checked.min_cohort,
         cohort=checked.cohort,
         threshold=checked.threshold,
         goal=checked.goal,
+        concurrency=checked.concurrency,
         eligibility=checked.eligibility,
         max_contributions=checked.max_contributions,
         rest_seconds=checked.rest_seconds,
@@ -149,15 +159,15 @@ def list_rounds(call: Call[None], task_id: str) -> RoundPage:
         _task(session, call.identity, task_id)
         rounds, after = page(session, Round, Round.started, Round.round_id, call.query, Round.task_id == task_id)
         shown = [row.round_id for row in rounds]
-        phases: dict[tuple[str, str], list[str]] = {}
+        phases: dict[tuple[str, str], set[str]] = {}
         sizes: dict[tuple[str, str], int] = {}
         assigned = select(Participant.round_id, Participant.device_id).where(Participant.round_id.in_(shown))
         for row in session.execute(assigned.order_by(Participant.device_id)):
-            phases[row.round_id, row.device_id] = ["assigning"]
+            phases[row.round_id, row.device_id] = {"assigning"}
         sent = select(Answer.round_id, Answer.device_id, Answer.phase, Answer.size)
         for answer in session.execute(sent.where(Answer.round_id.in_(shown))):
             key = (answer.round_id, answer.device_id)
-            phases[key].append(answer.phase)
+            phases[key].add(answer.phase)
             sizes[key] = sizes.get(key, 0) + answer.size
     participants: dict[str, list[ParticipantInfo]] = {}
     survivors: dict[str, list[str]] = {}
@@ -170,14 +180,14 @@ def list_rounds(call: Call[None], task_id: str) -> RoundPage:
                 bytes_uploaded=sizes.get((round_id, device_id), 0),
             )
         )
-        if "masking" in reached:
+        if reached & set(UPDATE_PHASES):
             survivors.setdefault(round_id, []).append(device_id)
     items = [_round_info(row, participants.get(row.round_id, []), survivors.get(row.round_id, [])) for row in rounds]
     return RoundPage(items=items, next=after)
 
 
 def _round_info(row: Round, participants: list[ParticipantInfo], survivors: list[str]) -> RoundInfo:
-    settled = row.phase != "failed" and ORDER[row.phase] > ORDER["masking"]
+    settled = row.phase != "failed" and ORDER[row.phase] > ORDER["masking"] and row.phase not in UPDATE_PHASES
     return RoundInfo(
         round_id=row.round_id,
         task_id=row.task_id,
@@ -190,6 +200,7 @@ def _round_info(row: Round, participants: list[ParticipantInfo], survivors: list
         weights_in=row.weights_in,
         weights_out=row.weights_out,
         weight_sum=row.weight_sum,
+        result=None if row.result is None else msgspec.convert(row.result, RoundResult),
         started=row.started,
         ended=row.ended,
     )
@@ -213,6 +224,7 @@ def _task(session: Session, identity: Identity, task_id: str, *, lock: bool = Fa
 def _info(services: Services, session: Session, task: Task) -> TaskInfo:
     window = services.settings.check_in_window
     waiting = count_candidates(session, task, now=services.clock(), window=window)
+    request = request_of(task)
     return TaskInfo(
         task_id=task.task_id,
         name=task.name,
@@ -223,11 +235,20 @@ def _info(services: Services, session: Session, task: Task) -> TaskInfo:
         rounds=task.rounds,
         rounds_committed=task.rounds_committed,
         failed_rounds=task.failed_rounds,
-        privacy=task.privacy,  # type: ignore[arg-type]
+        privacy=request.privacy,
+        kind=request.kind,
+        mode=request.mode,
         min_cohort=task.min_cohort,
         cohort=task.cohort,
         threshold=task.threshold,
         goal=task.goal,
+        concurrency=task.concurrency,
+        max_staleness=request.max_staleness,
+        staleness_exponent=request.staleness_exponent,
+        program=request.program,
+        weights=request.weights,
+        metrics=request.metrics,
+        max_examples=request.max_examples,
         eligibility=task.eligibility,
         max_contributions=task.max_contributions,
         rest_seconds=task.rest_seconds,

@@ -1,4 +1,4 @@
-"""Masked updates: spooled durably, then recorded, then acknowledged."""
+"""Updates: checked, spooled durably, then recorded, then acknowledged."""
 
 from __future__ import annotations
 
@@ -6,27 +6,33 @@ import re
 
 from flask import request
 
-from archipel.errors import ApiError
+from archipel.errors import ApiError, MessageError
 from archipel.protocol.messages import Receipt
+from archipel.protocol.plain import decode_plain
 from archipel.server.api.bundles import body_chunks, declared_length
+from archipel.server.durable import Written
 from archipel.server.problems import refuse
 from archipel.server.routes import DEVICE, Call, Route
 from archipel.server.seats import store_answer, take_seat
+from archipel.server.services import Services
 
 DIGEST_HEADER = "Digest-SHA256"
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 def upload_update(call: Call[None], round_id: str) -> Receipt:
-    """The packed masked vector. Any bytes of the right length are valid: plans use whole bytes per entry."""
+    """The packed masked vector, or in a round with privacy plain the update as safetensors, checked before it counts.
+
+    Any masked bytes of the right length are valid: plans use whole bytes per entry.
+    """
     services = call.services
     length = declared_length(services.settings.max_update_bytes)
     digest = request.headers.get(DIGEST_HEADER, "")
     if not _DIGEST.fullmatch(digest):
         raise refuse(400, f"header {DIGEST_HEADER}: expected the body's SHA-256 in 64 lower-case hexadecimal digits")
     with services.database.read() as session:
-        seat = take_seat(session, round_id, call.identity.device_id)
-    if not seat.may_send("masking", digest):
+        seat = take_seat(session, round_id, call.identity.device_id, now=services.clock())
+    if not seat.may_send(seat.uploads_in, digest):
         return Receipt()
     if length != seat.update_bytes:
         status = 413 if length > seat.update_bytes else 422
@@ -36,14 +42,26 @@ def upload_update(call: Call[None], round_id: str) -> Receipt:
         if written.digest != digest:
             written.discard()
             raise refuse(422, f"the body's SHA-256 is {written.digest}, header {DIGEST_HEADER} says {digest}")
+        if seat.privacy == "plain":
+            _check(services, round_id, written)
         path = services.spool.keep(round_id, seat.device_id, written)
     except FileNotFoundError:
         raise refuse(410, "the round is over: its updates were discarded") from None
     try:
-        return store_answer(services, seat, "masking", digest=digest, size=length)
+        return store_answer(services, seat, seat.uploads_in, digest=digest, size=length)
     except ApiError:
         path.unlink(missing_ok=True)
         raise
+
+
+def _check(services: Services, round_id: str, written: Written) -> None:
+    with services.database.read() as session:
+        layout = services.frozen.layout(session, round_id)
+    try:
+        decode_plain(written.temporary, layout)
+    except MessageError as error:
+        written.discard()
+        raise refuse(422, str(error)) from None
 
 
 ROUTES = (

@@ -1,0 +1,146 @@
+"""Updates of rounds with privacy "plain": safetensors with one array for each update output, checked before they count.
+
+What a check can find is that an update keeps its own bundle's bounds: names, dtypes, shapes, finite numbers, each entry
+within its range, the deltas' norm within clip times weight. Both sides derive the bounds from the signed manifest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from archipel.bundle import read_weights, write_weights
+from archipel.bundle.roles import Update
+from archipel.errors import BundleError, MessageError, ProtocolError
+from archipel.protocol.vector import DecodedSum, Layout
+
+ROUNDING = 1e-4
+"""Relative; devices compute their clipping in float32."""
+
+Arrays = dict[str, NDArray[Any]]
+
+
+def encode_plain(layout: Layout, arrays: Mapping[str, NDArray[Any]], scale: float = 1.0) -> bytes:
+    """The arrays (by output name) with every entry clamped to its range, deltas multiplied by `scale`.
+
+    Raises ProtocolError for a missing, unknown or misshapen array, and for NaN or infinity.
+    """
+    unknown = set(arrays) - {port.name for port in layout.updates}
+    if unknown:
+        raise ProtocolError(f"update: {sorted(unknown)} are not update outputs of the program")
+    made = {}
+    for port in layout.updates:
+        array = arrays.get(port.name)
+        if array is None:
+            raise ProtocolError(f"update {port.name!r}: missing; every update output of the program must be there")
+        if array.shape != tuple(port.shape) or not np.issubdtype(array.dtype, np.floating):
+            raise ProtocolError(
+                f"update {port.name!r}: expected floating point {list(port.shape)}, "
+                f"got {array.dtype}{list(array.shape)}"
+            )
+        if not np.isfinite(array).all():
+            raise ProtocolError(f"update {port.name!r}: has NaN or infinite entries; the local round diverged")
+        factor = scale if port.kind == "delta" else 1.0
+        made[port.name] = np.clip(array * factor, -port.range, port.range).astype(port.dtype)
+    return write_weights(made)
+
+
+def plain_size(layout: Layout) -> int:
+    """Bytes of every plain update of this layout: the encoding has one form."""
+    return len(write_weights({port.name: np.zeros(tuple(map(int, port.shape)), port.dtype) for port in layout.updates}))
+
+
+def decode_plain(source: bytes | Path, layout: Layout) -> Arrays:
+    """The arrays by output name, checked. Raises MessageError that names the entry and what is wrong with it."""
+    try:
+        arrays = read_weights(source)
+    except BundleError as error:
+        where, _, what = str(error).rpartition(": ")
+        raise MessageError(f"update: {what or where}") from None
+    ports = {port.name: port for port in layout.updates}
+    if arrays.keys() != ports.keys():
+        raise MessageError(f"update: has the arrays {sorted(arrays)[:16]}, expected {sorted(ports)[:16]}")
+    for name, array in arrays.items():
+        _check_array(ports[name], array)
+    weight = next((float(arrays[port.name]) for port in layout.updates if port.kind == "weight"), 1.0)
+    if weight < 0:
+        raise MessageError(f"update: the weight is {weight}, expected at least 0")
+    _check_norm(layout, arrays, weight)
+    return arrays
+
+
+def _check_array(port: Update, array: NDArray[Any]) -> None:
+    shape = tuple(map(int, port.shape))
+    if array.dtype.name != port.dtype or array.shape != shape:
+        raise MessageError(
+            f"update {port.name!r}: expected {port.dtype}{list(shape)}, got {array.dtype}{list(array.shape)}"
+        )
+    if array.size:
+        largest = float(np.abs(array).max())
+        # A NaN is not below anything.
+        if not largest <= port.range * (1 + ROUNDING):
+            raise MessageError(f"update {port.name!r}: an entry of {largest} is not a number up to {port.range}")
+
+
+def _check_norm(layout: Layout, arrays: Arrays, weight: float) -> None:
+    """Deltas are clipped together, and multiplied by the weight after that."""
+    deltas = [port for port in layout.updates if port.kind == "delta"]
+    clips = [port.clip for port in deltas if port.clip is not None]
+    if not clips:
+        return
+    squares = sum(float(np.square(arrays[port.name], dtype=np.float64).sum()) for port in deltas if port.clip)
+    norm, bound = float(np.sqrt(squares)), max(clips) * weight
+    if norm > bound * (1 + ROUNDING) + 1e-12:
+        raise MessageError(f"update: the deltas' norm is {norm}, at most {bound} (clip times weight) is allowed")
+
+
+@dataclass
+class PlainSum:
+    """The running sum of updates, float64 by output name."""
+
+    layout: Layout
+    arrays: dict[str, NDArray[np.float64]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for port in self.layout.updates:
+            self.arrays.setdefault(port.name, np.zeros(tuple(map(int, port.shape)), np.float64))
+
+    def add(self, update: Mapping[str, NDArray[Any]], scale: float = 1.0) -> None:
+        """`scale` multiplies the deltas: a stale update counts less."""
+        for port in self.layout.updates:
+            part = update[port.name]
+            if port.kind == "delta" and scale != 1.0:
+                part = part * np.float64(scale)
+            self.arrays[port.name] += part
+
+    def decoded(self) -> DecodedSum:
+        """By tensor name, as the strategies take it."""
+        deltas: dict[str, NDArray[np.float64]] = {}
+        values: dict[str, NDArray[np.float64]] = {}
+        weight: float | None = None
+        for port in self.layout.updates:
+            if port.kind == "weight":
+                weight = float(self.arrays[port.name])
+            else:
+                (deltas if port.kind == "delta" else values)[port.tensor] = self.arrays[port.name]
+        return DecodedSum(deltas, values, weight)
+
+    def encode(self) -> bytes:
+        return write_weights(self.arrays)
+
+    @classmethod
+    def decode(cls, data: bytes, layout: Layout) -> PlainSum:
+        """What `encode` gave. Raises MessageError."""
+        try:
+            arrays = {name: np.array(array, np.float64) for name, array in read_weights(data).items()}
+        except BundleError as error:
+            raise MessageError(f"sum: {error}") from None
+        shapes = {port.name: tuple(map(int, port.shape)) for port in layout.updates}
+        if {name: array.shape for name, array in arrays.items()} != shapes:
+            raise MessageError("sum: its arrays are not those of this round's updates")
+        return cls(layout, arrays)

@@ -1,0 +1,90 @@
+"""What a device uploads for each kind of task, as one Layout that server and device derive for themselves.
+
+| kind | entries |
+|---|---|
+| training | the update outputs of the bundle's `finish` program |
+| analytics | the update outputs of an `analyze` program |
+| evaluation | each metric's mean times w, and w = min(examples, max_examples) / max_examples |
+
+A metric beyond its range is clamped to it, as every entry of the fixed-point encoding is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from archipel.bundle import Manifest, Program
+from archipel.bundle.roles import Metric, Update
+from archipel.errors import ProtocolError
+from archipel.protocol.messages import Kind
+from archipel.protocol.vector import Layout
+
+EXAMPLES = "archipel/examples"
+"""The entry of an evaluation with the weight."""
+
+_KINDS = {"training": "finish", "evaluation": "evaluate", "analytics": "analyze"}
+
+
+def upload_program(manifest: Manifest, kind: Kind, name: str = "") -> Program:
+    """The program whose outputs are uploaded. Raises ProtocolError unless `name` or the kind says which one it is."""
+    wanted = _KINDS[kind]
+    programs = {key: program for key, program in manifest.programs.items() if program.kind == wanted}
+    if name:
+        if name not in programs:
+            raise ProtocolError(
+                f"bundle {manifest.name!r} has no program {name!r} of kind {wanted!r}; it has: {sorted(programs)}"
+            )
+        return programs[name]
+    if len(programs) != 1:
+        hint = "; name one" if programs else ""
+        raise ProtocolError(
+            f"bundle {manifest.name!r} has {len(programs)} {wanted} programs; a task of kind {kind} needs one{hint}"
+        )
+    return next(iter(programs.values()))
+
+
+def upload_layout(manifest: Manifest, kind: Kind, name: str = "", metrics: Mapping[str, float] | None = None) -> Layout:
+    """Where each entry lies. `metrics` of an evaluation: name to range. Raises ProtocolError."""
+    program = upload_program(manifest, kind, name)
+    if kind != "evaluation":
+        return Layout.of(program)
+    return _evaluation_layout(manifest, program, metrics or {})
+
+
+def metric_arrays(
+    metrics: Mapping[str, float], ranges: Mapping[str, float], examples: int, max_examples: int
+) -> dict[str, np.ndarray]:
+    """The arrays of an evaluation's layout, float32 scalars. `metrics`: means over `examples` examples.
+
+    Raises ProtocolError for a metric that is missing or not a finite number.
+    """
+    weight = min(examples, max_examples) / max_examples
+    arrays = {EXAMPLES: np.array(weight, np.float32)}
+    for name, bound in ranges.items():
+        value = metrics.get(name, float("nan")) if examples else 0.0
+        if not np.isfinite(value):
+            raise ProtocolError(f"metric {name!r}: is {value} on this device; it cannot be summed")
+        arrays[name] = np.array(min(max(value, -bound), bound) * weight, np.float32)
+    return arrays
+
+
+def _evaluation_layout(manifest: Manifest, program: Program, metrics: Mapping[str, float]) -> Layout:
+    known = {port.name for port in program.outputs if isinstance(port, Metric)}
+    if not metrics:
+        raise ProtocolError(f"metrics: an evaluation needs at least one, with its range; there are {sorted(known)}")
+    for name in metrics:
+        if name not in known:
+            raise ProtocolError(f"metric {name!r}: bundle {manifest.name!r} computes {sorted(known)}")
+    bits = manifest.privacy.max_bits
+    ranges = {**{name: metrics[name] for name in sorted(metrics)}, EXAMPLES: 1.0}
+    return Layout(
+        tuple(
+            Update(
+                name=name, tensor=name, dtype="float32", shape=(), weighting="examples", range=bound, bits=bits,
+                kind="weight" if name == EXAMPLES else "value",
+            )
+            for name, bound in ranges.items()
+        )
+    )  # fmt: skip

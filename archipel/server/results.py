@@ -1,0 +1,62 @@
+"""What the sum of an evaluation or analysis says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from archipel.bundle import Manifest, Statistic
+from archipel.protocol.messages import RoundPlan
+from archipel.protocol.vector import DecodedSum
+from archipel.server.resources import RoundResult, StatisticResult
+
+
+def evaluation(plan: RoundPlan, manifest: Manifest, total: DecodedSum, devices: int) -> RoundResult:
+    """Means over all examples; none where no device had any."""
+    weight = total.weight or 0.0
+    metrics = {name: float(value) / weight for name, value in total.values.items()} if weight > 0 else {}
+    return RoundResult(devices=devices, examples=weight * plan.max_examples, metrics=metrics)
+
+
+def analysis(plan: RoundPlan, manifest: Manifest, total: DecodedSum, devices: int) -> RoundResult:
+    """The sums, and what the manifest says of them."""
+    statistics = {
+        each.name: _statistic(each, total.values)
+        for each in manifest.statistics
+        if not plan.program or each.program == plan.program
+    }
+    values = {name: array.tolist() for name, array in total.values.items()}
+    return RoundResult(devices=devices, values=values, statistics=statistics)
+
+
+def _statistic(wanted: Statistic, sums: Mapping[str, NDArray[np.float64]]) -> StatisticResult:
+    if wanted.kind == "sum":
+        return StatisticResult(kind="sum", value=float(sums[wanted.tensor("sum")]))
+    if wanted.kind == "mean":
+        count = float(sums[wanted.tensor("count")])
+        value = float(sums[wanted.tensor("sum")]) / count if count > 0 else None
+        return StatisticResult(kind="mean", value=value)
+    counts = sums[wanted.tensor("histogram")]
+    edges = list(wanted.edges)
+    found = {}
+    if wanted.kind == "quantiles" and counts.sum() > 0:
+        found = {str(share): quantile(counts, edges, share) for share in wanted.probabilities}
+    return StatisticResult(kind=wanted.kind, edges=edges, counts=counts.tolist(), quantiles=found)
+
+
+def quantile(counts: NDArray[np.float64], edges: Sequence[float], share: float) -> float:
+    """The value below which `share` of the counted lie, taken as even within each bin; beyond the edges, the edge.
+
+    `counts` [edges + 1]: below the first edge, between each two, from the last on.
+    """
+    cumulative = np.cumsum(np.maximum(counts, 0))
+    at = share * cumulative[-1]
+    place = int(np.searchsorted(cumulative, at, side="left"))
+    if place == 0:
+        return float(edges[0])
+    if place >= len(edges):
+        return float(edges[-1])
+    inside = (at - cumulative[place - 1]) / (cumulative[place] - cumulative[place - 1])
+    return float(edges[place - 1] + inside * (edges[place] - edges[place - 1]))
