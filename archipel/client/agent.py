@@ -14,13 +14,15 @@ import numpy as np
 from archipel.client.cache import Cache
 from archipel.client.config import AgentConfig
 from archipel.client.events import Event, EventName, OnEvent, Outcome
+from archipel.client.exchange import Ended, Owner, send_update
 from archipel.client.folder import lock_folder
 from archipel.client.identity import DeviceRecord, IdentityStore
 from archipel.client.journal import Entry, Journal, OpenRound
-from archipel.client.round import SecureRound, send_masked
+from archipel.client.plain_round import PlainRound
+from archipel.client.round import SecureRound
 from archipel.client.session import DeviceSession
 from archipel.client.transport import Transport
-from archipel.client.work import Prepared, prepare, round_seed, state_path, train
+from archipel.client.work import Contribution, Prepared, contribute, prepare, round_seed, stale, state_path
 from archipel.errors import (
     BundleError,
     CertificateError,
@@ -40,6 +42,7 @@ from archipel.lite_runtime import DeviceState
 from archipel.lite_runtime.durable import sweep, write_durably
 from archipel.protocol.identity import EnrolmentToken, enrolment_request
 from archipel.protocol.messages import CheckIn, CheckInResponse, EnrolmentResponse, RoundPlan, RoundStatus
+from archipel.protocol.plain import encode_plain
 from archipel.protocol.policy import plan_digest
 from archipel.protocol.sealed import Sealed, encode, unseal
 from archipel.protocol.secagg import Participant
@@ -218,11 +221,16 @@ class Agent:
     def _take_part(self, plan: RoundPlan, sealed: Sealed, wait: float) -> Outcome:
         digest = plan_digest(sealed)
         journal = self._journal.begin(
-            round_id=plan.round_id, task_id=plan.task_id, number=plan.number, plan=digest, bundle=plan.bundle
+            round_id=plan.round_id,
+            task_id=plan.task_id,
+            number=plan.number,
+            plan=digest,
+            bundle=plan.bundle,
+            buffered=plan.buffered,
         )
         self._emit("assigned", {"number": plan.number})
         try:
-            status = self._carry_out(plan, digest, journal)
+            ended = self._carry_out(plan, digest, journal)
         except _REFUSALS as error:
             # Once keys are sent the same errors are about peers and server: the device leaves.
             return self._end(journal, "dropped" if journal.keys_sent else "refused", str(error), wait)
@@ -239,42 +247,49 @@ class Agent:
             return Outcome("paused", self.config.pause_seconds, plan.round_id, str(error))
         except ClientError as error:
             if isinstance(error, UnreachableError) or (isinstance(error, RefusedError) and error.status in _LATER):
-                # Only while fetching; SecureRound makes RoundAbandonedError of these.
+                # Only while fetching; RoundExchange makes RoundAbandonedError of these.
                 raise
             return self._end(journal, "dropped" if journal.keys_sent else "refused", str(error), wait)
         except BaseException as error:
             if journal.keys_sent:
                 self._end(journal, "dropped", f"interrupted by {type(error).__name__}", wait)
             raise
-        return self._conclude(journal, status, wait)
+        return self._conclude(journal, ended, wait)
 
-    def _carry_out(self, plan: RoundPlan, digest: str, journal: OpenRound) -> RoundStatus:
-        """Everything from the plan to the round's last status."""
+    def _carry_out(self, plan: RoundPlan, digest: str, journal: OpenRound) -> Ended:
+        """Everything from the plan to the round's end."""
         transport, session, record = self._connected()
         prepared = prepare(plan, record, self._cache, session, self.config)
         path = state_path(self._state_folder, prepared.bundle)
         state = DeviceState.load(path)
         self._check()
-        vector = self._train(plan, digest, prepared, state, journal)
-        secure = SecureRound(
-            plan,
-            Participant(plan, digest, self._identity.key(), record.chain, record.enrolment_key, secrets.token_bytes),
-            session,
-            journal,
-            self.config,
-            pause=lambda seconds: self._pause(transport.jittered(seconds)),
-            check=self._check,
-            report=self._emit,
-        )
-        new_state = state.encode() if state.personal or state.state else b""
+        done = self._contribute(plan, digest, prepared, state, journal)
+        new_state = state.encode() if plan.kind == "training" and (state.personal or state.state) else b""
+        layout = prepared.layout
         del prepared, state
-        return secure.run(vector, lambda: journal.store_state(new_state, path.name))
 
-    def _train(
+        def on_counted() -> None:
+            journal.store_state(new_state, path.name)
+
+        owner = Owner(lambda seconds: self._pause(transport.jittered(seconds)), self._check, self._emit)
+        if plan.privacy == "plain":
+            update = encode_plain(layout, done.arrays)
+            return PlainRound(plan, session, journal, self.config, owner).run(update, on_counted)
+        participant = Participant(
+            plan, digest, self._identity.key(), record.chain, record.enrolment_key, secrets.token_bytes
+        )
+
+        def vector(staleness: int) -> Vector:
+            arrays = stale(done, layout, staleness, plan.staleness_exponent or 0.0)
+            return layout.encode(arrays, modulus_bits=plan.modulus_bits, max_cohort=plan.max_cohort)
+
+        return SecureRound(plan, session, journal, self.config, owner, participant).run(vector, on_counted)
+
+    def _contribute(
         self, plan: RoundPlan, digest: str, prepared: Prepared, state: DeviceState, journal: OpenRound
-    ) -> Vector:
+    ) -> Contribution:
         started = time.monotonic()
-        update = train(
+        done = contribute(
             prepared,
             plan,
             seed=round_seed(digest, self.device_id),
@@ -283,17 +298,10 @@ class Agent:
             config=self.config,
             check=self._check,
         )
-        journal.advance("assigned", examples=update.examples)
-        self._emit(
-            "trained",
-            {
-                "examples": update.examples,
-                "steps": update.steps,
-                "seconds": time.monotonic() - started,
-                **({"loss": update.losses[-1]} if update.losses else {}),
-            },
-        )
-        return prepared.layout.encode(update.arrays, modulus_bits=plan.modulus_bits, max_cohort=plan.max_cohort)
+        journal.advance("assigned", examples=done.examples)
+        detail = {"examples": done.examples, "steps": done.steps, "seconds": time.monotonic() - started}
+        self._emit("trained", {**detail, **({} if done.loss is None else {"loss": done.loss})})
+        return done
 
     def _end(
         self, journal: OpenRound, kind: Literal["took_part", "dropped", "refused"], reason: str, wait: float
@@ -305,10 +313,9 @@ class Agent:
         entry = journal.entry
         return Outcome(kind, wait, entry.round_id, reason, entry.examples, sent, received)
 
-    def _conclude(self, journal: OpenRound, status: RoundStatus, wait: float) -> Outcome:
-        """The round is committed or failed."""
-        if status.phase != "committed":
-            return self._end(journal, "dropped", f"the round failed: {status.reason}", wait)
+    def _conclude(self, journal: OpenRound, ended: Ended, wait: float) -> Outcome:
+        if not ended.counted:
+            return self._end(journal, "dropped", f"the round failed: {ended.reason}", wait)
         new_state = journal.state()
         if new_state is not None:
             # Not before: what the device remembers must agree with what was counted.
@@ -318,6 +325,8 @@ class Agent:
 
     def _settle(self, journal: OpenRound, wait: float) -> Outcome | None:
         """Ask what became of a round in which this device's update counted; None if that is not known yet."""
+        if journal.entry.buffered:
+            return self._conclude(journal, Ended(True), wait)
         _, session, _ = self._connected()
         try:
             status = session.call("GET", f"/v1/rounds/{journal.entry.round_id}", RoundStatus)
@@ -325,7 +334,9 @@ class Agent:
             return None if error.status in _LATER else self._end(journal, "dropped", str(error), wait)
         except (UnreachableError, RoundAbandonedError):
             return None
-        return self._conclude(journal, status, wait) if status.phase in ("committed", "failed") else None
+        if status.phase not in ("committed", "failed"):
+            return None
+        return self._conclude(journal, Ended(status.phase == "committed", status.reason), wait)
 
     def _recover(self, session: DeviceSession) -> None:
         """See to rounds that were interrupted after keys were sent; their secrets are gone with the process."""
@@ -341,7 +352,7 @@ class Agent:
         if stored is not None:
             # These very bytes, and no others, may still become part of the sum: the peers' shares unmask them.
             try:
-                send_masked(session, journal.entry.round_id, *stored)
+                send_update(session, journal.entry.round_id, *stored)
                 reason += "; the stored update was sent"
             except RefusedError as error:
                 if error.status in _LATER:

@@ -21,6 +21,8 @@ class AgentConfig:
     """URL; empty: the one in the enrolment token. Its key stays pinned to the token's."""
     attributes: Mapping[str, Attribute] = field(default_factory=dict)
     """What the device tells about itself when it checks in."""
+    allow_plain: bool = False
+    """Whether the device takes part in rounds where the server sees its update."""
     max_peak_bytes: int = 512 << 20
     """A bundle whose programs may need more memory is refused."""
     max_upload_bytes: int = 64 << 20

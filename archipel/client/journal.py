@@ -31,7 +31,8 @@ _MASKED, _STATE = _BESIDE = (".masked", ".state")
 class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One round. `step` is the last one begun; `sent` and `received` are bytes of bodies, times Unix seconds.
 
-    `state` is the name of the file that the device's new state goes to if the round is committed.
+    `state` is the name of the file that the device's new state goes to if the round is committed. In a `buffered`
+    round an update that was taken counts, whatever becomes of the round.
     """
 
     round_id: RoundId
@@ -49,6 +50,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     examples: int = 0
     sent: int = 0
     received: int = 0
+    buffered: bool = False
 
 
 class Journal:
@@ -65,7 +67,9 @@ class Journal:
                 if entry is None or entry.step == "closed":
                     path.unlink()
 
-    def begin(self, *, round_id: str, task_id: str, number: int, plan: str, bundle: str) -> OpenRound:
+    def begin(
+        self, *, round_id: str, task_id: str, number: int, plan: str, bundle: str, buffered: bool = False
+    ) -> OpenRound:
         """Begin a round, or begin it anew. Raises ClientError once keys were sent for it, or it was closed."""
         before = self.get(round_id)
         if before is not None and before.step != "assigned":
@@ -80,6 +84,7 @@ class Journal:
             step="assigned",
             started=now,
             changed=now,
+            buffered=buffered,
         )
         self._write(entry)
         return OpenRound(self, entry)

@@ -1,4 +1,4 @@
-"""From a plan to the vector that will be masked: fetch, check against policy and owner's limits, train."""
+"""From a plan to the arrays to upload: fetch, check against policy and owner's limits, train, evaluate or analyse."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from archipel.client.config import AgentConfig
 from archipel.client.identity import DeviceRecord
 from archipel.client.session import DeviceSession
 from archipel.errors import PolicyError, RuntimeLimitError
-from archipel.lite_runtime import DeviceState, LocalUpdate, Progress, Runtime
-from archipel.lite_runtime.driver import need_program
+from archipel.lite_runtime import DeviceState, Progress, Runtime
 from archipel.protocol.messages import RoundPlan
+from archipel.protocol.plain import plain_size
 from archipel.protocol.policy import check_plan
+from archipel.protocol.uploads import metric_arrays, upload_layout
 from archipel.protocol.vector import Layout
 
 _CHECK_SECONDS = 0.25
@@ -46,8 +47,11 @@ def prepare(
     limit = config.max_download_bytes
     bundle = cache.bundle(plan.bundle, record.publisher_keys, session.download, limit)
     manifest = bundle.manifest
-    layout = Layout.of(bundle.program(need_program(bundle, "finish", "take part in a round")))
-    upload = max(manifest.limits.upload_bytes, layout.length * -(-plan.modulus_bits // 8))
+    layout = upload_layout(manifest, plan.kind, plan.program, plan.metrics)
+    secure = plan.privacy == "secure"
+    upload = layout.length * -(-plan.modulus_bits // 8) if secure else plain_size(layout)
+    if plan.kind == "training":
+        upload = max(manifest.limits.upload_bytes, upload)
     for what, need, allowed, setting in (
         ("memory", manifest.limits.peak_bytes, config.max_peak_bytes, "max_peak_bytes"),
         ("upload", upload, config.max_upload_bytes, "max_upload_bytes"),
@@ -56,11 +60,11 @@ def prepare(
             raise RuntimeLimitError(
                 f"bundle {manifest.name!r}: up to {need} bytes of {what}, its owner allows {allowed} ({setting})"
             )
-    if plan.privacy != "secure":
+    if not secure and not config.allow_plain:
         raise PolicyError(
-            f"plan {plan.round_id}: privacy {plan.privacy!r}; this agent takes part in secure rounds only"
+            f"plan {plan.round_id}: privacy {plan.privacy!r}; this device's owner allows secure rounds only "
+            "(setting allow_plain)"
         )
-    layout = Layout.of(bundle.program(need_program(bundle, "finish", "take part in a round")))
     check_plan(plan, manifest.privacy, layout)
     parameters = cache.weights(plan.weights, session.download, limit)
     broadcast = {} if plan.broadcast is None else cache.weights(plan.broadcast, session.download, limit)
@@ -68,7 +72,17 @@ def prepare(
     return Prepared(bundle, layout, parameters, broadcast)
 
 
-def train(
+@dataclass(frozen=True)
+class Contribution:
+    """What the device has to upload, by output name, and what it took: examples, training steps, the last loss."""
+
+    arrays: Mapping[str, np.ndarray]
+    examples: int
+    steps: int = 0
+    loss: float | None = None
+
+
+def contribute(
     prepared: Prepared,
     plan: RoundPlan,
     *,
@@ -77,12 +91,32 @@ def train(
     state: DeviceState,
     config: AgentConfig,
     check: Callable[[], None],
-) -> LocalUpdate:
-    """The local round. `state` moves on when it is complete; `check` is called between steps and may raise.
+) -> Contribution:
+    """The device's part, of the plan's kind. `state` moves on when a training is complete; `check` is called between
+    steps and may raise.
 
-    Raises RuntimeInputError, RuntimeProgramError, NonFiniteLossError, or what `check` raises.
+    Raises RuntimeInputError, RuntimeProgramError, NonFiniteLossError, ProtocolError, or what `check` raises.
     """
     runtime = Runtime(prepared.bundle, threads=config.threads, memory_limit=config.max_peak_bytes, state=state)
+    if plan.kind == "training":
+        return _train(runtime, prepared, plan, seed, fields, check)
+    runtime.set_parameters(prepared.parameters)
+    if plan.kind == "analytics":
+        arrays, count = runtime.analyze(fields, program=plan.program, seed=seed, hyperparameters=plan.hyperparameters)
+        return Contribution(arrays, count)
+    count = max((len(array) for array in fields.values()), default=0)
+    metrics = runtime.evaluate(fields) if count else {}
+    return Contribution(metric_arrays(metrics, plan.metrics, count, plan.max_examples), count)
+
+
+def _train(
+    runtime: Runtime,
+    prepared: Prepared,
+    plan: RoundPlan,
+    seed: int,
+    fields: Mapping[str, np.ndarray],
+    check: Callable[[], None],
+) -> Contribution:
     next_check = time.monotonic()
 
     def between_steps(progress: Progress) -> None:
@@ -91,7 +125,7 @@ def train(
             check()
             next_check = time.monotonic() + _CHECK_SECONDS
 
-    return runtime.local_round(
+    update = runtime.local_round(
         fields,
         seed=seed,
         parameters=prepared.parameters,
@@ -99,6 +133,15 @@ def train(
         hyperparameters=plan.hyperparameters,
         callbacks=[between_steps],
     )
+    loss = update.losses[-1] if update.losses else None
+    return Contribution(update.arrays, update.examples, update.steps, loss)
+
+
+def stale(contribution: Contribution, layout: Layout, staleness: int, exponent: float) -> Mapping[str, np.ndarray]:
+    """The arrays with their deltas times (1 + staleness)^-exponent (Nguyen et al. 2022)."""
+    scale = np.float32((1.0 + staleness) ** -exponent)
+    deltas = {port.name for port in layout.updates if port.kind == "delta"}
+    return {name: array * scale if name in deltas else array for name, array in contribution.arrays.items()}
 
 
 def round_seed(digest: str, device_id: str) -> int:

@@ -11,6 +11,7 @@ import numpy as np
 from archipel.bundle import Bundle, Phase, open_bundle
 from archipel.bundle.roles import Noise
 from archipel.errors import NonFiniteLossError, RuntimeInputError, RuntimeLimitError, RuntimeProgramError
+from archipel.lite_runtime.analysis import analyze
 from archipel.lite_runtime.control import Control
 from archipel.lite_runtime.device_state import DeviceState
 from archipel.lite_runtime.driver import (
@@ -164,6 +165,23 @@ class Runtime:
     ) -> dict[str, float]:
         """Run `evaluate` over all examples: its metrics, each reduced over the batches as its role declares."""
         return self._evaluate(self._values(), x, y, batch_size)
+
+    def analyze(
+        self,
+        x: np.ndarray | Arrays,
+        *,
+        program: str = "",
+        seed: int = 0,
+        hyperparameters: Mapping[str, float] | None = None,
+        batch_size: int = 256,
+    ) -> tuple[dict[str, np.ndarray], int]:
+        """Run an `analyze` program (the only one, or that of this name) over all examples.
+
+        Returns the sums to upload by output name, and the number of examples. Raises RuntimeInputError.
+        """
+        name = program or need_program(self.bundle, "analyze", "analyze")
+        values = self._values(hyperparameters=hyperparameters, seed=seed)
+        return analyze(self._sessions.get(name), self.bundle.program(name), values, x, batch_size)
 
     def parameters(self) -> dict[str, np.ndarray]:
         """The present global parameters by name, read-only."""

@@ -126,6 +126,7 @@ class RoundPlan(Message, frozen=True, kw_only=True):
     `kind` says what is uploaded: of training what `finish` gives, of evaluation the `metrics` (each with the range of
     its fixed-point encoding) weighted by at most `max_examples` examples, of analytics what `program` gives. In an
     asynchronous task a device multiplies its deltas by (1 + s)^-staleness_exponent, where s is RoundStatus.staleness.
+    In a `buffered` round what was taken counts for whatever version comes next.
     """
 
     round_id: RoundId
@@ -145,6 +146,7 @@ class RoundPlan(Message, frozen=True, kw_only=True):
     metrics: Metrics = {}
     max_examples: Annotated[int, Meta(ge=1, le=1 << 30)] = 1000
     staleness_exponent: Annotated[float, Meta(ge=0, le=16)] | None = None
+    buffered: bool = False
 
 
 class CheckIn(Message, frozen=True, kw_only=True):

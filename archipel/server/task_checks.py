@@ -71,6 +71,7 @@ def make_plan(
         metrics=request.metrics if evaluation else {},
         max_examples=request.max_examples if evaluation else 1000,
         staleness_exponent=request.staleness_exponent if request.mode == "asynchronous" and secure else None,
+        buffered=request.mode == "asynchronous" and not secure,
     )
 
 

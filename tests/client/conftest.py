@@ -64,6 +64,33 @@ finish (float[3] w, float[3] w0, float n) => (float[3] dw, float weight) {
 }"""
 
 
+EVALUATE = """<ir_version: 10, opset_import: ["": 21]>
+evaluate (float[n, 3] x, float[n] y, float[3] w) => (float mse) {
+    p = MatMul(x, w)
+    e = Sub(p, y)
+    squares = Mul(e, e)
+    mse = ReduceMean <keepdims = 0> (squares)
+}"""
+LOOK = """<ir_version: 10, opset_import: ["": 21]>
+look (float[n] y) => (float total, float count, float[4] bins) {
+    total = ReduceSum <keepdims = 0> (y)
+    shape = Shape(y)
+    n = Cast <to = 1> (shape)
+    count = Squeeze(n)
+    edges = Constant <value_floats = [-1.0, 0.0, 1.0]> ()
+    last = Constant <value_ints = [1]> ()
+    column = Unsqueeze(y, last)
+    above = GreaterOrEqual(column, edges)
+    numbers = Cast <to = 1> (above)
+    first = Constant <value_ints = [0]> ()
+    reached = ReduceSum <keepdims = 0> (numbers, first)
+    upper = Concat <axis = 0> (n, reached)
+    zero = Constant <value_floats = [0.0]> ()
+    lower = Concat <axis = 0> (reached, zero)
+    bins = Sub(upper, lower)
+}"""
+
+
 def make_bundle(folder: Path, key: Ed25519PrivateKey, **policy: Any) -> Path:
     """A linear model with hand-written gradient; device state counts its steps. Returns the .bundle file."""
     f32: dict[str, Any] = {"dtype": "float32"}
@@ -101,6 +128,28 @@ def make_bundle(folder: Path, key: Ed25519PrivateKey, **policy: Any) -> Path:
             ),
         ),
     }
+    x, y = programs["train"].inputs[:2]
+    counted: dict[str, Any] = {"kind": "value", "weighting": "uniform", "range": 2.0**18 - 1, "bits": 19, **f32}
+    programs["evaluate"] = b.Program(
+        kind="evaluate",
+        file="evaluate.onnx",
+        inputs=(x, y, w),
+        outputs=(roles.Metric(name="mse", shape=(), reduction="mean", **f32),),
+    )
+    programs["look"] = b.Program(
+        kind="analyze",
+        file="look.onnx",
+        inputs=(y,),
+        outputs=(
+            roles.Update(name="total", tensor="y/sum", shape=(), **{**counted, "range": 100.0}),
+            roles.Update(name="count", tensor="y/count", shape=(), **counted),
+            roles.Update(name="bins", tensor="spread/histogram", shape=(4,), **counted),
+        ),
+    )
+    statistics = (
+        b.Statistic(name="y", kind="mean", program="look"),
+        b.Statistic(name="spread", kind="histogram", program="look", edges=(-1.0, 0.0, 1.0)),
+    )
     limits = {"peak_bytes": 1 << 16, "flops_per_example": 12, "upload_bytes": 16, **policy.pop("limits", {})}
     privacy = {"modes": ("secure",), "min_cohort": 3, "threshold": 0.6, "max_clip": 2.0, "max_bits": 20, **policy}
     b.write_bundle(
@@ -108,7 +157,8 @@ def make_bundle(folder: Path, key: Ed25519PrivateKey, **policy: Any) -> Path:
         name="linear",
         programs=programs,
         graphs={f"{name}.onnx": parser.parse_model(text).SerializeToString() for name, text in
-                (("train", TRAIN), ("finish", FINISH))},
+                (("train", TRAIN), ("finish", FINISH), ("evaluate", EVALUATE), ("look", LOOK))},
+        statistics=statistics,
         weights=b.write_weights({"w": W0}),
         parameters=b.parameter_specs({"w": W0}, ["w"]),
         limits=b.Limits(**limits),

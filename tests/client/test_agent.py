@@ -290,6 +290,6 @@ def test_a_device_that_the_server_does_not_know_is_told(federation: Any) -> None
 def test_phases_are_those_of_the_protocol() -> None:
     from typing import get_type_hints
 
-    from archipel.client.round import _ORDER
+    from archipel.client.exchange import ORDER
 
-    assert get_type_hints(RoundStatus)["phase"].__args__ == _ORDER
+    assert get_type_hints(RoundStatus)["phase"].__args__ == ORDER
