@@ -109,6 +109,15 @@ def contribute(
     return Contribution(metric_arrays(metrics, plan.metrics, count, plan.max_examples), count)
 
 
+def some(fields: Mapping[str, np.ndarray], most: int, seed: int) -> Mapping[str, np.ndarray]:
+    """At most so many of the examples, any of them."""
+    count = max((len(array) for array in fields.values()), default=0)
+    if count <= most:
+        return fields
+    chosen = np.sort(np.random.default_rng(seed).choice(count, most, replace=False))
+    return {name: array[chosen] for name, array in fields.items()}
+
+
 def _train(
     runtime: Runtime,
     prepared: Prepared,

@@ -19,6 +19,7 @@ from archipel.bundle import (
     Lineage,
     PrivacyPolicy,
     Program,
+    Statistic,
     open_bundle,
     pack,
     parameter_specs,
@@ -36,6 +37,7 @@ from archipel.converter.limits import compute_limits
 from archipel.converter.lowering import initial_values, lower, parameter_names
 from archipel.converter.repeated import with_repeated
 from archipel.converter.self_test import self_test as make_self_test
+from archipel.converter.statistics import PROGRAM, AnyStatistic, analyze_program
 from archipel.converter.weights import check_refresh, derived_tensors, share_weights
 from archipel.errors import ConversionError
 from archipel.graph import Model
@@ -75,6 +77,8 @@ def convert(
     parent: str | None = None,
     lineage: Lineage | None = None,
     self_test: Mapping[str, np.ndarray] | None = None,
+    statistics: Sequence[AnyStatistic] = (),
+    max_examples: int = 1000,
 ) -> Bundle:
     """Make a bundle of `source`: the path of an ONNX or .pt2 file, a Model, or a torch module or scikit-learn
     estimator with `example`.
@@ -92,6 +96,9 @@ def convert(
     examples, an array for every input, that go into the bundle with what `predict` answers to them, for devices to
     compare; without it they are pseudo-random numbers. Whoever has the bundle can read them. `parent` is the digest of
     the bundle that this one replaces; it goes into the lineage, with the recipe and what `compress` measured.
+
+    `statistics` (without a loss): what an analytics task takes of the model's outputs over a population, as
+    converter.Sum, Mean, Histogram and Quantiles; of each device's examples at most `max_examples` count.
 
     Where what comes before the trained layers is frozen and costs enough, it becomes the program `features`, which
     devices run once per example; train programs whose steps are short get one that makes several at once.
@@ -127,6 +134,13 @@ def convert(
         epochs=epochs,
         batch_size=batch_size,
     )
+    described: tuple[Statistic, ...] = ()
+    if statistics:
+        if loss is not None:
+            raise ConversionError("statistics with a loss: an analysis is a bundle of its own; leave one of them out")
+        programs[PROGRAM], described = analyze_program(
+            programs["predict"], statistics, max_examples=max_examples, bits=privacy.max_bits
+        )
     programs = with_repeated(split_features(programs), batch_size)
     check_refresh(programs["predict"], derived_tensors(programs))
     values = initial_values(programs)
@@ -147,6 +161,7 @@ def convert(
         strategy=strategy if loss is not None else "",
         lineage=lineage or _lineage(report, parent),
         self_test=make_self_test(programs["predict"], values, self_test),
+        statistics=described,
     )
     if path.suffix != SUFFIX:
         return write(path)

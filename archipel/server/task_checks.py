@@ -52,7 +52,6 @@ def make_plan(
 ) -> RoundPlan:
     """The plan of one round of a checked task. Raises ProtocolError when no modulus holds the cohort's sum."""
     secure = request.privacy == "secure"
-    evaluation = request.kind == "evaluation"
     return RoundPlan(
         round_id=round_id,
         task_id=task_id,
@@ -68,8 +67,8 @@ def make_plan(
         broadcast=broadcast,
         kind=request.kind,
         program=request.program,
-        metrics=request.metrics if evaluation else {},
-        max_examples=request.max_examples if evaluation else 1000,
+        metrics=request.metrics if request.kind == "evaluation" else {},
+        max_examples=request.max_examples if request.kind != "training" else 1000,
         staleness_exponent=request.staleness_exponent if request.mode == "asynchronous" and secure else None,
         buffered=request.mode == "asynchronous" and not secure,
     )
@@ -101,6 +100,8 @@ def check_task(request: TaskRequest, manifest: Manifest, *, max_update_bytes: in
         _check_asynchronous(request, manifest)
     parse_eligibility(request.eligibility)
     layout = layout_of(request, manifest)
+    if request.kind == "analytics":
+        _check_counts(request, manifest, layout)
     plan = make_plan(request, manifest, round_id=_NOWHERE, task_id=_NOWHERE, number=1, weights=request.bundle)
     check_plan(plan, manifest.privacy, layout)
     size = update_size(request, manifest, plan)
@@ -124,6 +125,16 @@ def _check_kind(request: TaskRequest, manifest: Manifest) -> None:
                 raise ServerError(f"{name}: belongs to tasks of kind {kind}, this one is of kind {request.kind}")
     if request.kind == "training" and not manifest.strategy:
         raise ServerError(f"bundle {manifest.name!r} has no strategy, so it cannot be trained by a federation")
+
+
+def _check_counts(request: TaskRequest, manifest: Manifest, layout: Layout) -> None:
+    """A device's count must not be clamped while its sum is not."""
+    counts = {each.tensor("count") for each in manifest.statistics if each.kind == "mean"}
+    for port in layout.updates:
+        if port.tensor in counts and port.range < request.max_examples:
+            raise ServerError(
+                f"max_examples: {request.max_examples}, bundle {manifest.name!r} counts at most {port.range:g} a device"
+            )
 
 
 def _check_asynchronous(request: TaskRequest, manifest: Manifest) -> None:

@@ -1,0 +1,162 @@
+"""Statistics of values that devices compute, as the `analyze` program of a bundle: sums, means, histograms, quantiles.
+
+Each device uploads sums over its own examples, in fixed point, and nothing else; docs/operations.md says how a task
+asks for them. A value counts within its bounds only, and a device with at most `max_examples` examples, so that no one
+device can decide the result.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import cast
+
+import numpy as np
+import onnx_ir as ir
+
+from archipel.bundle import Program, Statistic
+from archipel.bundle.roles import DType, Example, Update
+from archipel.errors import ConversionError
+from archipel.graph import Model
+from archipel.graph.build import Builder
+
+PROGRAM = "analyze"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sum:
+    """The sum of the model's output `of` (default: the only one), each value clipped to [low, high]."""
+
+    name: str
+    low: float
+    high: float
+    of: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mean(Sum):
+    """The mean of an output's values, each clipped to [low, high]."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Histogram:
+    """How many values of the output `of` lie below the first of `edges`, between each two, and from the last on."""
+
+    name: str
+    edges: Sequence[float]
+    of: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quantiles(Histogram):
+    """Quantiles of an output's values at `probabilities`, interpolated within the bins that `edges` make."""
+
+    probabilities: Sequence[float] = (0.25, 0.5, 0.75)
+
+
+AnyStatistic = Sum | Histogram
+
+
+def analyze_program(
+    values: Model, statistics: Sequence[AnyStatistic], *, max_examples: int, bits: int
+) -> tuple[Model, tuple[Statistic, ...]]:
+    """The program and what the manifest says of it. `values`: a model whose outputs have one or more values for each
+    example; `bits` of the fixed-point encoding of sums, counts being exact.
+
+    Raises ConversionError for a statistic that is not possible.
+    """
+    counter_bits = math.ceil(math.log2(max_examples + 1)) + 1
+    if counter_bits > bits:
+        raise ConversionError(
+            f"max_examples {max_examples}: counts need {counter_bits} bits, the privacy policy allows {bits} (max_bits)"
+        )
+    model = values.copy()
+    graph = model.ir.graph
+    outputs = {str(value.name): value for value in graph.outputs}
+    inputs = tuple(Example(name=info.name, dtype=cast(DType, info.dtype), shape=info.shape) for info in model.inputs)
+    graph.outputs.clear()
+    builder = _Statistics(Builder(graph), bits, counter_bits, max_examples)
+    for wanted in statistics:
+        if wanted.name in {each.name for each in builder.described}:
+            raise ConversionError(f"statistic {wanted.name!r}: there are two of that name")
+        builder.add(wanted, outputs)
+    signature = Program(kind="analyze", inputs=inputs, outputs=tuple(builder.ports))
+    return Model(model.ir, signature=signature), tuple(builder.described)
+
+
+class _Statistics:
+    """Adds nodes and ports, one statistic after the other."""
+
+    def __init__(self, op: Builder, bits: int, counter_bits: int, max_examples: int) -> None:
+        self._op = op
+        self._bits, self._counter_bits, self._max_examples = bits, counter_bits, max_examples
+        self.ports: list[Update] = []
+        self.described: list[Statistic] = []
+
+    def add(self, wanted: AnyStatistic, outputs: dict[str, ir.Value]) -> None:
+        of = wanted.of or (next(iter(outputs)) if len(outputs) == 1 else "")
+        if of not in outputs:
+            raise ConversionError(
+                f"statistic {wanted.name!r}: of={of!r}, but the model's outputs are {sorted(outputs)}"
+            )
+        values = self._op.Cast(self._op.Reshape(outputs[of], [-1]), to=ir.DataType.FLOAT.value)
+        self.described.append(
+            self._histogram(wanted, values) if isinstance(wanted, Histogram) else self._total(wanted, values)
+        )
+
+    def _total(self, wanted: Sum, values: ir.Value) -> Statistic:
+        if not (math.isfinite(wanted.low) and math.isfinite(wanted.high) and wanted.low < wanted.high):
+            raise ConversionError(f"statistic {wanted.name!r}: low {wanted.low} is not below high {wanted.high}")
+        clipped = self._op.Clip(values, np.float32(wanted.low), np.float32(wanted.high))
+        largest = max(abs(wanted.low), abs(wanted.high)) * self._max_examples
+        total = self._op.ReduceSum(clipped, keepdims=0)
+        self._upload(f"{wanted.name}/sum", total, (), float(largest), self._bits)
+        if not isinstance(wanted, Mean):
+            return Statistic(name=wanted.name, kind="sum", program=PROGRAM)
+        self._upload_count(f"{wanted.name}/count", self._op.Squeeze(self._size(values), [0]), ())
+        return Statistic(name=wanted.name, kind="mean", program=PROGRAM)
+
+    def _histogram(self, wanted: Histogram, values: ir.Value) -> Statistic:
+        op, edges = self._op, tuple(float(edge) for edge in wanted.edges)
+        if not edges or not all(map(math.isfinite, edges)) or any(a >= b for a, b in pairwise(edges)):
+            raise ConversionError(f"statistic {wanted.name!r}: edges must be finite and grow, got {edges[:8]}")
+        above = op.GreaterOrEqual(op.Unsqueeze(values, [1]), np.array(edges, np.float32))
+        reached = op.ReduceSum(op.Cast(above, to=ir.DataType.FLOAT.value), [0], keepdims=0)
+        upper = op.Concat(self._size(values), reached, axis=0)
+        lower = op.Concat(reached, np.zeros(1, np.float32), axis=0)
+        self._upload_count(f"{wanted.name}/histogram", op.Sub(upper, lower), (len(edges) + 1,))
+        if not isinstance(wanted, Quantiles):
+            return Statistic(name=wanted.name, kind="histogram", program=PROGRAM, edges=edges)
+        shares = tuple(float(share) for share in wanted.probabilities)
+        if not shares or not all(0 <= share <= 1 for share in shares) or len(set(shares)) != len(shares):
+            raise ConversionError(
+                f"statistic {wanted.name!r}: probabilities must be from 0 to 1, each once, got {shares}"
+            )
+        return Statistic(name=wanted.name, kind="quantiles", program=PROGRAM, edges=edges, probabilities=shares)
+
+    def _size(self, values: ir.Value) -> ir.Value:
+        """The number of values, float32 [1]."""
+        size: ir.Value = self._op.Cast(self._op.Shape(values), to=ir.DataType.FLOAT.value)
+        return size
+
+    def _upload_count(self, name: str, value: ir.Value, shape: tuple[int, ...]) -> None:
+        # One step of the encoding is 1: counts are exact.
+        self._upload(name, value, shape, float((1 << (self._counter_bits - 1)) - 1), self._counter_bits)
+
+    def _upload(self, name: str, value: ir.Value, shape: tuple[int, ...], bound: float, bits: int) -> None:
+        self._op.free_name(name)
+        self._op.name_output(value, name)
+        self.ports.append(
+            Update(
+                name=name,
+                tensor=name,
+                dtype="float32",
+                shape=shape,
+                kind="value",
+                weighting="uniform",
+                range=bound,
+                bits=bits,
+            )
+        )

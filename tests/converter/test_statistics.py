@@ -1,0 +1,89 @@
+"""Statistics as programs: the device's sums are NumPy's, and impossible ones are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from archipel import Model, convert
+from archipel.bundle import PrivacyPolicy, generate_key
+from archipel.converter import Histogram, Mean, Quantiles, Sum
+from archipel.errors import ConversionError
+from archipel.lite_runtime import Runtime
+
+PRIVACY = PrivacyPolicy(modes=("secure",), min_cohort=3, threshold=0.67, max_clip=10.0, max_bits=20)
+
+
+class Brightness(torch.nn.Module):
+    """Mean and largest value of each picture."""
+
+    def forward(self, picture: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return picture.mean(dim=(1, 2)), picture.amax(dim=(1, 2))
+
+
+def bundle(folder: Path, statistics: list[Any], **more: Any) -> Any:
+    return convert(
+        Brightness(), folder / "look", example=torch.rand(4, 3, 3), sign_key=generate_key(), statistics=statistics,
+        privacy=PRIVACY, **more,
+    )  # fmt: skip
+
+
+def test_the_sums_of_a_device_are_those_of_numpy(tmp_path: Path) -> None:
+    outputs = outputs_of()
+    made = bundle(
+        tmp_path,
+        [
+            Mean(name="light", of=outputs[0], low=0, high=0.5),
+            Sum(name="peak", of=outputs[1], low=-1, high=1),
+            Histogram(name="spread", of=outputs[0], edges=[0.4, 0.5, 0.6]),
+            Quantiles(name="peaks", of=outputs[1], edges=np.linspace(0, 1, 21), probabilities=[0.5]),
+        ],
+    )
+    pictures = np.random.default_rng(0).random((300, 3, 3), np.float32)
+    # 300 examples in batches of 256 and 44: the sums of both.
+    arrays, count = Runtime(made).analyze({made.program("analyze").inputs[0].name: pictures})
+    light, peak = pictures.mean((1, 2)), pictures.max((1, 2))
+    assert count == 300
+    assert arrays["light/sum"] == pytest.approx(np.clip(light, 0, 0.5).sum(), rel=1e-5)
+    assert arrays["light/count"] == 300
+    assert arrays["peak/sum"] == pytest.approx(peak.sum(), rel=1e-5)
+    bins = [-np.inf, 0.4, 0.5, 0.6, np.inf]
+    np.testing.assert_array_equal(arrays["spread/histogram"], np.histogram(light, bins)[0])
+    assert arrays["peaks/histogram"].shape == (22,)
+    assert [each.kind for each in made.manifest.statistics] == ["mean", "sum", "histogram", "quantiles"]
+
+
+def outputs_of() -> list[str]:
+    return [info.name for info in Model.from_torch(Brightness(), torch.rand(4, 3, 3)).outputs]
+
+
+@pytest.mark.parametrize(
+    ("statistic", "words"),
+    [
+        (Sum(name="a", low=1, high=1, of="0"), "of='0'"),
+        (Sum(name="a", low=0, high=1), "of=''"),
+        (Histogram(name="a", edges=[]), "of=''"),
+    ],
+)
+def test_a_statistic_of_nothing_is_refused(tmp_path: Path, statistic: Any, words: str) -> None:
+    with pytest.raises(ConversionError, match=words):
+        bundle(tmp_path, [statistic])
+
+
+def test_bounds_that_cannot_be_are_refused(tmp_path: Path) -> None:
+    first = outputs_of()[0]
+    for statistics, words in (
+        ([Sum(name="a", low=1, high=1, of=first)], "not below"),
+        ([Sum(name="a", low=0, high=float("nan"), of=first)], "not below"),
+        ([Histogram(name="a", edges=[2, 1], of=first)], "grow"),
+        ([Quantiles(name="a", edges=[1, 2], probabilities=[1.5], of=first)], "probabilities"),
+        ([Sum(name="a", low=0, high=1, of=first), Mean(name="a", low=0, high=1, of=first)], "two"),
+    ):
+        with pytest.raises(ConversionError, match=words):
+            bundle(tmp_path, statistics)
+    with pytest.raises(ConversionError, match="max_examples"):
+        bundle(tmp_path, [Mean(name="a", low=0, high=1, of=first)], max_examples=1 << 20)
