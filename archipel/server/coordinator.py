@@ -8,7 +8,6 @@ on one database the one with the lease works, and the others wait for it to expi
 from __future__ import annotations
 
 import logging
-import secrets
 import threading
 import time
 from collections.abc import Iterator
@@ -18,12 +17,9 @@ from sqlalchemy import case, delete, exists, func, or_, select
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.orm import Session
 
-from archipel import strategies
-from archipel.bundle import Manifest, decode_manifest, open_bundle, read_weights, write_weights
-from archipel.errors import ArchipelError, LeaseLostError, ServerError
-from archipel.protocol.policy import plan_digest
-from archipel.protocol.sealed import encode, seal
-from archipel.server import buffers, folding
+from archipel.bundle import decode_manifest
+from archipel.errors import ArchipelError, LeaseLostError
+from archipel.server import buffers, folding, opening
 from archipel.server.aggregation import Outcome, aggregate
 from archipel.server.candidates import count_candidates
 from archipel.server.lease import Lease
@@ -46,16 +42,14 @@ from archipel.server.rounds import (
     advance,
     commit_round,
     count,
-    deadline,
     decide,
     fail_round,
-    first_phase,
     read_plan,
     required,
 )
 from archipel.server.services import Services
 from archipel.server.stopping import Stop
-from archipel.server.task_checks import layout_of, make_plan, update_size
+from archipel.server.task_checks import layout_of
 from archipel.server.tasks import request_of
 
 log = logging.getLogger("archipel.coordinator")
@@ -296,7 +290,7 @@ class Coordinator:
         services, now = self._services, self._services.clock()
         if task.model is None:
             try:
-                self._make_first_version(task)
+                opening.make_first_version(self._services, self._write, task)
             except LeaseLostError:
                 raise
             except ArchipelError as error:
@@ -308,108 +302,15 @@ class Coordinator:
         if not (wanted if task.buffered else waiting >= required(task, RULES["assigning"])):
             return False
         try:
-            self._open_round(task, now)
+            opened = opening.open_round(services, self._write, task, now)
         except LeaseLostError:
             raise
         except ArchipelError as error:
             self._fail_task(task.task_id, f"no round can be opened: {error}")
+        else:
+            if opened is not None:
+                self._report(opened)
         return True
-
-    def _make_first_version(self, task: Task) -> None:
-        services, request = self._services, request_of(task)
-        with services.database.read() as session:
-            row = session.get_one(BundleRow, task.bundle)
-        if request.weights is not None:
-            with self._write() as session:
-                session.get_one(Task, task.task_id, with_for_update=True).model = request.weights
-            return
-        bundle = open_bundle(
-            services.blobs.path(row.file_digest), services.settings.trusted_keys, services.settings.bundle_folder
-        )
-        parameters = bundle.parameters()
-        state = strategies.get(bundle.manifest.strategy).init(parameters) if request.kind == "training" else {}
-        weights = write_weights(parameters)
-        state_bytes = write_weights(state) if state else b""
-        digest = services.blobs.put(weights)
-        state_digest = services.blobs.put(state_bytes) if state_bytes else None
-        now = services.clock()
-        with self._write() as session:
-            stored = session.get_one(Task, task.task_id, with_for_update=True)
-            session.merge(Blob(digest=digest, kind="weights", size=len(weights), created=now))
-            if state_digest is not None:
-                session.merge(Blob(digest=state_digest, kind="state", size=len(state_bytes), created=now))
-            if request.kind == "training":
-                session.add(
-                    Version(
-                        task_id=task.task_id,
-                        number=0,
-                        weights=digest,
-                        strategy_state=state_digest,
-                        parent=None,
-                        round_id=None,
-                        cohort=0,
-                        weight_sum=None,
-                        created=now,
-                    )
-                )
-            stored.model = digest
-            stored.strategy_state = state_digest
-
-    def _open_round(self, task: Task, now: float) -> None:
-        services = self._services
-        with services.database.read() as session:
-            manifest = decode_manifest(session.get_one(BundleRow, task.bundle).manifest)
-        if task.model is None:
-            raise ServerError(f"task {task.task_id} has no model yet")
-        request = request_of(task)
-        broadcast, broadcast_size = self._store_broadcast(task, manifest) if task.kind == "training" else (None, 0)
-        plan = make_plan(
-            request,
-            manifest,
-            round_id=secrets.token_hex(16),
-            task_id=task.task_id,
-            number=task.rounds_committed + 1,
-            weights=task.model,
-            broadcast=broadcast,
-        )
-        sealed, phase = seal("plan", plan, services.settings.private_key), first_phase(task)
-        services.spool.open_round(plan.round_id)
-        with self._write() as session:
-            stored = session.get_one(Task, task.task_id, with_for_update=True)
-            if stored.state != "running":
-                return
-            if broadcast is not None:
-                session.merge(Blob(digest=broadcast, kind="broadcast", size=broadcast_size, created=now))
-            session.add(
-                Round(
-                    round_id=plan.round_id,
-                    task_id=task.task_id,
-                    number=plan.number,
-                    phase=phase,
-                    phase_ends=now + deadline(task, phase),
-                    reason="",
-                    plan=encode(sealed),
-                    plan_digest=plan_digest(sealed),
-                    update_bytes=update_size(request, manifest, plan),
-                    weights_in=task.model,
-                    weights_out=None,
-                    weight_sum=None,
-                    started=now,
-                    ended=None,
-                )
-            )
-        self._report(Transition(plan.round_id, phase))
-
-    def _store_broadcast(self, task: Task, manifest: Manifest) -> tuple[str | None, int]:
-        services = self._services
-        state = {}
-        if task.strategy_state is not None:
-            state = read_weights(services.blobs.path(task.strategy_state))
-        tensors = strategies.get(manifest.strategy).broadcast(state)
-        if not tensors:
-            return None, 0
-        data = write_weights(tensors)
-        return services.blobs.put(data), len(data)
 
     def _fail_task(self, task_id: str, reason: str) -> None:
         log.warning("task %s failed: %s", task_id, reason)

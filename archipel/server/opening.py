@@ -1,0 +1,122 @@
+"""What comes before a round: the version that a task starts with, and the round's signed plan."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+from sqlalchemy.orm import Session
+
+from archipel import strategies
+from archipel.bundle import Manifest, decode_manifest, open_bundle, read_weights, write_weights
+from archipel.errors import ServerError
+from archipel.protocol.policy import plan_digest
+from archipel.protocol.sealed import encode, seal
+from archipel.server.models import Blob, BundleRow, Round, Task, Version
+from archipel.server.rounds import Transition, deadline, first_phase
+from archipel.server.services import Services
+from archipel.server.task_checks import make_plan, update_size
+from archipel.server.tasks import request_of
+
+Write = Callable[[], AbstractContextManager[Session]]
+"""A writing transaction that only commits while the lease is this coordinator's."""
+
+
+def make_first_version(services: Services, write: Write, task: Task) -> None:
+    """Version 0 of a training, or the weights that another task is about. Raises ArchipelError."""
+    request = request_of(task)
+    with services.database.read() as session:
+        row = session.get_one(BundleRow, task.bundle)
+    if request.weights is not None:
+        with write() as session:
+            session.get_one(Task, task.task_id, with_for_update=True).model = request.weights
+        return
+    bundle = open_bundle(
+        services.blobs.path(row.file_digest), services.settings.trusted_keys, services.settings.bundle_folder
+    )
+    parameters = bundle.parameters()
+    state = strategies.get(bundle.manifest.strategy).init(parameters) if request.kind == "training" else {}
+    weights = write_weights(parameters)
+    state_bytes = write_weights(state) if state else b""
+    digest = services.blobs.put(weights)
+    state_digest = services.blobs.put(state_bytes) if state_bytes else None
+    now = services.clock()
+    with write() as session:
+        stored = session.get_one(Task, task.task_id, with_for_update=True)
+        session.merge(Blob(digest=digest, kind="weights", size=len(weights), created=now))
+        if state_digest is not None:
+            session.merge(Blob(digest=state_digest, kind="state", size=len(state_bytes), created=now))
+        if request.kind == "training":
+            session.add(
+                Version(
+                    task_id=task.task_id,
+                    number=0,
+                    weights=digest,
+                    strategy_state=state_digest,
+                    parent=None,
+                    round_id=None,
+                    cohort=0,
+                    weight_sum=None,
+                    created=now,
+                )
+            )
+        stored.model = digest
+        stored.strategy_state = state_digest
+
+
+def open_round(services: Services, write: Write, task: Task, now: float) -> Transition | None:
+    """A round with a signed plan, in its first phase; None if the task was stopped meanwhile. Raises ArchipelError."""
+    with services.database.read() as session:
+        manifest = decode_manifest(session.get_one(BundleRow, task.bundle).manifest)
+    if task.model is None:
+        raise ServerError(f"task {task.task_id} has no model yet")
+    request = request_of(task)
+    broadcast, broadcast_size = _store_broadcast(services, task, manifest) if task.kind == "training" else (None, 0)
+    plan = make_plan(
+        request,
+        manifest,
+        round_id=secrets.token_hex(16),
+        task_id=task.task_id,
+        number=task.rounds_committed + 1,
+        weights=task.model,
+        broadcast=broadcast,
+    )
+    sealed, phase = seal("plan", plan, services.settings.private_key), first_phase(task)
+    services.spool.open_round(plan.round_id)
+    with write() as session:
+        stored = session.get_one(Task, task.task_id, with_for_update=True)
+        if stored.state != "running":
+            return None
+        if broadcast is not None:
+            session.merge(Blob(digest=broadcast, kind="broadcast", size=broadcast_size, created=now))
+        session.add(
+            Round(
+                round_id=plan.round_id,
+                task_id=task.task_id,
+                number=plan.number,
+                phase=phase,
+                phase_ends=now + deadline(task, phase),
+                reason="",
+                plan=encode(sealed),
+                plan_digest=plan_digest(sealed),
+                update_bytes=update_size(request, manifest, plan),
+                weights_in=task.model,
+                weights_out=None,
+                weight_sum=None,
+                started=now,
+                ended=None,
+            )
+        )
+    return Transition(plan.round_id, phase)
+
+
+def _store_broadcast(services: Services, task: Task, manifest: Manifest) -> tuple[str | None, int]:
+    state = {}
+    if task.strategy_state is not None:
+        state = read_weights(services.blobs.path(task.strategy_state))
+    tensors = strategies.get(manifest.strategy).broadcast(state)
+    if not tensors:
+        return None, 0
+    data = write_weights(tensors)
+    return services.blobs.put(data), len(data)
