@@ -7,6 +7,7 @@ import secrets
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -405,6 +406,12 @@ def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def data_folder(keys: Keys) -> Iterator[tuple[Path, str, Keys]]:
+    with temporary_folder(keys) as made:
+        yield made
+
+
+@contextmanager
+def temporary_folder(keys: Keys) -> Iterator[tuple[Path, str, Keys]]:
     """An initialised data folder, its operator token, the offline keys.
 
     In memory where the system has such a folder: most of a round's time is waiting for the disk to sync.
@@ -419,15 +426,14 @@ def data_folder(keys: Keys) -> Iterator[tuple[Path, str, Keys]]:
         yield Path(root) / "server", token, keys
 
 
-@pytest.fixture
-def world(data_folder: tuple[Path, str, Keys], bundle_file: Path, empty_database: Path) -> Iterator[World]:
-    folder, token, keys = data_folder
+def open_world(folder: Path, token: str, keys: Keys, bundle_file: Path, empty_database: Path) -> World:
+    """On an initialised data folder."""
     shutil.copy(empty_database, folder / "archipel.db")
     settings = load_settings(folder, environment={})
     clock = Clock()
     services = Services.open(settings, clock=clock)
     services.prepare()
-    made = World(
+    return World(
         settings=settings,
         operator_token=token,
         keys=keys,
@@ -437,7 +443,15 @@ def world(data_folder: tuple[Path, str, Keys], bundle_file: Path, empty_database
         app=create_app(settings, clock=clock),
         coordinator=Coordinator(services),
     )
+
+
+def close_world(world: World) -> None:
+    for services in (world.services, world.app.extensions["archipel"], world.coordinator._services):
+        services.database.dispose()
+
+
+@pytest.fixture
+def world(data_folder: tuple[Path, str, Keys], bundle_file: Path, empty_database: Path) -> Iterator[World]:
+    made = open_world(*data_folder, bundle_file, empty_database)
     yield made
-    services.database.dispose()
-    made.app.extensions["archipel"].database.dispose()
-    made.coordinator._services.database.dispose()
+    close_world(made)

@@ -36,6 +36,7 @@ from archipel.server.services import Services
 from archipel.server.task_checks import check_task
 from archipel.server.tasks import request_of
 
+COLLECTING = (*UPDATE_PHASES, "buffering")
 _KEY = re.compile(r"[A-Za-z0-9_-]{16,64}")
 
 
@@ -156,21 +157,25 @@ def _switch(call: Call[None], task_id: str, state: str, action: str) -> TaskInfo
 def list_rounds(call: Call[None], task_id: str) -> RoundPage:
     """The task's rounds, oldest first, with how far each participant came."""
     with call.services.database.read() as session:
-        _task(session, call.identity, task_id)
+        task = _task(session, call.identity, task_id)
         rounds, after = page(session, Round, Round.started, Round.round_id, call.query, Round.task_id == task_id)
         shown = [row.round_id for row in rounds]
+        survivors: dict[str, list[str]] = {}
         phases: dict[tuple[str, str], set[str]] = {}
         sizes: dict[tuple[str, str], int] = {}
         assigned = select(Participant.round_id, Participant.device_id).where(Participant.round_id.in_(shown))
         for row in session.execute(assigned.order_by(Participant.device_id)):
             phases[row.round_id, row.device_id] = {"assigning"}
+        if task.buffered:  # whose updates came into a buffer, whichever round they were sent for
+            folded = select(Answer.folded_into, Answer.device_id).where(Answer.folded_into.in_(shown))
+            for row in session.execute(folded.order_by(Answer.device_id)):
+                survivors.setdefault(row.folded_into, []).append(row.device_id)
         sent = select(Answer.round_id, Answer.device_id, Answer.phase, Answer.size)
         for answer in session.execute(sent.where(Answer.round_id.in_(shown))):
             key = (answer.round_id, answer.device_id)
             phases[key].add(answer.phase)
             sizes[key] = sizes.get(key, 0) + answer.size
     participants: dict[str, list[ParticipantInfo]] = {}
-    survivors: dict[str, list[str]] = {}
     for (round_id, device_id), reached in phases.items():
         furthest = max(reached, key=ORDER.__getitem__)
         participants.setdefault(round_id, []).append(
@@ -180,14 +185,14 @@ def list_rounds(call: Call[None], task_id: str) -> RoundPage:
                 bytes_uploaded=sizes.get((round_id, device_id), 0),
             )
         )
-        if reached & set(UPDATE_PHASES):
+        if reached & set(UPDATE_PHASES) and not task.buffered:
             survivors.setdefault(round_id, []).append(device_id)
     items = [_round_info(row, participants.get(row.round_id, []), survivors.get(row.round_id, [])) for row in rounds]
     return RoundPage(items=items, next=after)
 
 
 def _round_info(row: Round, participants: list[ParticipantInfo], survivors: list[str]) -> RoundInfo:
-    settled = row.phase != "failed" and ORDER[row.phase] > ORDER["masking"] and row.phase not in UPDATE_PHASES
+    settled = row.phase != "failed" and ORDER[row.phase] > ORDER["masking"] and row.phase not in COLLECTING
     return RoundInfo(
         round_id=row.round_id,
         task_id=row.task_id,
