@@ -14,14 +14,14 @@ PUBLIC = {
     "archipel": "Model __version__ compress convert",
     "archipel.autodiff": "RULES RuleContext differentiate gradient rule vjp",
     "archipel.bundle": "FORMAT_VERSION MAX_ARCHIVE_BYTES WEIGHTS_FILE Bundle Limits Lineage Manifest Phase "
-    "PrivacyPolicy Program SelfTest TensorPlace TensorSpec decode_manifest encode_manifest generate_key "
+    "PrivacyPolicy Program SelfTest Statistic TensorPlace TensorSpec decode_manifest encode_manifest generate_key "
     "load_private_key load_public_key open_bundle pack parameter_specs read_weights release_pages role_of "
     "save_private_key save_public_key unpack weights_layout write_bundle write_weights",
     "archipel.client": "Agent AgentConfig Entry Event Outcome",
     "archipel.compression": "Comparison CompressedModel Distil DynamicInt8 Examples FineTune Float16 LowRank Measured "
     "Progress PruneChannels PruneNM PruneWeights QuantizationAware Report StaticInt8 Step WeightOnly Work compare "
     "compress load_recipe parse_recipe write_recipe",
-    "archipel.converter": "convert",
+    "archipel.converter": "Histogram Mean Quantiles Sum convert",
     "archipel.datasets": "DigitsByWriter HarWindows Labelled LabelledSplits WriterSplit cifar10 digits_by_writer "
     "fashion_mnist har_windows mnist split_own_digits split_writers",
     "archipel.graph": "IMPORTERS Builder ImportReport Model TensorInfo check_model promote",

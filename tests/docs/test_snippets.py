@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from archipel.compression.recipe import parse_recipe
+from archipel.server import TaskRequest
 from tests.docs.conftest import ROOT, blocks
 
 RUNNABLE = {"python", "sh"}
@@ -18,13 +21,16 @@ RUN = {
     "docs/compression.md",
     "docs/device.md",
     "docs/importing.md",
+    "docs/operations.md",
     "docs/quickstart.md",
     "docs/store.md",
     "docs/strategies.md",
     "docs/training.md",
 }
+TASKS = "docs/operations.md"
+"""The page whose TOML is of tasks; elsewhere it is of recipes."""
 SHOWN = {"text", "json", "ts", "kotlin", "swift", "toml"}
-"""Drawings, the manifests that test_design.py validates, other languages, and recipes."""
+"""Drawings, the manifests that test_design.py validates, other languages, recipes and tasks."""
 
 
 def pages() -> list[str]:
@@ -39,11 +45,14 @@ def test_every_block_says_what_it_is() -> None:
             assert language in SHOWN or page in RUN, (page, text)
 
 
-def test_recipes_decode() -> None:
+def test_recipes_and_tasks_decode() -> None:
     found = [(page, text) for page in pages() for language, _, text in blocks(page) if language == "toml"]
     assert len(found) > 3
     for page, text in found:
-        assert parse_recipe(text), page
+        if page == TASKS:
+            msgspec.convert({**tomllib.loads(text), "bundle": "0" * 64}, TaskRequest)
+        else:
+            assert parse_recipe(text), page
 
 
 def test_readme(tmp_path: Path, shell: dict[str, str]) -> None:
@@ -74,7 +83,7 @@ def test_training(tmp_path: Path, shell: dict[str, str]) -> None:
     "page",
     [
         "docs/store.md",
-        *(pytest.param(page, marks=pytest.mark.slow) for page in ("docs/importing.md", "docs/strategies.md")),
+        *(pytest.param(page, marks=pytest.mark.slow) for page in ("docs/importing.md", "docs/strategies.md", TASKS)),
     ],
 )
 def test_python_blocks(page: str, tmp_path: Path, shell: dict[str, str]) -> None:
