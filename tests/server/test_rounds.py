@@ -28,7 +28,7 @@ def test_the_table_is_chains_that_end_committed() -> None:
     for before, after in itertools.pairwise(chain[:-1]):
         assert RULES[after].previous == before
     assert all(seconds > 0 for seconds in DEADLINES.values())
-    assert [rule.name for rule in RULES.values() if rule.goal] == ["masking"]
+    assert [rule.name for rule in RULES.values() if rule.collects] == ["masking", "buffering", "updating"]
 
 
 @pytest.mark.parametrize("phase", ["assigning", *COLLECTING])
