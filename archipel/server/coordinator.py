@@ -232,7 +232,7 @@ class Coordinator:
         if reason:
             self._report(done)
         else:
-            folding.forget(services.spool, round_id, waiting, before)
+            folding.forget(services.spool, round_id, waiting, before, digest)
         return True
 
     def _aggregate(self, round_id: str) -> bool:

@@ -131,9 +131,9 @@ def record(session: Session, current: Round, updates: Sequence[Pending], digest:
     current.sum_digest = digest
 
 
-def forget(spool: UpdateSpool, round_id: str, updates: Sequence[Pending], old: str | None) -> None:
-    """Delete what the newest checkpoint has made superfluous."""
+def forget(spool: UpdateSpool, round_id: str, updates: Sequence[Pending], old: str | None, new: str) -> None:
+    """Delete what the checkpoint `new` has made superfluous: the updates in it and the checkpoint before."""
     for each in updates:
         spool.drop(each.origin, [f"{each.device_id}.{each.digest}"])
-    if old is not None:
+    if old is not None and old != new:  # updates of zeros leave the sum as it was
         spool.drop(round_id, [f"sum.{old}"])

@@ -135,3 +135,16 @@ def test_updates_are_folded_as_they_come_and_their_files_go(world: Any, monkeypa
         files.append(len(list(folder.iterdir())) if folder.is_dir() else 0)
     assert files == [1, 1, 2, 1, 0]  # an update, a sum, a sum and an update, a sum; all gone when committed
     same(parameters(world, task), mean(updates))
+
+
+def test_updates_that_change_nothing_are_folded_too(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sum's bytes, and so its name, are the same before and after."""
+    monkeypatch.setattr("archipel.server.folding.BATCH", 2)
+    task = world.create_task(privacy="plain", threshold=None, cohort=5)
+    devices = world.add_devices(5)
+    world.start_round(devices)
+    nothing = {name: np.zeros_like(array) for name, array in update(0).items()}
+    for device in devices:
+        device.updating(**nothing)
+        world.settle()
+    assert world.rounds(task["task_id"])[0]["phase"] == "committed"

@@ -1,0 +1,199 @@
+"""The federation server under load, against a bare Flask handler that streams the body to disk.
+
+Both run under gunicorn with one worker of 16 threads on this machine, beside the clients, and sync a body to disk
+before they answer; ours also checks it, keeps it under its digest, and commits a row. Uploads and their peer's take turns.
+
+| case | what |
+|---|---|
+| masked, plain | updates a second of a round with privacy secure or plain, 16 devices at once |
+| MB/s | the same, in megabytes |
+| at once | updates of 100 kB a second with so many devices at the same time |
+| check-in | milliseconds while 10,000 devices poll as often as the server tells them to (200 a second in all) |
+| memory | MiB of all processes of the server (PSS) after the uploads |
+
+Target: at least 0.6 of the bare handler's updates a second. --database postgresql needs scripts/install_postgres.sh.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import numpy as np
+from measure import Report, Row, arguments
+from server_load import POPULATION, THREADS, Fleet, bare, check_in, memory, poll, upload
+from sqlalchemy import insert, select
+
+from archipel.bundle import write_weights
+from archipel.server import OperatorClient, TaskRequest
+from archipel.server.models import Answer, Participant
+
+PEER = "bare Flask"
+LARGE, SMALL = 1_650_000, 25_000
+"""Entries of an update: 6.6 MB and 100 kB of float32; masked, 3 bytes each."""
+POLLING, MEAN_WAIT = 10_000, 50.0
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--database", choices=("sqlite", "postgresql", "both"), default="sqlite")
+    parser.add_argument("--folder", type=Path, help="on the disk to measure (default: the system's temporary folder)")
+    options = parser.parse_args()
+    report = Report(options.json)
+    chosen = ("sqlite", "postgresql") if options.database == "both" else (options.database,)
+    for database in chosen:
+        with ExitStack() as stack:
+            root = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=options.folder, prefix="archipel-load-")))
+            url = stack.enter_context(database_url(database))
+            devices = 64 if options.quick else POLLING
+            # No pace steering for the uploads: it is measured with the check-ins, by the waits it gives.
+            fleet = Fleet(root / "data", devices, database=url, threads=THREADS, retry_after=0.05, check_in_window=60.0)
+            host, port, pid = stack.enter_context(fleet.serving())
+            peer = stack.enter_context(bare(root / "bare"))
+            client = stack.enter_context(OperatorClient(f"http://{host}:{port}", fleet.operator_token))
+            bench = Bench(report, fleet, client, (host, port), peer[:2], database, 2 if options.quick else 7)
+            if not options.quick:
+                bench.uploads("masked", LARGE, 64, THREADS)
+                bench.uploads("plain", LARGE, 64, THREADS)
+                memory_row(report, database, pid, peer[2])
+            bench.uploads("masked", SMALL, 64, THREADS)
+            bench.uploads("plain", SMALL, 64, THREADS)
+            for at_once in (10,) if options.quick else (10, 100, 1000):
+                bench.uploads("masked", SMALL, max(64, at_once), at_once, f"{at_once} at once")
+            bench.check_ins(5.0 if options.quick else 60.0)
+
+
+def memory_row(report: Report, database: str, ours: int, theirs: int) -> None:
+    a, b = memory(ours), memory(theirs)
+    report.add([Row("server", f"memory, {database}", a, b, PEER, a / b, "MiB")])
+
+
+class Bench:
+    """One server and its peer. Every round's task is made, filled and thrown away."""
+
+    def __init__(
+        self,
+        report: Report,
+        fleet: Fleet,
+        client: OperatorClient,
+        ours: tuple[str, int],
+        theirs: tuple[str, int],
+        database: str,
+        rounds: int,
+    ) -> None:
+        self.report, self.fleet, self.client = report, fleet, client
+        self.ours, self.theirs, self.database, self.rounds = ours, theirs, database, rounds
+        self._bundles: dict[int, str] = {}
+
+    def uploads(self, privacy: str, entries: int, devices: int, at_once: int, label: str = "") -> None:
+        plain = privacy == "plain"
+        body = write_weights({"w.update": np.zeros(entries, np.float32)}) if plain else bytes(3 * entries)
+        rates: dict[str, list[float]] = {"ours": [], "peer": []}
+        for _ in range(self.rounds):
+            with self.round(privacy, entries, devices) as (path, tokens):
+                headers = [(path, {"Authorization": f"Bearer {token}"}) for token in tokens]
+                rates["ours"].append(devices / upload(*self.ours, headers, body, at_once))
+            peers = [("/update", {})] * devices
+            rates["peer"].append(devices / upload(*self.theirs, peers, body, at_once))
+        a, b = (statistics.median(rates[name]) for name in ("ours", "peer"))
+        ratio = statistics.median(x / y for x, y in zip(rates["ours"], rates["peer"]))
+        size = len(body) / 1e6
+        case = f"{privacy} {size:.3g} MB, {label or self.database}"
+        self.report.add([Row("server", case, a, b, PEER, ratio, "1/s")])
+        if not label:
+            self.report.add([Row("server", f"{case}, volume", a * size, b * size, PEER, ratio, "MB/s")])
+
+    @contextmanager
+    def round(self, privacy: str, entries: int, devices: int) -> Iterator[tuple[str, list[str]]]:
+        """A round that takes updates, and the tokens of its devices. What comes before is not measured: of a secure
+        round the first messages are put into the database."""
+        if entries not in self._bundles:
+            self._bundles[entries] = self.client.upload_bundle(self.fleet.bundle(entries)).digest
+        tokens = self.fleet.tokens[:devices]
+        deadlines = dict.fromkeys(("assigning", "advertising", "sharing", "masking", "updating"), 600.0)
+        task = self.client.create_task(
+            TaskRequest(
+                name="load", population=POPULATION, bundle=self._bundles[entries], rounds=1, cohort=devices,
+                min_cohort=devices, privacy="secure" if privacy == "masked" else "plain", deadlines=deadlines,
+            )  # type: ignore[arg-type]
+        )  # fmt: skip
+        try:
+            check_in(*self.ours, tokens)
+            found = self._wait(task.task_id, "advertising" if privacy == "masked" else "updating")
+            if privacy == "masked":
+                for phase in ("advertising", "sharing"):
+                    self._answer_all(found, phase)
+                self._wait(task.task_id, "masking")
+            yield f"/v1/rounds/{found}/update", tokens
+        finally:
+            self.client.cancel(task.task_id)
+            wait_for(lambda: all(each.ended for each in self.client.rounds(task.task_id)))
+
+    def check_ins(self, seconds: float) -> None:
+        tokens = self.fleet.tokens
+        mean_wait = MEAN_WAIT * len(tokens) / POLLING
+        ways = {"ours": (self.ours, "/v1/check-ins"), "peer": (self.theirs, "/check-in")}
+        found = {
+            name: asyncio.run(poll(*where, path, tokens, seconds, mean_wait)) for name, (where, path) in ways.items()
+        }
+        for share in (50, 99):
+            a, b = (float(np.percentile(found[name], share)) for name in ("ours", "peer"))
+            case = f"check-in p{share}, {len(tokens):,} devices, {self.database}"
+            self.report.add([Row("server", case, a, b, PEER, a / b, "ms")])
+
+    def _wait(self, task_id: str, phase: str) -> str:
+        """The id of the task's round, once it is in that phase."""
+        found: list[str] = []
+
+        def reached() -> bool:
+            found[:] = [each.round_id for each in self.client.rounds(task_id) if each.phase == phase]
+            return bool(found)
+
+        wait_for(reached)
+        return found[0]
+
+    def _answer_all(self, round_id: str, phase: str) -> None:
+        with self.fleet.services.database.write() as session:
+            members = session.scalars(select(Participant.device_id).where(Participant.round_id == round_id))
+            rows = [
+                {
+                    "round_id": round_id, "phase": phase, "device_id": device, "digest": "0" * 64, "size": 0,
+                    "body": None, "received": time.time(),
+                }
+                for device in members
+            ]  # fmt: skip
+            session.execute(insert(Answer), rows)
+
+
+@contextmanager
+def database_url(kind: str) -> Iterator[str]:
+    if kind == "sqlite":
+        yield ""
+        return
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    from tests.server.postgresql.cluster import Cluster
+
+    cluster = Cluster()
+    cluster.start()
+    try:
+        yield cluster.url("postgres")
+    finally:
+        cluster.stop()
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 120.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            raise TimeoutError("the server did not get there")
+        time.sleep(0.05)
+
+
+if __name__ == "__main__":
+    main()
