@@ -8,23 +8,47 @@ first statement on and what it has read cannot change under it; on PostgreSQL th
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar, cast
 
 from sqlalchemy import Connection, Executable, Row, create_engine, event, inspect, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
-from archipel.errors import ServerError
+from archipel.errors import ApiError, ServerError
+
+T = TypeVar("T")
 
 MIGRATIONS = Path(__file__).parent / "migrations"
 SCHEMA = "0004"
 """Name of the newest migration."""
 BUSY_MILLISECONDS = 10_000
 _WRITE = "archipel_write"
+
+
+class _Job(Generic[T]):
+    """What one thread wants to write."""
+
+    def __init__(self, work: Callable[[Session], T]) -> None:
+        self._work = work
+        self.done = False
+        self.result: T | None = None
+        self.error: Exception | None = None
+
+    def run(self, session: Session) -> None:
+        self.error = None
+        try:
+            self.result = self._work(session)
+        except ApiError as error:  # refused before it changed anything: the others go on
+            self.error = error
+
+    def outcome(self) -> T:
+        if self.error is not None:
+            raise self.error
+        return cast(T, self.result)
 
 
 class Database:
@@ -45,12 +69,19 @@ class Database:
             self._turn = threading.Lock()
             event.listen(self.engine, "connect", _sqlite_connect)
             event.listen(self.engine, "begin", _sqlite_begin)
+        self._committing, self._queue_lock = threading.Lock(), threading.Lock()
+        self._queue: list[_Job[Any]] = []
         self._writer = self.engine.execution_options(**{_WRITE: True})
 
     @contextmanager
     def read(self) -> Iterator[Session]:
         with Session(self.engine, expire_on_commit=False) as session, session.begin():
             yield session
+
+    def look_all(self, query: Executable, **values: object) -> Sequence[Row[Any]]:
+        """The rows that one prepared query finds; see `look`."""
+        with self.engine.connect() as connection:
+            return connection.execute(query, values).all()
 
     def look(self, query: Executable, **values: object) -> Row[Any] | None:
         """The row that one prepared query finds, or None. For what is polled: a third of the time of `read()`."""
@@ -61,6 +92,35 @@ class Database:
     def write(self) -> Iterator[Session]:
         with self._turn, Session(self._writer, expire_on_commit=False) as session, session.begin():
             yield session
+
+    def together(self, work: Callable[[Session], T]) -> T:
+        """`work` in one writing transaction with what other threads want to write at this moment: one sync for all.
+
+        Durable when it returns. `work` may be run twice, and must have changed nothing when it raises ApiError.
+        """
+        job: _Job[T] = _Job(work)
+        with self._queue_lock:
+            self._queue.append(job)
+        with self._committing:
+            if not job.done:
+                with self._queue_lock:
+                    jobs, self._queue = self._queue, []
+                self._commit(jobs)
+        return job.outcome()
+
+    def _commit(self, jobs: list[_Job[Any]]) -> None:
+        try:
+            with self.write() as session:
+                for job in jobs:
+                    job.run(session)
+        except Exception as error:  # noqa: BLE001 - raised again, by the thread whose job it was
+            if len(jobs) > 1:
+                for job in jobs:
+                    self._commit([job])
+                return
+            jobs[0].error = error
+        for job in jobs:
+            job.done = True
 
     def migrate(self) -> None:
         """Bring the schema to this version. Raises ServerError when the database cannot be opened or is newer."""

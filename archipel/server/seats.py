@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from sqlalchemy import and_, bindparam, select
+from sqlalchemy import and_, bindparam, insert, select
 from sqlalchemy.orm import Session
 
 from archipel.protocol.messages import Receipt
@@ -105,29 +106,40 @@ _SEAT = (
         Participant.device_id,
         Participant.ends,
         Device.device_key,
+        Answer.phase.label("answered"),
+        Answer.digest.label("answer"),
     )
     .join(Task, Task.task_id == Round.task_id)
     .outerjoin(
         Participant, and_(Participant.round_id == Round.round_id, Participant.device_id == bindparam("seat_device"))
     )
     .outerjoin(Device, Device.device_id == Participant.device_id)
+    .outerjoin(Answer, and_(Answer.round_id == Round.round_id, Answer.device_id == Participant.device_id))
     .where(Round.round_id == bindparam("seat_round"))
 )
 _LOCKED_SEAT = _SEAT.with_for_update(read=True, of=Round)
-_ANSWERS = select(Answer.phase, Answer.digest).where(
-    Answer.round_id == bindparam("seat_round"), Answer.device_id == bindparam("seat_device")
-)
 
 
-def take_seat(session: Session, round_id: str, device_id: str, *, now: float, lock: bool = False) -> Seat:
-    """Raises ApiError 404 (no such round) or 403 (not assigned to it). `lock` keeps the round in its phase."""
+def find_seat(services: Services, round_id: str, device_id: str) -> Seat:
+    """A look at the seat. Raises ApiError 404 (no such round) or 403 (not assigned to it)."""
+    rows = services.database.look_all(_SEAT, seat_round=round_id, seat_device=device_id)
+    return _seat(rows, round_id, device_id, services.clock())
+
+
+def take_seat(session: Session, round_id: str, device_id: str, *, now: float) -> Seat:
+    """The seat, in a round that stays in its phase until `session` commits. Raises ApiError 404 or 403."""
     who = {"seat_round": round_id, "seat_device": device_id}
-    row = session.execute(_LOCKED_SEAT if lock else _SEAT, who).one_or_none()
-    if row is None:
+    # By the connection: the session would look for objects in the rows, for twice the time.
+    rows = session.connection().execute(_LOCKED_SEAT, who).all()
+    return _seat(rows, round_id, device_id, now)
+
+
+def _seat(rows: Sequence[Any], round_id: str, device_id: str, now: float) -> Seat:
+    if not rows:
         raise refuse(404, f"no round {round_id}")
+    row = rows[0]
     if row.device_id is None:
         raise refuse(403, "this device is not in the round")
-    answers = session.execute(_ANSWERS, who)
     return Seat(
         round_id=round_id,
         device_id=device_id,
@@ -137,7 +149,7 @@ def take_seat(session: Session, round_id: str, device_id: str, *, now: float, lo
         reason=row.reason,
         plan_digest=row.plan_digest,
         update_bytes=row.update_bytes,
-        answers={answer.phase: answer.digest for answer in answers},
+        answers={each.answered: each.answer for each in rows if each.answered is not None},
         privacy=row.privacy,
         buffer_ends=row.ends,
         task_over="" if row.state in LIVE else row.state,
@@ -161,20 +173,25 @@ def store_answer(
 
     Raises ApiError when the phase ended meanwhile or another message was stored.
     """
-    with services.database.write() as session:
-        now = take_seat(session, seat.round_id, seat.device_id, now=services.clock(), lock=True)
+    row = {
+        "round_id": seat.round_id,
+        "phase": phase,
+        "device_id": seat.device_id,
+        "digest": digest,
+        "size": size,
+        "body": body,
+        "received": services.clock(),
+    }
+
+    def store(session: Session) -> Receipt:
+        now = take_seat(session, seat.round_id, seat.device_id, now=services.clock())
         if now.may_send(phase, digest):
-            session.add(
-                Answer(
-                    round_id=seat.round_id,
-                    phase=phase,
-                    device_id=seat.device_id,
-                    digest=digest,
-                    size=size,
-                    body=body,
-                    received=services.clock(),
-                )
-            )
+            session.connection().execute(_STORE, row)
             if also is not None:
                 also(session)
-    return Receipt()
+        return Receipt()
+
+    return services.database.together(store)
+
+
+_STORE = insert(Answer)

@@ -24,7 +24,7 @@ from archipel.protocol.secagg import check_advertisement, check_confirmation, ch
 from archipel.server.models import Participant, Round, Share, Task
 from archipel.server.problems import refuse, refusing
 from archipel.server.routes import DEVICE, READ, B, Call, Route
-from archipel.server.seats import Seat, store_answer, take_seat
+from archipel.server.seats import find_seat, store_answer
 
 _STATUS = (
     select(
@@ -65,7 +65,7 @@ def round_status(call: Call[None], round_id: str) -> RoundStatus:
 
 def advertise(call: Call[AdvertiseRequest], round_id: str) -> Receipt:
     """Round keys, signed by the device."""
-    seat, digest = _seat(call, round_id), _digest(call)
+    seat, digest = find_seat(call.services, round_id, call.identity.device_id), _digest(call)
     if not seat.may_send("advertising", digest):
         return Receipt()
     with refusing(422):
@@ -76,18 +76,18 @@ def advertise(call: Call[AdvertiseRequest], round_id: str) -> Receipt:
 
 def cohort(call: Call[None], round_id: str) -> bytes:
     """U1: everybody who advertised keys, with proofs of who they are."""
+    find_seat(call.services, round_id, call.identity.device_id).may_read("sharing")
     with call.services.database.read() as session:
-        take_seat(session, round_id, call.identity.device_id, now=call.services.clock()).may_read("sharing")
         return call.services.frozen.cohort(session, round_id).message
 
 
 def send_shares(call: Call[Shares], round_id: str) -> Receipt:
     """Encrypted secret shares, one for every other member of U1."""
     digest = _digest(call)
+    seat = find_seat(call.services, round_id, call.identity.device_id)
+    if not seat.may_send("sharing", digest):
+        return Receipt()
     with call.services.database.read() as session:
-        seat = take_seat(session, round_id, call.identity.device_id, now=call.services.clock())
-        if not seat.may_send("sharing", digest):
-            return Receipt()
         members = call.services.frozen.cohort(session, round_id).members
     with refusing(422):
         check_shares(call.body, seat.device_id, members)
@@ -111,26 +111,28 @@ def inbox(call: Call[None], round_id: str) -> Shares:
     """What the other members of U2 sent to this device."""
     device_id = call.identity.device_id
     query = select(Share.sender, Share.ciphertext).where(Share.round_id == round_id, Share.recipient == device_id)
+    find_seat(call.services, round_id, device_id).may_read("masking")
     with call.services.database.read() as session:
-        take_seat(session, round_id, device_id, now=call.services.clock()).may_read("masking")
         rows = session.execute(query.order_by(Share.sender)).all()
+    if not rows:  # the round may have ended in between, and they with it
+        find_seat(call.services, round_id, device_id).may_read("masking")
     return Shares(shares=[EncryptedShare(peer=row.sender, ciphertext=row.ciphertext) for row in rows])
 
 
 def survivors(call: Call[None], round_id: str) -> bytes:
     """U3: whose masked updates are in the sum."""
+    find_seat(call.services, round_id, call.identity.device_id).may_read("confirming")
     with call.services.database.read() as session:
-        take_seat(session, round_id, call.identity.device_id, now=call.services.clock()).may_read("confirming")
         return call.services.frozen.survivors(session, round_id).message
 
 
 def confirm(call: Call[ConfirmRequest], round_id: str) -> Receipt:
     """The survivors' set, signed by the device."""
     digest = _digest(call)
+    seat = find_seat(call.services, round_id, call.identity.device_id)
+    if not seat.may_send("confirming", digest):
+        return Receipt()
     with call.services.database.read() as session:
-        seat = take_seat(session, round_id, call.identity.device_id, now=call.services.clock())
-        if not seat.may_send("confirming", digest):
-            return Receipt()
         told = call.services.frozen.survivors(session, round_id).survivors
         session_digest = call.services.frozen.cohort(session, round_id).digest
     with refusing(422):
@@ -141,27 +143,22 @@ def confirm(call: Call[ConfirmRequest], round_id: str) -> Receipt:
 
 def confirmations(call: Call[None], round_id: str) -> bytes:
     """U4: the survivors' signatures under the same set."""
+    find_seat(call.services, round_id, call.identity.device_id).may_read("unmasking")
     with call.services.database.read() as session:
-        take_seat(session, round_id, call.identity.device_id, now=call.services.clock()).may_read("unmasking")
         return call.services.frozen.confirmations(session, round_id)
 
 
 def unmask(call: Call[Unmasking], round_id: str) -> Receipt:
     """Of each survivor the share of its seed, of each dropped device that of its mask key."""
     digest = _digest(call)
+    seat = find_seat(call.services, round_id, call.identity.device_id)
+    if not seat.may_send("unmasking", digest):
+        return Receipt()
     with call.services.database.read() as session:
-        seat = take_seat(session, round_id, call.identity.device_id, now=call.services.clock())
-        if not seat.may_send("unmasking", digest):
-            return Receipt()
         frozen = call.services.frozen.survivors(session, round_id)
     with refusing(422):
         check_unmasking(call.body, seat.device_id, frozen.sharers, frozen.survivors.devices)
     return store_answer(call.services, seat, "unmasking", digest=digest, size=len(call.raw), body=encode(call.body))
-
-
-def _seat(call: Call[B], round_id: str) -> Seat:
-    with call.services.database.read() as session:
-        return take_seat(session, round_id, call.identity.device_id, now=call.services.clock())
 
 
 def _digest(call: Call[B]) -> str:

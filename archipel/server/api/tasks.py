@@ -168,8 +168,8 @@ def list_rounds(call: Call[None], task_id: str) -> RoundPage:
             phases[row.round_id, row.device_id] = {"assigning"}
         if task.buffered:  # whose updates came into a buffer, whichever round they were sent for
             folded = select(Answer.folded_into, Answer.device_id).where(Answer.folded_into.in_(shown))
-            for row in session.execute(folded.order_by(Answer.device_id)):
-                survivors.setdefault(row.folded_into, []).append(row.device_id)
+            for into, device_id in session.execute(folded.order_by(Answer.device_id)):
+                survivors.setdefault(into or "", []).append(device_id)
         sent = select(Answer.round_id, Answer.device_id, Answer.phase, Answer.size)
         for answer in session.execute(sent.where(Answer.round_id.in_(shown))):
             key = (answer.round_id, answer.device_id)

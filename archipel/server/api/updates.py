@@ -13,7 +13,7 @@ from archipel.server.api.bundles import body_chunks, declared_length
 from archipel.server.durable import Written
 from archipel.server.problems import refuse
 from archipel.server.routes import DEVICE, Call, Route
-from archipel.server.seats import store_answer, take_seat
+from archipel.server.seats import find_seat, store_answer
 from archipel.server.services import Services
 
 DIGEST_HEADER = "Digest-SHA256"
@@ -30,8 +30,7 @@ def upload_update(call: Call[None], round_id: str) -> Receipt:
     digest = request.headers.get(DIGEST_HEADER, "")
     if not _DIGEST.fullmatch(digest):
         raise refuse(400, f"header {DIGEST_HEADER}: expected the body's SHA-256 in 64 lower-case hexadecimal digits")
-    with services.database.read() as session:
-        seat = take_seat(session, round_id, call.identity.device_id, now=services.clock())
+    seat = find_seat(services, round_id, call.identity.device_id)
     if not seat.may_send(seat.uploads_in, digest):
         return Receipt()
     if length != seat.update_bytes:
