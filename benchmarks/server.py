@@ -1,7 +1,7 @@
 """The federation server under load, against a bare Flask handler that streams the body to disk.
 
-Both run under gunicorn with one worker of 16 threads on this machine, beside the clients, and sync a body to disk before
-they answer; ours also checks it, keeps it under its digest and commits a row. The uploads of both take turns.
+Both run under gunicorn with one worker of 16 threads, on this machine beside the clients, and sync a body to disk
+before they answer; ours also checks it, keeps it under its digest and commits a row. The uploads of both take turns.
 
 | case | what |
 |---|---|

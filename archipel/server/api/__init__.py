@@ -15,7 +15,7 @@ from archipel.server.api import (
 )
 from archipel.server.routes import Route
 
-_RESOURCES: dict[str, tuple[Route, ...]] = {
+RESOURCES: dict[str, tuple[Route, ...]] = {
     "server": server.ROUTES,
     "enrolment": enrolment.ROUTES,
     "sessions": sessions.ROUTES,
@@ -27,6 +27,6 @@ _RESOURCES: dict[str, tuple[Route, ...]] = {
     "tokens": access.ROUTES,
     "audit": audit_log.ROUTES,
 }
-ROUTES: dict[str, tuple[Route, ...]] = {**_RESOURCES, "description": description.routes(_RESOURCES)}
+ROUTES: dict[str, tuple[Route, ...]] = {**RESOURCES, "description": description.routes(RESOURCES)}
 
-__all__ = ["ROUTES"]
+__all__ = ["RESOURCES", "ROUTES"]
