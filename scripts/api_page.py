@@ -15,14 +15,14 @@ from archipel.server.openapi import document
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "api.md"
 HEAD = """# The API
 
-Written by `python scripts/api_page.py` from the declarations that decode requests and encode answers; do not edit. The same
-as OpenAPI 3.1 is at `/v1/openapi.json` of every server.
+Written by `python scripts/api_page.py` from the declarations that decode requests and encode answers; do not edit.
+The same as OpenAPI 3.1 is at `/v1/openapi.json` of every server.
 
-Requests and answers are JSON unless a table says otherwise. A token goes into `Authorization: Bearer TOKEN`. Every error is a
-[Problem](#problem) with the status that it stands under; 401, 403, 404, 409, 410, 413, 422 say what to change, 429 and 503 when to
-come again (`Retry-After`). Lists come in pages: the answer's `next` is the `after` of the page that follows. What is sent a
-second time, with the same bytes or the same `Idempotency-Key`, has no second effect. Times are Unix seconds unless they say otherwise,
-digests SHA-256 in hexadecimal, `bytes` base64.
+Requests and answers are JSON unless a table says otherwise. A token goes into `Authorization: Bearer TOKEN`. Every
+error is a [Problem](#problem) with the status that it stands under; 401, 403, 404, 409, 410, 413, 422 say what to
+change, 429 and 503 when to come again (`Retry-After`). Lists come in pages: the answer's `next` is the `after` of the
+page that follows. What is sent a second time, with the same bytes or the same `Idempotency-Key`, has no second
+effect. Times are Unix seconds unless they say otherwise, digests SHA-256 in hexadecimal, `bytes` base64.
 """
 
 

@@ -23,6 +23,14 @@ class Cluster:
 
     def start(self) -> None:
         self._run("initdb", "-D", str(self.folder / "data"), "-U", SUPERUSER, "-A", "trust", "--no-sync", "-E", "UTF8")
+        self._start()
+
+    def crash(self) -> None:
+        """As after a power cut: no connection is ended in order, and what was not synced is gone. Then it starts."""
+        self._run("pg_ctl", "-D", str(self.folder / "data"), "-w", "-m", "immediate", "stop")
+        self._start()
+
+    def _start(self) -> None:
         # Durability is what the tests of killing want; the folder is in memory, so it costs nothing.
         settings = f"-k {self.folder} -c listen_addresses='' -c max_connections=200 -c fsync=on"
         self._run(
