@@ -59,6 +59,11 @@ def device_id(device_key: bytes) -> str:
     return hashlib.sha256(b"archipel/v1/device\0" + device_key).hexdigest()[:32]
 
 
+def token_id(token_key: bytes) -> str:
+    """First 32 hex digits of SHA-256("archipel/v1/token-id", zero byte, `token_key` [32 bytes])."""
+    return hashlib.sha256(b"archipel/v1/token-id\0" + token_key).hexdigest()[:32]
+
+
 def mint_token(
     enrolment_key: Ed25519PrivateKey, *, population: str, not_after: int, seed: bytes, kind: Kind = "device"
 ) -> Sealed:

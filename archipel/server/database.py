@@ -21,7 +21,7 @@ from sqlalchemy.orm import Session
 from archipel.errors import ServerError
 
 MIGRATIONS = Path(__file__).parent / "migrations"
-SCHEMA = "0002"
+SCHEMA = "0003"
 """Name of the newest migration."""
 BUSY_MILLISECONDS = 10_000
 _WRITE = "archipel_write"

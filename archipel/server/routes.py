@@ -81,7 +81,13 @@ class DigestConverter(BaseConverter):
     regex = "[0-9a-f]{64}"
 
 
-CONVERTERS: dict[str, type[BaseConverter]] = {"id": IdConverter, "digest": DigestConverter}
+class NameConverter(BaseConverter):
+    """A population's name."""
+
+    regex = "[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
+
+
+CONVERTERS: dict[str, type[BaseConverter]] = {"id": IdConverter, "digest": DigestConverter, "name": NameConverter}
 
 
 def blueprint(name: str, routes: Iterable[Route], services: Services, authenticator: Authenticator) -> Blueprint:

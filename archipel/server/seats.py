@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 from archipel.protocol.messages import Receipt
 from archipel.server.models import Answer, Device, Participant, Round
 from archipel.server.problems import refuse
+from archipel.server.revocation import require_active
 from archipel.server.rounds import ORDER, RULES
 from archipel.server.services import Services
 
@@ -71,6 +72,7 @@ _SEAT = (
         Round.update_bytes,
         Participant.device_id,
         Device.device_key,
+        Device.revoked,
     )
     .outerjoin(
         Participant, and_(Participant.round_id == Round.round_id, Participant.device_id == bindparam("seat_device"))
@@ -85,13 +87,14 @@ _ANSWERS = select(Answer.phase, Answer.digest).where(
 
 
 def take_seat(session: Session, round_id: str, device_id: str, *, lock: bool = False) -> Seat:
-    """Raises ApiError 404 (no such round) or 403 (not assigned to it). `lock` keeps the round in its phase."""
+    """Raises ApiError 404 (no such round) or 403 (not in it, or revoked). `lock` keeps the round in its phase."""
     who = {"seat_round": round_id, "seat_device": device_id}
     row = session.execute(_LOCKED_SEAT if lock else _SEAT, who).one_or_none()
     if row is None:
         raise refuse(404, f"no round {round_id}")
     if row.device_id is None:
         raise refuse(403, "this device is not in the round")
+    require_active(device_id, row.revoked)
     answers = session.execute(_ANSWERS, who)
     return Seat(
         round_id=round_id,
