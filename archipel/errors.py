@@ -215,13 +215,17 @@ class LeaseLostError(ServerError): ...
 
 
 class ApiError(ServerError):
-    """A request that is answered with the JSON error shape and this status."""
+    """A request that is answered with the JSON error shape and this status.
 
-    def __init__(self, status: int, kind: str, message: str, detail: str = "") -> None:
+    `retry_after` is in seconds, for statuses that say when to try again.
+    """
+
+    def __init__(self, status: int, kind: str, message: str, detail: str = "", retry_after: int = 1) -> None:
         super().__init__(message)
         self.status = status
         self.kind = kind
         self.detail = detail
+        self.retry_after = retry_after
 
 
 class ClientError(ArchipelError): ...

@@ -370,10 +370,22 @@ def data_folder(keys: Keys) -> Iterator[tuple[Path, str, Keys]]:
 
 
 @pytest.fixture
-def world(data_folder: tuple[Path, str, Keys], bundle_file: Path, empty_database: Path) -> Iterator[World]:
+def server_settings() -> dict[str, Any]:
+    """Settings of `world` that are not the default; for tests to override."""
+    return {}
+
+
+NO_LIMITS = {"requests_per_second": 1e6, "anonymous_per_second": 1e6}
+"""For tests that send whatever they can."""
+
+
+@pytest.fixture
+def world(
+    data_folder: tuple[Path, str, Keys], bundle_file: Path, empty_database: Path, server_settings: dict[str, Any]
+) -> Iterator[World]:
     folder, token, keys = data_folder
     shutil.copy(empty_database, folder / "archipel.db")
-    settings = load_settings(folder, environment={})
+    settings = load_settings(folder, environment={}, **server_settings)
     clock = Clock()
     services = Services.open(settings, clock=clock)
     services.prepare()
