@@ -42,6 +42,7 @@ ArchipelError
 │   ├── StoreRecordError          an example is missing, damaged or tampered with
 │   ├── StoreQuotaError           what is to be added is larger than the whole quota
 │   └── StoreBusyError            another process is writing
+├── TlsError                      a certificate or key for TLS cannot be used
 ├── ServerError                   the server cannot start or go on
 │   ├── EligibilityError          an expression over devices' attributes is not one
 │   ├── AuditError                the audit log was tampered with
@@ -200,6 +201,9 @@ class StoreQuotaError(StoreError): ...
 
 
 class StoreBusyError(StoreError): ...
+
+
+class TlsError(ArchipelError): ...
 
 
 class ServerError(ArchipelError): ...

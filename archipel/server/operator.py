@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import ssl
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -42,13 +43,13 @@ class OperatorClient:
     """Calls one server with the operator's token. Raises UnreachableError, or RefusedError for an error status.
 
     `server` is such as "http://127.0.0.1:8470". Reading is retried, and so is `create_task`; `upload_bundle` may be
-    repeated.
+    repeated. `tls` is for https://, see archipel.protocol.tls.client_context; None: with the system's authorities.
     """
 
-    def __init__(self, server: str, token: str, *, timeout: float = 30.0) -> None:
+    def __init__(self, server: str, token: str, *, timeout: float = 30.0, tls: ssl.SSLContext | None = None) -> None:
         self._server = server.rstrip("/")
         self._headers = {"Authorization": f"Bearer {token}"}
-        self._pool = urllib3.PoolManager(timeout=timeout)
+        self._pool = urllib3.PoolManager(timeout=timeout, ssl_context=tls)
 
     def __enter__(self) -> OperatorClient:
         return self

@@ -12,7 +12,7 @@ import msgspec
 from flask import Flask, Response, g
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
-from werkzeug.exceptions import HTTPException
+from werkzeug.exceptions import ClientDisconnected, HTTPException
 
 from archipel.errors import ApiError, ProtocolError
 from archipel.protocol.messages import Problem
@@ -84,6 +84,10 @@ def register(app: Flask) -> None:
     @app.errorhandler(ApiError)
     def _(error: ApiError) -> Response:
         return problem_response(error.status, str(error), error.detail, error.retry_after)
+
+    @app.errorhandler(ClientDisconnected)
+    def _(error: ClientDisconnected) -> Response:
+        return problem_response(503, "the request's body did not arrive in time; try again")
 
     @app.errorhandler(HTTPException)
     def _(error: HTTPException) -> Response:

@@ -50,6 +50,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Folder of bundles, weights and spooled updates."""
     host: str = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535)] = 8470
+    tls_certificate: str = ""
+    """PEM file of the certificate, with those between it and its authority; empty: plain HTTP."""
+    tls_key: str = ""
+    """PEM file of the certificate's private key; empty: it is in the same file."""
+    tls_client_ca: str = ""
+    """PEM file of authorities; if set, only clients with a certificate by one of them are served."""
     workers: Annotated[int, Meta(ge=1, le=256)] = 1
     """Web processes. SQLite has one writer at a time, so more than one pays off with PostgreSQL only."""
     threads: Annotated[int, Meta(ge=1, le=256)] = 16
@@ -65,6 +71,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """As many requests as are allowed in this time may come at once."""
     concurrent_requests: Annotated[int, Meta(ge=1, le=256)] = 8
     """Of one device, token or anonymous address at the same time, in each web process; fewer than `threads`."""
+    stall_seconds: Seconds = 30.0
+    """A client that sends nothing in the middle of a request for so long is cut off: it keeps a thread waiting."""
     trusted_proxies: Annotated[int, Meta(ge=0, le=10)] = 0
     """How many proxies in front of the server add the client's address to X-Forwarded-For; 0: the header is ignored."""
     retry_after: Annotated[float, Meta(ge=0.01, le=86400)] = 1.0
@@ -87,6 +95,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise ValueError(
                 f"check_in_window ({self.check_in_window} s) must be at least 3 x retry_after ({self.retry_after} s), "
                 "or waiting devices are taken for gone"
+            )
+        if (self.tls_key or self.tls_client_ca) and not self.tls_certificate:
+            raise ValueError(
+                "tls_key and tls_client_ca need a tls_certificate; without one the server speaks plain HTTP"
             )
 
     @property
