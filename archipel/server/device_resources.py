@@ -22,7 +22,7 @@ class DeviceQuery(PageQuery, frozen=True, kw_only=True):
 
 
 class DeviceInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
-    """`last_seen`: when it last came and waited for work, null before the first time. `key_changes`: how often it
+    """`last_seen`: when it last came and waited for work, null before the first time. `rotations`: how often it
     replaced its key. `rounds`: how many it was assigned to."""
 
     device_id: DeviceId
@@ -32,7 +32,7 @@ class DeviceInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
     enrolled: float
     last_seen: float | None
     revoked: float | None
-    key_changes: int
+    rotations: int
     rounds: int
 
 

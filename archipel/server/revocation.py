@@ -29,6 +29,14 @@ def require_active(device_id: str, revoked: float | None) -> None:
         raise refuse(403, f"device {device_id} was revoked; to take part again it needs a new enrolment token")
 
 
+def require_member(device: Device | None, device_id: str) -> Device:
+    """`device` itself. Raises ApiError 404 where there is none, and 403 where it was revoked."""
+    if device is None:
+        raise refuse(404, f"device {device_id} is not enrolled")
+    require_active(device_id, device.revoked)
+    return device
+
+
 def revoke(session: Session, device: Device, now: float) -> None:
     """Revoke `device`, which the transaction has `LOCKED`."""
     device.revoked = now

@@ -63,7 +63,9 @@ def test_no_body_makes_the_server_fail(world: Any, caller: str) -> None:
         for name, route in TABLE.items():
             if caller not in route.roles:
                 continue
-            path = route.path.replace("<id:round_id>", devices[0].plan.round_id)
+            path = route.path.replace("<id:round_id>", devices[0].plan.round_id).replace(
+                "<id:device_id>", devices[0].id
+            )
             seed = (CORPUS / f"{name}.json").read_bytes()
             source = mutations(seed, generator)
             for body in [seed, *(next(source) for _ in range(CASES))]:

@@ -10,6 +10,7 @@ from archipel.server.api import (
     enrolment,
     enrolment_tokens,
     populations,
+    rotations,
     rounds,
     server,
     sessions,
@@ -21,6 +22,7 @@ from archipel.server.routes import Route
 _RESOURCES: dict[str, tuple[Route, ...]] = {
     "server": server.ROUTES,
     "enrolment": enrolment.ROUTES,
+    "rotations": rotations.ROUTES,
     "enrolment_tokens": enrolment_tokens.ROUTES,
     "devices": devices.ROUTES,
     "populations": populations.ROUTES,

@@ -84,7 +84,7 @@ def _infos(session: Session, devices: Sequence[Device]) -> list[DeviceInfo]:
             enrolled=each.enrolled,
             last_seen=last_seen.get(each.device_id),
             revoked=each.revoked,
-            key_changes=keys[each.device_id] - 1,
+            rotations=keys[each.device_id] - 1,
             rounds=rounds.get(each.device_id, 0),
         )
         for each in devices

@@ -11,7 +11,7 @@ from archipel.protocol.sealed import unseal
 from archipel.server.auth import token_hash
 from archipel.server.models import ChallengeRow, Device, DeviceSession
 from archipel.server.problems import refuse, refusing
-from archipel.server.revocation import SHARED, require_active
+from archipel.server.revocation import SHARED, require_member
 from archipel.server.routes import PUBLIC, Call, Route
 
 OPEN_CHALLENGES = 8
@@ -23,7 +23,7 @@ def challenge(call: Call[ChallengeRequest]) -> Challenge:
     device_id = call.body.device_id
     made = Challenge(nonce=secrets.token_bytes(32), expires=now + call.services.settings.challenge_seconds)
     with call.services.database.write() as session:
-        _require_member(session.get(Device, device_id), device_id)
+        require_member(session.get(Device, device_id), device_id)
         # Anybody may ask in a device's name, so the oldest go: refusing would let them keep the device out.
         mine = select(ChallengeRow).where(ChallengeRow.device_id == device_id).order_by(ChallengeRow.expires.desc())
         for index, row in enumerate(session.scalars(mine).all()):
@@ -39,7 +39,7 @@ def open_session(call: Call[SessionRequest]) -> SessionResponse:
     now = services.clock()
     device_id = call.body.device_id
     with services.database.read() as session:
-        device = _require_member(session.get(Device, device_id), device_id)
+        device = require_member(session.get(Device, device_id), device_id)
     with refusing(403):
         proof = unseal("session", call.body.proof, device.device_key, SessionProof)
     if proof.server_key != services.settings.public_key:
@@ -48,7 +48,7 @@ def open_session(call: Call[SessionRequest]) -> SessionResponse:
     expires = now + services.settings.session_seconds
     with services.database.write() as session:
         # Meanwhile it may have been revoked, or have another key.
-        known = _require_member(session.get(Device, device_id, with_for_update=SHARED), device_id)
+        known = require_member(session.get(Device, device_id, with_for_update=SHARED), device_id)
         if known.device_key != device.device_key:
             raise refuse(403, "the proof was made with a key that the device has replaced")
         row = session.get(ChallengeRow, proof.nonce, with_for_update=True)
@@ -58,13 +58,6 @@ def open_session(call: Call[SessionRequest]) -> SessionResponse:
         session.execute(delete(DeviceSession).where(DeviceSession.device_id == device_id, DeviceSession.expires <= now))
         session.add(DeviceSession(token_hash=token_hash(token), device_id=device_id, expires=expires))
     return SessionResponse(token=token, expires=expires)
-
-
-def _require_member(device: Device | None, device_id: str) -> Device:
-    if device is None:
-        raise refuse(404, f"device {device_id} is not enrolled")
-    require_active(device_id, device.revoked)
-    return device
 
 
 ROUTES = (

@@ -35,7 +35,7 @@ def test_what_is_shown_and_what_is_not(world: Any) -> None:
     (device,) = world.add_devices(1)
     known = {
         "device_id": device.id, "population": "pupils", "kind": "device", "state": "active",
-        "enrolled": world.clock.now, "last_seen": None, "revoked": None, "key_changes": 0, "rounds": 0,
+        "enrolled": world.clock.now, "last_seen": None, "revoked": None, "rotations": 0, "rounds": 0,
     }  # fmt: skip
     assert shown(world, device) == known
     world.clock.now += 7
