@@ -16,6 +16,15 @@ from archipel.server.services import Services
 
 
 @dataclass(frozen=True)
+class Admission:
+    """A request that may go on. `source` is what it is counted under; `leave` is called when it has been served."""
+
+    identity: Identity
+    source: str
+    leave: Callable[[], None]
+
+
+@dataclass(frozen=True)
 class Door:
     """One for each web process."""
 
@@ -23,28 +32,42 @@ class Door:
     authenticator: Authenticator
     limits: RequestLimits
 
-    def admit(self, roles: frozenset[Role]) -> tuple[Identity, Callable[[], None]]:
-        """Who makes the present request, and what is to be called when it has been served.
+    def admit(self, roles: frozenset[Role]) -> Admission:
+        """Who makes the present request. Nothing of its body has been read then.
 
-        Raises ApiError 401, 403 or 429 where it may not go on. Nothing of its body has been read then.
+        Raises ApiError 401, 403 or 429 where it may not go on.
         """
-        identity = ANYONE if "anyone" in roles else self._identify()
-        request.environ["archipel.device"] = identity.device_id or None
-        known = identity.role != "anyone"
-        source = identity.actor if known else address_source(request.remote_addr)
-        self.limits.count(source, known=known)
-        if identity.role not in roles:
-            if not known:
-                raise refuse(401, "this needs a token: 'Authorization: Bearer TOKEN'")
-            raise refuse(403, f"this is not for the role {identity.role!r}")
-        return identity, self.limits.enter(source)
+        self.services.tally.flush(self.services.database, self.services.clock())
+        source = address_source(request.remote_addr)
+        try:
+            identity = ANYONE if "anyone" in roles else self._identify(source)
+            known = identity.role != "anyone"
+            source = identity.actor if known else source
+            request.environ["archipel.device"] = identity.device_id or None
+            self.limits.count(source, known=known)
+            if identity.role not in roles:
+                if not known:
+                    raise refuse(401, "this needs a token: 'Authorization: Bearer TOKEN'")
+                raise refuse(403, f"this is not for the role {identity.role!r}")
+            return Admission(identity, source, self.limits.enter(source))
+        except ApiError as error:
+            self.note(error, source)
+            raise
 
-    def _identify(self) -> Identity:
+    def note(self, error: ApiError, source: str) -> None:
+        """Count an answer that says no, for the audit log. That a request came without any token is nothing of note."""
+        now = self.services.clock()
+        if error.status == 429:
+            self.services.tally.count("limit.hit", source, now)
+        elif error.status == 403 or (error.status == 401 and "Authorization" in request.headers):
+            self.services.tally.count("access.refused", source, now)
+
+    def _identify(self, source: str) -> Identity:
         try:
             return self.authenticator.identify(request.headers.get("Authorization"))
         except ApiError:
             # So that guessing is no faster than asking without a token.
-            self.limits.count(address_source(request.remote_addr), known=False)
+            self.limits.count(source, known=False)
             raise
 
 

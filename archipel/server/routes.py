@@ -12,6 +12,7 @@ from flask import Blueprint, Response, request
 from sqlalchemy.exc import IntegrityError
 from werkzeug.routing import BaseConverter
 
+from archipel.errors import ApiError
 from archipel.server.auth import Identity, Role
 from archipel.server.door import Door, at_the_end
 from archipel.server.problems import refuse
@@ -111,13 +112,15 @@ def _view(route: Route, door: Door) -> Callable[..., Response]:
     what = re.sub(r"[^A-Za-z]+", " ", getattr(route.request, "__name__", "")).strip()
 
     def view(**arguments: str) -> Response:
-        identity, leave = door.admit(route.roles)
+        admitted = door.admit(route.roles)
         try:
-            response = serve(identity, arguments)
-        except BaseException:
-            leave()
+            response = serve(admitted.identity, arguments)
+        except BaseException as error:
+            admitted.leave()
+            if isinstance(error, ApiError):
+                door.note(error, admitted.source)
             raise
-        at_the_end(response, leave)
+        at_the_end(response, admitted.leave)
         return response
 
     def serve(identity: Identity, arguments: dict[str, str]) -> Response:

@@ -13,6 +13,7 @@ from archipel.server.pace import Pace
 from archipel.server.session_cache import SessionCache
 from archipel.server.settings import Settings
 from archipel.server.spool import UpdateSpool
+from archipel.server.tally import Tally
 
 Clock = Callable[[], float]
 
@@ -28,6 +29,7 @@ class Services:
     frozen: FrozenRounds
     pace: Pace
     sessions: SessionCache
+    tally: Tally
     clock: Clock
 
     @classmethod
@@ -42,6 +44,7 @@ class Services:
             frozen=FrozenRounds(),
             pace=Pace(database, shortest=settings.retry_after, per_second=settings.check_ins_per_second),
             sessions=SessionCache(),
+            tally=Tally(),
             clock=clock,
         )
 

@@ -61,6 +61,14 @@ def post_worker_init(worker: Any) -> None:
         os.write(told, b"1")
 
 
+def worker_exit(server: Any, worker: Any) -> None:
+    """Called in each web process when it ends, unless it is killed."""
+    app = getattr(worker.app, "callable", None)
+    if app is not None:
+        services = app.extensions["archipel"]
+        services.tally.flush(services.database, services.clock(), whole=True)
+
+
 def application() -> Flask:
     """Called in each web process."""
     from archipel.server.app import create_app

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 
+from flask import request
 from sqlalchemy import delete, select
 
 from archipel.protocol.messages import Challenge, ChallengeRequest, SessionProof, SessionRequest, SessionResponse
@@ -57,6 +58,8 @@ def open_session(call: Call[SessionRequest]) -> SessionResponse:
         session.delete(row)
         session.execute(delete(DeviceSession).where(DeviceSession.device_id == device_id, DeviceSession.expires <= now))
         session.add(DeviceSession(token_hash=token_hash(token), device_id=device_id, expires=expires))
+    request.environ["archipel.device"] = device_id
+    services.tally.count("session.open", f"device:{device_id}", now)
     return SessionResponse(token=token, expires=expires)
 
 
