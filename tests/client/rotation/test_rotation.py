@@ -26,8 +26,7 @@ def key_of(agent: Agent, name: str = KEY_FILE) -> bytes:
 
 def rotations(federation: Any, agent: Agent) -> int:
     """How often the server says that the device has replaced its key."""
-    answer = federation.operator._request("GET", f"/v1/devices/{agent.device_id}").data
-    return int(json.loads(answer)["rotations"])
+    return int(federation.operator.device(agent.device_id).rotations)
 
 
 def test_the_key_is_another_and_the_device_the_same(federation: Any) -> None:
@@ -116,7 +115,7 @@ def test_an_unreachable_server_leaves_the_old_key_in_use_and_the_next_one_waitin
 
 def test_a_revoked_device(federation: Any) -> None:
     agent = federation.agent(0)
-    federation.operator._request("POST", f"/v1/devices/{agent.device_id}/revoke")
+    federation.operator.revoke_device(agent.device_id)
     for call in (agent.run_once, agent.rotate_key):
         with pytest.raises(RefusedError, match="was revoked"):
             call()
