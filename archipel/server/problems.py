@@ -85,12 +85,10 @@ def register(app: Flask) -> None:
     def _(error: ApiError) -> Response:
         return problem_response(error.status, str(error), error.detail, error.retry_after)
 
-    @app.errorhandler(ClientDisconnected)
-    def _(error: ClientDisconnected) -> Response:
-        return problem_response(503, "the request's body did not arrive in time; try again")
-
     @app.errorhandler(HTTPException)
     def _(error: HTTPException) -> Response:
+        if isinstance(error, ClientDisconnected) and isinstance(error.__context__, BlockingIOError | TimeoutError):
+            return problem_response(503, "the request's body did not arrive in time; try again")
         response = problem_response(error.code or 500, error.description or error.name)
         for name, value in error.get_headers():
             if name in ("Allow", "Content-Range"):

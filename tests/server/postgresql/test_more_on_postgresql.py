@@ -9,6 +9,7 @@ from tests.server.api.test_devices import *  # noqa: F403
 from tests.server.api.test_enrolment_tokens import *  # noqa: F403
 from tests.server.api.test_paging import *  # noqa: F403
 from tests.server.api.test_permissions import *  # noqa: F403
+from tests.server.api.test_rotations import *  # noqa: F403
 from tests.server.test_bundles_and_tasks import *  # noqa: F403
 from tests.server.test_candidates import *  # noqa: F403
 from tests.server.test_enrolment import *  # noqa: F403
