@@ -42,6 +42,7 @@ ArchipelError
 │   ├── StoreRecordError          an example is missing, damaged or tampered with
 │   ├── StoreQuotaError           what is to be added is larger than the whole quota
 │   └── StoreBusyError            another process is writing
+├── TlsError                      a certificate or key for TLS cannot be used
 ├── ServerError                   the server cannot start or go on
 │   ├── EligibilityError          an expression over devices' attributes is not one
 │   ├── AuditError                the audit log was tampered with
@@ -202,6 +203,9 @@ class StoreQuotaError(StoreError): ...
 class StoreBusyError(StoreError): ...
 
 
+class TlsError(ArchipelError): ...
+
+
 class ServerError(ArchipelError): ...
 
 
@@ -215,13 +219,17 @@ class LeaseLostError(ServerError): ...
 
 
 class ApiError(ServerError):
-    """A request that is answered with the JSON error shape and this status."""
+    """A request that is answered with the JSON error shape and this status.
 
-    def __init__(self, status: int, kind: str, message: str, detail: str = "") -> None:
+    `retry_after` is in seconds, for statuses that say when to try again.
+    """
+
+    def __init__(self, status: int, kind: str, message: str, detail: str = "", retry_after: int = 1) -> None:
         super().__init__(message)
         self.status = status
         self.kind = kind
         self.detail = detail
+        self.retry_after = retry_after
 
 
 class ClientError(ArchipelError): ...

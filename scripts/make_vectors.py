@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 from vector_inputs import Json, Stream, fixed, flip, plain, signing_key
+from vector_rotation import rotation_vectors
 from vector_round import round_vectors
 
 from archipel.bundle.roles import Program, Update
@@ -185,6 +186,7 @@ VECTORS: dict[str, Callable[[], Json]] = {
     "masks.json": mask_vectors,
     "fixed_point.json": fixed_point_vectors,
     "round.json": round_vectors,
+    "rotation.json": rotation_vectors,
 }
 
 

@@ -13,10 +13,16 @@ import click
 import msgspec
 
 from archipel.errors import CommandError
+from archipel.protocol.tls import client_context
 from archipel.server import OperatorClient
 
 SERVER, TOKEN, TOKEN_FILE = "ARCHIPEL_SERVER", "ARCHIPEL_TOKEN", "ARCHIPEL_TOKEN_FILE"
+CA, CERTIFICATE, KEY = "ARCHIPEL_CA", "ARCHIPEL_CLIENT_CERTIFICATE", "ARCHIPEL_CLIENT_KEY"
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
+
+
+def _file(name: str, variable: str, text: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    return click.option(name, type=click.Path(path_type=Path), envvar=variable, help=f"{text}  [env: {variable}]")
 
 
 def remote(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -29,9 +35,21 @@ def remote(function: Callable[..., Any]) -> Callable[..., Any]:
         envvar=TOKEN_FILE,
         help=f"A file that holds the access token; else the token is taken from {TOKEN}.  [env: {TOKEN_FILE}]",
     )
+    @_file("--ca", CA, "Authorities of the server's TLS certificate (PEM); default: the system's.")
+    @_file("--client-certificate", CERTIFICATE, "TLS certificate to show to a server that asks for one (PEM).")
+    @_file("--client-key", KEY, "Its private key (PEM), if it is in another file.")
     @functools.wraps(function)
-    def wrapped(*arguments: Any, server: str, token_file: Path | None, **options: Any) -> Any:
-        with OperatorClient(server, _token(token_file)) as client:
+    def wrapped(
+        *arguments: Any,
+        server: str,
+        token_file: Path | None,
+        ca: Path | None,
+        client_certificate: Path | None,
+        client_key: Path | None,
+        **options: Any,
+    ) -> Any:
+        tls = client_context(ca, client_certificate, client_key) if server.startswith("https://") else None
+        with OperatorClient(server, _token(token_file), tls=tls) as client:
             return function(client, *arguments, **options)
 
     return wrapped

@@ -40,8 +40,16 @@ from archipel.errors import (
 )
 from archipel.lite_runtime import DeviceState
 from archipel.lite_runtime.durable import sweep, write_durably
-from archipel.protocol.identity import EnrolmentToken, enrolment_request
-from archipel.protocol.messages import CheckIn, CheckInResponse, EnrolmentResponse, RoundPlan, RoundStatus
+from archipel.protocol.identity import EnrolmentToken, enrolment_request, rotation_request
+from archipel.protocol.messages import (
+    MAX_ROTATIONS,
+    CheckIn,
+    CheckInResponse,
+    EnrolmentResponse,
+    RotationResponse,
+    RoundPlan,
+    RoundStatus,
+)
 from archipel.protocol.plain import encode_plain
 from archipel.protocol.policy import plan_digest
 from archipel.protocol.sealed import Sealed, encode, unseal
@@ -58,6 +66,8 @@ _LEAVING = (RoundAbandonedError, NonFiniteLossError, ProtocolError)
 _SHORTEST_WAIT = 0.01
 _LONGEST_WAIT = 86400.0
 _LATER = {429, 500, 502, 503, 504}
+_NOT_NOW = {404, 405, 409}
+"""Of a rotation: the device is in a round, or the server knows no rotations. The old key goes on being its key."""
 
 
 class Agent:
@@ -154,6 +164,30 @@ class Agent:
         self._emit("enrolled", {"population": record.population})
         return record.device_id
 
+    def rotate_key(self) -> bool:
+        """Replace the device's key by a new one; the device id stays. True once the server answers to the new key,
+        False where it cannot do that now (the device is in a round): then `run_once` goes on with it.
+
+        May be interrupted anywhere: the key that the server answers to is on disk. Raises CertificateError when the key
+        was replaced as often as it can be, ClientError before enrolment, UnreachableError, or RefusedError.
+        """
+        transport, _, record = self._connected()
+        if len(record.chain.rotations) >= MAX_ROTATIONS:
+            # Before there is a next key, which would never be taken.
+            raise CertificateError(f"the key was replaced {MAX_ROTATIONS} times; enrol again with a new token")
+        request = rotation_request(record.chain, self._identity.key(), self._identity.next_key(), record.server_key)
+        path = f"/v1/devices/{record.device_id}/key"
+        try:
+            answer = transport.call("PUT", path, RotationResponse, body=encode(request))
+        except RefusedError as error:
+            if error.status in _NOT_NOW:
+                return False
+            raise
+        self._record = self._identity.rotated(record, request.certificate)
+        self._session = None
+        self._emit("rotated", {"number": answer.rotations})
+        return True
+
     # --- work -----------------------------------------------------------------------------------------------------
 
     def run_forever(self, stop: threading.Event) -> None:
@@ -189,10 +223,13 @@ class Agent:
         Raises UnreachableError and RefusedError when the server cannot be asked for work; after that, failures are
         outcomes.
         """
-        transport, session, record = self._connected()
+        self._connected()
         if not self._may_work():
             self._emit("paused", {})
             return Outcome("paused", self.config.pause_seconds)
+        if self._identity.rotating:
+            self.rotate_key()
+        transport, session, record = self._connected()
         transport.traffic.take()
         self._recover(session)
         body = encode(CheckIn(attributes=dict(self.config.attributes)))
@@ -367,10 +404,12 @@ class Agent:
         record = self._record
         if record is None:
             raise ClientError(f"{self.config.folder}: this device is not enrolled; call enrol with its token first")
-        if self._transport is None or self._session is None:
-            if self._lock < 0:
-                raise ClientError(f"{self.config.folder}: this agent was closed")
+        if self._lock < 0:
+            raise ClientError(f"{self.config.folder}: this agent was closed")
+        if self._transport is None:
             self._transport = Transport(self.config.server or record.server, self.config, self._pause)
+            self._session = None
+        if self._session is None:
             self._session = DeviceSession(self._transport, record, self._identity.key())
         return self._transport, self._session, record
 

@@ -19,6 +19,12 @@ class AgentConfig:
     """Key, identity, cache, journal and device state; one agent per folder."""
     server: str = ""
     """URL; empty: the one in the enrolment token. Its key stays pinned to the token's."""
+    ca_file: Path | None = None
+    """PEM file of the authorities that may have certified the server's TLS certificate; None: those of the system."""
+    client_certificate: Path | None = None
+    """PEM file of the certificate that this device shows to a server that asks for one."""
+    client_key: Path | None = None
+    """PEM file of its private key; None: it is in the same file."""
     attributes: Mapping[str, Attribute] = field(default_factory=dict)
     """What the device tells about itself when it checks in."""
     allow_plain: bool = False
@@ -55,6 +61,9 @@ class AgentConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "folder", Path(self.folder))
+        for name in ("ca_file", "client_certificate", "client_key"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, Path(getattr(self, name)))
         if self.server:
             check_url(self.server)
         for name in ("max_peak_bytes", "max_upload_bytes", "max_download_bytes", "max_cache_bytes"):

@@ -8,7 +8,7 @@ from typing import Literal
 
 EventName = Literal[
     "enrolled", "waiting", "paused", "assigned", "trained", "advertised", "shared", "masked", "uploaded", "confirmed",
-    "unmasked", "committed", "dropped", "refused",
+    "unmasked", "committed", "dropped", "refused", "rotated",
 ]  # fmt: skip
 
 
@@ -17,7 +17,7 @@ class Event:
     """Something that happened. `bytes_sent` and `bytes_received` are of bodies, in this round so far.
 
     `detail` depends on the name: "trained" has examples, steps, loss and seconds, "masked" the bytes to upload,
-    "dropped" and "refused" the reason.
+    "dropped" and "refused" the reason, "rotated" how often the key was replaced by now.
     """
 
     name: EventName

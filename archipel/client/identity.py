@@ -1,4 +1,9 @@
-"""The device's own key and who it is enrolled with, in its folder."""
+"""The device's own key and who it is enrolled with, in its folder.
+
+Replacing the key: the next one is on disk before the server hears of it, and the old one until the server has taken the
+next. So whichever of them the server answers to is there, wherever the process is killed. Which one the record is for
+says its chain; a record that was written for the next key is the sign to put that in the old one's place.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +16,14 @@ import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from archipel.bundle import generate_key, load_private_key, save_private_key
-from archipel.errors import ClientError, MessageError
+from archipel.errors import ClientError, MessageError, ProtocolError
 from archipel.lite_runtime.durable import sync_folder, write_durably
-from archipel.protocol.identity import EnrolmentToken, verify_chain
+from archipel.protocol.identity import EnrolmentToken, extend_chain, verify_chain
 from archipel.protocol.messages import Chain, DeviceId, Key, Name
-from archipel.protocol.sealed import decode, encode, public_bytes
+from archipel.protocol.sealed import Sealed, decode, encode, public_bytes
 
 KEY_FILE = "device.key"
+NEXT_KEY_FILE = "device.key.next"
 RECORD_FILE = "device.json"
 _MAX_RECORD_BYTES = 64 << 10
 
@@ -35,7 +41,7 @@ class DeviceRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class IdentityStore:
-    """The files KEY_FILE (PEM, mode 0600) and RECORD_FILE in `folder`."""
+    """The files KEY_FILE (PEM, mode 0600) and RECORD_FILE in `folder`, and NEXT_KEY_FILE while the key is replaced."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -45,9 +51,21 @@ class IdentityStore:
 
         Raises SignatureError when the file is damaged, ClientError when others may read it.
         """
-        path = self._folder / KEY_FILE
+        return self._kept(KEY_FILE, make)
+
+    def next_key(self, make: Callable[[], Ed25519PrivateKey] = generate_key) -> Ed25519PrivateKey:
+        """The key that is to replace it, made on the first call and then the same until `rotated`. Raises as `key`."""
+        return self._kept(NEXT_KEY_FILE, make)
+
+    @property
+    def rotating(self) -> bool:
+        """Whether there is a next key: the server may answer to it already."""
+        return (self._folder / NEXT_KEY_FILE).exists()
+
+    def _kept(self, name: str, make: Callable[[], Ed25519PrivateKey]) -> Ed25519PrivateKey:
+        path = self._folder / name
         if not path.exists():
-            temporary = self._folder / f".{KEY_FILE}.{secrets.token_hex(8)}.tmp"
+            temporary = self._folder / f".{name}.{secrets.token_hex(8)}.tmp"
             try:
                 save_private_key(make(), temporary)
                 os.rename(temporary, path)
@@ -60,7 +78,44 @@ class IdentityStore:
         return load_private_key(path)
 
     def record(self) -> DeviceRecord | None:
-        """None before enrolment. Raises ClientError when the file is damaged or not this key's."""
+        """None before enrolment. Finishes `rotated` where that was interrupted.
+
+        Raises ClientError when the file is damaged or not this key's.
+        """
+        found = self._read_record()
+        if found is not None:
+            self._settle(found)
+        return found
+
+    def rotated(self, record: DeviceRecord, certificate: Sealed) -> DeviceRecord:
+        """The server answers to the next key: write RECORD_FILE with the certificate at the end of its chain, and put
+        the next key in the old one's place. Raises CertificateError when the certificate is not for that."""
+        chain = extend_chain(record.chain, certificate)
+        device = verify_chain(chain, record.enrolment_key, population=record.population)
+        if device.device_key != public_bytes(self.next_key()):
+            raise ClientError("rotation: the certificate is for another key")
+        changed = msgspec.structs.replace(record, chain=chain)
+        write_durably(self._folder / RECORD_FILE, encode(changed))
+        self._settle(changed)
+        return changed
+
+    def _settle(self, record: DeviceRecord) -> None:
+        try:
+            newest = verify_chain(record.chain, record.enrolment_key, population=record.population).device_key
+        except ProtocolError as error:
+            raise ClientError(
+                f"{self._folder / RECORD_FILE}: damaged ({error}); enrol again with a new token"
+            ) from None
+        if public_bytes(self.key()) == newest:
+            return
+        if not self.rotating or public_bytes(self.next_key()) != newest:
+            raise ClientError(
+                f"{self._folder}: {KEY_FILE} is not the key in {RECORD_FILE}; enrol again with a new token"
+            )
+        os.rename(self._folder / NEXT_KEY_FILE, self._folder / KEY_FILE)
+        sync_folder(self._folder)
+
+    def _read_record(self) -> DeviceRecord | None:
         path = self._folder / RECORD_FILE
         try:
             data = path.read_bytes()

@@ -22,6 +22,7 @@ from archipel.client.config import AgentConfig, check_url
 from archipel.errors import ClientError, MessageError, RefusedError, UnreachableError
 from archipel.protocol.messages import Problem
 from archipel.protocol.sealed import decode
+from archipel.protocol.tls import client_context
 
 MAX_MESSAGE_BYTES = 16 << 20
 _MAX_PROBLEM_BYTES = 64 << 10
@@ -55,7 +56,10 @@ class Traffic:
 
 
 class Transport:
-    """One server's connection. `pause(seconds)` waits between attempts and may raise to give up."""
+    """One server's connection. `pause(seconds)` waits between attempts and may raise to give up.
+
+    Raises TlsError when made, if a file for TLS cannot be used.
+    """
 
     def __init__(self, server: str, config: AgentConfig, pause: Callable[[float], None] = time.sleep) -> None:
         check_url(server)
@@ -63,7 +67,10 @@ class Transport:
         self._config = config
         self._pause = pause
         self._random = random.Random()
-        self._pool = urllib3.PoolManager(num_pools=1, maxsize=1)
+        tls = None
+        if server.startswith("https://"):
+            tls = client_context(config.ca_file, config.client_certificate, config.client_key)
+        self._pool = urllib3.PoolManager(num_pools=1, maxsize=1, ssl_context=tls)
         self._clock: tuple[float, float] | None = None
         self.attempts = config.attempts
         self.traffic = Traffic()

@@ -1,6 +1,10 @@
 """Who a device is: enrolment key -> one-time token -> device key, a chain that every peer can check.
 
 The enrolment key is kept offline, so an online server cannot invent participants: it has no tokens.
+
+A device that replaces its key has the old one sign the new one, and that certificate becomes the chain's next link. Its
+id stays the one that its first key gave it, so a chain can neither be shortened to look like another device nor be
+joined to another one's. Whether a chain is the newest one only the server knows: it answers to the newest key alone.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from msgspec import Meta
 
 from archipel.errors import CertificateError
 from archipel.protocol.messages import (
+    MAX_ROTATIONS,
     Chain,
     EnrolmentProof,
     EnrolmentRequest,
@@ -21,22 +26,26 @@ from archipel.protocol.messages import (
     Key,
     Message,
     Name,
+    RotationCertificate,
+    RotationProof,
+    RotationRequest,
     TokenCertificate,
 )
-from archipel.protocol.sealed import Sealed, public_bytes, seal, unseal
+from archipel.protocol.sealed import MAX_STATEMENT_BYTES, Sealed, decode, public_bytes, seal, unseal
 
 Kind = Literal["device", "aggregator"]
 
 
 @dataclass(frozen=True)
 class VerifiedDevice:
-    """What a chain proves. Keys are raw 32-byte Ed25519 public keys."""
+    """What a chain proves. Keys are raw 32-byte Ed25519 public keys; `device_key` is the one at its end."""
 
     device_id: str
     device_key: bytes
     token_key: bytes
     population: str
     kind: Kind
+    rotations: int = 0
 
 
 class EnrolmentToken(Message, frozen=True, kw_only=True):
@@ -55,8 +64,13 @@ class EnrolmentToken(Message, frozen=True, kw_only=True):
 
 
 def device_id(device_key: bytes) -> str:
-    """First 32 hex digits of SHA-256("archipel/v1/device", zero byte, `device_key` [32 bytes])."""
+    """First 32 hex digits of SHA-256("archipel/v1/device", zero byte, `device_key` [32 bytes], the device's first)."""
     return hashlib.sha256(b"archipel/v1/device\0" + device_key).hexdigest()[:32]
+
+
+def token_id(token_key: bytes) -> str:
+    """First 32 hex digits of SHA-256("archipel/v1/token-id", zero byte, `token_key` [32 bytes])."""
+    return hashlib.sha256(b"archipel/v1/token-id\0" + token_key).hexdigest()[:32]
 
 
 def mint_token(
@@ -82,16 +96,82 @@ def verify_chain(
 
     Raises CertificateError (a link does not verify, another population, expired) or MessageError (not a chain).
     """
-    token = unseal("token", chain.token, enrolment_key, TokenCertificate)
-    identity = unseal("identity", chain.identity, token.token_key, IdentityCertificate)
+    limit = MAX_STATEMENT_BYTES
+    token = unseal("token", chain.token, enrolment_key, TokenCertificate, limit=limit)
+    identity = unseal("identity", chain.identity, token.token_key, IdentityCertificate, limit=limit)
     name = device_id(identity.device_key)
+    keys = [identity.device_key]
+    for number, sealed in enumerate(chain.rotations, start=1):
+        rotation = unseal("rotation", sealed, keys[-1], RotationCertificate, limit=limit)
+        if (rotation.device, rotation.number) != (name, number):
+            raise CertificateError(
+                f"device {name}: expected its rotation {number}, got rotation {rotation.number} of {rotation.device}"
+            )
+        if rotation.device_key in keys:
+            raise CertificateError(f"device {name}: rotation {number} goes back to a key that it has had before")
+        keys.append(rotation.device_key)
     if population is not None and token.population != population:
         raise CertificateError(f"device {name}: enrolled in population {token.population!r}, not in {population!r}")
     if now is not None and now > token.not_after:
         raise CertificateError(
             f"device {name}: its enrolment token expired at {token.not_after}, it is {now:.0f}; ask for a new token"
         )
-    return VerifiedDevice(name, identity.device_key, token.token_key, token.population, token.kind)
+    return VerifiedDevice(name, keys[-1], token.token_key, token.population, token.kind, len(chain.rotations))
+
+
+def read_chain(chain: Chain) -> tuple[str, bytes]:
+    """Device id and newest key of a chain that the caller verified when it came. Raises MessageError."""
+    first = decode("identity", chain.identity.body, IdentityCertificate).device_key
+    newest = decode("rotation", chain.rotations[-1].body, RotationCertificate).device_key if chain.rotations else first
+    return device_id(first), newest
+
+
+def rotation_request(
+    chain: Chain, old: Ed25519PrivateKey, new: Ed25519PrivateKey, server_key: bytes
+) -> RotationRequest:
+    """What a device sends to replace its key `old`, the one at the end of `chain`, by `new`; always the same bytes.
+
+    Raises CertificateError when it may not do so once more.
+    """
+    if len(chain.rotations) >= MAX_ROTATIONS:
+        raise CertificateError(
+            f"the key was replaced {MAX_ROTATIONS} times, which is as often as it can be; enrol again with a new token"
+        )
+    rotation = RotationCertificate(
+        device=read_chain(chain)[0], number=len(chain.rotations) + 1, device_key=public_bytes(new)
+    )
+    certificate = seal("rotation", rotation, old)
+    proof = RotationProof(server_key=server_key, certificate=_digest(certificate))
+    return RotationRequest(certificate=certificate, proof=seal("rotated", proof, new))
+
+
+def extend_chain(chain: Chain, certificate: Sealed) -> Chain:
+    """`chain` with one more rotation. Nothing is verified."""
+    return Chain(token=chain.token, identity=chain.identity, rotations=[*chain.rotations, certificate])
+
+
+def verify_rotation(
+    request: RotationRequest, chain: Chain, enrolment_key: bytes, server_key: bytes
+) -> tuple[Chain, VerifiedDevice]:
+    """The chain with the new key at its end, and what it proves. `chain` is the one so far, or the one that ends with
+    this very rotation, where the answer to an earlier request was lost.
+
+    Raises CertificateError or MessageError: the old key did not sign it, its place is not the next (or the last), the
+    device does not hold the new key, or means another server.
+    """
+    claimed = decode("rotation", request.certificate.body, RotationCertificate)
+    kept = chain.rotations[: claimed.number - 1]
+    if len(kept) != claimed.number - 1 or len(chain.rotations) - len(kept) > 1:
+        raise CertificateError(
+            f"rotation {claimed.number}: the key was replaced {len(chain.rotations)} times, so the next is "
+            f"{len(chain.rotations) + 1}"
+        )
+    extended = Chain(token=chain.token, identity=chain.identity, rotations=[*kept, request.certificate])
+    device = verify_chain(extended, enrolment_key)
+    proof = unseal("rotated", request.proof, device.device_key, RotationProof, limit=MAX_STATEMENT_BYTES)
+    if proof.server_key != server_key or proof.certificate != _digest(request.certificate):
+        raise CertificateError(f"device {device.device_id}: its proof is for another rotation, or another server")
+    return extended, device
 
 
 def enrolment_request(token: EnrolmentToken, device_private_key: Ed25519PrivateKey) -> EnrolmentRequest:
@@ -113,6 +193,8 @@ def verify_enrolment(request: EnrolmentRequest, enrolment_key: bytes, server_key
 
     That a token enrols once is for the caller to check, by `token_key`. Raises CertificateError or MessageError.
     """
+    if request.chain.rotations:
+        raise CertificateError("a device enrols with its first key; this chain has rotations")
     device = verify_chain(request.chain, enrolment_key, now=now)
     proof = unseal("enrol", request.proof, device.device_key, EnrolmentProof)
     if proof.server_key != server_key:
@@ -121,6 +203,10 @@ def verify_enrolment(request: EnrolmentRequest, enrolment_key: bytes, server_key
             f"this one is {server_key.hex()[:16]}..."
         )
     return device
+
+
+def _digest(sealed: Sealed) -> str:
+    return hashlib.sha256(sealed.body).hexdigest()
 
 
 def _token_key(seed: bytes) -> Ed25519PrivateKey:

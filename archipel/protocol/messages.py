@@ -29,6 +29,8 @@ Metrics = Annotated[
 """Names of an `evaluate` program's metrics, each with the bound of its absolute value."""
 
 MAX_COHORT = 4096
+MAX_ROTATIONS = 8
+"""How often a device may replace its key: every peer in a cohort checks the whole chain."""
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -53,11 +55,20 @@ class IdentityCertificate(Message, frozen=True, kw_only=True):
     device_key: Key
 
 
+class RotationCertificate(Message, frozen=True, kw_only=True):
+    """Label "rotation"; sealed by the device's key so far. Its `number`-th replacement, from 1; the id stays."""
+
+    device: DeviceId
+    number: Annotated[int, Meta(ge=1, le=MAX_ROTATIONS)]
+    device_key: Key
+
+
 class Chain(Message, frozen=True, kw_only=True):
-    """Enrolment key -> token -> device; every peer checks it."""
+    """Enrolment key -> token -> device's first key -> its next keys; every peer checks it."""
 
     token: Sealed
     identity: Sealed
+    rotations: Annotated[list[Sealed], Meta(max_length=MAX_ROTATIONS)] = []
 
 
 class EnrolmentRequest(Message, frozen=True, kw_only=True):
@@ -75,6 +86,28 @@ class EnrolmentProof(Message, frozen=True, kw_only=True):
 
 class EnrolmentResponse(Message, frozen=True, kw_only=True):
     device_id: DeviceId
+
+
+class RotationProof(Message, frozen=True, kw_only=True):
+    """Label "rotated"; sealed by the new key: the device holds its private half, and means this server.
+    `certificate` is the SHA-256 of the rotation certificate's body."""
+
+    server_key: Key
+    certificate: Digest
+
+
+class RotationRequest(Message, frozen=True, kw_only=True):
+    """`certificate` is a RotationCertificate, `proof` a RotationProof. The same request may be sent again."""
+
+    certificate: Sealed
+    proof: Sealed
+
+
+class RotationResponse(Message, frozen=True, kw_only=True):
+    """`rotations`: how often the device has replaced its key by now."""
+
+    device_id: DeviceId
+    rotations: Annotated[int, Meta(ge=1, le=MAX_ROTATIONS)]
 
 
 class ChallengeRequest(Message, frozen=True, kw_only=True):

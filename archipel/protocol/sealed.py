@@ -15,6 +15,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from archipel.errors import CertificateError, MessageError
 
 MAX_BODY_BYTES = 1 << 20
+MAX_STATEMENT_BYTES = 1024
+"""For what is sent on to every peer: blanks in JSON would be a way to make a message for all of them too large."""
 
 T = TypeVar("T")
 _ENCODER = msgspec.json.Encoder(order="sorted")
@@ -38,13 +40,13 @@ def seal(label: str, statement: msgspec.Struct, key: Ed25519PrivateKey) -> Seale
     return Sealed(body=body, signature=key.sign(_signed(label, body)))
 
 
-def unseal(label: str, sealed: Sealed, public_key: bytes, kind: type[T]) -> T:
-    """Verify with the raw 32-byte `public_key`, then decode strictly.
+def unseal(label: str, sealed: Sealed, public_key: bytes, kind: type[T], *, limit: int = MAX_BODY_BYTES) -> T:
+    """Verify with the raw 32-byte `public_key`, then decode strictly. `limit` is that of the body in bytes.
 
     Raises CertificateError when the signature does not verify, MessageError when the body is not a `kind`.
     """
-    if len(sealed.body) > MAX_BODY_BYTES:
-        raise MessageError(f"{label}: body of {len(sealed.body)} bytes, the limit is {MAX_BODY_BYTES}")
+    if len(sealed.body) > limit:
+        raise MessageError(f"{label}: body of {len(sealed.body)} bytes, the limit is {limit}")
     try:
         Ed25519PublicKey.from_public_bytes(public_key).verify(sealed.signature, _signed(label, sealed.body))
     except (InvalidSignature, ValueError):

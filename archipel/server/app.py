@@ -6,10 +6,13 @@ import time
 from pathlib import Path
 
 from flask import Flask
+from werkzeug.middleware.proxy_fix import ProxyFix
 
 from archipel.server import pages, problems, request_log
 from archipel.server.api import ROUTES
 from archipel.server.auth import Authenticator
+from archipel.server.door import Door
+from archipel.server.request_limits import RequestLimits
 from archipel.server.routes import CONVERTERS, blueprint
 from archipel.server.services import Clock, Services
 from archipel.server.settings import Settings
@@ -31,7 +34,11 @@ def create_app(settings: Settings, *, clock: Clock = time.time, demo_page: Path 
     app.url_map.converters.update(CONVERTERS)
     problems.register(app)
     request_log.register(app, settings.request_log)
-    authenticator = Authenticator(services)
+    if settings.trusted_proxies:
+        app.wsgi_app = ProxyFix(  # type: ignore[method-assign]
+            app.wsgi_app, x_for=settings.trusted_proxies, x_proto=0, x_host=0, x_port=0, x_prefix=0
+        )
+    door = Door(services, Authenticator(services), RequestLimits(settings))
     for name, routes in {**ROUTES, "pages": pages.routes(demo_page)}.items():
-        app.register_blueprint(blueprint(name, routes, services, authenticator))
+        app.register_blueprint(blueprint(name, routes, door))
     return app

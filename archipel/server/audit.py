@@ -19,11 +19,17 @@ from archipel.server.resources import AuditEntry
 _LOCK = 0x61726368
 
 
-def append(session: Session, now: float, actor: str, action: str, subject: str, **detail: Any) -> None:
-    """Add an entry to the open writing transaction. `detail` never holds tokens, keys or data of devices."""
+def take_turn(session: Session) -> None:
+    """Wait until no other transaction that appends is open. `append` does it by itself; whoever looks first at what
+    must not change until then does it before that."""
     if session.get_bind().dialect.name == "postgresql":
         # One after the other, or two entries would follow the same one; freed when the transaction ends.
         session.execute(text(f"SELECT pg_advisory_xact_lock({_LOCK})"))
+
+
+def append(session: Session, now: float, actor: str, action: str, subject: str, **detail: Any) -> None:
+    """Add an entry to the open writing transaction. `detail` never holds tokens, keys or data of devices."""
+    take_turn(session)
     last = session.execute(select(AuditRow.seq, AuditRow.hash).order_by(AuditRow.seq.desc()).limit(1)).one_or_none()
     fields: dict[str, Any] = {
         "seq": last.seq + 1 if last else 1,

@@ -9,7 +9,7 @@ from typing import Literal
 
 from sqlalchemy import bindparam, select
 
-from archipel.server.models import AccessToken, DeviceSession
+from archipel.server.models import AccessToken, Device, DeviceSession
 from archipel.server.problems import refuse
 from archipel.server.services import Services
 
@@ -18,8 +18,6 @@ Role = Literal["anyone", "device", "operator", "auditor", "admin"]
 
 ACCESS_PREFIX = "apt_"
 """Access tokens begin with it, so that scanners for leaked secrets know them."""
-CACHE_SECONDS = 5.0
-CACHE_ENTRIES = 20_000
 
 
 @dataclass(frozen=True)
@@ -54,19 +52,27 @@ class Identity:
 ANYONE = Identity("anyone")
 ROOT = Identity("admin", "root")
 
-_SESSION = select(DeviceSession.device_id, DeviceSession.expires).where(DeviceSession.token_hash == bindparam("digest"))
+_SESSION = (
+    select(DeviceSession.device_id, DeviceSession.expires)
+    .join(Device, Device.device_id == DeviceSession.device_id)
+    .where(DeviceSession.token_hash == bindparam("digest"), Device.revoked.is_(None))
+)
 _TOKEN = select(
     AccessToken.token_id, AccessToken.role, AccessToken.populations, AccessToken.expires, AccessToken.revoked
 ).where(AccessToken.token_hash == bindparam("digest"))
 
 
 class Authenticator:
-    """From `Authorization: Bearer` to an Identity. A session is believed for 5 s without asking the database again."""
+    """From `Authorization: Bearer` to an Identity. A session is believed for 5 s without asking the database again.
+
+    So for 5 s another web process may still show the round and its files to a device that was revoked; it stores
+    nothing in its name.
+    """
 
     def __init__(self, services: Services) -> None:
         self._services = services
         self._root = bytes.fromhex(services.settings.operator_token_sha256)
-        self._sessions: dict[bytes, tuple[str, float]] = {}
+        self._sessions = services.sessions
 
     def identify(self, authorization: str | None) -> Identity:
         """Raises ApiError (401) for a token that is not valid; no header at all is `anyone`."""
@@ -91,18 +97,16 @@ class Authenticator:
 
     def _device(self, digest: bytes) -> str:
         now = self._services.clock()
-        cached = self._sessions.get(digest)
-        if cached is not None and now < cached[1]:
-            return cached[0]
+        cached = self._sessions.get(digest, now)
+        if cached is not None:
+            return cached
         # By the hash, so that the time of the look-up says nothing about a token.
         row = self._services.database.look(_SESSION, digest=digest)
         if row is None or row.expires <= now:
-            self._sessions.pop(digest, None)
+            self._sessions.drop(digest)
             raise refuse(401, "the token is unknown or has expired; open a new session")
-        if len(self._sessions) >= CACHE_ENTRIES:
-            self._sessions.clear()
         device_id: str = row.device_id
-        self._sessions[digest] = (device_id, min(row.expires, now + CACHE_SECONDS))
+        self._sessions.keep(digest, device_id, now, row.expires)
         return device_id
 
 

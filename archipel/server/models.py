@@ -32,7 +32,11 @@ class Base(DeclarativeBase):
 
 
 class Device(Base):
-    """An enrolled device. `chain` is the JSON of messages.Chain, which its peers check for themselves."""
+    """An enrolled device. `chain` is the JSON of messages.Chain, which its peers check for themselves.
+
+    `device_key` is its newest key, the one at the end of the chain. A device that was `revoked` stays in the table, so
+    that neither its token nor its keys can be used again.
+    """
 
     __tablename__ = "devices"
     device_id: Mapped[str] = mapped_column(Id, primary_key=True)
@@ -42,11 +46,32 @@ class Device(Base):
     kind: Mapped[str] = mapped_column(String(16))
     chain: Mapped[bytes] = mapped_column(LargeBinary)
     enrolled: Mapped[float] = mapped_column(Float)
+    revoked: Mapped[float | None] = mapped_column(Float)
+    __table_args__ = (Index(None, "enrolled", "device_id"), Index(None, "population", "enrolled", "device_id"))
+
+
+class DeviceKey(Base):
+    """Every key that a device has ever had: none is taken a second time, by whichever device."""
+
+    __tablename__ = "device_keys"
+    device_key: Mapped[bytes] = mapped_column(LargeBinary(32), primary_key=True)
+    device_id: Mapped[str] = mapped_column(ForeignKey("devices.device_id"))
+    since: Mapped[float] = mapped_column(Float)
+
+
+class RevokedToken(Base):
+    """An enrolment token that nobody can enrol with any more. `token_id` is made of its public key."""
+
+    __tablename__ = "revoked_tokens"
+    token_id: Mapped[str] = mapped_column(Id, primary_key=True)
+    token_key: Mapped[bytes] = mapped_column(LargeBinary(32))
+    population: Mapped[str | None] = mapped_column(String(128))
+    revoked: Mapped[float] = mapped_column(Float)
 
 
 class CheckInRow(Base):
     """When a device was last seen waiting, when it was told to come again (`due`; 0 in a round and until it has come
-    again after it), and the live round it is assigned to: at most one."""
+    again after it, and for ever where it was revoked), and the live round it is assigned to: at most one."""
 
     __tablename__ = "check_ins"
     device_id: Mapped[str] = mapped_column(ForeignKey("devices.device_id"), primary_key=True)
@@ -188,7 +213,7 @@ class Participant(Base):
 
     __tablename__ = "participants"
     round_id: Mapped[str] = mapped_column(ForeignKey("rounds.round_id"), primary_key=True)
-    device_id: Mapped[str] = mapped_column(ForeignKey("devices.device_id"), primary_key=True)
+    device_id: Mapped[str] = mapped_column(ForeignKey("devices.device_id"), primary_key=True, index=True)
     ends: Mapped[float | None] = mapped_column(Float)
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import secrets
+import ssl
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import quote, urlencode
 
 import msgspec
 import numpy as np
@@ -16,6 +18,15 @@ from archipel.bundle import read_weights
 from archipel.errors import ClientError, RefusedError, UnreachableError
 from archipel.protocol.messages import Problem, RoundStatus
 from archipel.protocol.sealed import Sealed
+from archipel.server.device_resources import (
+    DeviceInfo,
+    DevicePage,
+    PopulationInfo,
+    PopulationPage,
+    RevokedTokenInfo,
+    RevokedTokenPage,
+    TokenRevocation,
+)
 from archipel.server.resources import (
     IDEMPOTENCY_HEADER,
     AuditEntry,
@@ -42,13 +53,13 @@ class OperatorClient:
     """Calls one server with the operator's token. Raises UnreachableError, or RefusedError for an error status.
 
     `server` is such as "http://127.0.0.1:8470". Reading is retried, and so is `create_task`; `upload_bundle` may be
-    repeated.
+    repeated. `tls` is for https://, see archipel.protocol.tls.client_context; None: with the system's authorities.
     """
 
-    def __init__(self, server: str, token: str, *, timeout: float = 30.0) -> None:
+    def __init__(self, server: str, token: str, *, timeout: float = 30.0, tls: ssl.SSLContext | None = None) -> None:
         self._server = server.rstrip("/")
         self._headers = {"Authorization": f"Bearer {token}"}
-        self._pool = urllib3.PoolManager(timeout=timeout)
+        self._pool = urllib3.PoolManager(timeout=timeout, ssl_context=tls)
 
     def __enter__(self) -> OperatorClient:
         return self
@@ -119,6 +130,37 @@ class OperatorClient:
     def revoke_token(self, token_id: str) -> TokenInfo:
         return self._call("POST", f"/v1/tokens/{token_id}/revoke", TokenInfo)
 
+    def populations(self) -> Iterator[PopulationInfo]:
+        """Every population, by name."""
+        return self._items("/v1/populations", PopulationPage)
+
+    def population(self, name: str) -> PopulationInfo:
+        return self._call("GET", f"/v1/populations/{quote(name, safe='')}", PopulationInfo)
+
+    def devices(self, *, population: str | None = None, state: str | None = None) -> Iterator[DeviceInfo]:
+        """Devices, newest first. `state`: "active" or "revoked"."""
+        return self._items("/v1/devices", DevicePage, population=population, state=state)
+
+    def device(self, device_id: str) -> DeviceInfo:
+        return self._call("GET", f"/v1/devices/{device_id}", DeviceInfo)
+
+    def revoke_device(self, device_id: str) -> DeviceInfo:
+        """End a device's membership for good."""
+        return self._call("POST", f"/v1/devices/{device_id}/revoke", DeviceInfo, repeat=True)
+
+    def revoke_enrolment_token(
+        self, *, certificate: Sealed | None = None, token_key: bytes | None = None
+    ) -> RevokedTokenInfo:
+        """Let nobody enrol with a token any more; one that was used is refused. Give either of the two."""
+        body = msgspec.json.encode(TokenRevocation(certificate=certificate, token_key=token_key))
+        headers = {"Content-Type": "application/json"}
+        path = "/v1/enrolment-tokens/revoke"
+        return self._call("POST", path, RevokedTokenInfo, body=body, headers=headers, repeat=True)
+
+    def revoked_enrolment_tokens(self) -> Iterator[RevokedTokenInfo]:
+        """Newest first."""
+        return self._items("/v1/enrolment-tokens/revoked", RevokedTokenPage)
+
     def audit(self) -> Iterator[AuditEntry]:
         """The whole audit log, oldest first; needs the role auditor or admin."""
         return self._items("/v1/audit", AuditPage)
@@ -168,14 +210,17 @@ class OperatorClient:
                 )
             time.sleep(poll)
 
-    def _items(self, path: str, kind: type[Any]) -> Iterator[Any]:
-        after = ""
+    def _items(self, path: str, kind: type[Any], **chosen: str | None) -> Iterator[Any]:
+        query: dict[str, object] = {
+            "limit": PAGE,
+            **{name: value for name, value in chosen.items() if value is not None},
+        }
         while True:
-            page = self._call("GET", f"{path}?limit={PAGE}{after}", kind)
+            page = self._call("GET", f"{path}?{urlencode(query)}", kind)
             yield from page.items
             if page.next is None:
                 return
-            after = f"&after={page.next}"
+            query["after"] = page.next
 
     def _call(
         self,

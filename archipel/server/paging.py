@@ -23,11 +23,16 @@ def page(
     key: InstrumentedAttribute[str],
     query: PageQuery,
     *where: ColumnExpressionArgument[bool],
+    chosen: Sequence[ColumnExpressionArgument[bool]] = (),
     newest_first: bool = False,
 ) -> tuple[Sequence[R], str | None]:
-    """The rows of one page and the `after` of the next. Raises ApiError 404 where `query.after` is no row's key."""
+    """The rows of one page and the `after` of the next. Raises ApiError 404 where `query.after` is no row's key.
+
+    `where` are the rows that the caller may see, `chosen` those among them that it asks for: the last page may have
+    ended with one that is not among these any more.
+    """
     place: Any = tuple_(time, key)
-    rows = select(table).where(*where)
+    rows = select(table).where(*where, *chosen)
     if query.after is not None:
         last = session.execute(select(time, key).where(key == query.after, *where)).one_or_none()
         if last is None:

@@ -12,7 +12,7 @@ import msgspec
 from flask import Flask, Response, g
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
-from werkzeug.exceptions import HTTPException
+from werkzeug.exceptions import ClientDisconnected, HTTPException
 
 from archipel.errors import ApiError, ProtocolError
 from archipel.protocol.messages import Problem
@@ -53,9 +53,9 @@ _POSTGRESQL = {
 """By SQLSTATE."""
 
 
-def refuse(status: int, message: str, detail: str = "") -> ApiError:
-    """The error to raise for a request that cannot be served."""
-    return ApiError(status, TYPES[status], message, detail)
+def refuse(status: int, message: str, detail: str = "", *, retry_after: int = RETRY_SECONDS) -> ApiError:
+    """The error to raise for a request that cannot be served; `retry_after` (seconds) goes with 429 and 503."""
+    return ApiError(status, TYPES[status], message, detail, retry_after)
 
 
 @contextmanager
@@ -67,12 +67,12 @@ def refusing(status: int) -> Iterator[None]:
         raise refuse(status, str(error)) from None
 
 
-def problem_response(status: int, message: str, detail: str = "") -> Response:
+def problem_response(status: int, message: str, detail: str = "", retry_after: int = RETRY_SECONDS) -> Response:
     kind = TYPES.get(status, "internal" if status >= 500 else "bad_request")
     problem = Problem(type=kind, message=message, detail=detail, request_id=g.request_id)
     response = Response(msgspec.json.encode(problem), status, mimetype="application/json")
     if status in (429, 503):
-        response.headers["Retry-After"] = str(RETRY_SECONDS)
+        response.headers["Retry-After"] = str(retry_after)
     if status == 401:
         response.headers["WWW-Authenticate"] = "Bearer"
     return response
@@ -83,10 +83,12 @@ def register(app: Flask) -> None:
 
     @app.errorhandler(ApiError)
     def _(error: ApiError) -> Response:
-        return problem_response(error.status, str(error), error.detail)
+        return problem_response(error.status, str(error), error.detail, error.retry_after)
 
     @app.errorhandler(HTTPException)
     def _(error: HTTPException) -> Response:
+        if isinstance(error, ClientDisconnected) and isinstance(error.__context__, BlockingIOError | TimeoutError):
+            return problem_response(503, "the request's body did not arrive in time; try again")
         response = problem_response(error.code or 500, error.description or error.name)
         for name, value in error.get_headers():
             if name in ("Allow", "Content-Range"):

@@ -12,7 +12,9 @@ from flask import Blueprint, Response, request
 from sqlalchemy.exc import IntegrityError
 from werkzeug.routing import BaseConverter
 
-from archipel.server.auth import ANYONE, Authenticator, Identity, Role
+from archipel.errors import ApiError
+from archipel.server.auth import Identity, Role
+from archipel.server.door import Door, at_the_end
 from archipel.server.problems import refuse
 from archipel.server.services import Services
 
@@ -81,44 +83,59 @@ class DigestConverter(BaseConverter):
     regex = "[0-9a-f]{64}"
 
 
-CONVERTERS: dict[str, type[BaseConverter]] = {"id": IdConverter, "digest": DigestConverter}
+class NameConverter(BaseConverter):
+    """A population's name."""
+
+    regex = "[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
 
 
-def blueprint(name: str, routes: Iterable[Route], services: Services, authenticator: Authenticator) -> Blueprint:
-    """The routes of one resource. Authentication, decoding and encoding happen here, once for all of them."""
+CONVERTERS: dict[str, type[BaseConverter]] = {"id": IdConverter, "digest": DigestConverter, "name": NameConverter}
+
+
+def blueprint(name: str, routes: Iterable[Route], door: Door) -> Blueprint:
+    """The routes of one resource. Authentication, limits, decoding and encoding happen here, once for all of them."""
     made = Blueprint(name, __name__)
     for route in routes:
         made.add_url_rule(
             route.path,
             route.name,
-            _view(route, services, authenticator),
+            _view(route, door),
             methods=[route.method],
             provide_automatic_options=False,
         )
     return made
 
 
-def _view(route: Route, services: Services, authenticator: Authenticator) -> Callable[..., Response]:
+def _view(route: Route, door: Door) -> Callable[..., Response]:
     decoder = None if route.request is None else msgspec.json.Decoder(route.request)
     encoder = msgspec.json.Encoder(order="sorted")
     what = re.sub(r"[^A-Za-z]+", " ", getattr(route.request, "__name__", "")).strip()
 
     def view(**arguments: str) -> Response:
-        identity = ANYONE if "anyone" in route.roles else authenticator.identify(request.headers.get("Authorization"))
-        _note(identity)
-        if identity.role not in route.roles:
-            if identity.role == "anyone":
-                raise refuse(401, "this needs a token: 'Authorization: Bearer TOKEN'")
-            raise refuse(403, f"this is not for the role {identity.role!r}")
+        admitted = door.admit(route.roles)
+        try:
+            response = serve(admitted.identity, arguments)
+        except BaseException as error:
+            admitted.leave()
+            if isinstance(error, ApiError):
+                door.note(error, admitted.source)
+            raise
+        at_the_end(response, admitted.leave)
+        return response
+
+    def serve(identity: Identity, arguments: dict[str, str]) -> Response:
         query = None if route.query is None else _query(route.query)
         raw, body = b"", None
+        coding = request.headers.get("Content-Encoding", "identity").lower()
+        if coding != "identity" and (decoder is not None or route.takes):
+            raise refuse(415, "a compressed body is not accepted; send it as it is, without Content-Encoding")
         if decoder is not None:
             raw = request.get_data(cache=False)
             try:
                 body = decoder.decode(raw)
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 raise refuse(400, f"the body is not a {what}", str(error)) from None
-        answer = _answer(route, Call(services, identity, body, raw, query), arguments)
+        answer = _answer(route, Call(door.services, identity, body, raw, query), arguments)
         if isinstance(answer, Response):
             return answer
         answer, status = answer if isinstance(answer, tuple) else (answer, route.status)
@@ -148,7 +165,3 @@ def _query(kind: type[msgspec.Struct]) -> msgspec.Struct:
         return msgspec.convert({name: given[0] for name, given in values.items()}, kind, strict=False)
     except msgspec.ValidationError as error:
         raise refuse(400, "the query string is wrong", str(error)) from None
-
-
-def _note(identity: Identity) -> None:
-    request.environ["archipel.device"] = identity.device_id or None

@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 from archipel.protocol.messages import Receipt
 from archipel.server.models import LIVE, Answer, Device, Participant, Round, Task
 from archipel.server.problems import refuse
+from archipel.server.revocation import require_active
 from archipel.server.rounds import ORDER, RULES
 from archipel.server.services import Services
 from archipel.server.tasks import decode_request
@@ -106,6 +107,7 @@ _SEAT = (
         Participant.device_id,
         Participant.ends,
         Device.device_key,
+        Device.revoked,
         Answer.phase.label("answered"),
         Answer.digest.label("answer"),
     )
@@ -121,13 +123,13 @@ _LOCKED_SEAT = _SEAT.with_for_update(read=True, of=Round)
 
 
 def find_seat(services: Services, round_id: str, device_id: str) -> Seat:
-    """A look at the seat. Raises ApiError 404 (no such round) or 403 (not assigned to it)."""
+    """A look at the seat. Raises ApiError 404 (no such round) or 403 (not in it, or revoked)."""
     rows = services.database.look_all(_SEAT, seat_round=round_id, seat_device=device_id)
     return _seat(rows, round_id, device_id, services.clock())
 
 
 def take_seat(session: Session, round_id: str, device_id: str, *, now: float) -> Seat:
-    """The seat, in a round that stays in its phase until `session` commits. Raises ApiError 404 or 403."""
+    """The seat, in a round that stays in its phase until `session` commits. Raises as `find_seat`."""
     who = {"seat_round": round_id, "seat_device": device_id}
     # By the connection: the session would look for objects in the rows, for twice the time.
     rows = session.connection().execute(_LOCKED_SEAT, who).all()
@@ -140,6 +142,7 @@ def _seat(rows: Sequence[Any], round_id: str, device_id: str, now: float) -> Sea
     row = rows[0]
     if row.device_id is None:
         raise refuse(403, "this device is not in the round")
+    require_active(device_id, row.revoked)
     return Seat(
         round_id=round_id,
         device_id=device_id,

@@ -10,8 +10,10 @@ from archipel.server.blobs import BlobStore
 from archipel.server.database import Database
 from archipel.server.frozen import FrozenRounds
 from archipel.server.pace import Pace
+from archipel.server.session_cache import SessionCache
 from archipel.server.settings import Settings
 from archipel.server.spool import UpdateSpool
+from archipel.server.tally import Tally
 
 Clock = Callable[[], float]
 
@@ -26,6 +28,8 @@ class Services:
     spool: UpdateSpool
     frozen: FrozenRounds
     pace: Pace
+    sessions: SessionCache
+    tally: Tally
     clock: Clock
 
     @classmethod
@@ -39,6 +43,8 @@ class Services:
             spool=UpdateSpool(settings.blob_folder),
             frozen=FrozenRounds(),
             pace=Pace(database, shortest=settings.retry_after, per_second=settings.check_ins_per_second),
+            sessions=SessionCache(),
+            tally=Tally(),
             clock=clock,
         )
 

@@ -26,6 +26,7 @@ ENVIRONMENT_PREFIX = "ARCHIPEL_SERVER_"
 HexKey = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 Seconds = Annotated[float, Meta(gt=0, le=86400)]
 Bytes = Annotated[int, Meta(ge=1)]
+Rate = Annotated[float, Meta(gt=0, le=1e6)]
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
@@ -49,6 +50,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Folder of bundles, weights and spooled updates."""
     host: str = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535)] = 8470
+    tls_certificate: str = ""
+    """PEM file of the certificate, with those between it and its authority; empty: plain HTTP."""
+    tls_key: str = ""
+    """PEM file of the certificate's private key; empty: it is in the same file."""
+    tls_client_ca: str = ""
+    """PEM file of authorities; if set, only clients with a certificate by one of them are served."""
     workers: Annotated[int, Meta(ge=1, le=256)] = 1
     """Web processes. SQLite has one writer at a time, so more than one pays off with PostgreSQL only."""
     threads: Annotated[int, Meta(ge=1, le=256)] = 16
@@ -56,9 +63,21 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     max_json_bytes: Bytes = 4 << 20
     max_bundle_bytes: Bytes = 1 << 30
     max_update_bytes: Bytes = 1 << 30
+    requests_per_second: Rate = 100.0
+    """Of one device or one access token, on average, in each web process."""
+    anonymous_per_second: Rate = 50.0
+    """Of one client address, without having proved who it is: enrolment, challenges, sessions, refused tokens."""
+    burst_seconds: Annotated[float, Meta(ge=0, le=3600)] = 10.0
+    """As many requests as are allowed in this time may come at once."""
+    concurrent_requests: Annotated[int, Meta(ge=1, le=256)] = 8
+    """Of one device, token or anonymous address at the same time, in each web process; fewer than `threads`."""
+    stall_seconds: Seconds = 30.0
+    """A client that sends nothing in the middle of a request for so long is cut off: it keeps a thread waiting."""
+    trusted_proxies: Annotated[int, Meta(ge=0, le=10)] = 0
+    """How many proxies in front of the server add the client's address to X-Forwarded-For; 0: the header is ignored."""
     retry_after: Annotated[float, Meta(ge=0.01, le=86400)] = 1.0
     """How long a device is told to wait before it asks again, while few do."""
-    check_ins_per_second: Annotated[float, Meta(gt=0, le=1e6)] = 200.0
+    check_ins_per_second: Rate = 200.0
     """More devices than come at this rate are told to wait longer, each for a time of its own."""
     check_in_window: Seconds = 10.0
     """A device that is due within this time, or is no later than this, may be assigned; above 3 x `retry_after`."""
@@ -76,6 +95,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise ValueError(
                 f"check_in_window ({self.check_in_window} s) must be at least 3 x retry_after ({self.retry_after} s), "
                 "or waiting devices are taken for gone"
+            )
+        if (self.tls_key or self.tls_client_ca) and not self.tls_certificate:
+            raise ValueError(
+                "tls_key and tls_client_ca need a tls_certificate; without one the server speaks plain HTTP"
             )
 
     @property

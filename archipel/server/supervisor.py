@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import errno
-import http.client
 import os
 import select
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -21,6 +21,7 @@ from archipel.errors import ServerError
 from archipel.server import children
 from archipel.server.settings import Settings
 from archipel.server.stopping import Stop
+from archipel.server.web_tls import WebTls
 
 START_SECONDS = 30.0
 STOP_SECONDS = 10.0
@@ -38,23 +39,24 @@ def supervise(settings: Settings, *, announce: Callable[[str], None] = _print, s
     """Serve until SIGTERM, SIGINT or `stop`; then both children are gone. `announce` gets one line once all is up.
 
     Children that die are restarted, after 0.5 s at first and at most 10 s. What they print is in DATA/server.log.
-    Raises ServerError, with one clear line, when something cannot start.
+    Raises ServerError or TlsError, with one clear line, when something cannot start.
     """
     stop = stop or Stop()
     _check_space(settings)
+    if settings.tls_certificate:
+        WebTls(settings)
     with stop.on_signals(), _listener(settings) as listener, _log_file(settings) as log:
         coordinator = _Child("coordinator", [sys.executable, "-m", "archipel.server.coordinator_process"])
         web = _Child("web", [sys.executable, "-m", "gunicorn", "-c", "python:archipel.server.web"])
         both = (coordinator, web)
         try:
             begun = log.tell()
-            host, port = _address(settings, listener)
             # The coordinator first: it brings the database up to date.
             coordinator.start(settings, listener, log)
             if _wait(coordinator, coordinator.is_ready, settings, begun, stop):
                 web.start(settings, listener, log)
-            if _wait(web, lambda: _healthy(host, port), settings, begun, stop):
-                announce(f"archipel server on http://{f'[{host}]' if ':' in host else host}:{port}")
+            if _wait(web, web.is_ready, settings, begun, stop):
+                announce(f"archipel server on {_address(settings, listener)}")
                 while not stop.wait(0.2):
                     for child in both:
                         child.restart_if_dead(settings, listener, log)
@@ -160,17 +162,6 @@ def _wait(child: _Child, is_up: Callable[[], bool], settings: Settings, begun: i
     return False
 
 
-def _healthy(host: str, port: int) -> bool:
-    connection = http.client.HTTPConnection(host, port, timeout=2.0)
-    try:
-        connection.request("GET", "/v1/health")
-        return connection.getresponse().status == 200
-    except (OSError, http.client.HTTPException):
-        return False
-    finally:
-        connection.close()
-
-
 def _last_words(settings: Settings, child: _Child, begun: int) -> str:
     with open(settings.process_log, "rb") as file:
         file.seek(begun)
@@ -180,9 +171,10 @@ def _last_words(settings: Settings, child: _Child, begun: int) -> str:
     return f"the {child.name} process ended while starting; see {settings.process_log}"
 
 
-def _address(settings: Settings, listener: socket.socket) -> tuple[str, int]:
+def _address(settings: Settings, listener: socket.socket) -> str:
     host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(settings.host, settings.host)
-    return host, int(listener.getsockname()[1])
+    scheme = "https" if settings.tls_certificate else "http"
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
 
 
 def _check_space(settings: Settings) -> None:
@@ -207,6 +199,9 @@ def _listener(settings: Settings) -> Iterator[socket.socket]:
             raise ServerError(f"{where}: in use by another program; choose another with --port") from None
         raise ServerError(f"{where}: cannot listen there ({error.strerror or error})") from None
     with listener:
+        # Connections inherit it. A device that lost its network in the middle of a request never says so.
+        seconds, rest = divmod(settings.stall_seconds, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", int(seconds), int(rest * 1e6)))
         yield listener
 
 

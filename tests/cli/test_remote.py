@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import os
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
@@ -13,7 +15,10 @@ import pytest
 from werkzeug.serving import make_server
 
 from archipel import bundle as b
-from archipel.protocol.sealed import public_bytes
+from archipel.client import Agent, AgentConfig
+from archipel.errors import RefusedError
+from archipel.protocol.identity import EnrolmentToken
+from archipel.protocol.sealed import decode, public_bytes
 from archipel.server import create_app, init_data_folder, load_settings
 from archipel.server.services import Services
 from tests.server.conftest import make_bundle
@@ -29,6 +34,7 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     make_bundle(tmp_path, publisher)
     token = init_data_folder(folder, enrolment_key=public_bytes(enrolment), publisher_keys=[public_bytes(publisher)])
     b.save_public_key(b.load_private_key(folder / "server.key"), tmp_path / "server.key.pub")
+    b.save_private_key(enrolment, tmp_path / "enrolment")
     settings = load_settings(folder, environment={})
     services = Services.open(settings)
     services.prepare()
@@ -119,6 +125,73 @@ def test_a_token_for_somebody_else(archipel: Command, served: Path, monkeypatch:
     assert len(json.loads(archipel("access", "list", "--json")[0])) == 1
 
 
+@pytest.fixture
+def tokens(archipel: Command, served: Path) -> list[Path]:
+    """Four enrolment token files."""
+    made = archipel(
+        "token", "--enrolment-key", str(served / "enrolment"), "--server-key", str(served / "server.key.pub"),
+        "--publisher-key", str(served / "server.key.pub"), "--server", os.environ["ARCHIPEL_SERVER"],
+        "--population", "pupils", "--count", "4", str(served / "tokens"),
+    )[0]  # fmt: skip
+    return [Path(line) for line in made.splitlines()]
+
+
+def test_devices_and_populations(
+    archipel: Command, served: Path, tokens: list[Path], task: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("archipel.server.operator.PAGE", 2)
+    agents = []
+    for number, token in enumerate(tokens[:3]):
+        with Agent(AgentConfig(folder=served / f"device-{number}"), examples=dict) as agent:
+            agent.enrol(decode("token", token.read_bytes(), EnrolmentToken))
+            agent.run_once()
+            agents.append(agent)
+    head, row = archipel("population", "list")[0].splitlines()
+    assert head.split() == ["population", "enrolled", "waiting", "in", "rounds", "revoked", "live", "tasks"]
+    assert row.split() == ["pupils", "3", "3", "0", "0", "1"]
+    gone = agents[1].device_id
+    assert archipel("population", "revoke-device", gone)[0].startswith(f"{gone} revoked 20")
+    assert json.loads(archipel("population", "show", "pupils", "--json")[0]) == {
+        "name": "pupils", "enrolled": 2, "revoked": 1, "waiting": 2, "in_rounds": 0, "live_tasks": 1,
+    }  # fmt: skip
+    assert "revoked     1" in archipel("population", "show", "pupils")[0]
+    assert "no device is enrolled in a population 'nobody'" in archipel("population", "show", "nobody", code=1)[1]
+    head, *rows = archipel("population", "devices", "pupils")[0].splitlines()
+    assert head.split()[:4] == ["device", "population", "kind", "state"]
+    assert {tuple(row.split()[:4]) for row in rows} == {
+        (agent.device_id, "pupils", "device", "revoked" if agent.device_id == gone else "active") for agent in agents
+    }
+    for options, expected in ((("--state", "revoked"), {gone}), (("nobody",), set())):
+        found = json.loads(archipel("population", "devices", *options, "--json")[0])
+        assert {each["device_id"] for each in found} == expected
+    shown = dict(line.rsplit(maxsplit=1) for line in archipel("population", "show-device", gone)[0].splitlines())
+    assert (shown["state"], shown["rotations"], shown["rounds"]) == ("revoked", "0", "0")
+    assert "device.revoke" in archipel("audit", "list")[0]
+
+
+def test_tokens_that_nobody_has_used(archipel: Command, served: Path, tokens: list[Path]) -> None:
+    token = decode("token", tokens[1].read_bytes(), EnrolmentToken)
+    key = json.loads(token.certificate.body)["token_key"]
+    out = archipel("population", "revoke-token", str(tokens[0]), base64.b64decode(key).hex())[0]
+    assert [line.split()[1] for line in out.splitlines()] == ["revoked", "revoked"]
+    head, *rows = archipel("population", "revoked-tokens")[0].splitlines()
+    assert head.split() == ["token", "public", "key", "population", "revoked"]
+    assert {row.split()[0] for row in rows} == {line.split()[0] for line in out.splitlines()}
+    assert {row.split()[2] for row in rows} == {"pupils", "-"}
+    with Agent(AgentConfig(folder=served / "device"), examples=dict) as agent:
+        for file in tokens[:2]:
+            with pytest.raises(RefusedError, match="was revoked"):
+                agent.enrol(decode("token", file.read_bytes(), EnrolmentToken))
+        agent.enrol(decode("token", tokens[2].read_bytes(), EnrolmentToken))
+    assert f"used by device {agent.device_id}" in archipel("population", "revoke-token", str(tokens[2]), code=1)[1]
+    # The token itself stays where it is: the private half is not for the server.
+    assert token.seed not in (served / "server" / "archipel.db").read_bytes()
+    junk = served / "junk"
+    junk.write_bytes(b"x" * 100_000)
+    assert "not an enrolment token" in archipel("population", "revoke-token", str(junk), code=1)[1]
+    assert "No such file" in archipel("population", "revoke-token", "z" * 64, code=1)[1]
+
+
 def test_without_a_token_or_a_server(archipel: Command, served: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ARCHIPEL_TOKEN")
     assert "set ARCHIPEL_TOKEN" in archipel("task", "list", code=1)[1]
@@ -141,6 +214,10 @@ def test_the_audit_log_and_its_heads(archipel: Command, served: Path, task: dict
         database.execute("DROP TRIGGER audit_no_delete")
         database.execute("DELETE FROM audit WHERE seq = 3")
     assert "entry 3 was there when the head was kept" in archipel(*check, code=1)[1]
-    lines = (served / "heads").read_bytes().replace(b"A", b"B", 1)
-    (served / "heads").write_bytes(lines)
+    first, *others = (served / "heads").read_text().splitlines()
+    head = json.loads(first)
+    signature = bytearray(base64.b64decode(head["signature"]))
+    signature[0] ^= 1
+    head["signature"] = base64.b64encode(signature).decode()
+    (served / "heads").write_text("\n".join([json.dumps(head), *others]) + "\n")
     assert "does not verify" in archipel(*check, code=1)[1]

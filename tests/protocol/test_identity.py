@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 import hashlib
+from itertools import pairwise
 
 import msgspec
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from archipel.errors import CertificateError, MessageError
 from archipel.protocol import (
     EnrolmentToken,
+    Sealed,
     decode,
     device_id,
     encode,
@@ -19,7 +22,15 @@ from archipel.protocol import (
     verify_chain,
     verify_enrolment,
 )
-from archipel.protocol.messages import Chain, EnrolmentProof, EnrolmentRequest, TokenCertificate
+from archipel.protocol.identity import extend_chain, rotation_request
+from archipel.protocol.messages import (
+    MAX_COHORT,
+    MAX_ROTATIONS,
+    Chain,
+    EnrolmentProof,
+    EnrolmentRequest,
+    TokenCertificate,
+)
 
 NOT_AFTER = 2_000_000_000
 
@@ -128,3 +139,47 @@ def test_aggregators_are_a_kind_of_their_own(token, signing_key, fixed):
     assert msgspec.json.decode(sealed.body, type=TokenCertificate).kind == "aggregator"
     chain = issue_identity(fixed("edge"), sealed, public_bytes(signing_key("device")))
     assert verify_chain(chain, token.enrolment_key).kind == "aggregator"
+
+
+def rotated(chain: Chain, keys: list, server_key: bytes = b"s" * 32) -> Chain:
+    for old, new in pairwise(keys):
+        chain = extend_chain(chain, rotation_request(chain, old, new, server_key).certificate)
+    return chain
+
+
+def test_a_device_enrols_with_its_first_key(token, signing_key):
+    first, second = signing_key("device"), signing_key("next")
+    chain = rotated(enrolment_request(token, first).chain, [first, second])
+    proof = seal("enrol", EnrolmentProof(server_key=token.server_key), second)
+    with pytest.raises(CertificateError, match="first key"):
+        verify_enrolment(EnrolmentRequest(chain=chain, proof=proof), token.enrolment_key, token.server_key, now=0)
+
+
+def test_a_key_is_replaced_a_bounded_number_of_times(token, signing_key):
+    keys = [signing_key(f"key {number}") for number in range(MAX_ROTATIONS + 1)]
+    chain = rotated(enrolment_request(token, keys[0]).chain, keys)
+    assert verify_chain(chain, token.enrolment_key).rotations == MAX_ROTATIONS
+    with pytest.raises(CertificateError, match="as often as it can be"):
+        rotation_request(chain, keys[-1], signing_key("one more"), token.server_key)
+    longer = extend_chain(chain, chain.rotations[-1])
+    with pytest.raises(MessageError, match="rotations"):
+        decode("chain", encode(longer), Chain)
+    # A cohort of as many devices as there can be, all with the longest chains, is a message that devices take.
+    assert MAX_COHORT * (len(encode(chain)) + 700) < 16 << 20
+
+
+def test_a_chain_without_rotations_is_written_as_it_always_was(token, signing_key):
+    chain = enrolment_request(token, signing_key("device")).chain
+    assert set(msgspec.json.decode(encode(chain))) == {"token", "identity"}
+    assert decode("chain", encode(chain), Chain) == chain
+
+
+def test_links_are_small(token, signing_key):
+    """Whoever pads them with blanks would make the message to all peers too large."""
+    device = signing_key("device")
+    chain = enrolment_request(token, device).chain
+    body = chain.identity.body.ljust(5000)
+    key = Ed25519PrivateKey.from_private_bytes(token.seed)
+    padded = Sealed(body=body, signature=key.sign(b"archipel/v1/identity\0" + body))
+    with pytest.raises(MessageError, match="5000 bytes, the limit is 1024"):
+        verify_chain(msgspec.structs.replace(chain, identity=padded), token.enrolment_key)

@@ -11,6 +11,7 @@ import pytest
 
 from archipel.errors import CertificateError, MessageError, ProtocolError
 from archipel.protocol import EnrolmentToken, Sealed, decode, encode, messages, public_bytes, seal, unseal
+from archipel.protocol.identity import rotation_request
 from archipel.protocol.messages import Message
 from archipel.protocol.sealed import MAX_BODY_BYTES
 
@@ -33,6 +34,7 @@ def examples(make_round, fixed, signing_key) -> dict[type, msgspec.Struct]:
     answers = round_.unmask(confirmations, [0, 1])
     chain, name = round_.chains[0], round_.ids[0]
     proof = seal("enrol", messages.EnrolmentProof(server_key=fixed("server")), round_.keys[0])
+    rotation = rotation_request(chain, round_.keys[0], signing_key("next"), fixed("server"))
     instances: list[msgspec.Struct] = [
         decode("token", chain.token.body, messages.TokenCertificate),
         decode("identity", chain.identity.body, messages.IdentityCertificate),
@@ -41,6 +43,10 @@ def examples(make_round, fixed, signing_key) -> dict[type, msgspec.Struct]:
         messages.EnrolmentRequest(chain=chain, proof=proof),
         messages.EnrolmentProof(server_key=fixed("server")),
         messages.EnrolmentResponse(device_id=name),
+        decode("rotation", rotation.certificate.body, messages.RotationCertificate),
+        decode("rotated", rotation.proof.body, messages.RotationProof),
+        rotation,
+        messages.RotationResponse(device_id=name, rotations=1),
         messages.ChallengeRequest(device_id=name),
         messages.Challenge(nonce=fixed("nonce"), expires=1.5),
         messages.SessionProof(nonce=fixed("nonce"), server_key=fixed("server")),

@@ -16,8 +16,9 @@ from archipel.errors import (
     ShareError,
     ThresholdError,
 )
-from archipel.protocol import Participant, encode, seal
-from archipel.protocol.messages import Advertisement, Cohort, Member, RoundPlan, Shares
+from archipel.protocol import Participant, Sealed, encode, seal
+from archipel.protocol.identity import extend_chain, rotation_request
+from archipel.protocol.messages import Advertisement, Cohort, Confirmations, Confirmed, Member, RoundPlan, Shares
 
 
 def test_a_plain_plan_or_a_cohort_of_one_is_no_secure_round(make_round):
@@ -254,3 +255,80 @@ def test_plan_digest_is_what_binds_the_round(make_round):
     mixed = Cohort(members=[round_.cohort.members[0], other.cohort.members[1], round_.cohort.members[2]])
     with pytest.raises(SecureAggregationError, match="plan"):
         round_.devices[0].share(mixed)
+
+
+def rotate(round_, index: int, signing_key, name: str = "next"):
+    """Device `index` of a round that has not begun replaces its key."""
+    new = signing_key(name)
+    request = rotation_request(round_.chains[index], round_.keys[index], new, b"s" * 32)
+    round_.chains[index] = extend_chain(round_.chains[index], request.certificate)
+    round_.keys[index] = new
+    round_.devices[index] = round_.participant(index, "round")
+
+
+def test_a_round_with_devices_that_replaced_their_keys(make_round, signing_key):
+    round_ = make_round(4)
+    rotate(round_, 1, signing_key)
+    rotate(round_, 1, signing_key, "next but one")
+    rotate(round_, 2, signing_key, "another")
+    assert [device.device_id for device in round_.devices] == round_.ids
+    round_.advertise()
+    round_.share()
+    round_.mask([0, 1, 3])  # one of them drops out
+    confirmations = round_.confirm([0, 1, 3])
+    answers = round_.unmask(confirmations, [0, 1, 3])
+    assert round_.sum(answers).tolist() == round_.plain_sum()
+
+
+def test_what_the_old_key_signs_counts_nothing(make_round, signing_key):
+    round_ = make_round(3)
+    old = round_.devices[1]
+    rotate(round_, 1, signing_key)
+    round_.advertise()
+    stale = Member(chain=round_.chains[1], advertisement=old.advertise())
+    cohort = Cohort(members=[round_.cohort.members[0], stale, round_.cohort.members[2]])
+    with pytest.raises(CertificateError, match="advertisement"):
+        round_.devices[0].share(cohort)
+
+
+def test_one_device_with_its_old_and_its_new_chain_is_one_participant(make_round, signing_key):
+    round_ = make_round(4)
+    chain, device = round_.chains[1], round_.devices[1]
+    rotate(round_, 1, signing_key)
+    round_.advertise()
+    both = Cohort(members=[*round_.cohort.members, Member(chain=chain, advertisement=device.advertise())])
+    with pytest.raises(ConsistencyError, match="shares its enrolment token"):
+        round_.devices[0].share(both)
+
+
+def test_two_devices_do_not_share_a_key(make_round, signing_key):
+    round_ = make_round(4)
+    for index in (1, 2):
+        rotate(round_, index, signing_key, "the same")
+    round_.advertise()
+    with pytest.raises(ConsistencyError, match=r"device key .* occurs twice"):
+        round_.devices[0].share(round_.cohort)
+
+
+@pytest.mark.parametrize("what", ["advertisement", "confirmation"])
+def test_statements_for_all_peers_are_small(make_round, what):
+    round_ = make_round(3)
+    round_.advertise()
+    if what == "advertisement":
+        member = round_.cohort.members[1]
+        body = member.advertisement.body.ljust(3000)
+        sealed = Sealed(body=body, signature=round_.keys[1].sign(b"archipel/v1/advertisement\0" + body))
+        members = list(round_.cohort.members)
+        members[1] = msgspec.structs.replace(member, advertisement=sealed)
+        with pytest.raises(MessageError, match="3000 bytes"):
+            round_.devices[0].share(Cohort(members=members))
+        return
+    round_.share()
+    round_.mask()
+    confirmations = round_.confirm()
+    item = confirmations.confirmations[1]
+    body = item.confirmation.body.ljust(3000)
+    sealed = Sealed(body=body, signature=round_.keys[1].sign(b"archipel/v1/confirmation\0" + body))
+    changed = [confirmations.confirmations[0], Confirmed(device=item.device, confirmation=sealed)]
+    with pytest.raises(MessageError, match="3000 bytes"):
+        round_.devices[0].unmask(Confirmations(confirmations=[*changed, confirmations.confirmations[2]]))

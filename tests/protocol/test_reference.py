@@ -12,6 +12,7 @@ import json
 from pathlib import Path
 
 import pytest
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -117,6 +118,59 @@ def test_signatures_and_ids(name):
         signed = b"archipel/v1/" + label.encode() + b"\0" + b64(sealed["body"])
         Ed25519PublicKey.from_public_bytes(key).verify(b64(sealed["signature"]), signed)
     assert name == hashlib.sha256(b"archipel/v1/device\0" + device_key).hexdigest()[:32]
+
+
+ROTATION = json.loads((Path(__file__).parents[2] / "vectors" / "protocol" / "rotation.json").read_text())
+
+
+def signed(label: str, sealed: dict[str, str], key: bytes) -> dict[str, object] | None:
+    try:
+        Ed25519PublicKey.from_public_bytes(key).verify(
+            b64(sealed["signature"]), b"archipel/v1/" + label.encode() + b"\0" + b64(sealed["body"])
+        )
+    except InvalidSignature:
+        return None
+    return body(sealed) if len(b64(sealed["body"])) <= 1024 else None
+
+
+def newest_key(chain: dict) -> bytes | None:
+    """The key at the end of the chain; None unless every link holds."""
+    token = signed("token", chain["token"], bytes.fromhex(ROTATION["enrolment_key"]))
+    first = token and signed("identity", chain["identity"], b64(token["token_key"]))
+    if not first:
+        return None
+    keys = [b64(first["device_key"])]
+    name = hashlib.sha256(b"archipel/v1/device\0" + keys[0]).hexdigest()[:32]
+    for number, sealed in enumerate(chain.get("rotations", []), start=1):
+        link = signed("rotation", sealed, keys[-1])
+        if (
+            not link
+            or set(link) != {"device", "number", "device_key"}
+            or (link["device"], link["number"]) != (name, number)
+        ):
+            return None
+        keys.append(b64(link["device_key"]))
+    return keys[-1] if len(set(keys)) == len(keys) <= 9 else None
+
+
+@pytest.mark.parametrize("case", ROTATION["chains"], ids=lambda case: case["name"])
+def test_rotated_chains(case):
+    key = newest_key(case["chain"])
+    assert (key and key.hex()) == case["key"]
+
+
+@pytest.mark.parametrize("case", ROTATION["requests"], ids=lambda case: case["name"])
+def test_rotation_requests(case):
+    """The new link is the next, or the last one again; the new key signed its digest and this server's key."""
+    sent, links = case["request"], case["chain"].get("rotations", [])
+    number = body(sent["certificate"])["number"]
+    key = None
+    if number in (len(links), len(links) + 1):
+        key = newest_key({**case["chain"], "rotations": [*links[: number - 1], sent["certificate"]]})
+    proof = key and signed("rotated", sent["proof"], key)
+    digest = hashlib.sha256(b64(sent["certificate"]["body"])).hexdigest()
+    good = bool(proof) and (b64(proof["server_key"]).hex(), proof["certificate"]) == (ROTATION["server_key"], digest)
+    assert (key.hex() if good and key else None) == case["key"]
 
 
 def cohort_digest() -> str:

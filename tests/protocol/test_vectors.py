@@ -26,10 +26,12 @@ from archipel.protocol import (
     unseal,
     verify_chain,
 )
+from archipel.protocol.identity import read_chain, rotation_request, verify_rotation
 from archipel.protocol.messages import (
     Chain,
     Cohort,
     Confirmations,
+    RotationRequest,
     RoundPlan,
     Shares,
     Survivors,
@@ -46,8 +48,8 @@ def load(name: str) -> dict:
     return json.loads((FOLDER / name).read_text())
 
 
-IDENTITY, SHAMIR, MASKS, FIXED, ROUND = (
-    load(f"{name}.json") for name in ("identity", "shamir", "masks", "fixed_point", "round")
+IDENTITY, SHAMIR, MASKS, FIXED, ROUND, ROTATION = (
+    load(f"{name}.json") for name in ("identity", "shamir", "masks", "fixed_point", "round", "rotation")
 )
 
 
@@ -84,6 +86,38 @@ def test_identity(case):
     device = verify_chain(chain, enrolment_key, **arguments)
     assert device.device_key.hex() == IDENTITY["device_key"]
     assert device.device_id == device_id(device.device_key) == IDENTITY["device_id"]
+
+
+@pytest.mark.parametrize("case", **named(ROTATION["chains"]))
+def test_rotated_chains(case):
+    chain, enrolment_key = read(case["chain"], Chain), bytes.fromhex(ROTATION["enrolment_key"])
+    if case["error"]:
+        with refusal(case["error"]):
+            verify_chain(chain, enrolment_key)
+        return
+    device = verify_chain(chain, enrolment_key, population="pupils")
+    assert (device.device_key.hex(), device.device_id) == (case["key"], ROTATION["device_id"])
+    assert device.rotations == len(chain.rotations)
+    assert read_chain(chain) == (device.device_id, device.device_key)
+
+
+@pytest.mark.parametrize("case", **named(ROTATION["requests"]))
+def test_rotation_requests(case):
+    chain, request = read(case["chain"], Chain), read(case["request"], RotationRequest)
+    keys = [bytes.fromhex(ROTATION[name]) for name in ("enrolment_key", "server_key")]
+    if case["error"]:
+        with refusal(case["error"]):
+            verify_rotation(request, chain, *keys)
+        return
+    extended, device = verify_rotation(request, chain, *keys)
+    assert (device.device_key.hex(), device.device_id) == (case["key"], ROTATION["device_id"])
+    assert verify_chain(extended, keys[0]) == device
+    if len(extended.rotations) > len(chain.rotations):
+        old, new = (
+            Ed25519PrivateKey.from_private_bytes(bytes.fromhex(ROTATION["key_seeds"][device.rotations - back]))
+            for back in (1, 0)
+        )
+        assert rotation_request(chain, old, new, keys[1]) == request
 
 
 @pytest.mark.parametrize("case", **named(SHAMIR["cases"]))

@@ -426,10 +426,20 @@ def temporary_folder(keys: Keys) -> Iterator[tuple[Path, str, Keys]]:
         yield Path(root) / "server", token, keys
 
 
-def open_world(folder: Path, token: str, keys: Keys, bundle_file: Path, empty_database: Path) -> World:
+@pytest.fixture
+def server_settings() -> dict[str, Any]:
+    """Settings of `world` that are not the default; for tests to override."""
+    return {}
+
+
+NO_LIMITS = {"requests_per_second": 1e6, "anonymous_per_second": 1e6}
+"""For tests that send whatever they can."""
+
+
+def open_world(folder: Path, token: str, keys: Keys, bundle_file: Path, empty_database: Path, **changes: Any) -> World:
     """On an initialised data folder."""
     shutil.copy(empty_database, folder / "archipel.db")
-    settings = load_settings(folder, environment={})
+    settings = load_settings(folder, environment={}, **changes)
     clock = Clock()
     services = Services.open(settings, clock=clock)
     services.prepare()
@@ -451,7 +461,9 @@ def close_world(world: World) -> None:
 
 
 @pytest.fixture
-def world(data_folder: tuple[Path, str, Keys], bundle_file: Path, empty_database: Path) -> Iterator[World]:
-    made = open_world(*data_folder, bundle_file, empty_database)
+def world(
+    data_folder: tuple[Path, str, Keys], bundle_file: Path, empty_database: Path, server_settings: dict[str, Any]
+) -> Iterator[World]:
+    made = open_world(*data_folder, bundle_file, empty_database, **server_settings)
     yield made
     close_world(made)

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from archipel.errors import ConsistencyError, SecureAggregationError, ShareError
 from archipel.protocol.messages import Advertisement, Confirmation, RevealedShare, Shares, Survivors, Unmasking
-from archipel.protocol.sealed import Sealed, encode, unseal
+from archipel.protocol.sealed import MAX_STATEMENT_BYTES, Sealed, encode, unseal
 from archipel.protocol.secagg.envelope import ENVELOPE_BYTES
 from archipel.protocol.secagg.shamir import decode_share
 
@@ -23,7 +23,7 @@ def survivors_digest(survivors: Survivors) -> str:
 
 def check_advertisement(sealed: Sealed, device_key: bytes, round_id: str, plan_digest: str) -> Advertisement:
     """Raises CertificateError, MessageError, or SecureAggregationError when it is for another round or plan."""
-    advertisement = unseal("advertisement", sealed, device_key, Advertisement)
+    advertisement = unseal("advertisement", sealed, device_key, Advertisement, limit=MAX_STATEMENT_BYTES)
     if (advertisement.round_id, advertisement.plan) != (round_id, plan_digest):
         raise SecureAggregationError(
             f"advertisement: expected round {round_id} and plan {plan_digest[:16]}..., "
@@ -50,7 +50,7 @@ def check_confirmation(
     sealed: Sealed, device_key: bytes, round_id: str, survivors: Survivors, *, cohort: str
 ) -> Confirmation:
     """`cohort` is `cohort_digest`. Raises CertificateError, MessageError, or ConsistencyError for other survivors."""
-    confirmation = unseal("confirmation", sealed, device_key, Confirmation)
+    confirmation = unseal("confirmation", sealed, device_key, Confirmation, limit=MAX_STATEMENT_BYTES)
     if (confirmation.round_id, confirmation.cohort) != (round_id, cohort):
         raise SecureAggregationError(
             f"confirmation: expected round {round_id} and cohort {cohort[:16]}..., "

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from archipel.errors import ConsistencyError
-from archipel.protocol.identity import VerifiedDevice, device_id, verify_chain
-from archipel.protocol.messages import Advertisement, Cohort, IdentityCertificate, Member
+from archipel.protocol.identity import VerifiedDevice, read_chain, verify_chain
+from archipel.protocol.messages import Advertisement, Cohort, Member
 from archipel.protocol.sealed import decode
 from archipel.protocol.secagg.checks import check_advertisement
 
@@ -29,29 +29,31 @@ def verify_cohort(
 ) -> dict[str, Peer]:
     """Peers by device id, in sorted order, once every chain and every advertisement is verified.
 
-    All must be of `own` population and kind, and no device, token or round key may occur twice: else one device could
-    count as many. Raises CertificateError, MessageError or ConsistencyError.
+    All must be of `own` population and kind, and no device, token, key or round key may occur twice: else one device
+    could count as many. Raises CertificateError, MessageError or ConsistencyError.
     """
     tokens: set[bytes] = set()
 
-    def verified(member: Member) -> tuple[bytes, Advertisement]:
+    def verified(member: Member) -> tuple[str, bytes, Advertisement]:
         device = verify_chain(member.chain, enrolment_key, population=own.population)
         if device.kind != own.kind:
             raise ConsistencyError(f"cohort: {device.device_id} is a {device.kind}, this participant a {own.kind}")
         if device.token_key in tokens:
             raise ConsistencyError(f"cohort: {device.device_id} shares its enrolment token with another member")
         tokens.add(device.token_key)
-        return device.device_key, check_advertisement(member.advertisement, device.device_key, round_id, plan_digest)
+        advertisement = check_advertisement(member.advertisement, device.device_key, round_id, plan_digest)
+        return device.device_id, device.device_key, advertisement
 
-    return _peers(cohort, verified)
+    peers = _peers(cohort, verified)
+    _require_distinct("device key", (peer.device_key for peer in peers.values()))
+    return peers
 
 
 def read_cohort(cohort: Cohort) -> dict[str, Peer]:
     """Peers by device id, in sorted order, of a cohort whose members the caller verified when they came."""
 
-    def trusted(member: Member) -> tuple[bytes, Advertisement]:
-        identity = decode("identity", member.chain.identity.body, IdentityCertificate)
-        return identity.device_key, decode("advertisement", member.advertisement.body, Advertisement)
+    def trusted(member: Member) -> tuple[str, bytes, Advertisement]:
+        return *read_chain(member.chain), decode("advertisement", member.advertisement.body, Advertisement)
 
     return _peers(cohort, trusted)
 
@@ -59,9 +61,7 @@ def read_cohort(cohort: Cohort) -> dict[str, Peer]:
 def cohort_digest(cohort: Cohort) -> str:
     """SHA-256 (hex) over the device ids and what each advertised, sorted: names this one session of the round."""
     rows = sorted(
-        device_id(decode("identity", member.chain.identity.body, IdentityCertificate).device_key)
-        + hashlib.sha256(member.advertisement.body).hexdigest()
-        for member in cohort.members
+        read_chain(member.chain)[0] + hashlib.sha256(member.advertisement.body).hexdigest() for member in cohort.members
     )
     return hashlib.sha256(b"archipel/v1/cohort\0" + bytes.fromhex("".join(rows))).hexdigest()
 
@@ -74,24 +74,23 @@ def advertised_plan(cohort: Cohort) -> str:
     return plans.pop()
 
 
-def _peers(cohort: Cohort, read: Callable[[Member], tuple[bytes, Advertisement]]) -> dict[str, Peer]:
+def _peers(cohort: Cohort, read: Callable[[Member], tuple[str, bytes, Advertisement]]) -> dict[str, Peer]:
     members = {}
     for member in cohort.members:
-        device_key, advertisement = read(member)
-        name = device_id(device_key)
+        name, device_key, advertisement = read(member)
         if name in members:
             raise ConsistencyError(f"cohort: {name} is in it twice")
         members[name] = (device_key, advertisement)
-    _require_distinct(key for _, ad in members.values() for key in (ad.cipher_key, ad.mask_key))
+    _require_distinct("round key", (key for _, ad in members.values() for key in (ad.cipher_key, ad.mask_key)))
     return {
         name: Peer(name, members[name][0], members[name][1].cipher_key, members[name][1].mask_key, position)
         for position, name in enumerate(sorted(members), start=1)
     }
 
 
-def _require_distinct(keys: Iterable[bytes]) -> None:
+def _require_distinct(what: str, keys: Iterable[bytes]) -> None:
     seen: set[bytes] = set()
     for key in keys:
         if key in seen:
-            raise ConsistencyError(f"cohort: round key {key.hex()[:16]}... is advertised twice")
+            raise ConsistencyError(f"cohort: {what} {key.hex()[:16]}... occurs twice")
         seen.add(key)

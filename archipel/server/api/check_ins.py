@@ -8,6 +8,7 @@ from archipel.protocol.messages import CheckIn, CheckInResponse
 from archipel.protocol.sealed import Sealed, decode
 from archipel.server.models import Answer, CheckInRow, Device, Participant, Round
 from archipel.server.problems import refuse
+from archipel.server.revocation import SHARED, require_member
 from archipel.server.rounds import ORDER, RULES
 from archipel.server.routes import DEVICE, Call, Route
 
@@ -46,7 +47,7 @@ def check_in(call: Call[CheckIn]) -> CheckInResponse:
     stale = services.settings.check_in_window / WRITES_PER_WINDOW
     if row is None or row.due < now + wait - stale or row.attributes != call.body.attributes:
         with services.database.write() as session:
-            device = session.get_one(Device, device_id)
+            device = require_member(session.get(Device, device_id, with_for_update=SHARED), device_id)
             if device.kind != "device":
                 raise refuse(403, f"a member of kind {device.kind!r} takes no part in this server's rounds")
             seen = session.get(CheckInRow, device_id, with_for_update=True)

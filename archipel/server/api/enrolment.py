@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from sqlalchemy import or_, select
 
-from archipel.protocol.identity import verify_chain, verify_enrolment
+from archipel.protocol.identity import token_id, verify_chain, verify_enrolment
 from archipel.protocol.messages import EnrolmentRequest, EnrolmentResponse
 from archipel.protocol.sealed import encode
 from archipel.server import audit
-from archipel.server.models import Device
+from archipel.server.models import Device, DeviceKey, RevokedToken
 from archipel.server.problems import refuse, refusing
+from archipel.server.revocation import require_active
 from archipel.server.routes import PUBLIC, Call, Route
 
 
@@ -29,12 +30,19 @@ def enrol(call: Call[EnrolmentRequest]) -> EnrolmentResponse:
             call.body, settings.enrolment_public_key, settings.public_key, now=0.0 if again else now
         )
     with call.services.database.write() as session:
+        audit.take_turn(session)
+        if session.get(RevokedToken, token_id(device.token_key)) is not None:
+            raise refuse(403, "this enrolment token was revoked; ask for a new one")
         for other in session.scalars(known):
+            if other.token_key == device.token_key:
+                require_active(other.device_id, other.revoked)
             if (other.token_key, other.device_key) == (device.token_key, device.device_key):
                 return EnrolmentResponse(device_id=device.device_id)
             if other.token_key == device.token_key:
                 raise refuse(409, "this enrolment token was used by another device; ask for a new one")
             raise refuse(409, f"device {device.device_id} is enrolled already, with another token")
+        if session.get(DeviceKey, device.device_key) is not None:
+            raise refuse(409, "this key was the key of another device; make a new one")
         session.add(
             Device(
                 device_id=device.device_id,
@@ -46,6 +54,8 @@ def enrol(call: Call[EnrolmentRequest]) -> EnrolmentResponse:
                 enrolled=now,
             )
         )
+        session.flush()
+        session.add(DeviceKey(device_key=device.device_key, device_id=device.device_id, since=now))
         audit.append(session, now, f"device:{device.device_id}", "device.enrol", device.device_id,
                      population=device.population, kind=device.kind)  # fmt: skip
     return EnrolmentResponse(device_id=device.device_id)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 
+from flask import request
 from sqlalchemy import delete, select
 
 from archipel.protocol.messages import Challenge, ChallengeRequest, SessionProof, SessionRequest, SessionResponse
@@ -11,6 +12,7 @@ from archipel.protocol.sealed import unseal
 from archipel.server.auth import token_hash
 from archipel.server.models import ChallengeRow, Device, DeviceSession
 from archipel.server.problems import refuse, refusing
+from archipel.server.revocation import SHARED, require_member
 from archipel.server.routes import PUBLIC, Call, Route
 
 OPEN_CHALLENGES = 8
@@ -22,8 +24,7 @@ def challenge(call: Call[ChallengeRequest]) -> Challenge:
     device_id = call.body.device_id
     made = Challenge(nonce=secrets.token_bytes(32), expires=now + call.services.settings.challenge_seconds)
     with call.services.database.write() as session:
-        if session.get(Device, device_id) is None:
-            raise refuse(404, f"device {device_id} is not enrolled")
+        require_member(session.get(Device, device_id), device_id)
         # Anybody may ask in a device's name, so the oldest go: refusing would let them keep the device out.
         mine = select(ChallengeRow).where(ChallengeRow.device_id == device_id).order_by(ChallengeRow.expires.desc())
         for index, row in enumerate(session.scalars(mine).all()):
@@ -39,9 +40,7 @@ def open_session(call: Call[SessionRequest]) -> SessionResponse:
     now = services.clock()
     device_id = call.body.device_id
     with services.database.read() as session:
-        device = session.get(Device, device_id)
-    if device is None:
-        raise refuse(404, f"device {device_id} is not enrolled")
+        device = require_member(session.get(Device, device_id), device_id)
     with refusing(403):
         proof = unseal("session", call.body.proof, device.device_key, SessionProof)
     if proof.server_key != services.settings.public_key:
@@ -49,12 +48,18 @@ def open_session(call: Call[SessionRequest]) -> SessionResponse:
     token = secrets.token_urlsafe(32)
     expires = now + services.settings.session_seconds
     with services.database.write() as session:
+        # Meanwhile it may have been revoked, or have another key.
+        known = require_member(session.get(Device, device_id, with_for_update=SHARED), device_id)
+        if known.device_key != device.device_key:
+            raise refuse(403, "the proof was made with a key that the device has replaced")
         row = session.get(ChallengeRow, proof.nonce, with_for_update=True)
         if row is None or row.device_id != device_id or row.expires <= now:
             raise refuse(403, "the nonce is unknown, used or expired; ask for a new challenge")
         session.delete(row)
         session.execute(delete(DeviceSession).where(DeviceSession.device_id == device_id, DeviceSession.expires <= now))
         session.add(DeviceSession(token_hash=token_hash(token), device_id=device_id, expires=expires))
+    request.environ["archipel.device"] = device_id
+    services.tally.count("session.open", f"device:{device_id}", now)
     return SessionResponse(token=token, expires=expires)
 
 

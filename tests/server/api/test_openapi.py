@@ -14,6 +14,7 @@ from openapi_spec_validator import OpenAPIV31SpecValidator
 from schemathesis import checks
 
 from archipel.server.api import ROUTES
+from tests.server.conftest import NO_LIMITS
 
 CHECKS = [
     checks.not_a_server_error,
@@ -34,6 +35,11 @@ def as_it_is(_: Any, value: Any) -> bytes:
 
 
 ROUTE_OF = {route.name: route for routes in ROUTES.values() for route in routes}
+
+
+@pytest.fixture
+def server_settings() -> dict[str, Any]:
+    return NO_LIMITS
 
 
 @pytest.fixture
@@ -78,6 +84,7 @@ def asker(token: str, round_id: str) -> Callable[[Any, bool], None]:
             case.path_parameters["round_id"] = round_id
         response = case.call(headers={"Authorization": f"Bearer {token}"})
         assert response.status_code < 500, case.as_curl_command()
+        assert response.status_code != 429, case.as_curl_command()
         case.validate_response(response, checks=CHECKS)
 
     return ask

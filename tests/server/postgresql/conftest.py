@@ -52,9 +52,11 @@ def database_url(cluster: Cluster, template: str) -> Iterator[str]:
 
 
 @pytest.fixture
-def world(data_folder: tuple[Path, str, Keys], bundle_file: Path, database_url: str) -> Iterator[World]:
+def world(
+    data_folder: tuple[Path, str, Keys], bundle_file: Path, database_url: str, server_settings: dict[str, Any]
+) -> Iterator[World]:
     folder, token, keys = data_folder
-    settings = load_settings(folder, environment={}, database=database_url)
+    settings = load_settings(folder, environment={}, database=database_url, **server_settings)
     clock = Clock()
     services = Services.open(settings, clock=clock)
     services.prepare()

@@ -1,0 +1,156 @@
+"""`archipel population`: who is enrolled, and the end of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from archipel.cli.remote import as_json, moment, remote, show, table
+from archipel.errors import CommandError
+from archipel.protocol.identity import EnrolmentToken
+from archipel.protocol.sealed import decode
+from archipel.server import OperatorClient
+from archipel.server.device_resources import DeviceInfo, PopulationInfo
+
+MAX_TOKEN_BYTES = 64 << 10
+
+
+@click.group()
+def population() -> None:
+    """See the devices of a federation server, and revoke them.
+
+    \b
+    archipel population list
+    archipel population devices pupils --state active
+    archipel population revoke-device ID
+    archipel population revoke-token lost.token
+
+    A device that was revoked is out for good; to take part again it needs a new enrolment token.
+    """
+
+
+@population.command("list")
+@as_json
+@remote
+def list_(client: OperatorClient, as_json: bool) -> None:
+    """Every population with its numbers of devices."""
+    found = list(client.populations())
+    show(found, as_json, table(("population", *_COUNTS), (_row(each) for each in found)))
+
+
+@population.command("show")
+@click.argument("name")
+@as_json
+@remote
+def show_(client: OperatorClient, name: str, as_json: bool) -> None:
+    """One population."""
+    found = client.population(name)
+    show(found, as_json, (f"{label:<12}{value}" for label, value in zip(("population", *_COUNTS), _row(found))))
+
+
+@population.command()
+@click.argument("name", required=False)
+@click.option("--state", type=click.Choice(["active", "revoked"]), help="Only those.")
+@as_json
+@remote
+def devices(client: OperatorClient, name: str | None, state: str | None, as_json: bool) -> None:
+    """Devices of the population NAME, or of all, newest first."""
+    found = list(client.devices(population=name, state=state))
+    rows = [
+        (
+            each.device_id, each.population, each.kind, each.state, moment(each.enrolled), moment(each.last_seen),
+            str(each.rounds), str(each.rotations),
+        )
+        for each in found
+    ]  # fmt: skip
+    head = ("device", "population", "kind", "state", "enrolled", "last seen", "rounds", "rotations")
+    show(found, as_json, table(head, rows))
+
+
+@population.command("show-device")
+@click.argument("device_id")
+@as_json
+@remote
+def show_device(client: OperatorClient, device_id: str, as_json: bool) -> None:
+    """One device."""
+    found = client.device(device_id)
+    show(found, as_json, _lines(found))
+
+
+@population.command("revoke-device")
+@click.argument("device_ids", metavar="ID...", nargs=-1, required=True)
+@as_json
+@remote
+def revoke_device(client: OperatorClient, device_ids: tuple[str, ...], as_json: bool) -> None:
+    """End the membership of devices, for good. A round that they are in goes on without them."""
+    ended = [client.revoke_device(device_id) for device_id in device_ids]
+    show(ended, as_json, (f"{each.device_id} revoked {moment(each.revoked)}" for each in ended))
+
+
+@population.command("revoke-token")
+@click.argument("tokens", metavar="TOKEN...", nargs=-1, required=True)
+@as_json
+@remote
+def revoke_token(client: OperatorClient, tokens: tuple[str, ...], as_json: bool) -> None:
+    """Let nobody enrol with a token any more that is not used yet.
+
+    TOKEN is the token's file, of which only the certificate is sent, or its public key in 64 hexadecimal digits.
+    """
+    ended = []
+    for token in tokens:
+        key = _key(token)
+        if key is not None:
+            ended.append(client.revoke_enrolment_token(token_key=key))
+        else:
+            ended.append(client.revoke_enrolment_token(certificate=_read(Path(token)).certificate))
+    lines = (f"{each.token_id} revoked {moment(each.revoked)}" for each in ended)
+    show(ended, as_json, lines)
+
+
+@population.command("revoked-tokens")
+@as_json
+@remote
+def revoked_tokens(client: OperatorClient, as_json: bool) -> None:
+    """Enrolment tokens that are refused, newest first."""
+    found = list(client.revoked_enrolment_tokens())
+    rows = [(each.token_id, each.token_key.hex(), each.population or "-", moment(each.revoked)) for each in found]
+    show(found, as_json, table(("token", "public key", "population", "revoked"), rows))
+
+
+_COUNTS = ("enrolled", "waiting", "in rounds", "revoked", "live tasks")
+
+
+def _row(found: PopulationInfo) -> tuple[str, ...]:
+    counts = (found.enrolled, found.waiting, found.in_rounds, found.revoked, found.live_tasks)
+    return (found.name, *map(str, counts))
+
+
+def _lines(found: DeviceInfo) -> list[str]:
+    return [
+        f"device      {found.device_id}",
+        f"population  {found.population}",
+        f"kind        {found.kind}",
+        f"state       {found.state}",
+        f"enrolled    {moment(found.enrolled)}",
+        f"last seen   {moment(found.last_seen)}",
+        f"revoked     {moment(found.revoked)}",
+        f"rotations   {found.rotations}",
+        f"rounds      {found.rounds}",
+    ]
+
+
+def _key(text: str) -> bytes | None:
+    """The bytes of 64 hexadecimal digits, None for everything else."""
+    try:
+        return bytes.fromhex(text) if len(text) == 64 else None
+    except ValueError:
+        return None
+
+
+def _read(path: Path) -> EnrolmentToken:
+    with open(path, "rb") as file:
+        data = file.read(MAX_TOKEN_BYTES + 1)
+    if len(data) > MAX_TOKEN_BYTES:
+        raise CommandError(f"{path}: more than {MAX_TOKEN_BYTES} bytes, not an enrolment token")
+    return decode(str(path), data, EnrolmentToken)

@@ -1,0 +1,98 @@
+"""Devices as operators see them: who is enrolled, and the end of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlalchemy import ColumnExpressionArgument, func, select
+from sqlalchemy.orm import Session
+
+from archipel.server import audit
+from archipel.server.auth import Identity
+from archipel.server.device_resources import DeviceInfo, DevicePage, DeviceQuery
+from archipel.server.models import CheckInRow, Device, DeviceKey, Participant
+from archipel.server.paging import page
+from archipel.server.problems import refuse
+from archipel.server.revocation import LOCKED, revoke
+from archipel.server.routes import OPERATOR, READ, Call, Route
+
+
+def list_devices(call: Call[None]) -> DevicePage:
+    """Devices, newest first."""
+    query: DeviceQuery = call.query
+    if query.population is not None:
+        call.identity.require(query.population)
+    allowed = call.identity.populations
+    where: list[ColumnExpressionArgument[bool]] = [] if allowed is None else [Device.population.in_(allowed)]
+    chosen: list[ColumnExpressionArgument[bool]] = []
+    if query.population is not None:
+        chosen.append(Device.population == query.population)
+    if query.state is not None:
+        chosen.append(Device.revoked.is_(None) if query.state == "active" else Device.revoked.is_not(None))
+    with call.services.database.read() as session:
+        rows, after = page(
+            session, Device, Device.enrolled, Device.device_id, query, *where, chosen=chosen, newest_first=True
+        )
+        return DevicePage(items=_infos(session, rows), next=after)
+
+
+def show_device(call: Call[None], device_id: str) -> DeviceInfo:
+    """One device."""
+    with call.services.database.read() as session:
+        return _infos(session, [_device(session, call.identity, device_id)])[0]
+
+
+def revoke_device(call: Call[None], device_id: str) -> DeviceInfo:
+    """End a device's membership for good; one that was revoked stays as it is."""
+    services = call.services
+    now = services.clock()
+    with services.database.write() as session:
+        device = _device(session, call.identity, device_id, lock=True)
+        if device.revoked is None:
+            revoke(session, device, now)
+            session.flush()
+            audit.append(session, now, call.identity.actor, "device.revoke", device_id, population=device.population)
+        info = _infos(session, [device])[0]
+    services.sessions.forget(device_id)
+    return info
+
+
+def _device(session: Session, identity: Identity, device_id: str, *, lock: bool = False) -> Device:
+    device = session.get(Device, device_id, with_for_update=LOCKED if lock else None)
+    if device is None:
+        raise refuse(404, f"no device {device_id}")
+    identity.require(device.population)
+    return device
+
+
+def _infos(session: Session, devices: Sequence[Device]) -> list[DeviceInfo]:
+    ids = [device.device_id for device in devices]
+
+    def counts(table: type[Participant] | type[DeviceKey]) -> dict[str, int]:
+        found = select(table.device_id, func.count()).where(table.device_id.in_(ids)).group_by(table.device_id)
+        return {row[0]: row[1] for row in session.execute(found)}
+
+    seen = select(CheckInRow.device_id, CheckInRow.last_seen).where(CheckInRow.device_id.in_(ids))
+    last_seen = {row.device_id: row.last_seen for row in session.execute(seen)}
+    rounds, keys = counts(Participant), counts(DeviceKey)
+    return [
+        DeviceInfo(
+            device_id=each.device_id,
+            population=each.population,
+            kind=each.kind,  # type: ignore[arg-type]
+            state="active" if each.revoked is None else "revoked",
+            enrolled=each.enrolled,
+            last_seen=last_seen.get(each.device_id),
+            revoked=each.revoked,
+            rotations=keys[each.device_id] - 1,
+            rounds=rounds.get(each.device_id, 0),
+        )
+        for each in devices
+    ]
+
+
+ROUTES = (
+    Route("GET", "/v1/devices", READ, list_devices, response=DevicePage, query=DeviceQuery),
+    Route("GET", "/v1/devices/<id:device_id>", READ, show_device, response=DeviceInfo),
+    Route("POST", "/v1/devices/<id:device_id>/revoke", OPERATOR, revoke_device, response=DeviceInfo),
+)

@@ -1,0 +1,51 @@
+"""Ending what a device may do. What it had sent before stays as it is.
+
+In the transaction that revokes a device its sessions and challenges go, and it is never due again, so no round takes
+it. Every transaction that stores something in its name asks `require_active`. A round that it is in goes on as if the
+device had dropped out at that moment: an update that was acknowledged stays in the sum, for once the survivors are
+settled their peers have signed, or are about to sign, that set, and refuse any other.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import delete, update
+from sqlalchemy.orm import Session
+
+from archipel.server.models import ChallengeRow, CheckInRow, Device, DeviceSession
+from archipel.server.problems import refuse
+
+LOCKED: dict[str, Any] = {"key_share": True}
+"""`with_for_update` for a device whose key or state changes: on PostgreSQL FOR NO KEY UPDATE, for which a round that
+takes the device at the same moment need not wait."""
+SHARED: dict[str, Any] = {"read": True}
+"""`with_for_update` for what must not happen to a device that is being revoked at the same moment."""
+
+
+def require_active(device_id: str, revoked: float | None) -> None:
+    """Raises ApiError 403 for a device that was revoked."""
+    if revoked is not None:
+        raise refuse(403, f"device {device_id} was revoked; to take part again it needs a new enrolment token")
+
+
+def require_member(device: Device | None, device_id: str) -> Device:
+    """`device` itself. Raises ApiError 404 where there is none, and 403 where it was revoked."""
+    if device is None:
+        raise refuse(404, f"device {device_id} is not enrolled")
+    require_active(device_id, device.revoked)
+    return device
+
+
+def revoke(session: Session, device: Device, now: float) -> None:
+    """Revoke `device`, which the transaction has `LOCKED`."""
+    device.revoked = now
+    end_sessions(session, device.device_id)
+    # Its attributes were told for being taken into rounds; nobody needs them any more.
+    session.execute(update(CheckInRow).where(CheckInRow.device_id == device.device_id).values(due=0.0, attributes={}))
+
+
+def end_sessions(session: Session, device_id: str) -> None:
+    """Sessions and open challenges of a device are worth nothing from now on."""
+    session.execute(delete(DeviceSession).where(DeviceSession.device_id == device_id))
+    session.execute(delete(ChallengeRow).where(ChallengeRow.device_id == device_id))

@@ -1,0 +1,25 @@
+"""What a server still does when it is told to stop."""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import Any
+
+import pytest
+
+from archipel.errors import RefusedError
+from archipel.server import OperatorClient
+from tests.server.processes.serving import Server
+
+
+def test_counts_of_the_last_minute_are_written(data_folder: Any) -> None:
+    server = Server(data_folder[0])
+    with OperatorClient(server.start(), "wrong") as stranger:
+        for _ in range(3):
+            with pytest.raises(RefusedError, match="401"):
+                next(stranger.tasks())
+    assert server.stop() == 0
+    with sqlite3.connect(f"file:{server.folder}/archipel.db?mode=ro", uri=True) as database:
+        rows = database.execute("SELECT actor, action, detail FROM audit").fetchall()
+    database.close()
+    assert rows == [("server", "access.refused", '{"count": 3, "sources": 1, "address:127.0.0.1": 3}')]
