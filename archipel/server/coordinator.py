@@ -19,7 +19,7 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.orm import Session
 
 from archipel import strategies
-from archipel.bundle import Manifest, decode_manifest, open_bundle, read_weights, write_weights
+from archipel.bundle import Manifest, decode_manifest, write_weights
 from archipel.errors import ArchipelError, LeaseLostError, ServerError
 from archipel.protocol.policy import plan_digest
 from archipel.protocol.sealed import encode, seal
@@ -243,9 +243,7 @@ class Coordinator:
         services = self._services
         with services.database.read() as session:
             row = session.get_one(BundleRow, task.bundle)
-        bundle = open_bundle(
-            services.blobs.path(row.file_digest), services.settings.trusted_keys, services.settings.bundle_folder
-        )
+        bundle = services.open_bundle(row.file_digest)
         parameters = bundle.parameters()
         state = strategies.get(bundle.manifest.strategy).init(parameters)
         weights = write_weights(parameters)
@@ -322,7 +320,7 @@ class Coordinator:
         services = self._services
         state = {}
         if task.strategy_state is not None:
-            state = read_weights(services.blobs.path(task.strategy_state))
+            state = services.blobs.read_weights(task.strategy_state)
         tensors = strategies.get(manifest.strategy).broadcast(state)
         if not tensors:
             return None, 0

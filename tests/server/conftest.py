@@ -234,6 +234,16 @@ class World:
         assert status == 201, answer
         return answer
 
+    def stored(self, folder: str) -> list[str]:
+        """Paths below `folder` of all files there are, half-written ones too."""
+        root = self.settings.blob_folder / folder
+        return [path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file()]
+
+    def damage(self, key: str) -> None:
+        """Replace a stored file's bytes by as many zeros."""
+        path = self.settings.blob_folder / key
+        path.write_bytes(bytes(path.stat().st_size))
+
     def task(self, task_id: str) -> Any:
         return self.operator("GET", f"/v1/tasks/{task_id}")[1]
 

@@ -128,7 +128,7 @@ def test_spool_and_messages_are_gone_after_the_round(world: Any) -> None:
     for device in devices:
         device.unmasking()
     world.settle()
-    assert list((world.settings.blob_folder / "updates").iterdir()) == []
+    assert world.stored("updates") == []
     with world.services.database.engine.connect() as connection:
         assert connection.exec_driver_sql("SELECT count(*) FROM shares").scalar() == 0
         assert connection.exec_driver_sql("SELECT count(*) FROM answers WHERE body IS NOT NULL").scalar() == 0
@@ -184,8 +184,8 @@ def test_an_update_that_is_damaged_on_disk_fails_the_round_closed(world: Any) ->
     devices = world.add_devices(5)
     world.start_round(devices)
     world.run_to("unmasking", devices)
-    spooled = next((world.settings.blob_folder / "updates").rglob(f"{devices[0].id}.*"))
-    spooled.write_bytes(bytes(len(spooled.read_bytes())))
+    (spooled,) = (name for name in world.stored("updates") if devices[0].id in name)
+    world.damage(f"updates/{spooled}")
     for device in devices:
         device.unmasking()
     world.settle()

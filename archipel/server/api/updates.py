@@ -36,13 +36,13 @@ def upload_update(call: Call[None], round_id: str) -> Receipt:
         if written.digest != digest:
             written.discard()
             raise refuse(422, f"the body's SHA-256 is {written.digest}, header {DIGEST_HEADER} says {digest}")
-        path = services.spool.keep(round_id, seat.device_id, written)
+        name = services.spool.keep(round_id, seat.device_id, written)
     except FileNotFoundError:
         raise refuse(410, "the round is over: its updates were discarded") from None
     try:
         return store_answer(services, seat, "masking", digest=digest, size=length)
     except ApiError:
-        path.unlink(missing_ok=True)
+        services.spool.drop(round_id, [name])
         raise
 
 
