@@ -78,15 +78,17 @@ class UpdateSpool:
                 self.discard(round_id)
 
     def _read(self, round_id: str, name: str, digest: str, what: str) -> bytes:
-        try:
-            data = self._storage.read(f"{_folder(round_id)}/{name}")
-        except StorageUnreachableError:
-            raise
-        except OSError as error:
-            raise ServerError(f"{what}: cannot be read ({error.strerror})") from None
-        if hashlib.sha256(data).hexdigest() != digest:
-            raise ServerError(f"{what}: the stored bytes differ from the acknowledged ones")
-        return data
+        # Twice, because bytes may also be damaged on their way.
+        for _ in range(2):
+            try:
+                data = self._storage.read(f"{_folder(round_id)}/{name}")
+            except StorageUnreachableError:
+                raise
+            except OSError as error:
+                raise ServerError(f"{what}: cannot be read ({error.strerror})") from None
+            if hashlib.sha256(data).hexdigest() == digest:
+                return data
+        raise ServerError(f"{what}: the stored bytes differ from the acknowledged ones")
 
 
 def _folder(round_id: str) -> str:

@@ -234,10 +234,10 @@ class World:
         assert status == 201, answer
         return answer
 
-    def stored(self, folder: str) -> list[str]:
-        """Paths below `folder` of all files there are, half-written ones too."""
+    def stored(self, folder: str) -> dict[str, bytes]:
+        """All files below `folder`, half-written ones too, by their path."""
         root = self.settings.blob_folder / folder
-        return [path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file()]
+        return {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*") if path.is_file()}
 
     def damage(self, key: str) -> None:
         """Replace a stored file's bytes by as many zeros."""

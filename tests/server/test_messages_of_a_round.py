@@ -169,7 +169,7 @@ def test_the_checks_of_an_upload(world: Any, fleet: Any) -> None:
         length = {"CONTENT_LENGTH": str(len(good))}
         broken = client.put(path, data=good[:5], headers=headers, environ_overrides=length)
         assert (broken.status_code, broken.get_json()["type"]) == (400, "bad_request")
-    assert world.stored("updates") == []
+    assert world.stored("updates") == {}
     assert device.call("PUT", path, good, digest)[0] == 200
 
 

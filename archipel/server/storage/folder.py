@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from archipel.errors import ServerError
-from archipel.server.durable import Written, make_folder, sync_folder, write_temporary
+from archipel.server.durable import CHUNK_BYTES, Written, make_folder, sync_folder, write_temporary
 from archipel.server.storage.interface import INCOMING
 
 
@@ -42,6 +42,11 @@ class FolderStorage:
 
     def read(self, key: str) -> bytes:
         return (self.root / key).read_bytes()
+
+    def stream(self, key: str) -> Iterator[bytes]:
+        with open(self.root / key, "rb", buffering=0) as file:
+            while chunk := file.read(CHUNK_BYTES):
+                yield chunk
 
     @contextmanager
     def hold(self, key: str, digest: str) -> Iterator[Path]:

@@ -52,6 +52,9 @@ class Storage(Protocol):
     def read(self, key: str) -> bytes:
         """All bytes, as they are now: the caller compares digests."""
 
+    def stream(self, key: str) -> Iterator[bytes]:
+        """The same in pieces of at most 1 MiB."""
+
     def hold(self, key: str, digest: str) -> AbstractContextManager[Path]:
         """A local file with these bytes, there for as long as the block lasts (and what was opened or mapped in it).
 

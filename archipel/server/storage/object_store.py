@@ -90,6 +90,9 @@ class ObjectStorage:
     def read(self, key: str) -> bytes:
         return b"".join(self._bucket.stream(key))
 
+    def stream(self, key: str) -> Iterator[bytes]:
+        return self._bucket.stream(key)
+
     @contextmanager
     def hold(self, key: str, digest: str) -> Iterator[Path]:
         with self._cache.hold(digest, lambda: self._fetch(key)) as path:

@@ -5,7 +5,6 @@ Endpoint, region and credentials are what AWS's own tools would use: environment
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import errno
 import hashlib
@@ -51,7 +50,8 @@ _REASONS = {
     "RequestTimeTooSkewed": "this machine's clock is wrong; set it",
     "SignatureDoesNotMatch": "the secret key is wrong; correct AWS_SECRET_ACCESS_KEY",
 }
-_FAILURES = (OSError, ValueError, botocore.BotoCoreError, aiohttp.ClientError, asyncio.TimeoutError)
+_FAILURES = (OSError, ValueError, botocore.BotoCoreError, aiohttp.ClientError)
+_AWAY = (botocore.HTTPClientError, botocore.ConnectionError, aiohttp.ClientError, TimeoutError, ConnectionError)
 _MISSING = {"get_object": ("NoSuchKey", "404"), "abort_multipart_upload": ("NoSuchUpload", "404")}
 
 
@@ -125,6 +125,7 @@ class Bucket:
                 while position < size:
                     piece = self._read(key, body, min(READ_BYTES, size - position))
                     position += len(piece)
+                    broken = 0
                     yield piece
             except _BrokenOffError as error:
                 broken += 1
@@ -211,7 +212,7 @@ class Bucket:
     def _said(self, error: Exception) -> str:
         if isinstance(error, botocore.NoCredentialsError | botocore.PartialCredentialsError):
             why = "no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a role or file of AWS's"
-        elif isinstance(error, botocore.HTTPClientError | aiohttp.ClientError | TimeoutError | ConnectionError):
+        elif isinstance(error, _AWAY):
             why = f"{self._host()} does not answer; check AWS_ENDPOINT_URL and the network"
         else:
             # Of the machine's own AWS settings: a profile that is not there, an endpoint that is no URL.

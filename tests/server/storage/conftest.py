@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from archipel.server.app import create_app
 from archipel.server.blobs import BlobStore
-from archipel.server.settings import Settings
+from archipel.server.coordinator import Coordinator
+from archipel.server.services import Services
+from archipel.server.settings import Settings, load_settings
 from archipel.server.spool import UpdateSpool
 from archipel.server.storage import Storage, open_storage
+from tests.server.conftest import Clock, Keys, World
 from tests.server.storage.moto_process import MotoProcess, TestBucket
+from tests.server.storage.proxy import Proxy
 
 
 @pytest.fixture(scope="session")
@@ -37,6 +44,15 @@ def bucket(moto: MotoProcess, monkeypatch: pytest.MonkeyPatch) -> TestBucket:
     for name, value in moto.environment().items():
         monkeypatch.setenv(name, value)
     return TestBucket(moto)
+
+
+@pytest.fixture
+def proxy(bucket: TestBucket, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+    """The server's only way to the store."""
+    made = Proxy(bucket.moto.port)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", made.url)
+    yield made
+    made.stop()
 
 
 class Place:
@@ -131,3 +147,41 @@ def place(request: Any, tmp_path: Path) -> Place:
         return InFolder(settings_of(tmp_path / "server", "blobs"))
     bucket: TestBucket = request.getfixturevalue("bucket")
     return InBucket(settings_of(tmp_path / "server", bucket.url), bucket)
+
+
+@dataclass
+class WorldOnBucket(World):
+    """A server whose files are in a bucket."""
+
+    bucket: TestBucket | None = None
+
+    def stored(self, folder: str) -> dict[str, bytes]:
+        assert self.bucket is not None
+        if folder == "incoming":
+            return {path.name: path.read_bytes() for path in (self.settings.blob_cache / folder).iterdir()}
+        found = self.bucket.objects().items()
+        return {key.removeprefix(f"{folder}/"): data for key, data in found if key.startswith(f"{folder}/")}
+
+    def damage(self, key: str) -> None:
+        assert self.bucket is not None
+        self.bucket.put(key, bytes(len(self.bucket.objects()[key])))
+
+
+@pytest.fixture
+def world(
+    data_folder: tuple[Path, str, Keys], bundle_file: Path, empty_database: Path, bucket: TestBucket
+) -> Iterator[WorldOnBucket]:
+    folder, token, keys = data_folder
+    shutil.copy(empty_database, folder / "archipel.db")
+    settings = load_settings(folder, environment={}, blobs=bucket.url)
+    clock = Clock()
+    services = Services.open(settings, clock=clock)
+    services.prepare()
+    made = WorldOnBucket(
+        settings=settings, operator_token=token, keys=keys, clock=clock, services=services, bundle_file=bundle_file,
+        app=create_app(settings, clock=clock), coordinator=Coordinator(services), bucket=bucket,
+    )  # fmt: skip
+    yield made
+    services.database.dispose()
+    made.app.extensions["archipel"].database.dispose()
+    made.coordinator._services.database.dispose()

@@ -59,8 +59,8 @@ class MotoProcess:
 
     def demand_credentials(self) -> None:
         """From now on only known keys with the right policies may do anything."""
-        request = urllib.request.Request(f"{self.url}/moto-api/reset-auth", data=b"0", method="POST")
-        urllib.request.urlopen(request).read()
+        address, plain = f"{self.url}/moto-api/reset-auth", {"Content-Type": "text/plain"}
+        urllib.request.urlopen(urllib.request.Request(address, b"0", plain, method="POST")).read()
 
 
 class TestBucket:
