@@ -85,6 +85,7 @@ class Bucket:
 
     def put_bytes(self, key: str, data: bytes, digest: str) -> None:
         """The store compares what it got with the digest, where it knows how."""
+        _compare(hashlib.sha256(data), digest)
         checksum = base64.b64encode(bytes.fromhex(digest)).decode()
         self._call("put_object", key, Body=data, ChecksumSHA256=checksum)
 
@@ -98,8 +99,7 @@ class Bucket:
                 number = len(parts) + 1
                 tag = self._call("upload_part", key, UploadId=upload, PartNumber=number, Body=part)["ETag"]
                 parts.append({"PartNumber": number, "ETag": tag})
-            if running.hexdigest() != digest:
-                raise OSError(errno.EIO, "the temporary file was damaged before it was stored")
+            _compare(running, digest)
             self._call("complete_multipart_upload", key, UploadId=upload, MultipartUpload={"Parts": parts})
         except BaseException:
             with suppress(OSError):  # `abort_uploads` gets it
@@ -226,6 +226,11 @@ class Bucket:
 
 class _BrokenOffError(Exception):
     """In the middle of an object."""
+
+
+def _compare(actual: Any, digest: str) -> None:
+    if actual.hexdigest() != digest:
+        raise OSError(errno.EIO, "the temporary file was damaged before it was stored")
 
 
 async def _read(body: Any, count: int) -> bytes:

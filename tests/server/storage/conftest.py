@@ -48,7 +48,8 @@ def bucket(moto: MotoProcess, monkeypatch: pytest.MonkeyPatch) -> TestBucket:
 
 @pytest.fixture
 def proxy(bucket: TestBucket, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
-    """The server's only way to the store."""
+    """The server's only way to the store, which it tries twice only, so that tests of failures are quick."""
+    monkeypatch.setattr("archipel.server.storage.s3.ATTEMPTS", 2)
     made = Proxy(bucket.moto.port)
     monkeypatch.setenv("AWS_ENDPOINT_URL", made.url)
     yield made

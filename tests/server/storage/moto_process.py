@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import urllib.request
+from functools import cached_property
 from typing import Any
 
 SERVE = """
@@ -49,6 +50,7 @@ class MotoProcess:
             "AWS_EC2_METADATA_DISABLED": "true",
         }
 
+    @cached_property
     def client(self) -> Any:
         """boto3's, which the server does not use."""
         import boto3
@@ -73,7 +75,7 @@ class TestBucket:
         self.name = f"bucket-{secrets.token_hex(6)}"
         self.prefix = prefix
         self.url = f"s3://{self.name}/{prefix}"
-        self.client = moto.client()
+        self.client = moto.client
         self.client.create_bucket(Bucket=self.name)
 
     def objects(self) -> dict[str, bytes]:

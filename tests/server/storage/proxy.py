@@ -17,7 +17,8 @@ class Proxy:
         self.open = True
         self.cut_after: int | None = None
         self.cuts = 0
-        self.connections = 0
+        self.sent = b""
+        """The beginnings of what came from the near side, up to 64 KiB in all."""
         self._live: list[socket.socket] = []
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -40,18 +41,19 @@ class Proxy:
                 near, _ = self._listener.accept()
             except OSError:
                 return
-            self.connections += 1
             if not self.open:
                 near.close()
                 continue
             far = socket.create_connection(self._target)
             self._live += [near, far]
-            threading.Thread(target=self._pass, args=(near, far, None), daemon=True).start()
+            threading.Thread(target=self._pass, args=(near, far, None, True), daemon=True).start()
             threading.Thread(target=self._pass, args=(far, near, self.cut_after), daemon=True).start()
 
-    def _pass(self, source: socket.socket, target: socket.socket, left: int | None) -> None:
+    def _pass(self, source: socket.socket, target: socket.socket, left: int | None, note: bool = False) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(65536):
+                if note:
+                    self.sent += data[: 65536 - len(self.sent)]
                 if left is not None and len(data) >= left:
                     target.sendall(data[:left])
                     self.cuts += 1

@@ -140,7 +140,17 @@ class Course:
         assert self.process.returncode == 0
 
 
-@pytest.mark.parametrize("kind", ["blob", "blob in parts", "round"])
+@pytest.mark.parametrize(
+    ("place", "kind"),
+    [
+        ("folder", "blob"),
+        ("folder", "round"),
+        ("object store", "round"),
+        pytest.param("object store", "blob", marks=pytest.mark.slow),
+        pytest.param("object store", "blob in parts", marks=pytest.mark.slow),
+    ],
+    indirect=["place"],
+)
 def test_killed_at_every_step(place: Any, tmp_path: Path, kind: str) -> None:
     course = Course(place, kind, tmp_path / "acknowledged")
     # Once before, so that all folders are there in each run, as on a server.

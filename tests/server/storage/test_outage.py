@@ -28,7 +28,6 @@ def test_uploads_are_asked_for_again_and_a_round_waits(proxy: Proxy, world: Any)
         headers = {"Digest-SHA256": "0" * 64, **token}
         answer = client.put(path, data=bytes(len(devices[4].masked)), headers=headers)
         assert answer.status_code == 422  # before it goes to the store
-        assert client.get("/v1/health").status_code == 503
     assert [row["phase"] for row in world.rounds(task["task_id"])] == ["masking"]
     proxy.open = True
     devices[4].upload(devices[4].masked)
@@ -41,10 +40,9 @@ def test_uploads_are_asked_for_again_and_a_round_waits(proxy: Proxy, world: Any)
     world.coordinator.step()
     assert [row["phase"] for row in world.rounds(task["task_id"])] == ["aggregating"]
     proxy.close()
-    for _ in range(2):
-        # The coordinator waits for what is an OSError and tries again.
-        with pytest.raises(StorageUnreachableError):
-            world.coordinator.step()
+    # The coordinator waits for what is an OSError and tries again.
+    with pytest.raises(StorageUnreachableError):
+        world.coordinator.step()
     assert [row["phase"] for row in world.rounds(task["task_id"])] == ["aggregating"]
     proxy.open = True
     world.settle()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import os
@@ -210,7 +211,7 @@ def test_a_download_that_breaks_goes_on_where_it_broke(bucket: TestBucket, proxy
     proxy.open, proxy.cut_after, proxy.cuts = True, 2_000_000, 0
     assert place.blobs.read(digest) == data
     assert place.spool.read("r", "d", digest) == data
-    assert proxy.cuts == 8  # each connection brings one whole MiB
+    assert proxy.cuts == 8  # a connection brings one whole MiB
     # It does not go on for ever, and what broke off is not taken for lost.
     proxy.cut_after = 1_000_000
     with pytest.raises(StorageUnreachableError):
@@ -230,6 +231,23 @@ def test_an_upload_that_breaks_is_not_there(bucket: TestBucket, proxy: Proxy, tm
         place.blobs.put(bytes(size))
         assert len(place.files()) == 1
         place.delete(next(iter(place.files())))
+
+
+@pytest.mark.parametrize("size", [1000, (16 << 20) + 1])
+def test_only_bytes_with_the_digest_are_stored(bucket: TestBucket, proxy: Proxy, tmp_path: Path, size: int) -> None:
+    place = InBucket(settings_of(tmp_path, bucket.url), bucket)
+    written = place.blobs.receive([bytes(size)])
+    with open(written.temporary, "r+b") as file:
+        file.seek(size - 1)
+        file.write(b"x")
+    with pytest.raises(OSError, match="damaged before it was stored"):
+        place.blobs.keep(written)
+    assert (place.files(), place.leftovers()) == ({}, [])
+    if size <= 16 << 20:
+        place.blobs.put(bytes(size))
+        # The store was given the digest to compare with.
+        expected = base64.b64encode(hashlib.sha256(bytes(size)).digest())
+        assert b"x-amz-checksum-sha256: " + expected.lower() in proxy.sent.lower()
 
 
 def test_the_health_of_a_server_whose_store_is_away(
