@@ -39,8 +39,9 @@ class ObjectStorage:
         try:
             self._probe()
             found = b"".join(self._bucket.stream(PROBE))
+            # Of what is not there: these ask for the permissions only.
             next(self._bucket.keys(PROBE), None)
-            # Of a key that is not there: this asks for the permission.
+            self._bucket.abort_uploads(PROBE, before=0.0)
             self._bucket.delete([f"{PROBE}-{secrets.token_hex(8)}"])
         except OSError as error:
             raise ServerError(str(error)) from None

@@ -17,6 +17,9 @@ class Proxy:
         self.open = True
         self.cut_after: int | None = None
         self.cuts = 0
+        self.replaced: tuple[bytes, bytes] | None = None
+        """In what the near side sends: these bytes by those."""
+        self.replacements = 0
         self.sent = b""
         """The beginnings of what came from the near side, up to 64 KiB in all."""
         self._live: list[socket.socket] = []
@@ -54,6 +57,9 @@ class Proxy:
             while data := source.recv(65536):
                 if note:
                     self.sent += data[: 65536 - len(self.sent)]
+                    if self.replaced is not None:
+                        self.replacements += data.count(self.replaced[0])
+                        data = data.replace(*self.replaced)
                 if left is not None and len(data) >= left:
                     target.sendall(data[:left])
                     self.cuts += 1

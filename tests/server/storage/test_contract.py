@@ -163,7 +163,7 @@ def test_checkpoints_of_the_sum_and_dropping_what_is_folded(place: Any) -> None:
 
 def test_rounds_that_are_over(place: Any) -> None:
     spool = place.spool
-    for name in ("r1", "r2", "r3"):
+    for name in ("r1", "r2", "r3", "r22"):
         spool.open_round(name)
         spool.keep(name, "d", spool.receive(name, [name.encode()]))
     written = spool.receive("r2", [b"under way"])
@@ -177,9 +177,9 @@ def test_rounds_that_are_over(place: Any) -> None:
         written.discard()
     with pytest.raises(ServerError, match="cannot be read"):
         spool.read("r2", "d", sha256(b"r2"))
-    spool.sweep(["r1"])
-    assert place.files() == {f"updates/r1/d.{sha256(b'r1')}": b"r1"}
-    assert place.storage.folders("updates") == ["r1"]
+    spool.sweep(["r1", "r22"])
+    assert place.files() == {f"updates/{name}/d.{sha256(name.encode())}": name.encode() for name in ("r1", "r22")}
+    assert sorted(place.storage.folders("updates")) == ["r1", "r22"]
     assert place.leftovers() == []
     spool.sweep([])
     spool.sweep([])

@@ -182,7 +182,7 @@ def test_access_is_refused(strict: MotoProcess, tmp_path: Path, monkeypatch: pyt
     assert "secret key is wrong; correct AWS_SECRET_ACCESS_KEY" in refused(tmp_path, bucket.url)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", key["SecretAccessKey"])
     open_storage(settings_of(tmp_path, bucket.url)).prepare()
-    needed = ["s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:ListBucket"]
+    needed = ["s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:ListBucket", "s3:ListBucketMultipartUploads"]
     for missing in needed:
         may("iam:*", *(action for action in needed if action != missing))
         said = refused(tmp_path, bucket.url)
@@ -218,6 +218,18 @@ def test_a_download_that_breaks_goes_on_where_it_broke(bucket: TestBucket, proxy
         place.spool.read("r", "d", digest)
     place.blobs.put(b"hello")
     assert place.leftovers() == []
+
+
+def test_a_store_that_cannot_go_on_where_it_broke(bucket: TestBucket, proxy: Proxy, tmp_path: Path) -> None:
+    data = random.Random(1).randbytes(5 << 20)
+    digest = hashlib.sha256(data).hexdigest()
+    bucket.put(f"updates/r/d.{digest}", data)
+    place = InBucket(settings_of(tmp_path, bucket.url), bucket)
+    proxy.close()
+    proxy.open, proxy.cut_after, proxy.replaced = True, 2_000_000, (b"Range:", b"Other:")
+    with pytest.raises(StorageUnreachableError, match="cannot go on from byte 1048576"):
+        place.spool.read("r", "d", digest)
+    assert proxy.replacements > 0
 
 
 def test_an_upload_that_breaks_is_not_there(bucket: TestBucket, proxy: Proxy, tmp_path: Path) -> None:
@@ -284,6 +296,22 @@ def test_anybody_may_ask_for_the_health_and_the_store_is_asked_once(
     assert bucket.client.head_object(Bucket=bucket.name, Key=f"{bucket.prefix}/probe")["LastModified"] == before
 
 
+def test_a_whole_bucket_at_an_endpoint_with_a_name(
+    bucket: TestBucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://localhost:{bucket.moto.port}")
+    storage = open_storage(settings_of(tmp_path, f"s3://{bucket.name}"))
+    storage.prepare()
+    digest = BlobStore(storage).put(b"hello")
+    spool = UpdateSpool(storage)
+    spool.keep("r", "d", spool.receive("r", [b"hello"]))
+    listed = bucket.client.list_objects_v2(Bucket=bucket.name)["Contents"]
+    assert [each["Key"] for each in listed] == ["probe", f"sha256/2c/{digest}", f"updates/r/d.{digest}"]
+    assert sorted(storage.keys("")) == [f"sha256/2c/{digest}", f"updates/r/d.{digest}"]
+    spool.sweep([])
+    assert list(storage.keys("")) == [f"sha256/2c/{digest}"]
+
+
 def test_others_in_the_bucket_are_left_alone(bucket: TestBucket, tmp_path: Path) -> None:
     """Two servers' prefixes, one the beginning of the other, and what is not a server's at all."""
     first = InBucket(settings_of(tmp_path / "first", bucket.url), bucket)
@@ -296,9 +324,12 @@ def test_others_in_the_bucket_are_left_alone(bucket: TestBucket, tmp_path: Path)
     foreign = bucket.client.create_multipart_upload(Bucket=bucket.name, Key="elsewhere/large")["UploadId"]
     own = bucket.client.create_multipart_upload(Bucket=bucket.name, Key=f"{bucket.prefix}/sha256/ab/x")["UploadId"]
     first.spool.sweep([])
-    first.storage.sweep(before=4e9)
+    first.storage.sweep(before=1.2e9)  # in 2008; to this store, everything in parts was begun in 2010
     uploads = bucket.client.list_multipart_uploads(Bucket=bucket.name)["Uploads"]
-    assert [each["UploadId"] for each in uploads] == [foreign] != [own]
+    assert {each["UploadId"] for each in uploads} == {foreign, own}
+    first.storage.sweep(before=1.3e9)
+    uploads = bucket.client.list_multipart_uploads(Bucket=bucket.name)["Uploads"]
+    assert [each["UploadId"] for each in uploads] == [foreign]
     assert sorted(second.storage.keys("")) == [
         f"sha256/2c/{hashlib.sha256(b'hello').hexdigest()}",
         f"updates/r/d.{hashlib.sha256(b'update').hexdigest()}",
