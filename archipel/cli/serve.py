@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import click
 
 from archipel.bundle import load_private_key, load_public_key, save_public_key
-from archipel.server import init_data_folder, load_settings, supervise
+from archipel.server import copy_files, init_data_folder, load_settings, supervise
 
 
 @click.group()
@@ -52,3 +53,16 @@ def start(folder: Path, host: str | None, port: int | None) -> None:
     """Serve until Ctrl-C or SIGTERM: gunicorn and one coordinator, watched and restarted."""
     overrides: dict[str, Any] = {name: value for name, value in (("host", host), ("port", port)) if value is not None}
     supervise(load_settings(folder, **overrides), announce=lambda line: click.echo(line))
+
+
+@serve.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.argument("blobs")
+def copy(folder: Path, blobs: str) -> None:
+    """Copy a stopped server's bundles, weights and updates to BLOBS, a folder or s3://BUCKET/PREFIX, and verify them.
+
+    It can be run again after an interruption. The server uses the copy once its setting `blobs` says so.
+    """
+    done = copy_files(load_settings(folder), blobs)
+    click.echo(f"{done.files} files copied ({done.bytes} bytes), {done.there} were there; all have their digests")
+    click.echo(f"the server uses them with the setting  blobs = {json.dumps(blobs)}")

@@ -11,6 +11,7 @@ from archipel.errors import MissingExtraError
 if TYPE_CHECKING:
     from archipel.server.app import create_app as create_app
     from archipel.server.coordinator_process import run_coordinator as run_coordinator
+    from archipel.server.copying import copy_files as copy_files
     from archipel.server.operator import OperatorClient as OperatorClient
     from archipel.server.resources import TaskRequest as TaskRequest
     from archipel.server.settings import Settings as Settings
@@ -22,6 +23,7 @@ _HOMES = {
     "OperatorClient": "operator",
     "Settings": "settings",
     "TaskRequest": "resources",
+    "copy_files": "copying",
     "create_app": "app",
     "init_data_folder": "settings",
     "load_settings": "settings",
@@ -32,6 +34,7 @@ __all__ = [
     "OperatorClient",
     "Settings",
     "TaskRequest",
+    "copy_files",
     "create_app",
     "init_data_folder",
     "load_settings",

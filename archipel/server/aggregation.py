@@ -14,7 +14,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from archipel import strategies
-from archipel.bundle import Manifest, decode_manifest, read_weights, write_weights
+from archipel.bundle import Manifest, decode_manifest, write_weights
 from archipel.errors import ServerError, ShareError
 from archipel.protocol.messages import Cohort, RoundPlan, Unmasking
 from archipel.protocol.sealed import decode
@@ -145,10 +145,10 @@ def _unmask(collected: Collected, total: Vector) -> Vector:
 
 def _update(services: Services, collected: Collected, decoded: DecodedSum) -> NewVersion:
     strategy = strategies.get(collected.manifest.strategy)
-    parameters = read_weights(services.blobs.path(collected.weights))
+    parameters = services.blobs.read_weights(collected.weights)
     state = {}
     if collected.strategy_state is not None:
-        state = read_weights(services.blobs.path(collected.strategy_state))
+        state = services.blobs.read_weights(collected.strategy_state)
     hyperparameters = collected.request.hyperparameters
     moved, state = strategy.update(parameters, state, decoded, collected.updates, hyperparameters)
     for name, array in moved.items():

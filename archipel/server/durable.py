@@ -14,7 +14,7 @@ CHUNK_BYTES = 256 << 10
 
 @dataclass(frozen=True)
 class Written:
-    """A synced temporary file, not yet in place. Discard it or publish it."""
+    """A temporary file, not yet in place. Discard it or publish it. `digest` is its SHA-256, `size` in bytes."""
 
     temporary: Path
     digest: str
@@ -29,8 +29,11 @@ class Written:
         self.temporary.unlink(missing_ok=True)
 
 
-def write_temporary(folder: Path, chunks: Iterable[bytes]) -> Written:
-    """Write the chunks to a new file in `folder` and sync it. On any error nothing stays behind."""
+def write_temporary(folder: Path, chunks: Iterable[bytes], *, sync: bool = True) -> Written:
+    """Write the chunks to a new file in `folder` and sync it. On any error nothing stays behind.
+
+    Without `sync` it may be lost or damaged after a power cut: for what is durable elsewhere.
+    """
     temporary = folder / f".{secrets.token_hex(8)}.part"
     digest = hashlib.sha256()
     size = 0
@@ -40,7 +43,8 @@ def write_temporary(folder: Path, chunks: Iterable[bytes]) -> Written:
                 digest.update(chunk)
                 size += len(chunk)
                 _write_all(file.write, chunk)
-            os.fsync(file.fileno())
+            if sync:
+                os.fsync(file.fileno())
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise

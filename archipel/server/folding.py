@@ -20,7 +20,7 @@ from archipel.protocol.plain import PlainSum, decode_plain
 from archipel.protocol.secagg import add_masked
 from archipel.protocol.vector import Layout, Vector, unpack
 from archipel.server.models import UPDATE_PHASES, Answer, Round, Task
-from archipel.server.spool import UpdateSpool
+from archipel.server.spool import UpdateSpool, sum_name, update_name
 
 BATCH = 16
 BATCH_BYTES = 64 << 20
@@ -134,6 +134,6 @@ def record(session: Session, current: Round, updates: Sequence[Pending], digest:
 def forget(spool: UpdateSpool, round_id: str, updates: Sequence[Pending], old: str | None, new: str) -> None:
     """Delete what the checkpoint `new` has made superfluous: the updates in it and the checkpoint before."""
     for each in updates:
-        spool.drop(each.origin, [f"{each.device_id}.{each.digest}"])
+        spool.drop(each.origin, [update_name(each.device_id, each.digest)])
     if old is not None and old != new:  # updates of zeros leave the sum as it was
-        spool.drop(round_id, [f"sum.{old}"])
+        spool.drop(round_id, [sum_name(old)])

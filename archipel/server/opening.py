@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from sqlalchemy.orm import Session
 
 from archipel import strategies
-from archipel.bundle import Manifest, decode_manifest, open_bundle, read_weights, write_weights
+from archipel.bundle import Manifest, decode_manifest, write_weights
 from archipel.errors import ServerError
 from archipel.protocol.policy import plan_digest
 from archipel.protocol.sealed import encode, seal
@@ -32,9 +32,7 @@ def make_first_version(services: Services, write: Write, task: Task) -> None:
         with write() as session:
             session.get_one(Task, task.task_id, with_for_update=True).model = request.weights
         return
-    bundle = open_bundle(
-        services.blobs.path(row.file_digest), services.settings.trusted_keys, services.settings.bundle_folder
-    )
+    bundle = services.open_bundle(row.file_digest)
     parameters = bundle.parameters()
     state = strategies.get(bundle.manifest.strategy).init(parameters) if request.kind == "training" else {}
     weights = write_weights(parameters)
@@ -114,7 +112,7 @@ def open_round(services: Services, write: Write, task: Task, now: float) -> Tran
 def _store_broadcast(services: Services, task: Task, manifest: Manifest) -> tuple[str | None, int]:
     state = {}
     if task.strategy_state is not None:
-        state = read_weights(services.blobs.path(task.strategy_state))
+        state = services.blobs.read_weights(task.strategy_state)
     tensors = strategies.get(manifest.strategy).broadcast(state)
     if not tensors:
         return None, 0

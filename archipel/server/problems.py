@@ -16,6 +16,7 @@ from werkzeug.exceptions import ClientDisconnected, HTTPException
 
 from archipel.errors import ApiError, ProtocolError
 from archipel.protocol.messages import Problem
+from archipel.server.storage import StorageUnreachableError
 
 log = logging.getLogger("archipel.server")
 
@@ -122,6 +123,8 @@ def _overloaded(error: Exception) -> str:
         if error.connection_invalidated:
             return "the database is not reachable"
         return _POSTGRESQL.get(str(getattr(error.orig, "sqlstate", None)), "")
+    if isinstance(error, StorageUnreachableError):
+        return "the object store is not reachable"
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return "the server's disk is full"
     return ""

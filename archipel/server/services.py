@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from archipel.bundle import Bundle, open_bundle
 from archipel.server.blobs import BlobStore
 from archipel.server.database import Database
 from archipel.server.frozen import FrozenRounds
@@ -13,6 +14,7 @@ from archipel.server.pace import Pace
 from archipel.server.session_cache import SessionCache
 from archipel.server.settings import Settings
 from archipel.server.spool import UpdateSpool
+from archipel.server.storage import open_storage
 from archipel.server.tally import Tally
 
 Clock = Callable[[], float]
@@ -34,13 +36,14 @@ class Services:
 
     @classmethod
     def open(cls, settings: Settings, *, connections: int = 4, clock: Clock = time.time) -> Services:
-        """Nothing is read or written yet. Raises ServerError for an unusable database URL."""
+        """Nothing is read or written yet. Raises ServerError for an unusable database URL or a missing extra."""
+        storage = open_storage(settings)
         database = Database(settings.database_url, connections=connections)
         return cls(
             settings=settings,
             database=database,
-            blobs=BlobStore(settings.blob_folder),
-            spool=UpdateSpool(settings.blob_folder),
+            blobs=BlobStore(storage),
+            spool=UpdateSpool(storage),
             frozen=FrozenRounds(),
             pace=Pace(database, shortest=settings.retry_after, per_second=settings.check_ins_per_second),
             sessions=SessionCache(),
@@ -49,6 +52,11 @@ class Services:
         )
 
     def prepare(self) -> None:
-        """Make the folders and bring the schema up to date. Raises ServerError."""
+        """Make sure that files can be stored and bring the schema up to date. Raises ServerError."""
         self.blobs.prepare()
         self.database.migrate()
+
+    def open_bundle(self, file_digest: str) -> Bundle:
+        """The verified bundle whose .bundle file is the blob `file_digest`. Raises BundleError, and as `blobs.open`."""
+        with self.blobs.open(file_digest) as path:
+            return open_bundle(path, self.settings.trusted_keys, self.settings.bundle_folder)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import secrets
 import tempfile
 import tomllib
@@ -22,6 +23,8 @@ from archipel.errors import BundleError, ServerError
 SETTINGS_FILE = "server.toml"
 SERVER_KEY_FILE = "server.key"
 ENVIRONMENT_PREFIX = "ARCHIPEL_SERVER_"
+_NAME = "[A-Za-z0-9_-][A-Za-z0-9._-]*"
+_BUCKET = re.compile(f"s3://([a-z0-9][a-z0-9.-]{{1,61}}[a-z0-9])(?:/({_NAME}(?:/{_NAME})*))?/?")
 
 HexKey = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 Seconds = Annotated[float, Meta(gt=0, le=86400)]
@@ -47,7 +50,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     database: str = ""
     """SQLAlchemy URL; empty: SQLite in the data folder."""
     blobs: str = "blobs"
-    """Folder of bundles, weights and spooled updates."""
+    """Where bundles, weights and spooled updates are: a folder, or s3://BUCKET/PREFIX."""
+    blob_cache_bytes: Bytes = 4 << 30
+    """Of an object store's bundles and weights, so much is kept in the data folder."""
     host: str = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535)] = 8470
     tls_certificate: str = ""
@@ -100,6 +105,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise ValueError(
                 "tls_key and tls_client_ca need a tls_certificate; without one the server speaks plain HTTP"
             )
+        if "://" in self.blobs and self.bucket is None:
+            # What was given is not shown: somebody may have put credentials into it.
+            raise ValueError(
+                "blobs must be a folder or s3://BUCKET/PREFIX, in letters, digits, '-', '_' and '.'; credentials and "
+                "endpoint come from AWS's environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_ENDPOINT_URL)"
+            )
 
     @property
     def database_url(self) -> str:
@@ -107,7 +118,19 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def blob_folder(self) -> Path:
+        """Where `bucket` is None."""
         return self.path(self.blobs)
+
+    @property
+    def bucket(self) -> tuple[str, str] | None:
+        """Name of an object store's bucket and prefix of all keys, where `blobs` says so."""
+        found = _BUCKET.fullmatch(self.blobs)
+        return (found[1], found[2] or "") if found else None
+
+    @property
+    def blob_cache(self) -> Path:
+        """Of an object store; may be deleted while the server is stopped."""
+        return self.path("blob-cache")
 
     @property
     def bundle_folder(self) -> Path:

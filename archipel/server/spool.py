@@ -1,77 +1,95 @@
-"""Masked updates of live rounds, as they were uploaded: FOLDER/updates/ROUND/DEVICE.DIGEST, gone when the round ends.
+"""What a live round collects: masked updates as they were uploaded, and checkpoints of their running sum.
 
-A file counts only when the database has acknowledged its digest; others are left from refused or interrupted uploads.
+`updates/ROUND/DEVICE.DIGEST` and `updates/ROUND/sum.DIGEST`, gone when the round ends. A file counts only when the
+database has acknowledged its digest; others are left from refused or interrupted uploads.
 """
 
 from __future__ import annotations
 
 import hashlib
-import shutil
 from collections.abc import Iterable
-from pathlib import Path
 
 from archipel.errors import ServerError
-from archipel.server.durable import Written, make_folder, sync_folder, write_temporary
+from archipel.server.durable import Written
+from archipel.server.storage import UPDATES, Storage, StorageUnreachableError
+
+_SUM = "sum"
+
+
+def update_name(device_id: str, digest: str) -> str:
+    """The file of a device's update in its round."""
+    return f"{device_id}.{digest}"
+
+
+def sum_name(digest: str) -> str:
+    """The file of a checkpoint of the running sum in its round."""
+    return f"{_SUM}.{digest}"
 
 
 class UpdateSpool:
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder / "updates"
+    """Files of rounds. Whatever reads or writes raises OSError when the storage cannot be used now."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
 
     def open_round(self, round_id: str) -> None:
-        make_folder(self.folder / round_id)
+        self._storage.make_folder(_folder(round_id))
 
     def receive(self, round_id: str, chunks: Iterable[bytes]) -> Written:
-        """Stream into a synced temporary file. Raises FileNotFoundError when the round is over."""
-        return write_temporary(self.folder / round_id, chunks)
+        """Stream into a temporary file. Raises FileNotFoundError when the round is known to be over."""
+        return self._storage.receive(_folder(round_id), chunks)
 
-    def keep(self, round_id: str, device_id: str, written: Written) -> Path:
-        """Durably in place when this returns."""
-        path = self.path(round_id, device_id, written.digest)
-        written.publish(path)
-        return path
-
-    def path(self, round_id: str, device_id: str, digest: str) -> Path:
-        return self.folder / round_id / f"{device_id}.{digest}"
+    def keep(self, round_id: str, device_id: str, written: Written) -> str:
+        """Durably in place when this returns: the name to `drop` it by. Raises FileNotFoundError as `receive` does."""
+        name = update_name(device_id, written.digest)
+        self._storage.keep(written, f"{_folder(round_id)}/{name}")
+        return name
 
     def read(self, round_id: str, device_id: str, digest: str) -> bytes:
         """The acknowledged bytes. Raises ServerError when they are lost or damaged: then the round cannot go on."""
-        path = self.path(round_id, device_id, digest)
-        try:
-            data = path.read_bytes()
-        except OSError as error:
-            raise ServerError(f"update of device {device_id}: cannot be read ({error.strerror})") from None
-        if hashlib.sha256(data).hexdigest() != digest:
-            raise ServerError(f"update of device {device_id}: the stored bytes differ from the acknowledged ones")
-        return data
+        return self._read(round_id, update_name(device_id, digest), digest, f"update of device {device_id}")
 
     def keep_sum(self, round_id: str, chunks: Iterable[bytes]) -> Written:
-        """Keep a checkpoint of the running sum; durably in place when this returns."""
-        written = write_temporary(self.folder / round_id, chunks)
-        written.publish(self.folder / round_id / f"sum.{written.digest}")
+        """A checkpoint of the running sum, durable when this returns; its `digest` and `size` say which.
+
+        The same sum again is the same file. Raises FileNotFoundError when the round is known to be over.
+        """
+        written = self.receive(round_id, chunks)
+        self._storage.keep(written, f"{_folder(round_id)}/{sum_name(written.digest)}")
         return written
 
     def read_sum(self, round_id: str, digest: str) -> bytes:
-        """Raises ServerError when it is lost or damaged."""
-        return self.read(round_id, "sum", digest)
+        """Raises ServerError when the checkpoint is lost or damaged."""
+        return self._read(round_id, sum_name(digest), digest, f"sum of round {round_id}")
 
     def drop(self, round_id: str, names: Iterable[str]) -> None:
-        """Delete single files, those that are gone already too."""
-        for name in names:
-            (self.folder / round_id / name).unlink(missing_ok=True)
+        """Delete single files of a round by `update_name` and `sum_name`. Those that are gone do not matter."""
+        self._storage.remove(f"{_folder(round_id)}/{name}" for name in names)
 
     def discard(self, round_id: str) -> None:
-        """Delete everything of the round."""
-        folder = self.folder / round_id
-        if folder.is_dir():
-            # An upload may be adding a file while this deletes; `sweep` gets what it leaves.
-            shutil.rmtree(folder, ignore_errors=True)
-            sync_folder(self.folder)
+        """Delete everything of the round. An upload may be adding a file meanwhile; `sweep` gets what this leaves."""
+        self._storage.remove_folder(_folder(round_id))
 
     def sweep(self, live: Iterable[str]) -> None:
-        """Delete every round's folder but those of the `live` rounds."""
+        """Delete every round's files but those of the `live` rounds."""
         keep = set(live)
-        if self.folder.is_dir():
-            for folder in self.folder.iterdir():
-                if folder.name not in keep:
-                    self.discard(folder.name)
+        for round_id in self._storage.folders(UPDATES):
+            if round_id not in keep:
+                self.discard(round_id)
+
+    def _read(self, round_id: str, name: str, digest: str, what: str) -> bytes:
+        # Twice, because bytes may also be damaged on their way.
+        for _ in range(2):
+            try:
+                data = self._storage.read(f"{_folder(round_id)}/{name}")
+            except StorageUnreachableError:
+                raise
+            except OSError as error:
+                raise ServerError(f"{what}: cannot be read ({error.strerror})") from None
+            if hashlib.sha256(data).hexdigest() == digest:
+                return data
+        raise ServerError(f"{what}: the stored bytes differ from the acknowledged ones")
+
+
+def _folder(round_id: str) -> str:
+    return f"{UPDATES}/{round_id}"

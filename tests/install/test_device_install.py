@@ -20,7 +20,19 @@ from archipel.models import digits_cnn
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_BYTES = 175 << 20
-FOREIGN = ("onnx", "onnx_ir", "onnxscript", "torch", "flask", "sqlalchemy", "alembic", "gunicorn", "fsspec", "rich")
+FOREIGN = (
+    "onnx",
+    "onnx_ir",
+    "onnxscript",
+    "torch",
+    "flask",
+    "sqlalchemy",
+    "alembic",
+    "gunicorn",
+    "fsspec",
+    "s3fs",
+    "rich",
+)
 
 
 @pytest.fixture(scope="module")

@@ -246,6 +246,16 @@ class World:
         assert status == 201, answer
         return answer
 
+    def stored(self, folder: str) -> dict[str, bytes]:
+        """All files below `folder`, half-written ones too, by their path."""
+        root = self.settings.blob_folder / folder
+        return {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+    def damage(self, key: str) -> None:
+        """Replace a stored file's bytes by as many zeros."""
+        path = self.settings.blob_folder / key
+        path.write_bytes(bytes(path.stat().st_size))
+
     def task(self, task_id: str) -> Any:
         return self.operator("GET", f"/v1/tasks/{task_id}")[1]
 

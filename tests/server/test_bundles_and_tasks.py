@@ -24,7 +24,7 @@ def test_a_bundle_goes_in_once_and_comes_out_the_same(world: Any, tmp_path: Path
     (tmp_path / "back.bundle").write_bytes(answer)
     bundle = open_bundle(tmp_path / "back.bundle", [public_bytes(world.keys.publisher)], tmp_path / "cache")
     assert bundle.digest == info["digest"]
-    assert list((world.settings.blob_folder / "incoming").iterdir()) == []
+    assert world.stored("incoming") == {}
 
 
 def test_ranges_and_etags(world: Any) -> None:
@@ -65,8 +65,8 @@ def test_bundles_that_are_refused(world: Any, tmp_path: Path, bundle_maker: Any)
         assert (status, answer["type"]) == (422, "unprocessable")
         assert said in answer["detail"]
         assert str(world.settings.folder) not in str(answer)
-    assert list((world.settings.blob_folder / "incoming").iterdir()) == []
-    assert list(world.services.blobs.folder.iterdir()) == []
+    assert world.stored("incoming") == {}
+    assert world.stored("sha256") == {}
 
 
 def test_a_bundle_beyond_the_limit_is_refused_before_it_is_read(world: Any) -> None:
@@ -82,7 +82,7 @@ def test_blobs_that_are_not_weights_are_not_given_out(world: Any) -> None:
     world.settle()
     (device,) = world.add_devices(1)
     file_digest = hashlib.sha256(world.bundle_file.read_bytes()).hexdigest()
-    assert world.services.blobs.path(file_digest).is_file()
+    assert f"{file_digest[:2]}/{file_digest}" in world.stored("sha256")
     assert device.call("GET", f"/v1/blobs/{file_digest}")[0] == 404
     assert device.call("GET", f"/v1/blobs/{'0' * 64}")[0] == 404
     assert device.call("GET", f"/v1/bundles/{'0' * 64}")[0] == 404

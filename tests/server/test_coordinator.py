@@ -88,7 +88,7 @@ def test_aggregating_twice_gives_one_version(world: Any) -> None:
     # Killed after the commit and before the spool was emptied.
     world.services.spool.open_round(devices[0].plan.round_id)
     world.restart_coordinator()
-    assert list((world.settings.blob_folder / "updates").iterdir()) == []
+    assert world.stored("updates") == {}
 
 
 def test_a_spooled_file_without_acknowledgement_does_not_count(world: Any) -> None:

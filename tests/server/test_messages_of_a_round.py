@@ -80,8 +80,8 @@ def test_a_message_again_is_acknowledged_and_another_one_refused(world: Any, fle
     status, answer = fleet[3].call("PUT", path, other, headers | changed | token)
     assert (status, answer["type"]) == (410, "gone")
     assert f"phase {phase} is over" in answer["message"]
-    stored = [file.name for file in (world.settings.blob_folder / "updates").rglob("*") if file.is_file()]
-    assert not any(file.startswith(".") for file in stored)
+    stored = world.stored("updates")
+    assert not any("/." in name for name in stored)
     assert len(stored) == (0 if phase in ("advertising", "sharing") else 3 if phase == "masking" else 4)
 
 
@@ -169,7 +169,7 @@ def test_the_checks_of_an_upload(world: Any, fleet: Any) -> None:
         length = {"CONTENT_LENGTH": str(len(good))}
         broken = client.put(path, data=good[:5], headers=headers, environ_overrides=length)
         assert (broken.status_code, broken.get_json()["type"]) == (400, "bad_request")
-    assert [file for file in (world.settings.blob_folder / "updates").rglob("*") if file.is_file()] == []
+    assert world.stored("updates") == {}
     assert device.call("PUT", path, good, digest)[0] == 200
 
 

@@ -87,8 +87,7 @@ def test_an_update_outside_its_bounds_does_not_count(world: Any, change: Update,
     if status == 422 and "bytes, an update" not in answer["message"]:
         assert words in answer["message"]
     # Where only the length gives it away, the reader itself has to find it.
-    folder = world.services.spool.folder / devices[0].plan.round_id
-    assert list(folder.iterdir()) == []
+    assert world.stored("updates") == {}
     devices[0].updating(**update(1))
 
 
@@ -126,13 +125,12 @@ def test_updates_are_folded_as_they_come_and_their_files_go(world: Any, monkeypa
     devices = world.add_devices(5)
     world.start_round(devices)
     updates = [update(index, 1.0 + index) for index in range(5)]
-    folder = world.services.spool.folder / devices[0].plan.round_id
     files = []
     for device, values in zip(devices, updates):
         device.updating(**values)
         world.settle()
         world.restart_coordinator()  # nothing of it is in memory
-        files.append(len(list(folder.iterdir())) if folder.is_dir() else 0)
+        files.append(len(world.stored("updates")))
     assert files == [1, 1, 2, 1, 0]  # an update, a sum, a sum and an update, a sum; all gone when committed
     same(parameters(world, task), mean(updates))
 

@@ -91,7 +91,7 @@ def test_at_the_deadline_with_too_few_the_round_fails_closed(world: Any, phase: 
     assert f"{NEEDED[phase] - 1} " in failed["reason"]
     assert f"{NEEDED[phase]} needed" in failed["reason"]
     assert failed["survivors"] == []
-    assert list((world.settings.blob_folder / "updates").iterdir()) == []
+    assert world.stored("updates") == {}
     status = devices[0].status()
     assert (status.phase, status.reason) == ("failed", failed["reason"])
     # The task is not given up: its devices check in again, and the same version is tried in a new round.

@@ -108,14 +108,14 @@ def test_nothing_unmasked_is_stored(world: Any) -> None:
     updates = give_updates(devices, [1, 1, 1, 1, 1])
     world.run_to("confirming", devices)
     folder = world.settings.path("")
-    stored = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    spooled = {path: data for path, data in stored.items() if "updates" in path.parts}
-    assert sorted(path.name.split(".")[0] for path in spooled) == sorted(device.id for device in devices)
+    spooled = world.stored("updates")
+    assert sorted(name.split("/")[1].split(".")[0] for name in spooled) == sorted(device.id for device in devices)
+    stored = [*spooled.values(), *(path.read_bytes() for path in folder.rglob("*") if path.is_file())]
     for device, update in zip(devices, updates, strict=True):
         width = device.plan.modulus_bits // 8
         plain = b"".join(int(entry % 256**width).to_bytes(width, "little") for entry in update)
         assert any(data == device.masked for data in spooled.values())
-        for data in stored.values():
+        for data in stored:
             assert plain not in data
             assert device.vector.tobytes() not in data
 
@@ -128,7 +128,7 @@ def test_spool_and_messages_are_gone_after_the_round(world: Any) -> None:
     for device in devices:
         device.unmasking()
     world.settle()
-    assert list((world.settings.blob_folder / "updates").iterdir()) == []
+    assert world.stored("updates") == {}
     with world.services.database.engine.connect() as connection:
         assert connection.exec_driver_sql("SELECT count(*) FROM shares").scalar() == 0
         assert connection.exec_driver_sql("SELECT count(*) FROM answers WHERE body IS NOT NULL").scalar() == 0
@@ -184,8 +184,8 @@ def test_an_update_that_is_damaged_on_disk_fails_the_round_closed(world: Any) ->
     devices = world.add_devices(5)
     world.start_round(devices)
     world.run_to("unmasking", devices)
-    spooled = next((world.settings.blob_folder / "updates").rglob(f"{devices[0].id}.*"))
-    spooled.write_bytes(bytes(len(spooled.read_bytes())))
+    (spooled,) = (name for name in world.stored("updates") if devices[0].id in name)
+    world.damage(f"updates/{spooled}")
     for device in devices:
         device.unmasking()
     world.settle()

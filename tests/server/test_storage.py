@@ -18,12 +18,10 @@ from alembic.script import ScriptDirectory
 
 from archipel.bundle import load_private_key
 from archipel.errors import ServerError
-from archipel.server.blobs import BlobStore
 from archipel.server.database import MIGRATIONS, SCHEMA, Database
 from archipel.server.durable import make_folder, write_temporary
 from archipel.server.models import Base
 from archipel.server.settings import Settings, init_data_folder, load_settings
-from archipel.server.spool import UpdateSpool
 
 KEY = bytes(range(32))
 
@@ -166,63 +164,6 @@ def test_a_write_that_fails_leaves_nothing(world: Any) -> None:
         raise RuntimeError
     with world.services.database.read() as session:
         assert session.connection().exec_driver_sql("SELECT count(*) FROM blobs").scalar() == 0
-
-
-def test_blobs(tmp_path: Path) -> None:
-    store = BlobStore(tmp_path)
-    store.prepare()
-    store.check()
-    digest = store.put(b"hello")
-    assert digest == "2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824"
-    assert store.put(b"hello") == digest
-    assert store.read(digest) == store.path(digest).read_bytes() == b"hello"
-    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == [digest]
-    with pytest.raises(ServerError, match="cannot be read"):
-        store.read("0" * 64)
-
-
-def test_an_interrupted_upload_leaves_nothing(tmp_path: Path) -> None:
-    store = BlobStore(tmp_path)
-    store.prepare()
-
-    def broken() -> Any:
-        yield b"some"
-        raise ConnectionError
-
-    with pytest.raises(ConnectionError):
-        store.receive(broken())
-    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
-
-
-def test_leftovers_are_swept_when_they_are_old(tmp_path: Path) -> None:
-    store = BlobStore(tmp_path)
-    store.prepare()
-    old, new = store.receive([b"old"]), store.receive([b"new"])
-    os.utime(old.temporary, (1000.0, 1000.0))
-    store.sweep(before=2000.0)
-    assert not old.temporary.exists()
-    assert new.temporary.exists()
-
-
-def test_the_spool(tmp_path: Path) -> None:
-    spool = UpdateSpool(tmp_path)
-    spool.open_round("r1")
-    spool.open_round("r2")
-    written = spool.receive("r1", [b"up", b"date"])
-    assert (written.size, written.digest) == (6, hashlib.sha256(b"update").hexdigest())
-    path = spool.keep("r1", "d1", written)
-    assert path == tmp_path / "updates" / "r1" / f"d1.{written.digest}"
-    assert spool.read("r1", "d1", written.digest) == b"update"
-    path.write_bytes(b"updatE")
-    with pytest.raises(ServerError, match="differ from the acknowledged"):
-        spool.read("r1", "d1", written.digest)
-    spool.sweep(["r1"])
-    assert [folder.name for folder in spool.folder.iterdir()] == ["r1"]
-    spool.discard("r1")
-    with pytest.raises(ServerError, match="cannot be read"):
-        spool.read("r1", "d1", written.digest)
-    with pytest.raises(FileNotFoundError):
-        spool.receive("r1", [b"late"])
 
 
 def test_a_full_disk_is_an_error_and_leaves_nothing() -> None:

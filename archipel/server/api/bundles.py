@@ -97,8 +97,9 @@ def body_chunks(length: int) -> Iterator[bytes]:
 
 
 def _file(call: Call[None], blob: str, etag: str, mimetype: str) -> Response:
-    path = call.services.blobs.path(blob)
-    return send_file(path, mimetype, conditional=True, etag=etag, last_modified=None, max_age=31536000)
+    # It is opened here; that it may go from a cache afterwards does not matter.
+    with call.services.blobs.open(blob) as path:
+        return send_file(path, mimetype, conditional=True, etag=etag, last_modified=None, max_age=31536000)
 
 
 def _info(row: BundleRow) -> BundleInfo:

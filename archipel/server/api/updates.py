@@ -43,13 +43,13 @@ def upload_update(call: Call[None], round_id: str) -> Receipt:
             raise refuse(422, f"the body's SHA-256 is {written.digest}, header {DIGEST_HEADER} says {digest}")
         if seat.privacy == "plain":
             _check(services, round_id, written)
-        path = services.spool.keep(round_id, seat.device_id, written)
+        name = services.spool.keep(round_id, seat.device_id, written)
     except FileNotFoundError:
         raise refuse(410, "the round is over: its updates were discarded") from None
     try:
         return store_answer(services, seat, seat.uploads_in, digest=digest, size=length)
     except ApiError:
-        path.unlink(missing_ok=True)
+        services.spool.drop(round_id, [name])
         raise
 
 

@@ -141,7 +141,7 @@ def check(through: Through, task_id: str, expected: Any, versions: int = 1) -> N
     world.restart_coordinator()
     with world.services.database.read() as session:
         assert all(row.ended is not None for row in session.query(Round).filter_by(task_id=task_id))
-    assert not [path for path in world.services.spool.folder.glob("*") if path.is_dir()], "left-over updates"
+    assert world.stored("updates") == {}, "left-over updates"
 
 
 def run(world: Any, scenario: str, kill: int) -> Server:

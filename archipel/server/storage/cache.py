@@ -1,0 +1,220 @@
+"""Local copies of objects that are read again: bundles, weights, strategy states. Any of them may be deleted any time.
+
+Threads and processes of one data folder share it. Advisory locks of the operating system keep them apart, which a
+killed process cannot leave behind: one on each file that is being used, so that it is not thrown out; one for the
+digests with the same first two digits, so that only one fetches an object that many ask for; one around making room.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from archipel.errors import ServerError
+from archipel.server.durable import CHUNK_BYTES, Written, write_temporary
+from archipel.server.storage.interface import INCOMING
+
+LEFTOVER_SECONDS = 86400.0
+
+
+@dataclass(frozen=True)
+class _Held:
+    """An open file with a shared lock: it stays in place until `release`."""
+
+    path: Path
+    handle: int
+    passing: bool = False
+
+    def release(self) -> None:
+        if self.passing:
+            self.path.unlink(missing_ok=True)
+        os.close(self.handle)
+
+
+class BlobCache:
+    """FOLDER/sha256/DIGEST, at most `max_bytes` of them beside those in use; the least recently used go first.
+
+    A file is compared with its digest when it is fetched, and again by each process that finds it there, or finds it
+    changed: nothing is synced, so a power cut may have damaged it.
+    """
+
+    def __init__(self, folder: Path, max_bytes: int) -> None:
+        self._folder = folder
+        self._files = folder / "sha256"
+        self._incoming = folder / INCOMING
+        self._locks = folder / "locks"
+        self._max_bytes = max_bytes
+        self._intact: dict[str, tuple[int, int, int]] = {}
+        self._over = False
+
+    def prepare(self) -> None:
+        """Make the folders, and remove what killed processes left. Raises ServerError."""
+        try:
+            for folder in (self._files, self._incoming, self._locks):
+                folder.mkdir(parents=True, exist_ok=True)
+            self.sweep(time.time() - LEFTOVER_SECONDS)
+        except OSError as error:
+            raise ServerError(f"{self._folder}: cannot be written ({error.strerror})") from None
+
+    def check(self) -> None:
+        """Raises ServerError when nothing could be received."""
+        if not os.access(self._incoming, os.W_OK | os.X_OK):
+            raise ServerError(f"{self._incoming}: missing or not writable")
+
+    def sweep(self, before: float) -> None:
+        """Remove temporary files that nobody has touched since `before` (Unix seconds)."""
+        for leftover in self._incoming.iterdir():
+            with suppress(FileNotFoundError):
+                if leftover.stat().st_mtime < before:
+                    leftover.unlink()
+
+    def receive(self, chunks: Iterable[bytes]) -> Written:
+        """A temporary file of the cache's file system. It is not synced: what counts is the object."""
+        self._incoming.mkdir(parents=True, exist_ok=True)
+        return write_temporary(self._incoming, chunks, sync=False)
+
+    def adopt(self, written: Written) -> None:
+        """Take over what was stored just now, unless it is there, being fetched, or too large."""
+        with self._lock(written.digest[:2], wait=False) as locked:
+            there = (self._files / written.digest).exists()
+            if locked and not there and written.size <= self._max_bytes:
+                self._place(written).release()
+
+    @contextmanager
+    def hold(self, digest: str, fetch: Callable[[], Iterable[bytes]]) -> Iterator[Path]:
+        """A file with these bytes, in place for as long as the block lasts; `fetch` is called when there is none.
+
+        Raises ServerError when what was fetched has another digest, and what `fetch` raises.
+        """
+        held = self._take(digest)
+        if held is None:
+            with self._lock(digest[:2]):
+                # Another may have fetched it while this waited.
+                held = self._take(digest) or self._place(self._fetch(digest, fetch))
+        try:
+            yield held.path
+        finally:
+            held.release()
+            if self._over:
+                # So many were in use that there was not room enough.
+                with self._lock("room"):
+                    self._make_room(0)
+
+    def _take(self, digest: str) -> _Held | None:
+        path = self._files / digest
+        try:
+            handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        try:
+            fcntl.flock(handle, fcntl.LOCK_SH)
+            if self._is_intact(digest, handle) and _is_at(path, handle):
+                # Reading order is kept as the access time, which not every file system keeps by itself.
+                os.utime(handle, ns=(time.time_ns(), os.fstat(handle).st_mtime_ns))
+                kept, handle = handle, -1
+                return _Held(path, kept)
+            return None
+        finally:
+            if handle >= 0:
+                os.close(handle)
+
+    def _is_intact(self, digest: str, handle: int) -> bool:
+        signature = _signature(handle)
+        if self._intact.get(digest) == signature:
+            return True
+        actual = hashlib.sha256()
+        with open(handle, "rb", buffering=0, closefd=False) as file:
+            while chunk := file.read(CHUNK_BYTES):
+                actual.update(chunk)
+        if actual.hexdigest() != digest:
+            self._intact.pop(digest, None)
+            return False
+        self._intact[digest] = signature
+        return True
+
+    def _fetch(self, digest: str, fetch: Callable[[], Iterable[bytes]]) -> Written:
+        # Twice, because bytes may also be damaged on their way.
+        for _ in range(2):
+            written = self.receive(fetch())
+            if written.digest == digest:
+                return written
+            written.discard()
+        raise ServerError(
+            f"blob {digest}: the object store gives {written.size} other bytes, of SHA-256 {written.digest}; "
+            "put the right ones there, from a backup or from who published them"
+        )
+
+    def _place(self, written: Written) -> _Held:
+        # The caller has the digest's lock.
+        path = self._files / written.digest
+        handle = os.open(written.temporary, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_SH)
+            if written.size > self._max_bytes:
+                return _Held(written.temporary, handle, passing=True)
+            with self._lock("room"):
+                self._make_room(written.size)
+                os.replace(written.temporary, path)  # of a damaged one, if there is one
+            self._intact[written.digest] = _signature(handle)
+        except BaseException:
+            os.close(handle)
+            written.discard()
+            raise
+        return _Held(path, handle)
+
+    def _make_room(self, size: int) -> None:
+        found = [(entry.stat(), entry.path) for entry in os.scandir(self._files)]
+        total = sum(status.st_size for status, _ in found)
+        for status, path in sorted(found, key=lambda each: each[0].st_atime_ns):
+            if total + size <= self._max_bytes:
+                break
+            if _remove_unless_held(path):
+                total -= status.st_size
+        self._over = total + size > self._max_bytes
+
+    @contextmanager
+    def _lock(self, name: str, *, wait: bool = True) -> Iterator[bool]:
+        handle = os.open(self._locks / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            except BlockingIOError:
+                yield False
+            else:
+                yield True
+        finally:
+            os.close(handle)
+
+
+def _signature(handle: int) -> tuple[int, int, int]:
+    status = os.fstat(handle)
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _is_at(path: Path, handle: int) -> bool:
+    # It may have been thrown out between opening and locking.
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(handle))
+    except FileNotFoundError:
+        return False
+
+
+def _remove_unless_held(path: str) -> bool:
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return True
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.unlink(path)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(handle)
+    return True

@@ -1,0 +1,80 @@
+"""Files in a folder, of this machine or of a network file system: synced, renamed into place, and the folder synced."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from archipel.errors import ServerError
+from archipel.server.durable import CHUNK_BYTES, Written, make_folder, sync_folder, write_temporary
+from archipel.server.storage.interface import INCOMING
+
+
+class FolderStorage:
+    """ROOT/KEY. Acknowledged means that file and folder were synced."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._incoming = root / INCOMING
+
+    def prepare(self) -> None:
+        try:
+            make_folder(self._incoming)
+        except OSError as error:
+            raise ServerError(f"setting blobs: {self.root}: cannot be written ({error.strerror})") from None
+        self.check()
+
+    def check(self) -> None:
+        if not os.access(self._incoming, os.W_OK | os.X_OK):
+            raise ServerError(f"{self._incoming}: missing or not writable")
+
+    def make_folder(self, folder: str) -> None:
+        make_folder(self.root / folder)
+
+    def receive(self, folder: str, chunks: Iterable[bytes]) -> Written:
+        return write_temporary(self.root / folder, chunks)
+
+    def keep(self, written: Written, key: str, *, reread: bool = False) -> None:
+        written.publish(self.root / key)
+
+    def read(self, key: str) -> bytes:
+        return (self.root / key).read_bytes()
+
+    def stream(self, key: str) -> Iterator[bytes]:
+        with open(self.root / key, "rb", buffering=0) as file:
+            while chunk := file.read(CHUNK_BYTES):
+                yield chunk
+
+    @contextmanager
+    def hold(self, key: str, digest: str) -> Iterator[Path]:
+        yield self.root / key
+
+    def remove(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            (self.root / key).unlink(missing_ok=True)
+
+    def remove_folder(self, folder: str) -> None:
+        path = self.root / folder
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+            sync_folder(path.parent)
+
+    def folders(self, folder: str) -> list[str]:
+        path = self.root / folder
+        return [each.name for each in path.iterdir()] if path.is_dir() else []
+
+    def keys(self, folder: str) -> Iterator[str]:
+        for path in (self.root / folder).rglob("*"):
+            # Temporary files start with a dot.
+            if path.parent != self._incoming and not path.name.startswith(".") and path.is_file():
+                yield path.relative_to(self.root).as_posix()
+
+    def sweep(self, before: float) -> None:
+        for leftover in self._incoming.iterdir():
+            # It may be gone already: an upload that ended meanwhile.
+            with suppress(FileNotFoundError):
+                if leftover.stat().st_mtime < before:
+                    leftover.unlink()

@@ -1,0 +1,123 @@
+"""Files as objects of a bucket. Acknowledged means that the store has answered that it has them."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from archipel.errors import ServerError
+from archipel.server.durable import Written
+from archipel.server.storage.cache import BlobCache
+from archipel.server.storage.interface import BLOBS, UPDATES
+from archipel.server.storage.s3 import Bucket
+
+log = logging.getLogger("archipel.server")
+
+PROBE = "probe"
+PROBE_BYTES = b"archipel writes this to see whether it can\n"
+PROBE_SECONDS = 10.0
+
+
+class ObjectStorage:
+    """PREFIX/KEY in the bucket; on this machine temporary files and a cache of what is read again, in `cache`."""
+
+    def __init__(self, bucket: Bucket, cache: BlobCache) -> None:
+        self._bucket = bucket
+        self._cache = cache
+        self._probing = threading.Lock()
+        self._next_probe = 0.0
+        self._works = True
+
+    def prepare(self) -> None:
+        self._cache.prepare()
+        try:
+            self._probe()
+            found = b"".join(self._bucket.stream(PROBE))
+            # Of what is not there: these ask for the permissions only.
+            next(self._bucket.keys(PROBE), None)
+            self._bucket.abort_uploads(PROBE, before=0.0)
+            self._bucket.delete([f"{PROBE}-{secrets.token_hex(8)}"])
+        except OSError as error:
+            raise ServerError(str(error)) from None
+        if found != PROBE_BYTES:
+            raise ServerError(f"setting blobs: {self._bucket.url}: the store gives back other bytes than it was given")
+
+    def check(self) -> None:
+        self._cache.check()
+        # Anybody may ask how the server is: one question at a time goes to the store, and not too often.
+        if self._probing.acquire(blocking=False):
+            try:
+                if time.monotonic() >= self._next_probe:
+                    self._works = self._probe_again()
+            finally:
+                self._probing.release()
+        if not self._works:
+            # Without its address, which is not for everybody.
+            raise ServerError("the object store cannot be written; the server's log says why")
+
+    def _probe_again(self) -> bool:
+        try:
+            self._probe()
+        except OSError as error:
+            log.warning("%s", error)
+            return False
+        finally:
+            self._next_probe = time.monotonic() + PROBE_SECONDS
+        return True
+
+    def _probe(self) -> None:
+        self._bucket.put_bytes(PROBE, PROBE_BYTES, hashlib.sha256(PROBE_BYTES).hexdigest())
+
+    def make_folder(self, folder: str) -> None:
+        pass
+
+    def receive(self, folder: str, chunks: Iterable[bytes]) -> Written:
+        return self._cache.receive(chunks)
+
+    def keep(self, written: Written, key: str, *, reread: bool = False) -> None:
+        try:
+            self._bucket.put(key, written.temporary, size=written.size, digest=written.digest)
+            if reread:
+                self._cache.adopt(written)
+        finally:
+            written.discard()
+
+    def read(self, key: str) -> bytes:
+        return b"".join(self._bucket.stream(key))
+
+    def stream(self, key: str) -> Iterator[bytes]:
+        return self._bucket.stream(key)
+
+    @contextmanager
+    def hold(self, key: str, digest: str) -> Iterator[Path]:
+        with self._cache.hold(digest, lambda: self._fetch(key)) as path:
+            yield path
+
+    def _fetch(self, key: str) -> Iterator[bytes]:
+        try:
+            yield from self._bucket.stream(key)
+        except FileNotFoundError as error:
+            raise ServerError(f"{error.filename}: lost from the object store") from None
+
+    def remove(self, keys: Iterable[str]) -> None:
+        self._bucket.delete(keys)
+
+    def remove_folder(self, folder: str) -> None:
+        self._bucket.delete(self._bucket.keys(folder))
+
+    def folders(self, folder: str) -> list[str]:
+        return self._bucket.folders(folder)
+
+    def keys(self, folder: str) -> Iterator[str]:
+        return (key for key in self._bucket.keys(folder) if key != PROBE)
+
+    def sweep(self, before: float) -> None:
+        self._cache.sweep(before)
+        for folder in (BLOBS, UPDATES):
+            self._bucket.abort_uploads(folder, before)

@@ -1,0 +1,246 @@
+"""One prefix of one S3 bucket: whole objects in and out in pieces, and errors in plain words.
+
+Endpoint, region and credentials are what AWS's own tools would use: environment, configuration files, roles.
+"""
+
+from __future__ import annotations
+
+import base64
+import errno
+import hashlib
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+from botocore import exceptions as botocore
+from fsspec.asyn import sync
+from s3fs import S3FileSystem
+
+from archipel.errors import ServerError
+from archipel.server.storage.interface import MAX_FILE_BYTES, StorageUnreachableError
+
+PART_BYTES = 8 << 20
+ONE_PUT_BYTES = 2 * PART_BYTES
+"""Larger files go up in parts."""
+READ_BYTES = 1 << 20
+DELETE_KEYS = 1000
+"""As many as one request may delete."""
+ATTEMPTS = 4
+CONNECT_SECONDS = 5.0
+ANSWER_SECONDS = 60.0
+
+_NEEDS = (
+    "s3:GetObject, s3:PutObject, s3:DeleteObject, s3:ListBucket, s3:ListBucketMultipartUploads, s3:AbortMultipartUpload"
+)
+_REFUSED = f"access is refused; the credentials in AWS's environment or files need {_NEEDS}"
+_REASONS = {
+    "AccessDenied": _REFUSED,
+    "403": _REFUSED,
+    "AllAccessDisabled": _REFUSED,
+    "AuthorizationHeaderMalformed": "the region is wrong; set AWS_REGION",
+    "ExpiredToken": "the credentials have expired; renew them in AWS's environment or files",
+    "InvalidAccessKeyId": "the access key is unknown there; correct AWS_ACCESS_KEY_ID or AWS_ENDPOINT_URL",
+    "NoSuchBucket": "there is no such bucket; make it, or correct the setting",
+    "PermanentRedirect": "the bucket is in another region; set AWS_REGION",
+    "RequestTimeTooSkewed": "this machine's clock is wrong; set it",
+    "SignatureDoesNotMatch": "the secret key is wrong; correct AWS_SECRET_ACCESS_KEY",
+}
+_FAILURES = (OSError, ValueError, botocore.BotoCoreError, aiohttp.ClientError)
+_AWAY = (botocore.HTTPClientError, botocore.ConnectionError, aiohttp.ClientError, TimeoutError, ConnectionError)
+_MISSING = {"get_object": ("NoSuchKey", "404"), "abort_multipart_upload": ("NoSuchUpload", "404")}
+
+
+class Bucket:
+    """Every method raises StorageUnreachableError with a remedy, and FileNotFoundError for a key that is not there."""
+
+    def __init__(self, name: str, prefix: str, *, connections: int = 20) -> None:
+        self._name = name
+        self._prefix = f"{prefix}/" if prefix else ""
+        self.url = f"s3://{name}/{prefix}".rstrip("/")
+        self._files = S3FileSystem(
+            skip_instance_cache=True,
+            use_listings_cache=False,
+            config_kwargs={
+                "connect_timeout": CONNECT_SECONDS,
+                "read_timeout": ANSWER_SECONDS,
+                "max_pool_connections": connections,
+                "retries": {"mode": "standard", "total_max_attempts": ATTEMPTS},
+            },
+        )
+        self._files.retries = 1  # botocore's own are enough
+
+    def put(self, key: str, file: Path, *, size: int, digest: str) -> None:
+        """`file` as one object, which is there when the store has answered, and not before. Memory: two parts."""
+        with open(file, "rb") as source:
+            if size > ONE_PUT_BYTES:
+                self._put_parts(key, source, digest)
+                return
+            data = source.read(size + 1)
+        self.put_bytes(key, data, digest)
+
+    def put_bytes(self, key: str, data: bytes, digest: str) -> None:
+        """The store compares what it got with the digest, where it knows how."""
+        _compare(hashlib.sha256(data), digest)
+        checksum = base64.b64encode(bytes.fromhex(digest)).decode()
+        self._call("put_object", key, Body=data, ChecksumSHA256=checksum)
+
+    def _put_parts(self, key: str, source: Any, digest: str) -> None:
+        upload = self._call("create_multipart_upload", key)["UploadId"]
+        try:
+            parts: list[dict[str, Any]] = []
+            running = hashlib.sha256()
+            while part := source.read(PART_BYTES):
+                running.update(part)
+                number = len(parts) + 1
+                tag = self._call("upload_part", key, UploadId=upload, PartNumber=number, Body=part)["ETag"]
+                parts.append({"PartNumber": number, "ETag": tag})
+            _compare(running, digest)
+            self._call("complete_multipart_upload", key, UploadId=upload, MultipartUpload={"Parts": parts})
+        except BaseException:
+            with suppress(OSError):  # `abort_uploads` gets it
+                self._call("abort_multipart_upload", key, UploadId=upload)
+            raise
+
+    def stream(self, key: str) -> Iterator[bytes]:
+        """The object in pieces of at most 1 MiB. A connection that breaks is opened again where it broke.
+
+        Raises ServerError for an object larger than any that is put there.
+        """
+        position, size, broken = 0, -1, 0
+        while position != size:
+            resume = {"Range": f"bytes={position}-"} if position else {}
+            answer = self._call("get_object", key, **resume)
+            body = answer["Body"]
+            try:
+                size = position + int(answer["ContentLength"])
+                if size > MAX_FILE_BYTES:
+                    raise ServerError(f"{self.url}/{key}: {size} bytes, the limit is {MAX_FILE_BYTES}")
+                if position and not str(answer.get("ContentRange", "")).startswith(f"bytes {position}-"):
+                    raise StorageUnreachableError(f"{self.url}/{key}: the store cannot go on from byte {position}")
+                while position < size:
+                    piece = self._read(key, body, min(READ_BYTES, size - position))
+                    position += len(piece)
+                    broken = 0
+                    yield piece
+            except _BrokenOffError as error:
+                broken += 1
+                if broken == ATTEMPTS:
+                    raise StorageUnreachableError(str(error)) from None
+            finally:
+                sync(self._files.loop, _close, body)
+
+    def delete(self, keys: Iterable[str]) -> None:
+        """Those that are not there do not matter."""
+        left = iter(keys)
+        while some := list(islice(left, DELETE_KEYS)):
+            if len(some) == 1:
+                self._call("delete_object", some[0])
+                continue
+            objects = [{"Key": self._prefix + key} for key in some]
+            answer = self._call("delete_objects", Delete={"Objects": objects, "Quiet": True})
+            failed = answer.get("Errors", [])
+            if failed:
+                raise self._refusal(str(failed[0].get("Code", "")))
+
+    def keys(self, folder: str) -> Iterator[str]:
+        """Everything below `folder`, without the prefix."""
+        for page in self._pages("list_objects_v2", f"{folder}/" if folder else ""):
+            for each in page.get("Contents", ()):
+                yield each["Key"].removeprefix(self._prefix)
+
+    def folders(self, folder: str) -> list[str]:
+        pages = self._pages("list_objects_v2", f"{folder}/", Delimiter="/")
+        return [
+            each["Prefix"].rstrip("/").rsplit("/", 1)[1] for page in pages for each in page.get("CommonPrefixes", ())
+        ]
+
+    def abort_uploads(self, folder: str, before: float) -> None:
+        """Of files in parts that were begun before that time (Unix seconds) and never completed."""
+        for page in self._pages("list_multipart_uploads", f"{folder}/"):
+            for each in page.get("Uploads", ()):
+                if each["Initiated"].timestamp() < before:
+                    key = each["Key"].removeprefix(self._prefix)
+                    with suppress(FileNotFoundError):
+                        self._call("abort_multipart_upload", key, UploadId=each["UploadId"])
+
+    def _pages(self, method: str, folder: str, **arguments: Any) -> Iterator[dict[str, Any]]:
+        more: dict[str, Any] = {}
+        while True:
+            page = self._call(method, Prefix=self._prefix + folder, **arguments, **more)
+            yield page
+            if not page.get("IsTruncated"):
+                return
+            if "NextContinuationToken" in page:
+                more = {"ContinuationToken": page["NextContinuationToken"]}
+            else:
+                more = {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]}
+
+    def _call(self, method: str, key: str | None = None, **arguments: Any) -> dict[str, Any]:
+        if key is not None:
+            arguments["Key"] = self._prefix + key
+        try:
+            answer: dict[str, Any] = self._files.call_s3(method, Bucket=self._name, **arguments)
+        except _FAILURES as error:
+            response = getattr(error.__cause__, "response", None)
+            if not isinstance(response, dict):
+                raise StorageUnreachableError(self._said(error)) from None
+            code = str(response.get("Error", {}).get("Code", ""))
+            if code in _MISSING.get(method, ()):
+                raise FileNotFoundError(errno.ENOENT, "not there", f"{self.url}/{key}") from None
+            raise self._refusal(code) from None
+        return answer
+
+    def _read(self, key: str, body: Any, count: int) -> bytes:
+        try:
+            piece: bytes = sync(self._files.loop, _read, body, count)
+        except _FAILURES as error:
+            raise _BrokenOffError(self._said(error)) from None
+        if len(piece) < count:
+            raise _BrokenOffError(f"{self.url}/{key}: the store sends less than it announced")
+        return piece
+
+    def _refusal(self, code: str) -> StorageUnreachableError:
+        # The store's own text could say anything; its code is a word.
+        word = code if re.fullmatch("[A-Za-z0-9.]{1,64}", code) else "no code"
+        return StorageUnreachableError(f"setting blobs: {self.url}: {_REASONS.get(word, 'the store refuses')} ({word})")
+
+    def _said(self, error: Exception) -> str:
+        if isinstance(error, botocore.NoCredentialsError | botocore.PartialCredentialsError):
+            why = "no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a role or file of AWS's"
+        elif isinstance(error, _AWAY):
+            why = f"{self._host()} does not answer; check AWS_ENDPOINT_URL and the network"
+        else:
+            # Of the machine's own AWS settings: a profile that is not there, an endpoint that is no URL.
+            why = f"AWS's environment or files cannot be used ({type(error).__name__})"
+        return f"setting blobs: {self.url}: {why}"
+
+    def _host(self) -> str:
+        endpoint: str = self._files.s3.meta.endpoint_url
+        return urlsplit(endpoint).netloc.rpartition("@")[2]
+
+
+class _BrokenOffError(Exception):
+    """In the middle of an object."""
+
+
+def _compare(actual: Any, digest: str) -> None:
+    if actual.hexdigest() != digest:
+        raise OSError(errno.EIO, "the temporary file was damaged before it was stored")
+
+
+async def _read(body: Any, count: int) -> bytes:
+    # All of them at once: every call is a way to the client's thread and back.
+    pieces = []
+    while count > 0 and (piece := await body.read(count)):
+        pieces.append(piece)
+        count -= len(piece)
+    return b"".join(pieces)
+
+
+async def _close(body: Any) -> None:
+    body.close()

@@ -1,0 +1,12 @@
+"""What the server's tests ask with a folder, asked with an object store: the same tests, with this folder's `world`."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.server.test_bundles_and_tasks import *  # noqa: F403
+from tests.server.test_coordinator import *  # noqa: F403
+from tests.server.test_messages_of_a_round import *  # noqa: F403
+from tests.server.test_secure_round import *  # noqa: F403
+
+pytestmark = pytest.mark.slow
