@@ -19,6 +19,7 @@ from archipel.client.folder import lock_folder
 from archipel.client.identity import DeviceRecord, IdentityStore
 from archipel.client.journal import Entry, Journal, OpenRound
 from archipel.client.plain_round import PlainRound
+from archipel.client.rotation import rotate
 from archipel.client.round import SecureRound
 from archipel.client.session import DeviceSession
 from archipel.client.transport import Transport
@@ -40,16 +41,8 @@ from archipel.errors import (
 )
 from archipel.lite_runtime import DeviceState
 from archipel.lite_runtime.durable import sweep, write_durably
-from archipel.protocol.identity import EnrolmentToken, enrolment_request, rotation_request
-from archipel.protocol.messages import (
-    MAX_ROTATIONS,
-    CheckIn,
-    CheckInResponse,
-    EnrolmentResponse,
-    RotationResponse,
-    RoundPlan,
-    RoundStatus,
-)
+from archipel.protocol.identity import EnrolmentToken, enrolment_request
+from archipel.protocol.messages import CheckIn, CheckInResponse, EnrolmentResponse, RoundPlan, RoundStatus
 from archipel.protocol.plain import encode_plain
 from archipel.protocol.policy import plan_digest
 from archipel.protocol.sealed import Sealed, encode, unseal
@@ -66,8 +59,6 @@ _LEAVING = (RoundAbandonedError, NonFiniteLossError, ProtocolError)
 _SHORTEST_WAIT = 0.01
 _LONGEST_WAIT = 86400.0
 _LATER = {429, 500, 502, 503, 504}
-_NOT_NOW = {404, 405, 409}
-"""Of a rotation: the device is in a round, or the server knows no rotations. The old key goes on being its key."""
 
 
 class Agent:
@@ -172,20 +163,11 @@ class Agent:
         was replaced as often as it can be, ClientError before enrolment, UnreachableError, or RefusedError.
         """
         transport, _, record = self._connected()
-        if len(record.chain.rotations) >= MAX_ROTATIONS:
-            # Before there is a next key, which would never be taken.
-            raise CertificateError(f"the key was replaced {MAX_ROTATIONS} times; enrol again with a new token")
-        request = rotation_request(record.chain, self._identity.key(), self._identity.next_key(), record.server_key)
-        path = f"/v1/devices/{record.device_id}/key"
-        try:
-            answer = transport.call("PUT", path, RotationResponse, body=encode(request))
-        except RefusedError as error:
-            if error.status in _NOT_NOW:
-                return False
-            raise
-        self._record = self._identity.rotated(record, request.certificate)
-        self._session = None
-        self._emit("rotated", {"number": answer.rotations})
+        changed = rotate(transport, self._identity, record)
+        if changed is None:
+            return False
+        self._record, self._session = changed, None
+        self._emit("rotated", {"number": len(changed.chain.rotations)})
         return True
 
     # --- work -----------------------------------------------------------------------------------------------------

@@ -10,6 +10,8 @@ import pytest
 from archipel.bundle import generate_key, read_weights
 from archipel.protocol import identity, messages
 from archipel.server.app import create_app
+from tests.server.test_buffered_rounds import asynchronous, seats
+from tests.server.test_plain_rounds import mean, parameters, same, update
 
 PHASES = ("advertising", "sharing", "masking", "confirming", "unmasking")
 
@@ -230,6 +232,41 @@ def test_an_update_that_was_acknowledged_before_stays_in_the_sum(world: Any) -> 
     [made] = world.rounds(task["task_id"])
     assert made["phase"] == "committed"
     assert devices[0].id in made["survivors"]
+
+
+def test_in_a_plain_round_too(world: Any) -> None:
+    task = world.create_task(privacy="plain", threshold=None, goal=4)
+    devices = world.add_devices(5)
+    world.start_round(devices)
+    devices[0].updating(**update(0))
+    revoke(world, devices[0])
+    revoke(world, devices[1])
+    with pytest.raises(AssertionError, match="401"):
+        devices[1].updating(**update(1))
+    for number in (2, 3, 4):
+        devices[number].updating(**update(number))
+    world.settle()
+    [made] = world.rounds(task["task_id"])
+    assert made["phase"] == "committed"
+    assert made["survivors"] == sorted(devices[number].id for number in (0, 2, 3, 4))
+    same(parameters(world, task), mean([update(number) for number in (0, 2, 3, 4)]))
+
+
+def test_in_an_asynchronous_task_too(world: Any) -> None:
+    """Where a device keeps its seat although the round is over."""
+    task = asynchronous(world, cohort=3, concurrency=4)
+    devices = world.add_devices(4)
+    assert seats(world, devices) == devices
+    for number in (0, 1, 2):
+        devices[number].updating(**update(number))
+    world.clock.now += 1
+    world.settle()
+    assert world.task(task["task_id"])["rounds_committed"] == 1
+    revoke(world, devices[3])
+    with pytest.raises(AssertionError, match="401"):
+        devices[3].updating(**update(3))
+    assert seats(world, devices[:3]) == devices[:3]
+    assert shown(world, devices[3])["rounds"] == 1
 
 
 def test_populations(world: Any) -> None:
