@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import urllib.request
+from contextlib import suppress
 from functools import cached_property
 from typing import Any
 
@@ -85,9 +86,8 @@ class TestBucket:
         found = {}
         for key in keys:
             with suppress(self.client.exceptions.NoSuchKey):  # deleted since it was listed
-                found[key.removeprefix(f"{self.prefix}/")] = self.client.get_object(Bucket=self.name, Key=key)[
-                    "Body"
-                ].read()
+                answer = self.client.get_object(Bucket=self.name, Key=key)
+                found[key.removeprefix(f"{self.prefix}/")] = answer["Body"].read()
         return found
 
     def put(self, key: str, data: bytes) -> None:
