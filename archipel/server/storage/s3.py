@@ -50,7 +50,6 @@ _REASONS = {
     "RequestTimeTooSkewed": "this machine's clock is wrong; set it",
     "SignatureDoesNotMatch": "the secret key is wrong; correct AWS_SECRET_ACCESS_KEY",
 }
-_FAILURES = (OSError, ValueError, botocore.BotoCoreError, aiohttp.ClientError)
 _AWAY = (botocore.HTTPClientError, botocore.ConnectionError, aiohttp.ClientError, TimeoutError, ConnectionError)
 _MISSING = {"get_object": ("NoSuchKey", "404"), "abort_multipart_upload": ("NoSuchUpload", "404")}
 
@@ -90,15 +89,15 @@ class Bucket:
         self._call("put_object", key, Body=data, ChecksumSHA256=checksum)
 
     def _put_parts(self, key: str, source: Any, digest: str) -> None:
-        upload = self._call("create_multipart_upload", key)["UploadId"]
+        upload = self._field(self._call("create_multipart_upload", key), "UploadId")
         try:
             parts: list[dict[str, Any]] = []
             running = hashlib.sha256()
             while part := source.read(PART_BYTES):
                 running.update(part)
                 number = len(parts) + 1
-                tag = self._call("upload_part", key, UploadId=upload, PartNumber=number, Body=part)["ETag"]
-                parts.append({"PartNumber": number, "ETag": tag})
+                answer = self._call("upload_part", key, UploadId=upload, PartNumber=number, Body=part)
+                parts.append({"PartNumber": number, "ETag": self._field(answer, "ETag")})
             _compare(running, digest)
             self._call("complete_multipart_upload", key, UploadId=upload, MultipartUpload={"Parts": parts})
         except BaseException:
@@ -115,9 +114,9 @@ class Bucket:
         while position != size:
             resume = {"Range": f"bytes={position}-"} if position else {}
             answer = self._call("get_object", key, **resume)
-            body = answer["Body"]
+            body = self._field(answer, "Body")
             try:
-                size = position + int(answer["ContentLength"])
+                size = position + max(0, int(self._field(answer, "ContentLength")))
                 if size > MAX_FILE_BYTES:
                     raise ServerError(f"{self.url}/{key}: {size} bytes, the limit is {MAX_FILE_BYTES}")
                 if position and not str(answer.get("ContentRange", "")).startswith(f"bytes {position}-"):
@@ -151,22 +150,21 @@ class Bucket:
         """Everything below `folder`, without the prefix."""
         for page in self._pages("list_objects_v2", f"{folder}/" if folder else ""):
             for each in page.get("Contents", ()):
-                yield each["Key"].removeprefix(self._prefix)
+                yield str(self._field(each, "Key")).removeprefix(self._prefix)
 
     def folders(self, folder: str) -> list[str]:
         pages = self._pages("list_objects_v2", f"{folder}/", Delimiter="/")
-        return [
-            each["Prefix"].rstrip("/").rsplit("/", 1)[1] for page in pages for each in page.get("CommonPrefixes", ())
-        ]
+        found = [str(self._field(each, "Prefix")) for page in pages for each in page.get("CommonPrefixes", ())]
+        return [name.rstrip("/").rpartition("/")[2] for name in found]
 
     def abort_uploads(self, folder: str, before: float) -> None:
         """Of files in parts that were begun before that time (Unix seconds) and never completed."""
         for page in self._pages("list_multipart_uploads", f"{folder}/"):
             for each in page.get("Uploads", ()):
-                if each["Initiated"].timestamp() < before:
-                    key = each["Key"].removeprefix(self._prefix)
+                if self._field(each, "Initiated").timestamp() < before:
+                    key = str(self._field(each, "Key")).removeprefix(self._prefix)
                     with suppress(FileNotFoundError):
-                        self._call("abort_multipart_upload", key, UploadId=each["UploadId"])
+                        self._call("abort_multipart_upload", key, UploadId=self._field(each, "UploadId"))
 
     def _pages(self, method: str, folder: str, **arguments: Any) -> Iterator[dict[str, Any]]:
         more: dict[str, Any] = {}
@@ -178,14 +176,15 @@ class Bucket:
             if "NextContinuationToken" in page:
                 more = {"ContinuationToken": page["NextContinuationToken"]}
             else:
-                more = {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]}
+                names = ("KeyMarker", "UploadIdMarker")
+                more = {name: self._field(page, f"Next{name}") for name in names}
 
     def _call(self, method: str, key: str | None = None, **arguments: Any) -> dict[str, Any]:
         if key is not None:
             arguments["Key"] = self._prefix + key
         try:
             answer: dict[str, Any] = self._files.call_s3(method, Bucket=self._name, **arguments)
-        except _FAILURES as error:
+        except Exception as error:  # noqa: BLE001 - what the client makes of junk can be anything
             response = getattr(error.__cause__, "response", None)
             if not isinstance(response, dict):
                 raise StorageUnreachableError(self._said(error)) from None
@@ -195,10 +194,15 @@ class Bucket:
             raise self._refusal(code) from None
         return answer
 
+    def _field(self, answer: dict[str, Any], name: str) -> Any:
+        if name not in answer:
+            raise StorageUnreachableError(f"setting blobs: {self.url}: {self._host()} does not speak S3: no {name}")
+        return answer[name]
+
     def _read(self, key: str, body: Any, count: int) -> bytes:
         try:
             piece: bytes = sync(self._files.loop, _read, body, count)
-        except _FAILURES as error:
+        except Exception as error:  # noqa: BLE001
             raise _BrokenOffError(self._said(error)) from None
         if len(piece) < count:
             raise _BrokenOffError(f"{self.url}/{key}: the store sends less than it announced")
@@ -214,6 +218,8 @@ class Bucket:
             why = "no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a role or file of AWS's"
         elif isinstance(error, _AWAY):
             why = f"{self._host()} does not answer; check AWS_ENDPOINT_URL and the network"
+        elif not isinstance(error, botocore.BotoCoreError | ValueError):
+            why = f"{self._host()} does not speak S3 ({type(error).__name__}); check AWS_ENDPOINT_URL"
         else:
             # Of the machine's own AWS settings: a profile that is not there, an endpoint that is no URL.
             why = f"AWS's environment or files cannot be used ({type(error).__name__})"

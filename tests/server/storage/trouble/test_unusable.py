@@ -360,6 +360,6 @@ with store.open(digest) as path:
     assert path.stat().st_size == 400 << 20
 print(peak() - before)
 """
-    command = [sys.executable, "-c", code, str(Path(__file__).parents[3]), str(tmp_path), bucket.url]
+    command = [sys.executable, "-c", code, str(Path(__file__).parents[4]), str(tmp_path), bucket.url]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert int(done.stdout) < 40 << 20
