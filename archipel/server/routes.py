@@ -81,7 +81,24 @@ class DigestConverter(BaseConverter):
     regex = "[0-9a-f]{64}"
 
 
-CONVERTERS: dict[str, type[BaseConverter]] = {"id": IdConverter, "digest": DigestConverter}
+class NameConverter(BaseConverter):
+    """A population's or model's name."""
+
+    regex = "[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
+
+
+class NumberConverter(BaseConverter):
+    """A version's number."""
+
+    regex = "[1-9][0-9]{0,8}"
+
+
+CONVERTERS: dict[str, type[BaseConverter]] = {
+    "id": IdConverter,
+    "digest": DigestConverter,
+    "name": NameConverter,
+    "number": NumberConverter,
+}
 
 
 def blueprint(name: str, routes: Iterable[Route], services: Services, authenticator: Authenticator) -> Blueprint:

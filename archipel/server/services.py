@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from archipel.server.blobs import BlobStore
 from archipel.server.database import Database
 from archipel.server.frozen import FrozenRounds
+from archipel.server.offers import Offers
 from archipel.server.pace import Pace
 from archipel.server.settings import Settings
 from archipel.server.spool import UpdateSpool
@@ -26,6 +27,7 @@ class Services:
     spool: UpdateSpool
     frozen: FrozenRounds
     pace: Pace
+    offers: Offers
     clock: Clock
 
     @classmethod
@@ -39,6 +41,7 @@ class Services:
             spool=UpdateSpool(settings.blob_folder),
             frozen=FrozenRounds(),
             pace=Pace(database, shortest=settings.retry_after, per_second=settings.check_ins_per_second),
+            offers=Offers(database, settings),
             clock=clock,
         )
 
