@@ -24,6 +24,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "fit": ("archipel.cli.fit:fit", "Train a bundle further on data in files."),
     "inspect": ("archipel.cli.inspect:inspect", "Show what a bundle or an ONNX file is made of."),
     "keys": ("archipel.cli.keys:keys", "Make an Ed25519 key pair for signing or enrolment."),
+    "model": ("archipel.cli.model:model", "Versions of models: register, promote, roll back."),
+    "rollout": ("archipel.cli.rollout:rollout", "Bring a version to more and more devices, with health gates."),
     "run": ("archipel.cli.run:run", "Predict with a bundle, or evaluate it, on files."),
     "serve": ("archipel.cli.serve:serve", "Set up and run a federation server."),
     "slots": ("archipel.cli.slots:slots", "Two models on a device: install, test, switch, go back."),

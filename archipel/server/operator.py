@@ -16,6 +16,7 @@ from archipel.bundle import read_weights
 from archipel.errors import ClientError, RefusedError, UnreachableError
 from archipel.protocol.messages import Problem, RoundStatus
 from archipel.protocol.sealed import Sealed
+from archipel.server.operator_registry import RegistryCalls
 from archipel.server.resources import (
     IDEMPOTENCY_HEADER,
     AuditEntry,
@@ -38,11 +39,11 @@ T = TypeVar("T")
 PAGE = 100
 
 
-class OperatorClient:
+class OperatorClient(RegistryCalls):
     """Calls one server with the operator's token. Raises UnreachableError, or RefusedError for an error status.
 
-    `server` is such as "http://127.0.0.1:8470". Reading is retried, and so is `create_task`; `upload_bundle` may be
-    repeated.
+    `server` is such as "http://127.0.0.1:8470". Reading is retried, and so are `create_task` and what is about models
+    and rollouts; `upload_bundle` may be repeated.
     """
 
     def __init__(self, server: str, token: str, *, timeout: float = 30.0) -> None:
