@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -286,3 +287,42 @@ def test_the_same_key_is_one_rollout(fleet: Fleet) -> None:
     # And also when it is over.
     done = control(fleet, first, "abort")
     assert fleet.post("rollouts", asked, 200, key) == done
+
+
+def at_once(fleet: Fleet, requests: list[tuple[str, Any]]) -> list[int]:
+    statuses = []
+    threads = [
+        threading.Thread(
+            target=lambda path=path, body=body: statuses.append(fleet.world.operator("POST", path, body)[0])
+        )
+        for path, body in requests
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return sorted(statuses)
+
+
+def test_of_requests_at_the_same_time_one_begins_a_rollout(fleet: Fleet) -> None:
+    asked = {"model": MODEL, "version": 2, "stages": STAGES, "gate": "none"}
+    assert at_once(fleet, [("/v1/rollouts", asked)] * 6) == [201] + [409] * 5
+    assert len(fleet.get("rollouts")["items"]) == 1
+
+
+def test_first_promotions_of_a_population_at_the_same_time(world: Any) -> None:
+    fleet = Fleet(world).create(1, promote=None)
+    names = [f"m{number}" for number in range(6)]
+    for name in names:
+        fleet.post("models", {"name": name, "population": "pupils"}, 201)
+        fleet.post(f"models/{name}/versions", {"bundle": fleet.bundles[0]}, 201)
+    assert at_once(fleet, [(f"/v1/models/{name}/promote", {"version": 1}) for name in names]) == [200] * 6
+    (device,) = world.add_devices(1)
+    device.versions = {}
+    device.check_in()
+    assert [each.model for each in device.offers] == names
+
+
+def test_the_same_content_registered_at_the_same_time_is_one_version(fleet: Fleet) -> None:
+    fleet.post("models", {"name": "words", "population": "pupils"}, 201)
+    assert at_once(fleet, [("/v1/models/words/versions", {"bundle": fleet.bundles[0]})] * 6) == [200] * 5 + [201]

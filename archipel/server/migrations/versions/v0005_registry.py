@@ -85,7 +85,7 @@ def _fill_weights() -> None:
     connection = op.get_bind()
     found = sa.select(tasks.c.task_id, tasks.c.request).where(tasks.c.kind == "evaluation")
     for row in connection.execute(found).all():
-        weights = json.loads(bytes(row.request) or b"{}").get("weights")
+        weights = json.loads(row.request or "{}").get("weights")
         connection.execute(sa.update(tasks).where(tasks.c.task_id == row.task_id).values(weights=weights))
 
 
