@@ -120,7 +120,8 @@ class Fleet:
         device.advertising()
         return True
 
-    def arrays(self, device: Any, accuracy: float) -> dict[str, Any]:
+    @staticmethod
+    def arrays(device: Any, accuracy: float) -> dict[str, Any]:
         """What a device uploads that has found this on its examples."""
         plan = device.plan
         return metric_arrays({"accuracy": accuracy}, plan.metrics, EXAMPLES, plan.max_examples)
