@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +77,14 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     everything = [head, *rows]
     widths = [max(len(row[column]) for row in everything) for column in range(len(head))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in everything]
+
+
+def fields(values: msgspec.Struct, *, times: Collection[str] = (), without: Collection[str] = ()) -> list[str]:
+    """Name and value of each field, one a line; those of `times` are Unix seconds."""
+    shown = {name: value for name, value in msgspec.to_builtins(values).items() if name not in without}
+    shown.update({name: moment(shown[name]) for name in times})
+    width = max(map(len, shown))
+    return [f"{name.ljust(width)}  {'-' if value in (None, '', [], {}) else value}" for name, value in shown.items()]
 
 
 def moment(seconds: float | None) -> str:

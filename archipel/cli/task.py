@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from archipel.cli.remote import as_json, moment, remote, show, table
+from archipel.cli.remote import as_json, fields, moment, remote, show, table
 from archipel.errors import CommandError
 from archipel.server import OperatorClient, TaskRequest
 from archipel.server.resources import RoundInfo, TaskInfo
@@ -134,11 +134,7 @@ def cancel(client: OperatorClient, task_id: str) -> None:
 
 
 def _lines(found: TaskInfo) -> list[str]:
-    values = msgspec.to_builtins(found)
-    for name in ("created", "ended"):
-        values[name] = moment(values[name])
-    width = max(map(len, values))
-    return [f"{name.ljust(width)}  {'-' if value in (None, '') else value}" for name, value in values.items()]
+    return fields(found, times=("created", "ended"))
 
 
 def _rows(found: list[RoundInfo]) -> list[tuple[str, ...]]:

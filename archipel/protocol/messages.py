@@ -31,6 +31,9 @@ Metrics = Annotated[
 MAX_COHORT = 4096
 MAX_ROTATIONS = 8
 """How often a device may replace its key: every peer in a cohort checks the whole chain."""
+MAX_MODELS = 16
+"""Of one population, and so on one device."""
+VersionNumber = Annotated[int, Meta(ge=1, le=1_000_000_000)]
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -183,16 +186,39 @@ class RoundPlan(Message, frozen=True, kw_only=True):
 
 
 class CheckIn(Message, frozen=True, kw_only=True):
-    """`attributes` are what the owner chose to tell."""
+    """`attributes` are what the owner chose to tell. `versions` are the models that the device runs, each with the
+    number of its version; where they are there, even if there are none, the device wants to be offered others."""
 
     attributes: dict[str, str | float | bool] = {}
+    versions: Annotated[dict[Name, VersionNumber], Meta(max_length=MAX_MODELS)] | None = None
 
 
 class CheckInResponse(Message, frozen=True, kw_only=True):
-    """Assigned when `plan` is there; else check in again after `retry_after` seconds."""
+    """Assigned when `plan` is there; else check in again after `retry_after` seconds.
+
+    `offers` (label "offer") are for a device that told its `versions`: one for each model of which it is to run another
+    version than it does. A device that runs what it is to run is offered nothing.
+    """
 
     plan: Sealed | None = None
     retry_after: float = 1.0
+    offers: Annotated[list[Sealed], Meta(max_length=MAX_MODELS)] = []
+
+
+class Offer(Message, frozen=True, kw_only=True):
+    """Label "offer"; sealed by the server key: the version of `model` that this device is to run.
+
+    `weights` is the digest of its parameters (safetensors), None for those in the bundle. `rollout` is there while the
+    version is tried on a part of the devices. `serial` grows with every change of what the population is offered: an
+    offer with a smaller one than a device has seen is an old one, sent again.
+    """
+
+    model: Name
+    version: VersionNumber
+    bundle: Digest
+    weights: Digest | None = None
+    rollout: RoundId | None = None
+    serial: Whole
 
 
 class RoundStatus(Message, frozen=True, kw_only=True):

@@ -5,15 +5,11 @@ Only counts and ids leave here; what a device tells is compared with the task's 
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.orm import Session
 
-from archipel.server.eligibility import Eligibility, parse_eligibility
 from archipel.server.models import UPDATE_PHASES, Answer, CheckInRow, Participant, Round, Task
-
-_parsed = lru_cache(maxsize=256)(parse_eligibility)
+from archipel.server.targeting import Target
 
 
 def candidates(session: Session, task: Task, *, now: float, window: float, lock: bool = True) -> list[str]:
@@ -21,21 +17,23 @@ def candidates(session: Session, task: Task, *, now: float, window: float, lock:
     with `lock` for writing."""
     query = select(CheckInRow.device_id, CheckInRow.attributes).where(*_may_be_taken(task, now, window))
     rows = session.execute(query.with_for_update(of=CheckInRow) if lock else query)
-    expression = _expression(task)
-    return [row.device_id for row in rows if expression(row.attributes)]
+    target = target_of(task)
+    return [row.device_id for row in rows if target.takes(row.device_id, row.attributes)]
 
 
 def count_candidates(session: Session, task: Task, *, now: float, window: float) -> int:
     """How many `candidates` there are."""
     where = _may_be_taken(task, now, window)
-    expression = _expression(task)
-    if not expression.names:
+    target = target_of(task)
+    if target.everybody:
         return session.scalar(select(func.count()).select_from(CheckInRow).where(*where)) or 0
-    return sum(map(expression, session.scalars(select(CheckInRow.attributes).where(*where))))
+    rows = session.execute(select(CheckInRow.device_id, CheckInRow.attributes).where(*where))
+    return sum(target.takes(row.device_id, row.attributes) for row in rows)
 
 
-def _expression(task: Task) -> Eligibility:
-    return _parsed(task.eligibility)
+def target_of(task: Task) -> Target:
+    """Whom the task is for."""
+    return Target(task.eligibility, task.salt, task.percent)
 
 
 def _may_be_taken(task: Task, now: float, window: float) -> list[ColumnElement[bool]]:

@@ -35,6 +35,7 @@ from archipel.server.models import (
     Task,
     Version,
 )
+from archipel.server.rollout_steps import step_rollouts
 from archipel.server.rounds import (
     RULES,
     Transition,
@@ -144,7 +145,7 @@ class Coordinator:
         self._services.spool.sweep(live)
 
     def step(self) -> bool:
-        """One pass over live rounds and idle tasks. Returns whether anything happened."""
+        """One pass over live rounds, idle tasks and rollouts. Returns whether anything happened."""
         services = self._services
         with services.database.read() as session:
             live = session.execute(select(Round.round_id, Round.phase).where(Round.ended.is_(None))).all()
@@ -159,6 +160,7 @@ class Coordinator:
             happened |= self._advance(row.round_id)
         for task in idle:
             happened |= self._start(task)
+        happened |= step_rollouts(services, self._write)
         if services.clock() >= self._next_cleaning:
             self._next_cleaning = services.clock() + CLEAN_SECONDS
             self._clean()

@@ -23,7 +23,7 @@ from archipel.errors import ApiError, ServerError
 T = TypeVar("T")
 
 MIGRATIONS = Path(__file__).parent / "migrations"
-SCHEMA = "0004"
+SCHEMA = "0005"
 """Name of the newest migration."""
 BUSY_MILLISECONDS = 10_000
 _WRITE, _ALONE = "archipel_write", "archipel_alone"

@@ -71,7 +71,10 @@ class RevokedToken(Base):
 
 class CheckInRow(Base):
     """When a device was last seen waiting, when it was told to come again (`due`; 0 in a round and until it has come
-    again after it, and for ever where it was revoked), and the live round it is assigned to: at most one."""
+    again after it, and for ever where it was revoked), and the live round it is assigned to: at most one.
+
+    `versions` are the models that it runs, null where it tells none.
+    """
 
     __tablename__ = "check_ins"
     device_id: Mapped[str] = mapped_column(ForeignKey("devices.device_id"), primary_key=True)
@@ -79,6 +82,7 @@ class CheckInRow(Base):
     last_seen: Mapped[float] = mapped_column(Float, index=True)
     due: Mapped[float] = mapped_column(Float, server_default="0")
     attributes: Mapped[dict[str, Any]] = mapped_column(JSON)
+    versions: Mapped[dict[str, int] | None] = mapped_column(JSON(none_as_null=True))
     round_id: Mapped[str | None] = mapped_column(ForeignKey("rounds.round_id"), index=True)
     __table_args__ = (Index(None, "population", "due"),)
 
@@ -129,14 +133,16 @@ class Task(Base):
 
     `request` is the JSON of the checked resources.TaskRequest; what queries and rounds need of it has columns too.
     `failed_rounds` counts those since the last committed one; `request_digest` is of the request under an idempotency
-    key. A paused task finishes its round and opens no other.
+    key. A paused task finishes its round and opens no other. With `salt` it takes `percent` of the devices, see
+    archipel.server.targeting.
     """
 
     __tablename__ = "tasks"
     task_id: Mapped[str] = mapped_column(Id, primary_key=True)
     name: Mapped[str] = mapped_column(String(128))
     population: Mapped[str] = mapped_column(String(128))
-    bundle: Mapped[str] = mapped_column(ForeignKey("bundles.digest"))
+    bundle: Mapped[str] = mapped_column(ForeignKey("bundles.digest"), index=True)
+    weights: Mapped[str | None] = mapped_column(Digest)
     state: Mapped[str] = mapped_column(String(16), index=True)
     reason: Mapped[str] = mapped_column(String(1024))
     rounds: Mapped[int] = mapped_column(Integer)
@@ -152,6 +158,8 @@ class Task(Base):
     goal: Mapped[int | None] = mapped_column(Integer)
     concurrency: Mapped[int | None] = mapped_column(Integer)
     eligibility: Mapped[str] = mapped_column(String(1024), server_default="")
+    salt: Mapped[str | None] = mapped_column(String(128))
+    percent: Mapped[float | None] = mapped_column(Float)
     max_contributions: Mapped[int | None] = mapped_column(Integer)
     rest_seconds: Mapped[float] = mapped_column(Float, server_default="0")
     request_digest: Mapped[str | None] = mapped_column(Digest)

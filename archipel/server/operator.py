@@ -27,6 +27,7 @@ from archipel.server.device_resources import (
     RevokedTokenPage,
     TokenRevocation,
 )
+from archipel.server.operator_registry import RegistryCalls
 from archipel.server.resources import (
     IDEMPOTENCY_HEADER,
     AuditEntry,
@@ -49,11 +50,12 @@ T = TypeVar("T")
 PAGE = 100
 
 
-class OperatorClient:
+class OperatorClient(RegistryCalls):
     """Calls one server with the operator's token. Raises UnreachableError, or RefusedError for an error status.
 
-    `server` is such as "http://127.0.0.1:8470". Reading is retried, and so is `create_task`; `upload_bundle` may be
-    repeated. `tls` is for https://, see archipel.protocol.tls.client_context; None: with the system's authorities.
+    `server` is such as "http://127.0.0.1:8470". Reading is retried, and so are `create_task` and what is about models
+    and rollouts; `upload_bundle` may be repeated. `tls` is for https://, see archipel.protocol.tls.client_context;
+    None: with the system's authorities.
     """
 
     def __init__(self, server: str, token: str, *, timeout: float = 30.0, tls: ssl.SSLContext | None = None) -> None:

@@ -14,6 +14,7 @@ from archipel.server.problems import refuse
 from archipel.server.resources import PageQuery
 
 R = TypeVar("R", bound=Base)
+K = TypeVar("K", str, int)
 
 
 def page(
@@ -43,3 +44,21 @@ def page(
     found = session.scalars(rows.order_by(*order).limit(query.limit + 1)).all()
     shown = found[: query.limit]
     return shown, str(getattr(shown[-1], key.key)) if len(found) > len(shown) else None
+
+
+def page_by(
+    session: Session,
+    table: type[R],
+    key: InstrumentedAttribute[K],
+    limit: int,
+    after: K | None,
+    *where: ColumnExpressionArgument[bool],
+    newest_first: bool = False,
+) -> tuple[Sequence[R], K | None]:
+    """The rows of one page in the order of `key`, which is unique among them, and the `after` of the next."""
+    rows = select(table).where(*where)
+    if after is not None:
+        rows = rows.where(key < after if newest_first else key > after)
+    found = session.scalars(rows.order_by(key.desc() if newest_first else key).limit(limit + 1)).all()
+    shown = found[:limit]
+    return shown, getattr(shown[-1], key.key) if len(found) > len(shown) else None

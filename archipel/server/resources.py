@@ -100,7 +100,8 @@ class TaskRequest(Message, frozen=True, kw_only=True):
 
 class TaskInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
     """`model` is the digest of the newest weights (null until the first round was opened), `waiting` the number of
-    devices that are checking in and may be taken now."""
+    devices that are checking in and may be taken now. `percent`: so many of the eligible devices are taken at all, in
+    the evaluations that rollouts make; null: all of them."""
 
     task_id: RoundId
     name: Name
@@ -126,6 +127,7 @@ class TaskInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
     metrics: dict[str, float]
     max_examples: int
     eligibility: str
+    percent: float | None
     max_contributions: int | None
     rest_seconds: float
     hyperparameters: dict[str, float]

@@ -84,12 +84,23 @@ class DigestConverter(BaseConverter):
 
 
 class NameConverter(BaseConverter):
-    """A population's name."""
+    """A population's or model's name."""
 
     regex = "[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
 
 
-CONVERTERS: dict[str, type[BaseConverter]] = {"id": IdConverter, "digest": DigestConverter, "name": NameConverter}
+class NumberConverter(BaseConverter):
+    """A version's number."""
+
+    regex = "[1-9][0-9]{0,8}"
+
+
+CONVERTERS: dict[str, type[BaseConverter]] = {
+    "id": IdConverter,
+    "digest": DigestConverter,
+    "name": NameConverter,
+    "number": NumberConverter,
+}
 
 
 def blueprint(name: str, routes: Iterable[Route], door: Door) -> Blueprint:

@@ -10,6 +10,7 @@ from archipel.bundle import Bundle, open_bundle
 from archipel.server.blobs import BlobStore
 from archipel.server.database import Database
 from archipel.server.frozen import FrozenRounds
+from archipel.server.offers import Offers
 from archipel.server.pace import Pace
 from archipel.server.session_cache import SessionCache
 from archipel.server.settings import Settings
@@ -32,6 +33,7 @@ class Services:
     pace: Pace
     sessions: SessionCache
     tally: Tally
+    offers: Offers
     clock: Clock
 
     @classmethod
@@ -48,6 +50,7 @@ class Services:
             pace=Pace(database, shortest=settings.retry_after, per_second=settings.check_ins_per_second),
             sessions=SessionCache(),
             tally=Tally(),
+            offers=Offers(database, settings),
             clock=clock,
         )
 

@@ -31,6 +31,7 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A running server without a coordinator, and tiny.bundle; address and token are in the environment."""
     folder = tmp_path / "server"
     publisher, enrolment = b.generate_key(), b.generate_key()
+    b.save_private_key(publisher, tmp_path / "publisher.key")
     make_bundle(tmp_path, publisher)
     token = init_data_folder(folder, enrolment_key=public_bytes(enrolment), publisher_keys=[public_bytes(publisher)])
     b.save_public_key(b.load_private_key(folder / "server.key"), tmp_path / "server.key.pub")

@@ -13,6 +13,8 @@ import pytest
 
 from archipel.compression.recipe import parse_recipe
 from archipel.server import TaskRequest
+from archipel.server.gates import check_gate
+from archipel.server.registry_resources import RolloutRequest
 from tests.docs.conftest import ROOT, blocks
 
 RUNNABLE = {"python", "sh"}
@@ -28,7 +30,7 @@ RUN = {
     "docs/training.md",
 }
 TASKS = "docs/operations.md"
-"""The page whose TOML is of tasks; elsewhere it is of recipes."""
+"""The page whose TOML is of tasks and rollouts; elsewhere it is of recipes."""
 SHOWN = {"text", "json", "ts", "kotlin", "swift", "toml"}
 """Drawings, the manifests that test_design.py validates, other languages, recipes and tasks."""
 
@@ -50,7 +52,13 @@ def test_recipes_and_tasks_decode() -> None:
     assert len(found) > 3
     for page, text in found:
         if page == TASKS:
-            msgspec.convert({**tomllib.loads(text), "bundle": "0" * 64}, TaskRequest)
+            values = tomllib.loads(text)
+            if "stages" in values:
+                gate = msgspec.convert(values, RolloutRequest).gate
+                assert not isinstance(gate, str)
+                check_gate(gate)
+            else:
+                msgspec.convert({**values, "bundle": "0" * 64}, TaskRequest)
         else:
             assert parse_recipe(text), page
 

@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from archipel.bundle import (
     Limits,
+    Lineage,
     Phase,
     PrivacyPolicy,
     Program,
@@ -92,6 +93,8 @@ class Device:
         self.vector = np.zeros(LENGTH, np.uint32)
         self.masked = b""
         self.attributes: dict[str, str | float | bool] = {}
+        self.versions: dict[str, int] | None = None
+        self.offers: list[messages.Offer] = []
 
     def call(self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> tuple[int, Any]:
         data = body if isinstance(body, bytes) or body is None else encode(body)
@@ -123,8 +126,10 @@ class Device:
         return messages.SessionRequest(device_id=self.id, proof=proof)
 
     def check_in(self) -> Sealed | None:
-        request = messages.CheckIn(attributes=self.attributes)
-        return self.ask("POST", "/v1/check-ins", messages.CheckInResponse, request).plan
+        request = messages.CheckIn(attributes=self.attributes, versions=self.versions)
+        answer = self.ask("POST", "/v1/check-ins", messages.CheckInResponse, request)
+        self.offers = [unseal("offer", each, self.server_key, messages.Offer) for each in answer.offers]
+        return answer.plan
 
     # The steps of a round, each one call on the API (or a read and a write).
 
@@ -300,7 +305,13 @@ class World:
 
 
 def make_bundle(
-    folder: Path, signer: Ed25519PrivateKey, *, name: str = "tiny", strategy: str = "fedavg", min_cohort: int = 3
+    folder: Path,
+    signer: Ed25519PrivateKey,
+    *,
+    name: str = "tiny",
+    strategy: str = "fedavg",
+    min_cohort: int = 3,
+    lineage: Lineage | None = None,
 ) -> Path:
     """A bundle with parameters w [3, 2] and b [2], all zero. Its graphs are no graphs: the server runs none."""
     tensors = {"w": np.zeros((3, 2), np.float32), "b": np.zeros(2, np.float32)}
@@ -378,6 +389,7 @@ def make_bundle(
         key=signer,
         schedule=(Phase(program="train", batch_size=8, epochs=1),),
         strategy=strategy,
+        lineage=lineage or Lineage(),
     )
     file = folder / f"{name}.bundle"
     pack(folder / name, file)

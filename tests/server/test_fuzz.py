@@ -13,6 +13,7 @@ import pytest
 from archipel.protocol.messages import Problem
 from archipel.server.api import ROUTES
 from tests.server.conftest import NO_LIMITS
+from tests.server.registry.fleet import MODEL, Fleet
 
 CORPUS = Path(__file__).parent / "corpus"
 TABLE = {route.name: route for routes in ROUTES.values() for route in routes if route.request is not None}
@@ -53,6 +54,7 @@ def test_the_corpus_has_every_route_that_takes_a_body() -> None:
 
 @pytest.mark.parametrize("caller", ["device", "admin"])
 def test_no_body_makes_the_server_fail(world: Any, caller: str) -> None:
+    Fleet(world).create()
     world.create_task(cohort=4)
     devices = world.add_devices(4)
     world.start_round(devices)
@@ -66,6 +68,7 @@ def test_no_body_makes_the_server_fail(world: Any, caller: str) -> None:
             path = route.path.replace("<id:round_id>", devices[0].plan.round_id).replace(
                 "<id:device_id>", devices[0].id
             )
+            path = path.replace("<name:name>", MODEL).replace("<number:number>", "2")
             seed = (CORPUS / f"{name}.json").read_bytes()
             source = mutations(seed, generator)
             for body in [seed, *(next(source) for _ in range(CASES))]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from sqlalchemy import and_, bindparam, select
+from sqlalchemy.orm import Session
 
 from archipel.protocol.messages import CheckIn, CheckInResponse
 from archipel.protocol.sealed import Sealed, decode
 from archipel.server.models import Answer, CheckInRow, Device, Participant, Round
 from archipel.server.problems import refuse
+from archipel.server.registry_tables import OfferSerial
 from archipel.server.revocation import SHARED, require_member
 from archipel.server.rounds import ORDER, RULES
 from archipel.server.routes import DEVICE, Call, Route
@@ -17,7 +19,18 @@ MAX_BYTES = 16 << 10
 
 
 _CHECK_IN = (
-    select(CheckInRow.due, CheckInRow.attributes, Round.round_id, Round.phase, Round.plan, Participant.ends)
+    select(
+        CheckInRow.due,
+        CheckInRow.attributes,
+        CheckInRow.versions,
+        CheckInRow.population,
+        OfferSerial.serial,
+        Round.round_id,
+        Round.phase,
+        Round.plan,
+        Participant.ends,
+    )
+    .outerjoin(OfferSerial, OfferSerial.population == CheckInRow.population)
     .outerjoin(Round, Round.round_id == CheckInRow.round_id)
     .outerjoin(
         Participant,
@@ -25,10 +38,12 @@ _CHECK_IN = (
     )
     .where(CheckInRow.device_id == bindparam("device_id"))
 )
+_SERIAL = select(OfferSerial.serial).where(OfferSerial.population == bindparam("population"))
 
 
 def check_in(call: Call[CheckIn]) -> CheckInResponse:
-    """The plan of the round that the device is in, while it still has a part in it; else when to ask again."""
+    """The plan of the round that the device is in, while it still has a part in it; else when to ask again, and which
+    versions it is to run."""
     if len(call.raw) > MAX_BYTES:
         raise refuse(413, f"{len(call.raw)} bytes of attributes, the limit is {MAX_BYTES}")
     services = call.services
@@ -45,19 +60,35 @@ def check_in(call: Call[CheckIn]) -> CheckInResponse:
     wait = services.pace.retry_after(now)
     # Where all come every second, most check-ins only read: the time is written a few times per window.
     stale = services.settings.check_in_window / WRITES_PER_WINDOW
-    if row is None or row.due < now + wait - stale or row.attributes != call.body.attributes:
+    told, population, serial = call.body, "", None
+    if row is not None:
+        population, serial = row.population, row.serial
+    fresh = row is not None and row.due >= now + wait - stale
+    if row is None or not fresh or row.attributes != told.attributes or row.versions != told.versions:
         with services.database.write() as session:
-            device = require_member(session.get(Device, device_id, with_for_update=SHARED), device_id)
-            if device.kind != "device":
-                raise refuse(403, f"a member of kind {device.kind!r} takes no part in this server's rounds")
-            seen = session.get(CheckInRow, device_id, with_for_update=True)
-            if seen is None:
-                seen = CheckInRow(device_id=device_id, population=device.population, last_seen=now, due=0.0)
-                session.add(seen)
-            seen.attributes = dict(call.body.attributes)
-            if seen.round_id is None:
-                seen.last_seen, seen.due = now, now + wait
-    return CheckInResponse(retry_after=wait)
+            population = _store(session, device_id, told, now, wait)
+            if row is None and told.versions is not None:
+                serial = session.scalar(_SERIAL, {"population": population})
+    if told.versions is None or serial is None:
+        return CheckInResponse(retry_after=wait)
+    offers = services.offers.to(population, serial, device_id, told.attributes, told.versions)
+    return CheckInResponse(retry_after=wait, offers=offers)
+
+
+def _store(session: Session, device_id: str, told: CheckIn, now: float, wait: float) -> str:
+    """Write down that the device waits and what it told. Returns its population."""
+    device = require_member(session.get(Device, device_id, with_for_update=SHARED), device_id)
+    if device.kind != "device":
+        raise refuse(403, f"a member of kind {device.kind!r} takes no part in this server's rounds")
+    seen = session.get(CheckInRow, device_id, with_for_update=True)
+    if seen is None:
+        seen = CheckInRow(device_id=device_id, population=device.population, last_seen=now, due=0.0)
+        session.add(seen)
+    seen.attributes = dict(told.attributes)
+    seen.versions = None if told.versions is None else dict(told.versions)
+    if seen.round_id is None:
+        seen.last_seen, seen.due = now, now + wait
+    return device.population
 
 
 def has_part(phase: str, answers: set[str]) -> bool:

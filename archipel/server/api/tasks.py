@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-import re
-import secrets
-
 import msgspec
-from flask import request
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
@@ -16,11 +11,11 @@ from archipel.errors import ArchipelError
 from archipel.server import audit
 from archipel.server.auth import Identity
 from archipel.server.candidates import count_candidates
+from archipel.server.idempotency import keyed
 from archipel.server.models import UPDATE_PHASES, Answer, Blob, BundleRow, Participant, Round, Task
 from archipel.server.paging import page
 from archipel.server.problems import refuse
 from archipel.server.resources import (
-    IDEMPOTENCY_HEADER,
     PageQuery,
     ParticipantInfo,
     RoundInfo,
@@ -30,22 +25,19 @@ from archipel.server.resources import (
     TaskPage,
     TaskRequest,
 )
-from archipel.server.rounds import DEADLINES, ORDER
+from archipel.server.rounds import ORDER
 from archipel.server.routes import OPERATOR, READ, Call, Route
 from archipel.server.services import Services
 from archipel.server.task_checks import check_task
-from archipel.server.tasks import request_of
+from archipel.server.tasks import new_task, request_of
 
 COLLECTING = (*UPDATE_PHASES, "buffering")
-_KEY = re.compile(r"[A-Za-z0-9_-]{16,64}")
 
 
 def create_task(call: Call[TaskRequest]) -> TaskInfo | tuple[TaskInfo, int]:
     """Start training a bundle over a population; once for each idempotency key."""
     services = call.services
-    key, digest = request.headers.get(IDEMPOTENCY_HEADER), hashlib.sha256(call.raw).hexdigest()
-    task_id = secrets.token_hex(16) if key is None else _id_of(call.identity, key)
-    now = services.clock()
+    key, now = keyed(call), services.clock()
     call.identity.require(call.body.population)
     with services.database.read() as session:
         bundle = session.get(BundleRow, call.body.bundle)
@@ -62,41 +54,11 @@ def create_task(call: Call[TaskRequest]) -> TaskInfo | tuple[TaskInfo, int]:
         )
     except ArchipelError as error:
         raise refuse(422, f"the task is not possible: {error}") from None
-    task = Task(
-        task_id=task_id,
-        name=checked.name,
-        population=checked.population,
-        bundle=checked.bundle,
-        state="running",
-        reason="",
-        rounds=checked.rounds,
-        rounds_committed=0,
-        failed_rounds=0,
-        request=msgspec.json.encode(checked),
-        kind=checked.kind,
-        mode=checked.mode,
-        privacy=checked.privacy,
-        min_cohort=checked.min_cohort,
-        cohort=checked.cohort,
-        threshold=checked.threshold,
-        goal=checked.goal,
-        concurrency=checked.concurrency,
-        eligibility=checked.eligibility,
-        max_contributions=checked.max_contributions,
-        rest_seconds=checked.rest_seconds,
-        request_digest=digest,
-        hyperparameters=dict(checked.hyperparameters),
-        deadlines={**DEADLINES, **checked.deadlines},
-        model=None,
-        strategy_state=None,
-        created=now,
-        ended=None,
-    )
+    task = new_task(checked, task_id=key.id, request_digest=key.digest, now=now)
     with services.database.write() as session:
-        known = session.get(Task, task_id, with_for_update=True)
+        known = session.get(Task, key.id, with_for_update=True)
         if known is not None:
-            if known.request_digest != digest:
-                raise refuse(409, f"{IDEMPOTENCY_HEADER} {key!r} was used for another task; take a new one")
+            key.require_same(known.request_digest)
             return _info(services, session, known), 200
         session.add(task)
         session.flush()
@@ -116,13 +78,13 @@ def list_tasks(call: Call[None]) -> TaskPage:
 def show_task(call: Call[None], task_id: str) -> TaskInfo:
     """One task."""
     with call.services.database.read() as session:
-        return _info(call.services, session, _task(session, call.identity, task_id))
+        return _info(call.services, session, find_task(session, call.identity, task_id))
 
 
 def cancel_task(call: Call[None], task_id: str) -> TaskInfo:
     """Stop a running task; its live round fails closed. A task that has ended stays as it is."""
     with call.services.database.write() as session:
-        task = _task(session, call.identity, task_id, lock=True)
+        task = find_task(session, call.identity, task_id, lock=True)
         if task.live:
             task.state = "cancelled"
             task.reason = "cancelled by the operator"
@@ -144,7 +106,7 @@ def resume_task(call: Call[None], task_id: str) -> TaskInfo:
 
 def _switch(call: Call[None], task_id: str, state: str, action: str) -> TaskInfo:
     with call.services.database.write() as session:
-        task = _task(session, call.identity, task_id, lock=True)
+        task = find_task(session, call.identity, task_id, lock=True)
         if not task.live:
             raise refuse(409, f"the task is {task.state}")
         if task.state != state:
@@ -157,7 +119,7 @@ def _switch(call: Call[None], task_id: str, state: str, action: str) -> TaskInfo
 def list_rounds(call: Call[None], task_id: str) -> RoundPage:
     """The task's rounds, oldest first, with how far each participant came."""
     with call.services.database.read() as session:
-        task = _task(session, call.identity, task_id)
+        task = find_task(session, call.identity, task_id)
         rounds, after = page(session, Round, Round.started, Round.round_id, call.query, Round.task_id == task_id)
         shown = [row.round_id for row in rounds]
         survivors: dict[str, list[str]] = {}
@@ -211,14 +173,8 @@ def _round_info(row: Round, participants: list[ParticipantInfo], survivors: list
     )
 
 
-def _id_of(identity: Identity, key: str) -> str:
-    """The same for the same key of the same token, and nobody else's."""
-    if not _KEY.fullmatch(key):
-        raise refuse(400, f"header {IDEMPOTENCY_HEADER}: expected 16 to 64 letters, digits, '-' or '_'")
-    return hashlib.sha256(f"{identity.actor}\0{key}".encode()).hexdigest()[:32]
-
-
-def _task(session: Session, identity: Identity, task_id: str, *, lock: bool = False) -> Task:
+def find_task(session: Session, identity: Identity, task_id: str, *, lock: bool = False) -> Task:
+    """Raises ApiError 404 where there is none, 403 where it is not the caller's."""
     task = session.get(Task, task_id, with_for_update=lock or None)
     if task is None:
         raise refuse(404, f"no task {task_id}")
@@ -255,6 +211,7 @@ def _info(services: Services, session: Session, task: Task) -> TaskInfo:
         metrics=request.metrics,
         max_examples=request.max_examples,
         eligibility=task.eligibility,
+        percent=task.percent,
         max_contributions=task.max_contributions,
         rest_seconds=task.rest_seconds,
         hyperparameters=task.hyperparameters,

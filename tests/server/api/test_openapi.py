@@ -15,6 +15,7 @@ from schemathesis import checks
 
 from archipel.server.api import ROUTES
 from tests.server.conftest import NO_LIMITS
+from tests.server.registry.fleet import MODEL, Fleet
 
 CHECKS = [
     checks.not_a_server_error,
@@ -59,10 +60,13 @@ def test_it_is_valid_and_has_every_route(description: Any) -> None:
 
 @pytest.mark.parametrize("examples", [10, pytest.param(200, marks=pytest.mark.slow)])
 def test_answers_are_what_it_says(world: Any, examples: int) -> None:
-    """In a round under way; half of the requests to it name the round, the others what schemathesis makes up."""
+    """In a round under way; half of the requests name it, or a model that is there, the others what schemathesis makes
+    up."""
+    Fleet(world).create()
     world.create_task(cohort=4)
     devices = world.add_devices(4)
     world.start_round(devices)
+    known = {"round_id": devices[0].plan.round_id, "name": MODEL, "number": "1"}
     schema = schemathesis.openapi.from_wsgi("/v1/openapi.json", world.app)
     tried = set()
     limits = settings(
@@ -73,15 +77,15 @@ def test_answers_are_what_it_says(world: Any, examples: int) -> None:
         operation = found.ok()
         name = operation.definition.raw["operationId"]
         token = world.operator_token if "admin" in ROUTE_OF[name].roles else devices[0].token
-        limits(given(operation.as_strategy(), st.booleans())(asker(token, devices[0].plan.round_id)))()
+        limits(given(operation.as_strategy(), st.booleans())(asker(token, known)))()
         tried.add(name)
     assert tried == ROUTE_OF.keys() - {"show_description"}  # schemathesis leaves the document itself out
 
 
-def asker(token: str, round_id: str) -> Callable[[Any, bool], None]:
-    def ask(case: Any, known: bool) -> None:
-        if known and "round_id" in case.path_parameters:
-            case.path_parameters["round_id"] = round_id
+def asker(token: str, known: dict[str, str]) -> Callable[[Any, bool], None]:
+    def ask(case: Any, of_known: bool) -> None:
+        if of_known:
+            case.path_parameters.update({name: known[name] for name in known.keys() & case.path_parameters.keys()})
         response = case.call(headers={"Authorization": f"Bearer {token}"})
         assert response.status_code < 500, case.as_curl_command()
         assert response.status_code != 429, case.as_curl_command()

@@ -16,7 +16,7 @@ CALLERS = ("nobody", "stranger", "wrong scheme", "revoked", "device", "operator"
 
 
 def concrete(path: str, round_id: str = "0" * 32) -> str:
-    path = path.replace("<id:round_id>", round_id).replace("<name:name>", "nobody")
+    path = path.replace("<id:round_id>", round_id).replace("<name:name>", "nobody").replace("<number:number>", "1")
     return re.sub(r"<id:\w+>", "0" * 32, re.sub(r"<digest:\w+>", "0" * 64, path))
 
 

@@ -1,0 +1,202 @@
+"""`archipel model`: versions of models, which of them is for all devices, and the way back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from archipel.cli.remote import as_json, fields, moment, remote, show, table
+from archipel.errors import CommandError
+from archipel.server import OperatorClient
+from archipel.server.registry_resources import ModelInfo, VersionDetail, VersionInfo, VersionRequest
+
+DIGITS = frozenset("0123456789abcdef")
+
+
+@click.group()
+def model() -> None:
+    """Register versions of models, promote them, roll back.
+
+    \b
+    archipel model create digits --population pupils
+    archipel model register digits --bundle digits.bundle
+    archipel model register digits --task ID         what a training task made, its newest version
+    archipel model promote digits 2
+    archipel model rollback digits                   take back the rollout under way, else the last promotion
+    """
+
+
+@model.command()
+@click.argument("name")
+@click.option("--population", required=True, help="Whose devices run it.")
+@as_json
+@remote
+def create(client: OperatorClient, name: str, population: str, as_json: bool) -> None:
+    """Make a model; one that is there already is shown."""
+    made = client.create_model(name, population)
+    show(made, as_json, _model(made))
+
+
+@model.command("list")
+@as_json
+@remote
+def list_(client: OperatorClient, as_json: bool) -> None:
+    """Every model, by name."""
+    found = list(client.models())
+    rows = [
+        (each.name, each.population, _or_dash(each.promoted), _or_dash(each.newest), _or_dash(each.rollout_id))
+        for each in found
+    ]
+    show(found, as_json, table(("model", "population", "promoted", "newest", "rollout"), rows))
+
+
+@model.command("show")
+@click.argument("name")
+@as_json
+@remote
+def show_(client: OperatorClient, name: str, as_json: bool) -> None:
+    """One model: which version is promoted, and whether another is on its way."""
+    found = client.model(name)
+    show(found, as_json, _model(found))
+
+
+@model.command()
+@click.argument("name")
+@click.option("--bundle", help="A .bundle file to upload, or the digest of one that the server has.")
+@click.option("--task", "task_id", help="A training task.")
+@click.option("--number", type=click.IntRange(min=0), help="Which of the task's versions; the newest by default.")
+@click.option("--parent", type=click.IntRange(min=1), help="The version it was made from, where nothing else tells.")
+@as_json
+@remote
+def register(
+    client: OperatorClient,
+    name: str,
+    bundle: str | None,
+    task_id: str | None,
+    number: int | None,
+    parent: int | None,
+    as_json: bool,
+) -> None:
+    """Register a bundle, or what a training task made; the same content is the same version."""
+    if (bundle is None) == (task_id is None):
+        raise CommandError("register: give either --bundle or --task")
+    if bundle is not None and not (len(bundle) == 64 and DIGITS.issuperset(bundle)):
+        bundle = client.upload_bundle(Path(bundle)).digest
+    request = VersionRequest(bundle=bundle, task_id=task_id, task_version=number, parent=parent)
+    made = client.register_version(name, request)
+    show(made, as_json, _version(made))
+
+
+@model.command()
+@click.argument("name")
+@as_json
+@remote
+def versions(client: OperatorClient, name: str, as_json: bool) -> None:
+    """A model's versions, newest first: where they came from, and how many devices run them."""
+    found = list(client.versions(name))
+    rows = [
+        (
+            str(each.number), each.state, each.digest[:12], _or_dash(each.parent), _origin(each), str(each.devices),
+            moment(each.created), each.reason,
+        )
+        for each in found
+    ]  # fmt: skip
+    head = ("version", "state", "digest", "parent", "from", "devices", "registered", "reason")
+    show(found, as_json, table(head, rows))
+
+
+@model.command()
+@click.argument("name")
+@click.argument("number", type=click.IntRange(min=1))
+@as_json
+@remote
+def version(client: OperatorClient, name: str, number: int, as_json: bool) -> None:
+    """One version: its content, its lineage, and what devices found when they evaluated it."""
+    found = client.version(name, number)
+    show(found, as_json, [*_version(found), *_evaluations(found)])
+
+
+@model.command()
+@click.argument("name")
+@click.argument("number", type=click.IntRange(min=1))
+@as_json
+@remote
+def promote(client: OperatorClient, name: str, number: int, as_json: bool) -> None:
+    """Make a version the one for all devices, at once."""
+    done = client.promote(name, number)
+    show(done, as_json, [f"model {name}: version {done.promoted} is promoted"])
+
+
+@model.command()
+@click.argument("name")
+@as_json
+@remote
+def rollback(client: OperatorClient, name: str, as_json: bool) -> None:
+    """Take back what came last: the rollout under way, else the last promotion."""
+    done = client.roll_back(name)
+    show(done, as_json, [f"model {name}: version {done.promoted} is promoted"])
+
+
+@model.command()
+@click.argument("name")
+@as_json
+@remote
+def history(client: OperatorClient, name: str, as_json: bool) -> None:
+    """Which version was for all devices from when on, newest first."""
+    found = list(client.promotions(name))
+    rows = [
+        (str(each.number), str(each.version), each.how, each.actor, moment(each.created), _or_dash(each.rollout_id))
+        for each in found
+    ]
+    show(found, as_json, table(("number", "version", "by", "who", "since", "rollout"), rows))
+
+
+@model.command()
+@click.argument("name")
+@click.argument("number", type=click.IntRange(min=1))
+@click.option("--reason", required=True, help="What is wrong with it.")
+@remote
+def reject(client: OperatorClient, name: str, number: int, reason: str) -> None:
+    """Let a version never be promoted, until it is restored."""
+    click.echo(client.reject_version(name, number, reason).state)
+
+
+@model.command()
+@click.argument("name")
+@click.argument("number", type=click.IntRange(min=1))
+@remote
+def restore(client: OperatorClient, name: str, number: int) -> None:
+    """Take back that a version was rejected."""
+    click.echo(client.restore_version(name, number).state)
+
+
+def _model(found: ModelInfo) -> list[str]:
+    return fields(found, times=("created",))
+
+
+def _version(found: VersionInfo) -> list[str]:
+    return fields(found, times=("created",), without=("evaluations",))
+
+
+def _evaluations(found: VersionDetail) -> list[str]:
+    if not found.evaluations:
+        return []
+    rows = [
+        (
+            each.task_id, str(each.devices), f"{each.examples:.0f}", moment(each.ended),
+            "  ".join(f"{name} {value:.6g}" for name, value in sorted(each.metrics.items())),
+        )
+        for each in found.evaluations
+    ]  # fmt: skip
+    return ["", *table(("evaluated by task", "devices", "examples", "ended", "metrics"), rows)]
+
+
+def _origin(version: VersionInfo) -> str:
+    if version.task_id is None:
+        return "bundle"
+    return f"task {version.task_id[:8]} version {version.task_version}, {version.cohort} devices"
+
+
+def _or_dash(value: object) -> str:
+    return "-" if value is None else str(value)

@@ -1,0 +1,148 @@
+"""`archipel rollout`: bring a version to more and more devices, watch it, hold it, end it."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import click
+import msgspec
+
+from archipel.cli.remote import as_json, fields, moment, remote, show, table
+from archipel.errors import CommandError
+from archipel.server import OperatorClient
+from archipel.server.registry_resources import RolloutInfo, RolloutRequest, StageEvaluation, StageInfo
+
+
+@click.group()
+def rollout() -> None:
+    """Bring a version of a model to more and more devices, each stage with a health gate.
+
+    \b
+    archipel rollout create rollout.toml
+    archipel rollout watch ID
+    archipel rollout abort ID         back to the promoted version; as `archipel model rollback NAME`
+
+    A rollout's file has the fields of its request; without a gate it says gate = "none":
+
+    \b
+    model = "digits"
+    version = 2
+    stages = [{percent = 5, soak_seconds = 3600}, {percent = 50, soak_seconds = 3600}]
+    [gate]
+    metric = "accuracy"
+    range = 1.0
+    better = "higher"
+    max_loss = 0.01
+    min_devices = 10
+    max_devices = 20
+    """
+
+
+@rollout.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--key", help="With the same key the same rollout is made only once, however often this runs.")
+@as_json
+@remote
+def create(client: OperatorClient, file: Path, key: str | None, as_json: bool) -> None:
+    """Begin the rollout that FILE (TOML) describes."""
+    try:
+        request = msgspec.convert(tomllib.loads(file.read_text(encoding="utf-8")), RolloutRequest)
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, msgspec.ValidationError) as error:
+        raise CommandError(f"{file}: {error}") from None
+    made = client.create_rollout(request, key=key)
+    show(made, as_json, _lines(made))
+
+
+@rollout.command("list")
+@as_json
+@remote
+def list_(client: OperatorClient, as_json: bool) -> None:
+    """Every rollout, newest first."""
+    found = list(client.rollouts())
+    rows = [
+        (
+            each.rollout_id, each.model, str(each.version), each.state, f"{each.stage}/{len(each.stages)}",
+            f"{each.stages[each.stage - 1].percent:g} %", moment(each.created), each.reason,
+        )
+        for each in found
+    ]  # fmt: skip
+    show(found, as_json, table(("rollout", "model", "version", "state", "stage", "share", "began", "reason"), rows))
+
+
+@rollout.command("show")
+@click.argument("rollout_id")
+@as_json
+@remote
+def show_(client: OperatorClient, rollout_id: str, as_json: bool) -> None:
+    """One rollout, with what was found in each stage."""
+    found = client.rollout(rollout_id)
+    show(found, as_json, _lines(found))
+
+
+@rollout.command()
+@click.argument("rollout_id")
+@click.option("--timeout", type=click.FloatRange(min=0), help="Give up after so many seconds.")
+@remote
+def watch(client: OperatorClient, rollout_id: str, timeout: float | None) -> None:
+    """Say whenever something changes, until it has ended; exit code 1 if it was not completed."""
+    said = ""
+
+    def changed(now: RolloutInfo) -> None:
+        nonlocal said
+        line = f"{now.state}: stage {now.stage} of {len(now.stages)}, {now.stages[now.stage - 1].percent:g} %"
+        if line != said:
+            click.echo(line)
+        said = line
+
+    done = client.wait_rollout(rollout_id, timeout=timeout, on_change=changed)
+    if done.state != "completed":
+        raise CommandError(f"rollout of {done.model} version {done.version} {done.state}: {done.reason}")
+
+
+@rollout.command()
+@click.argument("rollout_id")
+@remote
+def pause(client: OperatorClient, rollout_id: str) -> None:
+    """Stay in the stage; after a week it is rolled back."""
+    click.echo(client.pause_rollout(rollout_id).state)
+
+
+@rollout.command()
+@click.argument("rollout_id")
+@remote
+def resume(client: OperatorClient, rollout_id: str) -> None:
+    """Go on."""
+    click.echo(client.resume_rollout(rollout_id).state)
+
+
+@rollout.command()
+@click.argument("rollout_id")
+@remote
+def abort(client: OperatorClient, rollout_id: str) -> None:
+    """Roll back: all devices are offered the promoted version again."""
+    click.echo(client.abort_rollout(rollout_id).state)
+
+
+def _lines(found: RolloutInfo) -> list[str]:
+    rows = [
+        (
+            str(number), f"{each.percent:g} %", moment(each.started), _result(each.candidate), _result(each.baseline),
+            _verdict(each),
+        )
+        for number, each in enumerate(found.stages, start=1)
+    ]  # fmt: skip
+    head = ("stage", "share", "began", f"version {found.version}", f"version {found.baseline}", "gate")
+    return [*fields(found, times=("state_ends", "created", "ended"), without=("stages",)), "", *table(head, rows)]
+
+
+def _result(found: StageEvaluation | None) -> str:
+    if found is None:
+        return "-"
+    if found.value is None:
+        return found.state
+    return f"{found.value:.6g} ({found.devices} devices, {found.examples or 0:.0f} examples)"
+
+
+def _verdict(stage: StageInfo) -> str:
+    return "-" if stage.passed is None else "passed" if stage.passed else "failed"

@@ -1,0 +1,122 @@
+"""Which versions a device is to run: the promoted ones, or a rollout's for the devices of its stage.
+
+What a population is offered is read when its serial has changed, and signed once for all devices.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from sqlalchemy import and_, bindparam, select
+from sqlalchemy.orm import aliased
+
+from archipel.protocol.messages import Offer
+from archipel.protocol.sealed import Sealed, seal
+from archipel.server.database import Database
+from archipel.server.eligibility import Attributes
+from archipel.server.registry_tables import Model, ModelVersion, OfferSerial, Rollout
+from archipel.server.settings import Settings
+from archipel.server.targeting import Target
+
+
+@dataclass(frozen=True)
+class Offered:
+    """One version, signed."""
+
+    version: int
+    sealed: Sealed
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What is offered of one model: `promoted` to all, but `candidate` to the devices of `target`."""
+
+    model: str
+    promoted: Offered
+    candidate: Offered | None = None
+    target: Target | None = None
+
+    def of(self, device_id: str, attributes: Attributes) -> Offered:
+        """What this device is to run."""
+        if self.candidate is not None and self.target is not None and self.target.takes(device_id, attributes):
+            return self.candidate
+        return self.promoted
+
+
+_candidate = aliased(ModelVersion)
+_STANDINGS = (
+    select(
+        OfferSerial.serial,
+        Model.name,
+        ModelVersion.number,
+        ModelVersion.bundle,
+        ModelVersion.weights,
+        Rollout.rollout_id,
+        Rollout.eligibility,
+        Rollout.salt,
+        Rollout.percent,
+        _candidate.number.label("candidate_number"),
+        _candidate.bundle.label("candidate_bundle"),
+        _candidate.weights.label("candidate_weights"),
+    )
+    # One statement, so that the serial belongs to what is read with it.
+    .select_from(OfferSerial)
+    .join(Model, Model.population == OfferSerial.population)
+    .join(ModelVersion, and_(ModelVersion.model == Model.name, ModelVersion.number == Model.promoted))
+    .outerjoin(Rollout, and_(Rollout.model == Model.name, Rollout.ended.is_(None)))
+    .outerjoin(_candidate, and_(_candidate.model == Model.name, _candidate.number == Rollout.version))
+    .where(OfferSerial.population == bindparam("population"))
+    .order_by(Model.name)
+)
+
+
+class Offers:
+    """What each population is offered, as of the last serial that was seen."""
+
+    def __init__(self, database: Database, settings: Settings) -> None:
+        self._database, self._settings = database, settings
+        self._known: dict[str, tuple[int, tuple[Standing, ...]]] = {}
+        self._lock = threading.Lock()
+
+    def to(
+        self, population: str, serial: int, device_id: str, attributes: Attributes, runs: Mapping[str, int]
+    ) -> list[Sealed]:
+        """Of each model of which the device runs another version than it is to run, the one it is to run.
+
+        `serial` is the population's, as the caller has just read it.
+        """
+        with self._lock:
+            known = self._known.get(population)
+        if known is None or known[0] < serial:
+            known = self._read(population)
+        wanted = ((each.model, each.of(device_id, attributes)) for each in known[1])
+        return [offered.sealed for model, offered in wanted if runs.get(model) != offered.version]
+
+    def _read(self, population: str) -> tuple[int, tuple[Standing, ...]]:
+        with self._database.read() as session:
+            rows = session.execute(_STANDINGS, {"population": population}).all()
+        serial, found = rows[0].serial if rows else 0, []
+        for row in rows:
+            promoted = self._offered(
+                model=row.name, version=row.number, bundle=row.bundle, weights=row.weights, serial=serial
+            )
+            if row.rollout_id is None:
+                found.append(Standing(row.name, promoted))
+                continue
+            candidate = self._offered(
+                model=row.name, version=row.candidate_number, bundle=row.candidate_bundle,
+                weights=row.candidate_weights, rollout=row.rollout_id, serial=serial,
+            )  # fmt: skip
+            found.append(Standing(row.name, promoted, candidate, Target(row.eligibility, row.salt, row.percent)))
+        made = (serial, tuple(found))
+        with self._lock:
+            before = self._known.get(population)
+            if before is None or before[0] <= serial:
+                self._known[population] = made
+        return made
+
+    def _offered(self, **fields: object) -> Offered:
+        offer = Offer(**fields)  # type: ignore[arg-type]
+        return Offered(offer.version, seal("offer", offer, self._settings.private_key))

@@ -1,0 +1,303 @@
+"""A rollout's state machine, as data, and its transitions, each within one transaction.
+
+    soaking -> evaluating -> soaking (next stage) -> ... -> completed (the version is promoted)
+    evaluating, without a good result -> rolled_back
+    soaking or evaluating <-> paused; any of the three, when an operator says so -> rolled_back
+
+Every state has a deadline, so no rollout can hang. What devices are offered follows from the rows that a transition
+writes (archipel.server.offers), so a rollback is one transaction too.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal
+
+import msgspec
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from archipel.bundle import decode_manifest
+from archipel.errors import ArchipelError
+from archipel.server import audit, registry
+from archipel.server.gates import Verdict, check_gate, evaluation_request, judge
+from archipel.server.models import BundleRow, Round, Task
+from archipel.server.registry_resources import Gate, RolloutRequest
+from archipel.server.registry_tables import Model, ModelVersion, Rollout, RolloutStage
+from archipel.server.resources import RoundResult, TaskRequest
+from archipel.server.rounds import MAX_REASON
+from archipel.server.targeting import Target
+from archipel.server.task_checks import check_task
+from archipel.server.tasks import new_task
+
+PAUSE_SECONDS = 7 * 86400.0
+
+_decode_request = lru_cache(maxsize=64)(msgspec.json.Decoder(RolloutRequest).decode)
+
+
+class Move(enum.Enum):
+    STAY = "stay"
+    EVALUATE = "evaluate"
+    GO_ON = "go on"
+    ROLL_BACK = "roll back"
+
+
+@dataclass(frozen=True)
+class StateRule:
+    """One row of the state machine. `seconds` says whose time the state has: the stage's, the gate's, or a pause's.
+
+    When that is over the move is `late`; where it is a rollback, `lacking` says why. A state that `hears` results ends
+    with the verdict about them.
+    """
+
+    name: Literal["soaking", "evaluating", "paused"]
+    seconds: Literal["stage", "gate", "pause"]
+    late: Move
+    lacking: str = ""
+    hears: bool = False
+
+
+RULES: Mapping[str, StateRule] = {
+    rule.name: rule
+    for rule in (
+        StateRule("soaking", "stage", Move.EVALUATE),
+        StateRule("evaluating", "gate", Move.ROLL_BACK, "the evaluation had no result in time", hears=True),
+        StateRule("paused", "pause", Move.ROLL_BACK, "it was paused for too long"),
+    )
+}
+"""A rollout in none of these states has ended."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """What is to be done about a rollout; with `reject` its version is rejected."""
+
+    move: Move
+    reason: str = ""
+    reject: bool = False
+
+
+STAY = Step(Move.STAY)
+
+
+@dataclass(frozen=True)
+class Done:
+    """What `advance` did."""
+
+    rollout_id: str
+    state: str
+    stage: int
+    reason: str = ""
+
+
+def decide(rule: StateRule, *, gated: bool, verdict: Verdict | None, now: float, state_ends: float) -> Step:
+    """What is due. A verdict that is there counts, however late somebody looks."""
+    if rule.hears and verdict is not None:
+        return Step(Move.GO_ON) if verdict.passed else Step(Move.ROLL_BACK, verdict.reason, verdict.measured)
+    if now < state_ends:
+        return STAY
+    if rule.late is Move.EVALUATE and not gated:
+        return Step(Move.GO_ON)
+    return Step(rule.late, rule.lacking)
+
+
+def request_of(rollout: Rollout) -> RolloutRequest:
+    """The checked request, as it was stored."""
+    return _decode_request(rollout.request)
+
+
+def live_rollout(session: Session, model: str, *, lock: bool = False) -> Rollout | None:
+    """The model's rollout under way: at most one."""
+    query = select(Rollout).where(Rollout.model == model, Rollout.ended.is_(None))
+    return session.scalars(query.with_for_update() if lock else query).one_or_none()
+
+
+def next_step(session: Session, rollout: Rollout, now: float) -> Step:
+    """What is due of the rollout now, by what is in the database."""
+    rule = RULES.get(rollout.state)
+    if rule is None:
+        return STAY
+    gate = request_of(rollout).gate
+    verdict = _verdict(session, rollout, gate) if rule.hears and isinstance(gate, Gate) else None
+    return decide(rule, gated=isinstance(gate, Gate), verdict=verdict, now=now, state_ends=rollout.state_ends)
+
+
+def begin(session: Session, rollout: Rollout, now: float) -> None:
+    """The first stage of a new rollout."""
+    _set_stage(rollout, 1, now)
+    session.add(rollout)
+    _enter_stage(session, rollout, now)
+
+
+def advance(session: Session, rollout_id: str, *, now: float, max_update_bytes: int) -> Done | None:
+    """Take the rollout one step, if it is due. `session` is a writing transaction: all of it happens or nothing."""
+    name = session.scalar(select(Rollout.model).where(Rollout.rollout_id == rollout_id))
+    model = session.get_one(Model, name, with_for_update=True)
+    rollout = session.get_one(Rollout, rollout_id, with_for_update=True)
+    step = next_step(session, rollout, now)
+    if step.move is Move.STAY:
+        return None
+    if step.move is Move.EVALUATE:
+        try:
+            _evaluate(session, rollout, now, max_update_bytes)
+        except ArchipelError as error:
+            step = Step(Move.ROLL_BACK, f"the evaluation cannot be made: {error}")
+    if step.move is Move.ROLL_BACK:
+        roll_back(session, rollout, step.reason, now=now, actor="coordinator", reject=step.reject)
+    elif step.move is Move.GO_ON:
+        _go_on(session, model, rollout, now)
+    return Done(rollout_id, rollout.state, rollout.stage, rollout.reason)
+
+
+def roll_back(session: Session, rollout: Rollout, reason: str, *, now: float, actor: str, reject: bool = False) -> None:
+    """All devices are offered the baseline again, and nothing more is evaluated. The rollout is locked."""
+    stage = session.get_one(RolloutStage, (rollout.rollout_id, rollout.stage))
+    stage.ended = now
+    stage.passed = False if reject else None
+    for task in _tasks(session, stage):
+        if task.live:
+            task.state, task.reason, task.ended = "cancelled", "its rollout was rolled back", now
+    if reject:
+        version = session.get_one(ModelVersion, (rollout.model, rollout.version))
+        version.rejected, version.reason = now, reason[:MAX_REASON]
+    _end(session, rollout, "rolled_back", reason, now)
+    registry.offer_anew(session, rollout.population, now)
+    _tell(session, rollout, "rolled_back", now, actor, reason=rollout.reason, rejected=reject)
+
+
+def pause(session: Session, rollout: Rollout, *, now: float, actor: str) -> None:
+    """Nothing changes until it is resumed, or the pause has taken too long. The rollout is locked."""
+    rollout.resumes, rollout.left = rollout.state, max(rollout.state_ends - now, 0.0)
+    rollout.state, rollout.state_ends = "paused", now + PAUSE_SECONDS
+    _switch_tasks(session, rollout, "running", "paused")
+    _tell(session, rollout, "pause", now, actor)
+
+
+def resume(session: Session, rollout: Rollout, *, now: float, actor: str) -> None:
+    """The state that it was paused in goes on with the time that it had left. The rollout is locked."""
+    rollout.state, rollout.state_ends = str(rollout.resumes), now + (rollout.left or 0.0)
+    rollout.resumes = rollout.left = None
+    _switch_tasks(session, rollout, "paused", "running")
+    _tell(session, rollout, "resume", now, actor)
+
+
+def check_evaluations(
+    session: Session, request: RolloutRequest, versions: list[ModelVersion], population: str, max_update_bytes: int
+) -> None:
+    """Raises the ArchipelError that says why the gate's evaluations of `versions` would be impossible."""
+    if isinstance(request.gate, Gate):
+        check_gate(request.gate)
+        for version in versions:
+            _checked(session, request.gate, version, "check", population, request.eligibility, max_update_bytes)
+
+
+def compared(gate: Gate, rollout: Rollout) -> list[tuple[str, int]]:
+    """Which versions a stage's gate evaluates: the column that names the task, and the version's number."""
+    candidate = [("candidate_task", rollout.version)]
+    return candidate if gate.max_loss is None else [*candidate, ("baseline_task", rollout.baseline)]
+
+
+def _go_on(session: Session, model: Model, rollout: Rollout, now: float) -> None:
+    stage = session.get_one(RolloutStage, (rollout.rollout_id, rollout.stage))
+    stage.ended, stage.passed = now, True
+    if rollout.stage < len(request_of(rollout).stages):
+        _set_stage(rollout, rollout.stage + 1, now)
+        _enter_stage(session, rollout, now)
+        _tell(session, rollout, "stage", now, "coordinator", stage=rollout.stage, percent=rollout.percent)
+        return
+    _end(session, rollout, "completed", "", now)
+    registry.set_promoted(
+        session, model, rollout.version, below=model.promotion, how="rollout", now=now, actor="coordinator",
+        rollout_id=rollout.rollout_id,
+    )  # fmt: skip
+    _tell(session, rollout, "completed", now, "coordinator")
+
+
+def _set_stage(rollout: Rollout, number: int, now: float) -> None:
+    stage = request_of(rollout).stages[number - 1]
+    rollout.stage, rollout.percent = number, stage.percent
+    rollout.state, rollout.state_ends = "soaking", now + stage.soak_seconds
+
+
+def _enter_stage(session: Session, rollout: Rollout, now: float) -> None:
+    session.flush()
+    session.add(RolloutStage(rollout_id=rollout.rollout_id, stage=rollout.stage, started=now))
+    registry.offer_anew(session, rollout.population, now)
+    session.flush()
+
+
+def _evaluate(session: Session, rollout: Rollout, now: float, max_update_bytes: int) -> None:
+    request, gate = request_of(rollout), request_of(rollout).gate
+    if not isinstance(gate, Gate):
+        return
+    stage = session.get_one(RolloutStage, (rollout.rollout_id, rollout.stage))
+    part = Target(rollout.eligibility, rollout.salt, rollout.percent)
+    made: dict[str, Task] = {}
+    for column, number in compared(gate, rollout):
+        version = session.get_one(ModelVersion, (rollout.model, number))
+        name = f"rollout-{rollout.rollout_id[:8]}-{rollout.stage}-{column.removesuffix('_task')}"
+        checked = _checked(session, gate, version, name, rollout.population, request.eligibility, max_update_bytes)
+        task_id = hashlib.sha256(f"{rollout.rollout_id}/{rollout.stage}/{column}".encode()).hexdigest()[:32]
+        made[column] = new_task(checked, task_id=task_id, request_digest=None, now=now, part=part)
+    for column, task in made.items():
+        session.add(task)
+        session.flush()
+        setattr(stage, column, task.task_id)
+        audit.append(session, now, "coordinator", "task.create", task.task_id, rollout=rollout.rollout_id)
+    rollout.state, rollout.state_ends = "evaluating", now + gate.seconds
+
+
+def _checked(
+    session: Session, gate: Gate, version: ModelVersion, name: str, population: str, eligibility: str, most: int
+) -> TaskRequest:
+    row = session.get_one(BundleRow, version.bundle)
+    asked = evaluation_request(
+        gate, name=name, population=population, bundle=version.bundle, weights=version.weights, eligibility=eligibility
+    )
+    return check_task(asked, decode_manifest(row.manifest), max_update_bytes=most)
+
+
+def _verdict(session: Session, rollout: Rollout, gate: Gate) -> Verdict | None:
+    stage = session.get_one(RolloutStage, (rollout.rollout_id, rollout.stage))
+    results: dict[str, RoundResult | None] = {}
+    for column, number in compared(gate, rollout):
+        task = session.get_one(Task, getattr(stage, column))
+        results[column] = result_of(session, task)
+        if results[column] is None and not task.live:
+            return Verdict(False, f"the evaluation of version {number} is {task.state}: {task.reason}")
+    return judge(gate, results["candidate_task"], results.get("baseline_task"))
+
+
+def result_of(session: Session, task: Task) -> RoundResult | None:
+    """What the committed round of an evaluation task found."""
+    query = select(Round.result).where(Round.task_id == task.task_id, Round.phase == "committed").limit(1)
+    found = session.scalar(query)
+    return None if found is None else msgspec.convert(found, RoundResult)
+
+
+def _tasks(session: Session, stage: RolloutStage) -> list[Task]:
+    ids = [each for each in (stage.candidate_task, stage.baseline_task) if each is not None]
+    return [session.get_one(Task, task_id, with_for_update=True) for task_id in ids]
+
+
+def _switch_tasks(session: Session, rollout: Rollout, before: str, after: str) -> None:
+    for task in _tasks(session, session.get_one(RolloutStage, (rollout.rollout_id, rollout.stage))):
+        if task.state == before:
+            task.state = after
+
+
+def _end(session: Session, rollout: Rollout, state: str, reason: str, now: float) -> None:
+    rollout.state, rollout.state_ends, rollout.ended = state, now, now
+    rollout.reason = reason[:MAX_REASON]
+    rollout.resumes = rollout.left = None
+    session.flush()
+
+
+def _tell(session: Session, rollout: Rollout, what: str, now: float, actor: str, **detail: Any) -> None:
+    session.flush()
+    version = f"{rollout.model}/{rollout.version}"
+    audit.append(session, now, actor, f"rollout.{what}", rollout.rollout_id, version=version, **detail)

@@ -1,0 +1,14 @@
+"""As test_on_postgresql.py: models, versions, rollouts and offers, for the long suite."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.server.registry.conftest import *  # noqa: F403
+from tests.server.registry.test_metrics import *  # noqa: F403
+from tests.server.registry.test_offers import *  # noqa: F403
+from tests.server.registry.test_rollout_kills import *  # noqa: F403
+from tests.server.registry.test_rollouts import *  # noqa: F403
+from tests.server.registry.test_versions import *  # noqa: F403
+
+pytestmark = pytest.mark.slow
