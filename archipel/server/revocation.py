@@ -41,8 +41,9 @@ def revoke(session: Session, device: Device, now: float) -> None:
     """Revoke `device`, which the transaction has `LOCKED`."""
     device.revoked = now
     end_sessions(session, device.device_id)
-    # Its attributes were told for being taken into rounds; nobody needs them any more.
-    session.execute(update(CheckInRow).where(CheckInRow.device_id == device.device_id).values(due=0.0, attributes={}))
+    # What it told was for being taken into rounds and offered versions; nobody needs it any more.
+    told = update(CheckInRow).where(CheckInRow.device_id == device.device_id)
+    session.execute(told.values(due=0.0, attributes={}, versions=None))
 
 
 def end_sessions(session: Session, device_id: str) -> None:

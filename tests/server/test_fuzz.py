@@ -65,9 +65,8 @@ def test_no_body_makes_the_server_fail(world: Any, caller: str) -> None:
         for name, route in TABLE.items():
             if caller not in route.roles:
                 continue
-            path = route.path.replace("<id:round_id>", devices[0].plan.round_id).replace(
-                "<id:device_id>", devices[0].id
-            )
+            path = route.path.replace("<id:round_id>", devices[0].plan.round_id)
+            path = path.replace("<id:device_id>", devices[0].id)
             path = path.replace("<name:name>", MODEL).replace("<number:number>", "2")
             seed = (CORPUS / f"{name}.json").read_bytes()
             source = mutations(seed, generator)

@@ -152,7 +152,9 @@ def test_how_many_devices_run_which_version(world: Any, fleet: Fleet) -> None:
     devices[2].check_in()
     assert counts() == [1, 1]
     assert fleet.get(f"models/{MODEL}/versions/2")["devices"] == 1
-    # Those that have not come for long run nothing any more.
+    # Those that were revoked, or have not come for long, run nothing any more.
+    fleet.post(f"devices/{devices[4].id}/revoke")
+    assert counts() == [0, 1]
     world.clock.now += 30 * 86400 + 1
     assert counts() == [0, 0]
 
