@@ -9,7 +9,8 @@ from typing import Any
 import click
 
 from archipel.bundle import load_private_key, load_public_key, save_public_key
-from archipel.server import copy_files, init_data_folder, load_settings, supervise
+from archipel.server import back_up, copy_files, init_data_folder, load_settings, supervise
+from archipel.server import restore as restore_backup
 
 
 @click.group()
@@ -66,3 +67,32 @@ def copy(folder: Path, blobs: str) -> None:
     done = copy_files(load_settings(folder), blobs)
     click.echo(f"{done.files} files copied ({done.bytes} bytes), {done.there} were there; all have their digests")
     click.echo(f"the server uses them with the setting  blobs = {json.dumps(blobs)}")
+
+
+@serve.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.argument("target", type=click.Path(path_type=Path))
+def backup(folder: Path, target: Path) -> None:
+    """Copy all that a server keeps to TARGET, a new folder, while it runs: database, files, settings, server key.
+
+    \b
+    A database on PostgreSQL is left to its own tools. Dump it first, then run this:
+        pg_dump --format=custom --file=archipel.dump DATABASE
+    """
+    done = back_up(load_settings(folder), target)
+    click.echo(f"{target}: {done.files} files ({done.bytes} bytes), all have their digests")
+    if not done.database:
+        click.echo("the database is on PostgreSQL and not in it: pg_dump must have run before this")
+    click.echo("it holds the server's private key: keep it as safe as the server")
+
+
+@serve.command()
+@click.argument("backup", type=click.Path(path_type=Path))
+@click.argument("folder", type=click.Path(path_type=Path))
+def restore(backup: Path, folder: Path) -> None:
+    """Make FOLDER, a new data folder, of a BACKUP; `archipel serve start FOLDER` then goes on from there."""
+    done = restore_backup(backup, folder)
+    click.echo(f"{folder}: {done.files} files ({done.bytes} bytes), all have their digests")
+    if not done.database:
+        click.echo("the backup has no database: pg_restore it, and set `database` to it")
+    click.echo("a round that was under way may fail, and is tried again; keep the old server from starting")

@@ -10,6 +10,8 @@ from archipel.errors import MissingExtraError
 
 if TYPE_CHECKING:
     from archipel.server.app import create_app as create_app
+    from archipel.server.backup import back_up as back_up
+    from archipel.server.backup import restore as restore
     from archipel.server.coordinator_process import run_coordinator as run_coordinator
     from archipel.server.copying import copy_files as copy_files
     from archipel.server.operator import OperatorClient as OperatorClient
@@ -23,10 +25,12 @@ _HOMES = {
     "OperatorClient": "operator",
     "Settings": "settings",
     "TaskRequest": "resources",
+    "back_up": "backup",
     "copy_files": "copying",
     "create_app": "app",
     "init_data_folder": "settings",
     "load_settings": "settings",
+    "restore": "backup",
     "run_coordinator": "coordinator_process",
     "supervise": "supervisor",
 }
@@ -34,10 +38,12 @@ __all__ = [
     "OperatorClient",
     "Settings",
     "TaskRequest",
+    "back_up",
     "copy_files",
     "create_app",
     "init_data_folder",
     "load_settings",
+    "restore",
     "run_coordinator",
     "supervise",
 ]

@@ -12,7 +12,7 @@ from archipel.server.lock import LOCK_FILE, only_one
 from archipel.server.settings import Settings, load_settings
 from archipel.server.storage import BLOBS, UPDATES, Storage, open_storage
 
-_NAME = re.compile(rf"(?:{BLOBS}/[0-9a-f]{{2}}/|{UPDATES}/[0-9a-z]+/[0-9a-z]+\.)([0-9a-f]{{64}})")
+KEY = re.compile(rf"(?:{BLOBS}/[0-9a-f]{{2}}/|{UPDATES}/[0-9a-z]+/[0-9a-z]+\.)([0-9a-f]{{64}})")
 """What the server names its files; anything else belongs to somebody else."""
 
 
@@ -45,28 +45,34 @@ def copy_files(settings: Settings, blobs: str) -> Copied:
 def _copy(source: Storage, target: Storage) -> Copied:
     files = size = there = 0
     for key in source.keys(""):
-        found = _NAME.fullmatch(key)
+        found = KEY.fullmatch(key)
         if found is None:
             continue
         digest = found[1]
-        if _has(target, key, digest):
+        if has_file(target, key, digest):
             there += 1
             continue
-        folder = key.rpartition("/")[0]
-        target.make_folder(folder)
-        written = target.receive(folder, source.stream(key))
-        if written.digest != digest:
-            written.discard()
-            raise ServerError(f"{key}: damaged, its SHA-256 is {written.digest}; restore it or remove it")
-        target.keep(written, key)
-        if not _has(target, key, digest):
-            raise ServerError(f"{key}: was copied, and other bytes came back")
+        size += copy_file(source, target, key, digest)
         files += 1
-        size += written.size
     return Copied(files, size, there)
 
 
-def _has(storage: Storage, key: str, digest: str) -> bool:
+def copy_file(source: Storage, target: Storage, key: str, digest: str) -> int:
+    """Copy one file and read it back; its bytes. Raises ServerError for one that is damaged, or OSError."""
+    folder = key.rpartition("/")[0]
+    target.make_folder(folder)
+    written = target.receive(folder, source.stream(key))
+    if written.digest != digest:
+        written.discard()
+        raise ServerError(f"{key}: damaged, its SHA-256 is {written.digest}; restore it or remove it")
+    target.keep(written, key)
+    if not has_file(target, key, digest):
+        raise ServerError(f"{key}: was copied, and other bytes came back")
+    return written.size
+
+
+def has_file(storage: Storage, key: str, digest: str) -> bool:
+    """Whether the file is there, with these bytes."""
     try:
         return _sha256(storage.stream(key)) == digest
     except FileNotFoundError:

@@ -29,8 +29,8 @@ PUBLIC = {
     "Runtime Slots load",
     "archipel.models": "autoencoder char_rnn cnn_1d digits_cnn ds_cnn fedavg_cnn lenet mlp mobilenet_v2 resnet8 "
     "transformer unet",
-    "archipel.server": "OperatorClient Settings TaskRequest copy_files create_app init_data_folder load_settings "
-    "run_coordinator supervise",
+    "archipel.server": "OperatorClient Settings TaskRequest back_up copy_files create_app init_data_folder "
+    "load_settings restore run_coordinator supervise",
     "archipel.strategies": "STRATEGIES Strategy get",
     "archipel.training": "StepRunner evaluate_graph losses mixed optimizers per_example run_steps schedules step_graph "
     "transforms",
