@@ -27,6 +27,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "model": ("archipel.cli.model:model", "Versions of models: register, promote, roll back."),
     "population": ("archipel.cli.population:population", "See the devices of a server, and revoke them."),
     "rollout": ("archipel.cli.rollout:rollout", "Bring a version to more and more devices, with health gates."),
+    "round": ("archipel.cli.round:round", "See who took part in a task's rounds, and what came of them."),
     "run": ("archipel.cli.run:run", "Predict with a bundle, or evaluate it, on files."),
     "serve": ("archipel.cli.serve:serve", "Set up and run a federation server."),
     "slots": ("archipel.cli.slots:slots", "Two models on a device: install, test, switch, go back."),

@@ -11,7 +11,7 @@ import msgspec
 from archipel.cli.remote import as_json, fields, moment, remote, show, table
 from archipel.errors import CommandError
 from archipel.server import OperatorClient, TaskRequest
-from archipel.server.resources import RoundInfo, TaskInfo
+from archipel.server.resources import TaskInfo
 
 
 @click.group()
@@ -83,18 +83,6 @@ def show_(client: OperatorClient, task_id: str, as_json: bool) -> None:
 
 @task.command()
 @click.argument("task_id")
-@as_json
-@remote
-def rounds(client: OperatorClient, task_id: str, as_json: bool) -> None:
-    """Rounds of a task, oldest first: who took part, and why those failed that did."""
-    found = client.rounds(task_id)
-    show(
-        found, as_json, table(("round", "number", "phase", "devices", "in the sum", "started", "reason"), _rows(found))
-    )
-
-
-@task.command()
-@click.argument("task_id")
 @click.option("--timeout", type=click.FloatRange(min=0), help="Give up after so many seconds.")
 @remote
 def watch(client: OperatorClient, task_id: str, timeout: float | None) -> None:
@@ -135,13 +123,3 @@ def cancel(client: OperatorClient, task_id: str) -> None:
 
 def _lines(found: TaskInfo) -> list[str]:
     return fields(found, times=("created", "ended"))
-
-
-def _rows(found: list[RoundInfo]) -> list[tuple[str, ...]]:
-    return [
-        (
-            each.round_id, str(each.number), each.phase, str(len(each.participants)), str(len(each.survivors)),
-            moment(each.started), each.reason,
-        )
-        for each in found
-    ]  # fmt: skip

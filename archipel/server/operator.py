@@ -117,6 +117,10 @@ class OperatorClient(RegistryCalls):
         """Every round of the task, failed ones too, oldest first."""
         return list(self._items(f"/v1/tasks/{task_id}/rounds", RoundPage))
 
+    def round(self, round_id: str) -> RoundInfo:
+        """One round, with how far each participant came."""
+        return self._call("GET", f"/v1/rounds/{round_id}/participants", RoundInfo)
+
     def round_status(self, round_id: str) -> RoundStatus:
         return self._call("GET", f"/v1/rounds/{round_id}", RoundStatus)
 

@@ -80,7 +80,7 @@ def test_tasks_from_file_to_cancelled(archipel: Command, served: Path, task: dic
     assert (shown["cohort"], shown["model"], shown["ended"]) == ("4", "-", "-")
     for what, state in (("pause", "paused"), ("resume", "running"), ("cancel", "cancelled")):
         assert archipel("task", what, task["task_id"])[0].strip() == state
-    assert json.loads(archipel("task", "rounds", task["task_id"], "--json")[0]) == []
+    assert json.loads(archipel("round", "list", task["task_id"], "--json")[0]) == []
     out, err = archipel("task", "watch", task["task_id"], code=1)
     assert out.startswith("cancelled: 0 of 2 rounds")
     assert err == "archipel: task 'digits' cancelled: cancelled by the operator\n"

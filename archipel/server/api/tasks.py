@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import msgspec
-from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from archipel.bundle import decode_manifest
@@ -12,26 +10,19 @@ from archipel.server import audit
 from archipel.server.auth import Identity
 from archipel.server.candidates import count_candidates
 from archipel.server.idempotency import keyed
-from archipel.server.models import UPDATE_PHASES, Answer, Blob, BundleRow, Participant, Round, Task
+from archipel.server.models import Blob, BundleRow, Task
 from archipel.server.paging import page
 from archipel.server.problems import refuse
 from archipel.server.resources import (
     PageQuery,
-    ParticipantInfo,
-    RoundInfo,
-    RoundPage,
-    RoundResult,
     TaskInfo,
     TaskPage,
     TaskRequest,
 )
-from archipel.server.rounds import ORDER
 from archipel.server.routes import OPERATOR, READ, Call, Route
 from archipel.server.services import Services
 from archipel.server.task_checks import check_task
 from archipel.server.tasks import new_task, request_of
-
-COLLECTING = (*UPDATE_PHASES, "buffering")
 
 
 def create_task(call: Call[TaskRequest]) -> TaskInfo | tuple[TaskInfo, int]:
@@ -116,63 +107,6 @@ def _switch(call: Call[None], task_id: str, state: str, action: str) -> TaskInfo
         return _info(call.services, session, task)
 
 
-def list_rounds(call: Call[None], task_id: str) -> RoundPage:
-    """The task's rounds, oldest first, with how far each participant came."""
-    with call.services.database.read() as session:
-        task = find_task(session, call.identity, task_id)
-        rounds, after = page(session, Round, Round.started, Round.round_id, call.query, Round.task_id == task_id)
-        shown = [row.round_id for row in rounds]
-        survivors: dict[str, list[str]] = {}
-        phases: dict[tuple[str, str], set[str]] = {}
-        sizes: dict[tuple[str, str], int] = {}
-        assigned = select(Participant.round_id, Participant.device_id).where(Participant.round_id.in_(shown))
-        for row in session.execute(assigned.order_by(Participant.device_id)):
-            phases[row.round_id, row.device_id] = {"assigning"}
-        if task.buffered:  # whose updates came into a buffer, whichever round they were sent for
-            folded = select(Answer.folded_into, Answer.device_id).where(Answer.folded_into.in_(shown))
-            for into, device_id in session.execute(folded.order_by(Answer.device_id)):
-                survivors.setdefault(into or "", []).append(device_id)
-        sent = select(Answer.round_id, Answer.device_id, Answer.phase, Answer.size)
-        for answer in session.execute(sent.where(Answer.round_id.in_(shown))):
-            key = (answer.round_id, answer.device_id)
-            phases[key].add(answer.phase)
-            sizes[key] = sizes.get(key, 0) + answer.size
-    participants: dict[str, list[ParticipantInfo]] = {}
-    for (round_id, device_id), reached in phases.items():
-        furthest = max(reached, key=ORDER.__getitem__)
-        participants.setdefault(round_id, []).append(
-            ParticipantInfo(
-                device_id=device_id,
-                furthest=furthest,  # type: ignore[arg-type]
-                bytes_uploaded=sizes.get((round_id, device_id), 0),
-            )
-        )
-        if reached & set(UPDATE_PHASES) and not task.buffered:
-            survivors.setdefault(round_id, []).append(device_id)
-    items = [_round_info(row, participants.get(row.round_id, []), survivors.get(row.round_id, [])) for row in rounds]
-    return RoundPage(items=items, next=after)
-
-
-def _round_info(row: Round, participants: list[ParticipantInfo], survivors: list[str]) -> RoundInfo:
-    settled = row.phase != "failed" and ORDER[row.phase] > ORDER["masking"] and row.phase not in COLLECTING
-    return RoundInfo(
-        round_id=row.round_id,
-        task_id=row.task_id,
-        number=row.number,
-        phase=row.phase,  # type: ignore[arg-type]
-        phase_ends=row.phase_ends,
-        reason=row.reason,
-        participants=participants,
-        survivors=survivors if settled else [],
-        weights_in=row.weights_in,
-        weights_out=row.weights_out,
-        weight_sum=row.weight_sum,
-        result=None if row.result is None else msgspec.convert(row.result, RoundResult),
-        started=row.started,
-        ended=row.ended,
-    )
-
-
 def find_task(session: Session, identity: Identity, task_id: str, *, lock: bool = False) -> Task:
     """Raises ApiError 404 where there is none, 403 where it is not the caller's."""
     task = session.get(Task, task_id, with_for_update=lock or None)
@@ -230,5 +164,4 @@ ROUTES = (
     Route("POST", "/v1/tasks/<id:task_id>/cancel", OPERATOR, cancel_task, response=TaskInfo),
     Route("POST", "/v1/tasks/<id:task_id>/pause", OPERATOR, pause_task, response=TaskInfo),
     Route("POST", "/v1/tasks/<id:task_id>/resume", OPERATOR, resume_task, response=TaskInfo),
-    Route("GET", "/v1/tasks/<id:task_id>/rounds", READ, list_rounds, response=RoundPage, query=PageQuery),
 )

@@ -1,0 +1,106 @@
+"""`archipel round`: who took part in a task's rounds, and what came of them."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import click
+
+from archipel.cli.remote import as_json, moment, remote, show, table
+from archipel.server import OperatorClient
+from archipel.server.resources import RoundInfo, RoundResult
+
+
+@click.group()
+def round() -> None:
+    """See the rounds of a federation server's tasks.
+
+    \b
+    archipel round list TASK     every round of a task
+    archipel round show ROUND    its devices, and what an evaluation or analysis found
+    """
+
+
+@round.command("list")
+@click.argument("task_id")
+@as_json
+@remote
+def list_(client: OperatorClient, task_id: str, as_json: bool) -> None:
+    """Rounds of a task, oldest first: who took part, and why those failed that did."""
+    found = client.rounds(task_id)
+    rows = [
+        (
+            each.round_id, str(each.number), each.phase, str(len(each.participants)), str(len(each.survivors)),
+            moment(each.started), each.reason or _short(each.result),
+        )
+        for each in found
+    ]  # fmt: skip
+    show(found, as_json, table(("round", "number", "phase", "devices", "in the sum", "started", ""), rows))
+
+
+@round.command("show")
+@click.argument("round_id")
+@as_json
+@remote
+def show_(client: OperatorClient, round_id: str, as_json: bool) -> None:
+    """One round: each device and the furthest phase that it answered in, and the round's result."""
+    found = client.round(round_id)
+    show(found, as_json, [*_head(found), "", *_devices(found), *_result(found.result)])
+
+
+def _head(found: RoundInfo) -> list[str]:
+    rows = {
+        "round": found.round_id,
+        "task": found.task_id,
+        "number": str(found.number),
+        "phase": found.phase + (f": {found.reason}" if found.reason else ""),
+        "started": moment(found.started),
+        "ended": moment(found.ended),
+        "weights in": found.weights_in,
+        "weights out": found.weights_out or "-",
+    }
+    return [f"{name:<12}{value}" for name, value in rows.items()]
+
+
+def _devices(found: RoundInfo) -> list[str]:
+    counted = set(found.survivors)
+    rows = [
+        (each.device_id, each.furthest, str(each.bytes_uploaded), "yes" if each.device_id in counted else "")
+        for each in found.participants
+    ]
+    return table(("device", "furthest", "bytes", "in the sum"), rows)
+
+
+def _short(result: RoundResult | None) -> str:
+    if result is None:
+        return ""
+    values = {
+        **result.metrics,
+        **{name: each.value for name, each in result.statistics.items() if each.value is not None},
+    }
+    return ", ".join(f"{name} {value:.6g}" for name, value in values.items())
+
+
+def _result(result: RoundResult | None) -> list[str]:
+    if result is None:
+        return []
+    lines = ["", f"of {result.devices} devices" + (f", {result.examples:.6g} examples" if result.examples else "")]
+    lines += [f"{name:<24}{value:.6g}" for name, value in result.metrics.items()]
+    for name, each in result.statistics.items():
+        if each.value is not None:
+            lines.append(f"{name:<24}{each.kind} {each.value:.6g}")
+        for share, value in each.quantiles.items():
+            lines.append(f"{name:<24}{100 * float(share):g}% are below {value:.6g}")
+        if each.counts and not each.quantiles:
+            lines += _bars(name, each.edges, each.counts)
+    return lines
+
+
+def _bars(name: str, edges: list[float], counts: list[float]) -> list[str]:
+    """A histogram, one line a bin."""
+    names = [f"below {edges[0]:g}", *(f"{a:g} to {b:g}" for a, b in pairwise(edges)), f"from {edges[-1]:g}"]
+    most = max(*counts, 1.0)
+    return [
+        name,
+        *(f"  {label:<22}{count:>10.6g}  {'#' * int(40 * count / most + 0.5)}" for label, count in zip(names, counts)),
+    ]

@@ -1,0 +1,64 @@
+"""`archipel round`, against a server over TCP with rounds that were really held."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from werkzeug.serving import make_server
+
+from archipel.protocol.uploads import metric_arrays
+from tests.server.conftest import *  # noqa: F403  (fixtures)
+
+Command = Callable[..., tuple[str, str]]
+
+
+@pytest.fixture
+def reached(world: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The world, whose server the commands reach."""
+    web = make_server("127.0.0.1", 0, world.app, threaded=True)
+    thread = threading.Thread(target=web.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    monkeypatch.setenv("ARCHIPEL_SERVER", f"http://127.0.0.1:{web.server_port}")
+    monkeypatch.setenv("ARCHIPEL_TOKEN", world.operator_token)
+    yield world
+    web.shutdown()
+    thread.join()
+    web.server_close()
+
+
+def test_an_evaluation_and_an_analysis_are_shown(archipel: Command, reached: Any) -> None:
+    world = reached
+    devices = world.add_devices(3)
+    ranges = {"loss": 8.0, "accuracy": 1.0}
+    plain = {"privacy": "plain", "threshold": None, "cohort": 3}
+    task = world.create_task(kind="evaluation", metrics=ranges, **plain)
+    world.start_round(devices)
+    for device in devices:
+        device.updating(**metric_arrays({"loss": 0.5, "accuracy": 0.75}, ranges, 100, 1000))
+    world.settle()
+    head, row = archipel("round", "list", task["task_id"])[0].splitlines()
+    assert head.split()[:4] == ["round", "number", "phase", "devices"]
+    assert row.split()[1:5] == ["1", "committed", "3", "3"]
+    assert "accuracy 0.75" in row
+    shown = archipel("round", "show", row.split()[0])[0]
+    assert "of 3 devices, 300 examples" in shown
+    assert all(f"{device.id}  updating" in shown for device in devices)
+    found = json.loads(archipel("round", "show", row.split()[0], "--json")[0])
+    assert found["result"]["metrics"]["loss"] == pytest.approx(0.5, rel=1e-6)
+    assert sorted(found["survivors"]) == sorted(device.id for device in devices)
+
+    world.clock.now += 1
+    task = world.create_task(kind="analytics", **plain)
+    world.start_round(devices)
+    for device in devices:
+        device.updating(**{"light/sum": 8.0, "light/count": 4.0, "hours/histogram": [0, 3, 1, 0]})
+    world.settle()
+    [listed] = json.loads(archipel("round", "list", task["task_id"], "--json")[0])
+    shown = archipel("round", "show", listed["round_id"])[0]
+    assert "light                   mean 2" in shown
+    assert "50% are below 6.66667" in shown  # 6 of the 9 from 0 to 10 are half of 12
+    assert "no round" in archipel("round", "show", "0" * 32, code=1)[1]
