@@ -298,9 +298,15 @@ class Agent:
             plan, digest, self._identity.key(), record.chain, record.enrolment_key, secrets.token_bytes
         )
 
-        def vector(staleness: int) -> Vector:
+        def encode_stale(staleness: int) -> Vector:
             arrays = stale(done, layout, staleness, plan.staleness_exponent or 0.0)
             return layout.encode(arrays, modulus_bits=plan.modulus_bits, max_cohort=plan.max_cohort)
+
+        # Before keys are sent: an update that cannot be encoded costs the others nothing.
+        fresh = encode_stale(0)
+
+        def vector(staleness: int) -> Vector:
+            return encode_stale(staleness) if staleness else fresh
 
         return SecureRound(plan, session, journal, self.config, owner, participant).run(vector, on_counted)
 

@@ -263,7 +263,9 @@ def train_and_pause(demo: Demo) -> int:
         begun = demo.steps
         demo.page.locator("#train").click()
         demo.page.locator("#pause").click(timeout=5000)
-        if demo.text("status").startswith("Paused"):
+        # A pause that came with the last step is none.
+        demo.page.wait_for_timeout(200)
+        if demo.text("status").startswith("Paused") and demo.steps < begun + 36:
             return begun + 36
         demo.learned(1)
     raise AssertionError("training was over before it could be paused")
@@ -332,14 +334,14 @@ def painted(page: Page, canvas: str) -> bool:
 
 
 def test_same_losses_as_python(chromium: Browser, driven: str, tmp_path: Path) -> None:
-    """Fifty steps of the same bundle, data and seed."""
+    """Fifty steps of the same bundle, data and seed; so small that processors' different rounding does not grow."""
     model = PAGE_FOLDER / "model"
     records = np.frombuffer((model / "check.bin").read_bytes(), np.uint8).reshape(-1, 785)[:200]
     x = (records[:, 1:].reshape(-1, 1, 28, 28) / np.float32(255)).astype(np.float32)
     y = records[:, 0].astype(np.int64)
     key = json.loads((model / "publisher.json").read_text())["key"]
     runtime = lite.load(model / "digits.bundle", [bytes.fromhex(key)], cache=tmp_path)
-    expected = runtime.fit(x, y, epochs=4, batch_size=16, shuffle=True, seed=7, hyperparameters={"lr": 0.05}).losses
+    expected = runtime.fit(x, y, epochs=4, batch_size=16, shuffle=True, seed=7, hyperparameters={"lr": 0.01}).losses
     assert len(expected) >= 50
     assert expected[-1] != expected[0]
     job = {
@@ -348,7 +350,7 @@ def test_same_losses_as_python(chromium: Browser, driven: str, tmp_path: Path) -
         "x": base64.b64encode(x.tobytes()).decode(),
         "dims": list(x.shape),
         "y": y.tolist(),
-        "fit": {"epochs": 4, "batchSize": 16, "shuffle": True, "seed": 7, "hyperparameters": {"lr": 0.05}},
+        "fit": {"epochs": 4, "batchSize": 16, "shuffle": True, "seed": 7, "hyperparameters": {"lr": 0.01}},
     }
     with chromium.new_context() as context:
         page = context.new_page()
