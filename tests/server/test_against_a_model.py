@@ -165,7 +165,7 @@ class Rounds(RuleBasedStateMachine):
 
 
 @pytest.mark.parametrize(
-    ("examples", "steps"), [(25, 30), pytest.param(400, 60, marks=pytest.mark.slow)], ids=["short", "long"]
+    ("examples", "steps"), [(12, 30), pytest.param(400, 60, marks=pytest.mark.slow)], ids=["short", "long"]
 )
 def test_rounds_are_those_of_the_model(
     keys: Keys, bundle_file: Path, empty_database: Path, examples: int, steps: int
