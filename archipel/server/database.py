@@ -101,8 +101,12 @@ class Database:
     def together(self, work: Callable[[Session], T]) -> T:
         """`work` in one writing transaction with what other threads want to write at this moment: one sync for all.
 
-        Durable when it returns. `work` may be run twice, and must have changed nothing when it raises ApiError.
+        Durable when it returns. `work` may be run twice, and must have changed nothing when it raises ApiError. On
+        PostgreSQL it has a transaction of its own: those of one moment are synced together there anyway.
         """
+        if self.engine.dialect.name != "sqlite":
+            with self.write() as session:
+                return work(session)
         job: _Job[T] = _Job(work)
         with self._queue_lock:
             self._queue.append(job)

@@ -65,9 +65,9 @@ def check_in(call: Call[CheckIn]) -> CheckInResponse:
         population, serial = row.population, row.serial
     fresh = row is not None and row.due >= now + wait - stale
     if row is None or not fresh or row.attributes != told.attributes or row.versions != told.versions:
-        with services.database.write() as session:
-            population = _store(session, device_id, told, now, wait)
-            if row is None and told.versions is not None:
+        population = services.database.together(lambda session: _store(session, device_id, told, now, wait))
+        if row is None and told.versions is not None:
+            with services.database.read() as session:
                 serial = session.scalar(_SERIAL, {"population": population})
     if told.versions is None or serial is None:
         return CheckInResponse(retry_after=wait)
