@@ -133,16 +133,21 @@ class Coordinator:
 
     def recover(self) -> None:
         """Remove the updates of rounds that ended while nobody could."""
+        self._services.spool.sweep(self._needed)
+
+    def _needed(self) -> list[str]:
+        """Rounds whose updates may still be wanted."""
         now = self._services.clock()
         at_work = exists().where(Participant.round_id == Round.round_id, Participant.ends > now)
         kept = exists().where(
             Answer.round_id == Round.round_id, Answer.phase == "updating", Answer.folded_into.is_(None)
         )
         buffered = (Task.mode == "asynchronous") & (Task.privacy == "plain") & Task.state.in_(LIVE)
-        with self._services.database.read() as session:
-            needed = select(Round.round_id).join(Task).where(or_(Round.ended.is_(None), buffered & or_(at_work, kept)))
-            live = list(session.scalars(needed))
-        self._services.spool.sweep(live)
+        needed = select(Round.round_id).join(Task).where(or_(Round.ended.is_(None), buffered & or_(at_work, kept)))
+        # Fenced: what was listed before has then been there under this coordinator's lease, so that none of it is of a
+        # round that another one began meanwhile.
+        with self._write() as session:
+            return list(session.scalars(needed))
 
     def step(self) -> bool:
         """One pass over live rounds, idle tasks and rollouts. Returns whether anything happened."""

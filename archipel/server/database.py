@@ -48,6 +48,8 @@ class _Job(Generic[T]):
     def outcome(self) -> T:
         if self.error is not None:
             raise self.error
+        if not self.done:  # the thread that took it with its own was torn down
+            raise ServerError("the transaction was not committed")
         return cast(T, self.result)
 
 

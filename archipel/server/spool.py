@@ -7,7 +7,7 @@ database has acknowledged its digest; others are left from refused or interrupte
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from archipel.errors import ServerError
 from archipel.server.durable import Written
@@ -70,12 +70,14 @@ class UpdateSpool:
         """Delete everything of the round. An upload may be adding a file meanwhile; `sweep` gets what this leaves."""
         self._storage.remove_folder(_folder(round_id))
 
-    def sweep(self, live: Iterable[str]) -> None:
-        """Delete every round's files but those of the `live` rounds."""
-        keep = set(live)
-        for round_id in self._storage.folders(UPDATES):
-            if round_id not in keep:
-                self.discard(round_id)
+    def sweep(self, live: Callable[[], Iterable[str]]) -> None:
+        """Delete every round's files but those of the rounds that `live` names.
+
+        It is asked after the files were listed, so those of a round that begins meanwhile are not among them.
+        """
+        stored = self._storage.folders(UPDATES)
+        for round_id in set(stored).difference(live()):
+            self.discard(round_id)
 
     def _read(self, round_id: str, name: str, digest: str, what: str) -> bytes:
         # Twice, because bytes may also be damaged on their way.

@@ -147,6 +147,54 @@ def test_no_transition_without_the_lease(world: Any, rivals: Any, what: str) -> 
     assert world.rounds(task["task_id"]) != before
 
 
+@pytest.mark.parametrize("when", ["before it lists", "after it lists", "after it asks"])
+def test_who_was_replaced_while_it_cleans_up_deletes_nothing_of_a_later_round(
+    world: Any, rivals: Any, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    first, second = rivals
+    assert first._lease.take()
+    task = world.create_task(cohort=3)
+    devices = world.add_devices(3)
+    storage, ask = first._services.spool._storage, first._needed
+
+    def meanwhile() -> None:
+        expire(world)
+        assert second._lease.take()
+        world.coordinator = second
+        world.start_round(devices)
+        world.run_to("masking", devices)
+        for device in devices:
+            device.masking()
+
+    def slow_listing(folder: str, whole: Any = storage.folders) -> list[str]:
+        if when == "before it lists":
+            meanwhile()
+        found = whole(folder)
+        if when == "after it lists":
+            meanwhile()
+        return list(found)
+
+    def slow_question() -> list[str]:
+        found = ask()
+        meanwhile()
+        return list(found)
+
+    monkeypatch.setattr(storage, "folders", slow_listing)
+    if when == "after it asks":
+        monkeypatch.setattr(first, "_needed", slow_question)
+        first.recover()
+    else:
+        with pytest.raises(LeaseLostError):
+            first.recover()
+    assert len(world.stored("updates")) == 3
+    for phase in ("confirming", "unmasking"):
+        world.settle()
+        for device in devices:
+            device.answer(phase)
+    world.settle()
+    assert world.task(task["task_id"])["state"] == "completed"
+
+
 def test_a_long_step_keeps_the_lease_and_a_clean_end_gives_it_back(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     services = Services.open(world.settings)  # the true clock
     coordinator = Coordinator(services, Lease(services.database, A, clock=time.time, seconds=1.0))

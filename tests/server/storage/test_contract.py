@@ -177,12 +177,12 @@ def test_rounds_that_are_over(place: Any) -> None:
         written.discard()
     with pytest.raises(ServerError, match="cannot be read"):
         spool.read("r2", "d", sha256(b"r2"))
-    spool.sweep(["r1", "r22"])
+    spool.sweep(lambda: ["r1", "r22"])
     assert place.files() == {f"updates/{name}/d.{sha256(name.encode())}": name.encode() for name in ("r1", "r22")}
     assert sorted(place.storage.folders("updates")) == ["r1", "r22"]
     assert place.leftovers() == []
-    spool.sweep([])
-    spool.sweep([])
+    spool.sweep(list)
+    spool.sweep(list)
     assert (place.files(), place.storage.folders("updates")) == ({}, [])
 
 

@@ -180,7 +180,7 @@ def test_killed_at_every_step(place: Any, tmp_path: Path, kind: str) -> None:
         # The other processes go on, and the leftovers go when they are old.
         place.blobs.sweep(before=time.time() + 5)
         if kind == "round":
-            place.spool.sweep([])
+            place.spool.sweep(list)
         assert place.leftovers() == [], number
         if number % 3 == 0:
             # Another attempt ends as if nothing had been.
@@ -194,7 +194,7 @@ def test_killed_at_every_step(place: Any, tmp_path: Path, kind: str) -> None:
 def clean(place: Any) -> None:
     for key in place.files():
         place.delete(key)
-    place.spool.sweep([])
+    place.spool.sweep(list)
     for path in Path(place.settings.folder).rglob("*"):
         if path.parent.name == "sha256" and path.is_file():
             os.unlink(path)

@@ -308,7 +308,7 @@ def test_a_whole_bucket_at_an_endpoint_with_a_name(
     listed = bucket.client.list_objects_v2(Bucket=bucket.name)["Contents"]
     assert [each["Key"] for each in listed] == ["probe", f"sha256/2c/{digest}", f"updates/r/d.{digest}"]
     assert sorted(storage.keys("")) == [f"sha256/2c/{digest}", f"updates/r/d.{digest}"]
-    spool.sweep([])
+    spool.sweep(list)
     assert list(storage.keys("")) == [f"sha256/2c/{digest}"]
 
 
@@ -323,7 +323,7 @@ def test_others_in_the_bucket_are_left_alone(bucket: TestBucket, tmp_path: Path)
     bucket.client.put_object(Bucket=bucket.name, Key=f"{bucket.prefix}-other/updates/r/x", Body=b"x")
     foreign = bucket.client.create_multipart_upload(Bucket=bucket.name, Key="elsewhere/large")["UploadId"]
     own = bucket.client.create_multipart_upload(Bucket=bucket.name, Key=f"{bucket.prefix}/sha256/ab/x")["UploadId"]
-    first.spool.sweep([])
+    first.spool.sweep(list)
     first.storage.sweep(before=1.2e9)  # in 2008; to this store, everything in parts was begun in 2010
     uploads = bucket.client.list_multipart_uploads(Bucket=bucket.name)["Uploads"]
     assert {each["UploadId"] for each in uploads} == {foreign, own}
