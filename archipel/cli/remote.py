@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 import os
 import time
+import tomllib
 from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 import msgspec
@@ -16,6 +17,7 @@ from archipel.errors import CommandError
 from archipel.protocol.tls import client_context
 from archipel.server import OperatorClient
 
+T = TypeVar("T")
 SERVER, TOKEN, TOKEN_FILE = "ARCHIPEL_SERVER", "ARCHIPEL_TOKEN", "ARCHIPEL_TOKEN_FILE"
 CA, CERTIFICATE, KEY = "ARCHIPEL_CA", "ARCHIPEL_CLIENT_CERTIFICATE", "ARCHIPEL_CLIENT_KEY"
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
@@ -61,6 +63,14 @@ def _token(file: Path | None) -> str:
     if not token.strip():
         raise CommandError(f"no access token: set {TOKEN}, or name a file with --token-file")
     return token.strip()
+
+
+def read_request(file: Path, kind: type[T], **more: object) -> T:
+    """The request in `file` (TOML), with the fields `more`. Raises CommandError where it is none."""
+    try:
+        return msgspec.convert({**tomllib.loads(file.read_text(encoding="utf-8")), **more}, kind)
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, msgspec.ValidationError) as error:
+        raise CommandError(f"{file}: {error}") from None
 
 
 def show(values: msgspec.Struct | Sequence[msgspec.Struct], as_json: bool, lines: Iterable[str]) -> None:

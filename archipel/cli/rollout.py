@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
 
 import click
-import msgspec
 
-from archipel.cli.remote import as_json, fields, moment, remote, show, table
+from archipel.cli.remote import as_json, fields, moment, read_request, remote, show, table
 from archipel.errors import CommandError
 from archipel.server import OperatorClient
 from archipel.server.registry_resources import RolloutInfo, RolloutRequest, StageEvaluation, StageInfo
@@ -46,11 +44,7 @@ def rollout() -> None:
 @remote
 def create(client: OperatorClient, file: Path, key: str | None, as_json: bool) -> None:
     """Begin the rollout that FILE (TOML) describes."""
-    try:
-        request = msgspec.convert(tomllib.loads(file.read_text(encoding="utf-8")), RolloutRequest)
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, msgspec.ValidationError) as error:
-        raise CommandError(f"{file}: {error}") from None
-    made = client.create_rollout(request, key=key)
+    made = client.create_rollout(read_request(file, RolloutRequest), key=key)
     show(made, as_json, _lines(made))
 
 

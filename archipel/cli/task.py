@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
 
 import click
 import msgspec
 
-from archipel.cli.remote import as_json, fields, moment, remote, show, table
+from archipel.cli.remote import as_json, fields, moment, read_request, remote, show, table
 from archipel.errors import CommandError
 from archipel.server import OperatorClient, TaskRequest
 from archipel.server.resources import TaskInfo
@@ -44,13 +43,10 @@ def task() -> None:
 @remote
 def create(client: OperatorClient, file: Path, bundle: Path | None, key: str | None, as_json: bool) -> None:
     """Start what FILE (TOML) asks for."""
-    try:
-        values = tomllib.loads(file.read_text(encoding="utf-8"))
-        if bundle is not None:
-            values["bundle"] = client.upload_bundle(bundle).digest
-        request = msgspec.convert(values, TaskRequest)
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, msgspec.ValidationError) as error:
-        raise CommandError(f"{file}: {error}") from None
+    # What is wrong with the file is said before anything is uploaded.
+    request = read_request(file, TaskRequest, **({} if bundle is None else {"bundle": "0" * 64}))
+    if bundle is not None:
+        request = msgspec.structs.replace(request, bundle=client.upload_bundle(bundle).digest)
     made = client.create_task(request, key=key)
     show(made, as_json, _lines(made))
 

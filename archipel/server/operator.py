@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
 import ssl
-import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,9 +25,8 @@ from archipel.server.device_resources import (
     RevokedTokenPage,
     TokenRevocation,
 )
-from archipel.server.operator_registry import RegistryCalls
+from archipel.server.operator_registry import RegistryCalls, wait_until_ended
 from archipel.server.resources import (
-    IDEMPOTENCY_HEADER,
     AuditEntry,
     AuditPage,
     BundleInfo,
@@ -53,9 +50,9 @@ PAGE = 100
 class OperatorClient(RegistryCalls):
     """Calls one server with the operator's token. Raises UnreachableError, or RefusedError for an error status.
 
-    `server` is such as "http://127.0.0.1:8470". Reading is retried, and so are `create_task` and what is about models
-    and rollouts; `upload_bundle` may be repeated. `tls` is for https://, see archipel.protocol.tls.client_context;
-    None: with the system's authorities.
+    `server` is such as "http://127.0.0.1:8470". Everything is retried that may be sent twice, which is all but
+    `upload_bundle` (which may be repeated) and `create_token`. `tls` is for https://, see
+    archipel.protocol.tls.client_context; None: with the system's authorities.
     """
 
     def __init__(self, server: str, token: str, *, timeout: float = 30.0, tls: ssl.SSLContext | None = None) -> None:
@@ -91,10 +88,7 @@ class OperatorClient(RegistryCalls):
     def create_task(self, request: TaskRequest, *, key: str | None = None) -> TaskInfo:
         """Make a task. With the same `key` (16 to 64 letters, digits, - or _) the same task is made only once, however
         often this is called; without one, once for this call, however often it has to be sent."""
-        headers = {"Content-Type": "application/json", IDEMPOTENCY_HEADER: key or secrets.token_urlsafe(24)}
-        return self._call(
-            "POST", "/v1/tasks", TaskInfo, body=msgspec.json.encode(request), headers=headers, repeat=True
-        )
+        return self._post("/v1/tasks", TaskInfo, request, key=key)
 
     def tasks(self) -> Iterator[TaskInfo]:
         """Every task, newest first."""
@@ -104,14 +98,14 @@ class OperatorClient(RegistryCalls):
         return self._call("GET", f"/v1/tasks/{task_id}", TaskInfo)
 
     def cancel(self, task_id: str) -> TaskInfo:
-        return self._call("POST", f"/v1/tasks/{task_id}/cancel", TaskInfo)
+        return self._post(f"/v1/tasks/{task_id}/cancel", TaskInfo)
 
     def pause(self, task_id: str) -> TaskInfo:
         """Open no further rounds; the one under way is finished."""
-        return self._call("POST", f"/v1/tasks/{task_id}/pause", TaskInfo)
+        return self._post(f"/v1/tasks/{task_id}/pause", TaskInfo)
 
     def resume(self, task_id: str) -> TaskInfo:
-        return self._call("POST", f"/v1/tasks/{task_id}/resume", TaskInfo)
+        return self._post(f"/v1/tasks/{task_id}/resume", TaskInfo)
 
     def rounds(self, task_id: str) -> list[RoundInfo]:
         """Every round of the task, failed ones too, oldest first."""
@@ -134,7 +128,7 @@ class OperatorClient(RegistryCalls):
         return self._items("/v1/tokens", TokenPage)
 
     def revoke_token(self, token_id: str) -> TokenInfo:
-        return self._call("POST", f"/v1/tokens/{token_id}/revoke", TokenInfo)
+        return self._post(f"/v1/tokens/{token_id}/revoke", TokenInfo)
 
     def populations(self) -> Iterator[PopulationInfo]:
         """Every population, by name."""
@@ -152,16 +146,14 @@ class OperatorClient(RegistryCalls):
 
     def revoke_device(self, device_id: str) -> DeviceInfo:
         """End a device's membership for good."""
-        return self._call("POST", f"/v1/devices/{device_id}/revoke", DeviceInfo, repeat=True)
+        return self._post(f"/v1/devices/{device_id}/revoke", DeviceInfo)
 
     def revoke_enrolment_token(
         self, *, certificate: Sealed | None = None, token_key: bytes | None = None
     ) -> RevokedTokenInfo:
         """Let nobody enrol with a token any more; one that was used is refused. Give either of the two."""
-        body = msgspec.json.encode(TokenRevocation(certificate=certificate, token_key=token_key))
-        headers = {"Content-Type": "application/json"}
-        path = "/v1/enrolment-tokens/revoke"
-        return self._call("POST", path, RevokedTokenInfo, body=body, headers=headers, repeat=True)
+        body = TokenRevocation(certificate=certificate, token_key=token_key)
+        return self._post("/v1/enrolment-tokens/revoke", RevokedTokenInfo, body)
 
     def revoked_enrolment_tokens(self) -> Iterator[RevokedTokenInfo]:
         """Newest first."""
@@ -199,22 +191,17 @@ class OperatorClient(RegistryCalls):
 
         `timeout` and `poll` are in seconds. Raises ClientError when the time is over.
         """
-        deadline = None if timeout is None else time.monotonic() + timeout
-        seen: tuple[object, ...] = ()
-        while True:
-            task = self.task(task_id)
-            state = (task.state, task.rounds_committed, task.failed_rounds, task.model)
-            if state != seen and on_change is not None:
-                on_change(task)
-            seen = state
-            if task.ended is not None:
-                return task
-            if deadline is not None and time.monotonic() > deadline:
-                raise ClientError(
-                    f"task {task.name!r} is still running after {timeout:g} s: {task.rounds_committed} of "
-                    f"{task.rounds} rounds, {task.waiting} devices waiting, at least {task.min_cohort} needed"
-                )
-            time.sleep(poll)
+        return wait_until_ended(
+            lambda: self.task(task_id),
+            lambda task: (task.state, task.rounds_committed, task.failed_rounds, task.model),
+            lambda task: (
+                f"task {task.name!r} is {task.state}: {task.rounds_committed} of {task.rounds} rounds, "
+                f"{task.waiting} devices waiting, at least {task.min_cohort} needed"
+            ),
+            timeout=timeout,
+            poll=poll,
+            on_change=on_change,
+        )
 
     def _items(self, path: str, kind: type[Any], **chosen: str | None) -> Iterator[Any]:
         query: dict[str, object] = {

@@ -132,21 +132,17 @@ class RegistryCalls(ABC):
 
         `timeout` and `poll` are in seconds. Raises ClientError when the time is over.
         """
-        deadline = None if timeout is None else time.monotonic() + timeout
-        seen: RolloutInfo | None = None
-        while True:
-            rollout = self.rollout(rollout_id)
-            if rollout != seen and on_change is not None:
-                on_change(rollout)
-            seen = rollout
-            if rollout.ended is not None:
-                return rollout
-            if deadline is not None and time.monotonic() > deadline:
-                raise ClientError(
-                    f"the rollout of {rollout.model} version {rollout.version} has not ended after {timeout:g} s: "
-                    f"{rollout.state}, stage {rollout.stage} of {len(rollout.stages)}"
-                )
-            time.sleep(poll)
+        return wait_until_ended(
+            lambda: self.rollout(rollout_id),
+            lambda rollout: rollout,
+            lambda rollout: (
+                f"the rollout of {rollout.model} version {rollout.version} has not ended: "
+                f"{rollout.state}, stage {rollout.stage} of {len(rollout.stages)}"
+            ),
+            timeout=timeout,
+            poll=poll,
+            on_change=on_change,
+        )
 
     def _post(self, path: str, kind: type[T], body: msgspec.Struct | None = None, *, key: str | None = None) -> T:
         headers = {IDEMPOTENCY_HEADER: key or secrets.token_urlsafe(24)}
@@ -154,3 +150,30 @@ class RegistryCalls(ABC):
             headers["Content-Type"] = "application/json"
         data = None if body is None else msgspec.json.encode(body)
         return self._call("POST", path, kind, body=data, headers=headers, repeat=True)
+
+
+def wait_until_ended(
+    ask: Callable[[], T],
+    state: Callable[[T], object],
+    describe: Callable[[T], str],
+    *,
+    timeout: float | None,
+    poll: float,
+    on_change: Callable[[T], None] | None,
+) -> T:
+    """Ask every `poll` seconds until `ended` of the answer is set; `on_change` sees each with another `state`.
+
+    Raises ClientError, with what `describe` says, after `timeout` seconds.
+    """
+    deadline = None if timeout is None else time.monotonic() + timeout
+    seen: object = None
+    while True:
+        found = ask()
+        if on_change is not None and state(found) != seen:
+            on_change(found)
+        seen = state(found)
+        if found.ended is not None:  # type: ignore[attr-defined]
+            return found
+        if deadline is not None and time.monotonic() > deadline:
+            raise ClientError(f"after {timeout:g} s {describe(found)}")
+        time.sleep(poll)
