@@ -17,10 +17,11 @@ from archipel.client.identity import DeviceRecord
 from archipel.client.session import DeviceSession
 from archipel.errors import PolicyError, RuntimeLimitError
 from archipel.lite_runtime import DeviceState, Progress, Runtime
+from archipel.protocol.measures import measured
 from archipel.protocol.messages import RoundPlan
 from archipel.protocol.plain import plain_size
 from archipel.protocol.policy import check_plan
-from archipel.protocol.uploads import metric_arrays, upload_layout
+from archipel.protocol.uploads import metric_arrays, upload_layout, upload_program
 from archipel.protocol.vector import Layout
 
 _CHECK_SECONDS = 0.25
@@ -105,8 +106,9 @@ def contribute(
         arrays, count = runtime.analyze(fields, program=plan.program, seed=seed, hyperparameters=plan.hyperparameters)
         return Contribution(arrays, count)
     count = max((len(array) for array in fields.values()), default=0)
-    metrics = runtime.evaluate(fields) if count else {}
-    return Contribution(metric_arrays(metrics, plan.metrics, count, plan.max_examples), count)
+    program = upload_program(prepared.bundle.manifest, plan.kind, plan.program)
+    found = measured(program, runtime.evaluate(fields) if count else {}, count)
+    return Contribution(metric_arrays(found.values, plan.metrics, found.count, plan.max_examples), count)
 
 
 def some(fields: Mapping[str, np.ndarray], most: int, seed: int) -> Mapping[str, np.ndarray]:

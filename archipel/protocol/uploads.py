@@ -4,9 +4,10 @@
 |---|---|
 | training | the update outputs of the bundle's `finish` program |
 | analytics | the update outputs of an `analyze` program |
-| evaluation | each metric's mean times w, and w = min(examples, max_examples) / max_examples |
+| evaluation | w = min(count, max_examples) / max_examples; each mean times w; w again for each mean that was clamped |
 
-A metric beyond its range is clamped to it, as every entry of the fixed-point encoding is.
+A mean beyond its range is clamped to it, as every entry of the fixed-point encoding is; that it was is told, so that
+nobody takes the bound for a measurement. What the means are: archipel.protocol.measures.
 """
 
 from __future__ import annotations
@@ -16,13 +17,16 @@ from collections.abc import Mapping
 import numpy as np
 
 from archipel.bundle import Manifest, Program
-from archipel.bundle.roles import Metric, Update
+from archipel.bundle.roles import Update
 from archipel.errors import ProtocolError
+from archipel.protocol.measures import measures
 from archipel.protocol.messages import Kind
 from archipel.protocol.vector import Layout
 
 EXAMPLES = "archipel/examples"
 """The entry of an evaluation with the weight."""
+CLAMPED = "archipel/clamped/"
+"""Begins the entry that says of a metric whether it was clamped."""
 
 _KINDS = {"training": "finish", "evaluation": "evaluate", "analytics": "analyze"}
 
@@ -61,24 +65,26 @@ def metric_arrays(
     Raises ProtocolError for a metric that is missing or not a finite number.
     """
     weight = min(examples, max_examples) / max_examples
-    arrays = {EXAMPLES: np.array(weight, np.float32)}
+    entries = {EXAMPLES: weight}
     for name, bound in ranges.items():
         value = metrics.get(name, float("nan")) if examples else 0.0
         if not np.isfinite(value):
             raise ProtocolError(f"metric {name!r}: is {value} on this device; it cannot be summed")
-        arrays[name] = np.array(min(max(value, -bound), bound) * weight, np.float32)
-    return arrays
+        entries[name] = min(max(value, -bound), bound) * weight
+        entries[CLAMPED + name] = weight if abs(value) > bound else 0.0
+    return {name: np.array(value, np.float32) for name, value in entries.items()}
 
 
 def _evaluation_layout(manifest: Manifest, program: Program, metrics: Mapping[str, float]) -> Layout:
-    known = {port.name for port in program.outputs if isinstance(port, Metric)}
+    known = measures(program)
     if not metrics:
         raise ProtocolError(f"metrics: an evaluation needs at least one, with its range; there are {sorted(known)}")
     for name in metrics:
         if name not in known:
             raise ProtocolError(f"metric {name!r}: bundle {manifest.name!r} computes {sorted(known)}")
     bits = manifest.privacy.max_bits
-    ranges = {**{name: metrics[name] for name in sorted(metrics)}, EXAMPLES: 1.0}
+    asked = sorted(metrics)
+    ranges = {**{name: metrics[name] for name in asked}, **{CLAMPED + name: 1.0 for name in asked}, EXAMPLES: 1.0}
     return Layout(
         tuple(
             Update(

@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session
 
 from archipel.server.models import UPDATE_PHASES, Answer, CheckInRow, Participant, Round, Task
 from archipel.server.targeting import Target
+from archipel.server.tasks import request_of
 
 
 def candidates(session: Session, task: Task, *, now: float, window: float, lock: bool = True) -> list[str]:
@@ -53,6 +54,10 @@ def _may_be_taken(task: Task, now: float, window: float) -> list[ColumnElement[b
             .having(func.count() >= task.max_contributions)
         )
         where.append(CheckInRow.device_id.not_in(given))
+    before = request_of(task).devices_of
+    if before is not None:
+        counted = select(Answer.device_id).where(Answer.round_id == before, Answer.phase.in_(UPDATE_PHASES))
+        where.append(CheckInRow.device_id.in_(counted))
     if task.rest_seconds > 0:
         recent = (
             select(Participant.device_id)

@@ -8,15 +8,17 @@ first statement on and what it has read cannot change under it; on PostgreSQL th
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 
-from sqlalchemy import Connection, Executable, Row, create_engine, event, inspect, text
+from sqlalchemy import URL, Connection, Engine, Executable, Row, create_engine, event, inspect, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 from sqlalchemy.orm import Session
+from sqlalchemy.pool import NullPool
 
 from archipel.errors import ApiError, ServerError
 
@@ -26,22 +28,22 @@ MIGRATIONS = Path(__file__).parent / "migrations"
 SCHEMA = "0005"
 """Name of the newest migration."""
 BUSY_MILLISECONDS = 10_000
-_WRITE, _ALONE = "archipel_write", "archipel_alone"
+_WRITE = "archipel_write"
 
 
 class _Job(Generic[T]):
     """What one thread wants to write."""
 
-    def __init__(self, work: Callable[[Session], T]) -> None:
+    def __init__(self, work: Callable[[Connection], T]) -> None:
         self._work = work
         self.done = False
         self.result: T | None = None
         self.error: Exception | None = None
 
-    def run(self, session: Session) -> None:
+    def run(self, connection: Connection) -> None:
         self.error = None
         try:
-            self.result = self._work(session)
+            self.result = self._work(connection)
         except ApiError as error:  # refused before it changed anything: the others go on
             self.error = error
 
@@ -75,10 +77,8 @@ class Database:
         self._queue: list[_Job[Any]] = []
         self._writer = self.engine.execution_options(**{_WRITE: True})
         # One statement needs no transaction around it.
-        alone: dict[str, Any] = {_ALONE: True}
-        if parsed.get_backend_name() != "sqlite":
-            alone["isolation_level"] = "AUTOCOMMIT"
-        self._looker = self.engine.execution_options(**alone)
+        sqlite = parsed.get_backend_name() == "sqlite"
+        self._looking = _Kept(parsed) if sqlite else _Pooled(self.engine)
 
     @contextmanager
     def read(self) -> Iterator[Session]:
@@ -87,12 +87,12 @@ class Database:
 
     def look_all(self, query: Executable, **values: object) -> Sequence[Row[Any]]:
         """The rows that one prepared query finds; see `look`."""
-        with self._looker.connect() as connection:
+        with self._looking() as connection:
             return connection.execute(query, values).all()
 
     def look(self, query: Executable, **values: object) -> Row[Any] | None:
         """The row that one prepared query finds, or None. For what is asked often: much less time than `read()`."""
-        with self._looker.connect() as connection:
+        with self._looking() as connection:
             return connection.execute(query, values).one_or_none()
 
     @contextmanager
@@ -100,15 +100,15 @@ class Database:
         with self._turn, Session(self._writer, expire_on_commit=False) as session, session.begin():
             yield session
 
-    def together(self, work: Callable[[Session], T]) -> T:
+    def together(self, work: Callable[[Connection], T]) -> T:
         """`work` in one writing transaction with what other threads want to write at this moment: one sync for all.
 
         Durable when it returns. `work` may be run twice, and must have changed nothing when it raises ApiError. On
         PostgreSQL it has a transaction of its own: those of one moment are synced together there anyway.
         """
         if self.engine.dialect.name != "sqlite":
-            with self.write() as session:
-                return work(session)
+            with self._writer.begin() as connection:
+                return work(connection)
         job: _Job[T] = _Job(work)
         with self._queue_lock:
             self._queue.append(job)
@@ -121,9 +121,9 @@ class Database:
 
     def _commit(self, jobs: list[_Job[Any]]) -> None:
         try:
-            with self.write() as session:
+            with self._turn, self._writer.begin() as connection:
                 for job in jobs:
-                    job.run(session)
+                    job.run(connection)
         except Exception as error:  # noqa: BLE001 - raised again, by the thread whose job it was
             if len(jobs) > 1:
                 for job in jobs:
@@ -171,7 +171,48 @@ class Database:
             raise ServerError(f"{self._where}: {_reason(error)}") from None
 
     def dispose(self) -> None:
+        self._looking.close()
         self.engine.dispose()
+
+
+class _Pooled:
+    """A connection of the pool, for one statement."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine.execution_options(isolation_level="AUTOCOMMIT")
+
+    def __call__(self) -> AbstractContextManager[Connection]:
+        return self._engine.connect()
+
+    def close(self) -> None:
+        """The pool's connections are closed with it."""
+
+
+class _Kept:
+    """Each thread's own connection, for as long as there is the thread: half of what a look at SQLite takes is to get
+    one from a pool and to give it back. Between two statements it holds nothing of the database."""
+
+    def __init__(self, url: URL) -> None:
+        # Whichever thread sees that another one is gone closes what that had.
+        engine = create_engine(url, poolclass=NullPool, connect_args={"check_same_thread": False})
+        event.listen(engine, "connect", _sqlite_connect)
+        self._engine = engine
+        self._mine = threading.local()
+        self._all: weakref.WeakSet[Connection] = weakref.WeakSet()
+        self._lock = threading.Lock()
+
+    def __call__(self) -> AbstractContextManager[Connection]:
+        connection: Connection | None = getattr(self._mine, "connection", None)
+        if connection is None or connection.closed or connection.invalidated:
+            connection = self._mine.connection = self._engine.connect()
+            with self._lock:
+                self._all.add(connection)
+        return nullcontext(connection)
+
+    def close(self) -> None:
+        with self._lock:
+            for connection in self._all:
+                connection.close()
 
 
 def _sqlite_connect(connection: Any, record: object) -> None:
@@ -186,10 +227,7 @@ def _sqlite_connect(connection: Any, record: object) -> None:
 
 
 def _sqlite_begin(connection: Connection) -> None:
-    options = connection.get_execution_options()
-    if options.get(_ALONE, False):
-        return
-    immediate = options.get(_WRITE, False)
+    immediate = connection.get_execution_options().get(_WRITE, False)
     connection.exec_driver_sql("BEGIN IMMEDIATE" if immediate else "BEGIN")
 
 

@@ -30,10 +30,25 @@ def check_gate(gate: Gate) -> None:
         raise ServerError(f"gate: max_devices {gate.max_devices} is below min_devices {gate.min_devices}")
 
 
+@dataclass(frozen=True)
+class Heard:
+    """The round that evaluated the candidate, and how many devices are in its sum."""
+
+    round_id: str
+    devices: int
+
+
 def evaluation_request(
-    gate: Gate, *, name: str, population: str, bundle: str, weights: str | None, eligibility: str
+    gate: Gate,
+    *,
+    name: str,
+    population: str,
+    bundle: str,
+    weights: str | None,
+    eligibility: str,
+    heard: Heard | None = None,
 ) -> TaskRequest:
-    """The task that evaluates one version, of one round."""
+    """The task that evaluates one version, of one round; with `heard` on the same devices."""
     return TaskRequest(
         name=name,
         population=population,
@@ -43,7 +58,8 @@ def evaluation_request(
         kind="evaluation",
         privacy=gate.privacy,
         min_cohort=gate.min_devices,
-        cohort=gate.max_devices,
+        cohort=gate.max_devices if heard is None else heard.devices,
+        devices_of=None if heard is None else heard.round_id,
         program=gate.program,
         metrics={gate.metric: gate.range},
         max_examples=gate.max_examples,
@@ -93,6 +109,10 @@ def _found_wanting(gate: Gate, which: str, result: RoundResult | None) -> Verdic
     # Sums of secure rounds come in steps of the fixed-point encoding: not a whole number of examples.
     if round(examples) < gate.min_examples:
         return Verdict(False, f"the {which} was evaluated on {examples:.6g} examples, {gate.min_examples} needed")
+    clamped = result.clamped.get(gate.metric, 0.0)
+    if clamped:
+        said = f"{gate.metric} of the {which} was beyond the range of {gate.range:g}"
+        return Verdict(False, f"{said} on devices with {clamped:.1%} of the examples; give the gate a larger range")
     if not math.isfinite(result.metrics.get(gate.metric, math.nan)):
         return Verdict(False, f"the evaluation of the {which} has no number for {gate.metric}")
     return None

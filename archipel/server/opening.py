@@ -1,4 +1,4 @@
-"""What comes before a round: the version that a task starts with, and the round's signed plan."""
+"""What comes before a round: the task, the version that it starts with, and the round's signed plan."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
+import msgspec
 from sqlalchemy.orm import Session
 
 from archipel import strategies
@@ -14,13 +15,54 @@ from archipel.errors import ServerError
 from archipel.protocol.policy import plan_digest
 from archipel.protocol.sealed import encode, seal
 from archipel.server.models import Blob, BundleRow, Round, Task, Version
-from archipel.server.rounds import Transition, deadline, first_phase
+from archipel.server.resources import TaskRequest
+from archipel.server.rounds import DEADLINES, Transition, deadline, first_phase
 from archipel.server.services import Services
+from archipel.server.targeting import Target
 from archipel.server.task_checks import make_plan, update_size
 from archipel.server.tasks import request_of
 
 Write = Callable[[], AbstractContextManager[Session]]
 """A writing transaction that only commits while the lease is this coordinator's."""
+
+
+def new_task(
+    checked: TaskRequest, *, task_id: str, request_digest: str | None, now: float, part: Target | None = None
+) -> Task:
+    """A running task, as `check_task` gave it. With `part` it takes only so many percent of the devices."""
+    return Task(
+        task_id=task_id,
+        name=checked.name,
+        population=checked.population,
+        bundle=checked.bundle,
+        weights=checked.weights,
+        state="running",
+        reason="",
+        rounds=checked.rounds,
+        rounds_committed=0,
+        failed_rounds=0,
+        request=msgspec.json.encode(checked),
+        kind=checked.kind,
+        mode=checked.mode,
+        privacy=checked.privacy,
+        min_cohort=checked.min_cohort,
+        cohort=checked.cohort,
+        threshold=checked.threshold,
+        goal=checked.goal,
+        concurrency=checked.concurrency,
+        eligibility=checked.eligibility,
+        percent=None if part is None else part.percent,
+        salt=None if part is None else part.salt,
+        max_contributions=checked.max_contributions,
+        rest_seconds=checked.rest_seconds,
+        request_digest=request_digest,
+        hyperparameters=dict(checked.hyperparameters),
+        deadlines={**DEADLINES, **checked.deadlines},
+        model=None,
+        strategy_state=None,
+        created=now,
+        ended=None,
+    )
 
 
 def make_first_version(services: Services, write: Write, task: Task) -> None:

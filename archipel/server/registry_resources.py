@@ -157,12 +157,12 @@ class Stage(Message, frozen=True, kw_only=True):
 class Gate(Message, frozen=True, kw_only=True):
     """What a stage's devices must find for the rollout to go on.
 
-    `metric` is one that the bundles' `evaluate` program computes, `range` the bound of its absolute value. With
-    `max_loss` the version now promoted is evaluated too, on the same devices, and the new one may be worse by so much;
-    with `worst` its value is compared with that. At least one of the two is there. At least `min_devices` are heard, at
-    most `max_devices` asked (with privacy secure at least the threshold of these that the bundle's policy demands), and
-    they must have `min_examples` together, of which `max_examples` are taken from each. Without a result within
-    `seconds` the rollout is rolled back.
+    `metric` is one that an evaluation of the bundles can ask for, `range` the bound of its absolute value: beyond that
+    on any device the gate is not passed. With `max_loss` the version now promoted is evaluated after it, on those of
+    the same devices that still come, and the new one may be worse by so much; with `worst` its value is compared with
+    that. At least one of the two is there. At least `min_devices` are heard, at most `max_devices` asked (with privacy
+    secure at least the threshold of these that the bundle's policy demands), and they must have `min_examples`
+    together, of which `max_examples` are taken from each. Without a result within `seconds` the rollout is rolled back.
     """
 
     metric: Annotated[str, Meta(min_length=1, max_length=128)]

@@ -66,11 +66,12 @@ class TaskRequest(Message, frozen=True, kw_only=True):
     its own.
 
     `kind` evaluation takes the means of `metrics` (name: bound of its absolute value) over all examples, at most
-    `max_examples` of each device, with the weights `weights` (null: the bundle's own). Analytics sums what the bundle's
-    `program` computes.
+    `max_examples` of each device, with the weights `weights` (null: the bundle's own). What a bundle's `evaluate` sums
+    up is asked for as the mean, and its `correct` as `accuracy`. Analytics sums what the bundle's `program` computes.
 
     `eligibility` is an expression over the attributes that devices report (see archipel.server.eligibility). A device
     gives at most `max_contributions` updates, and rests for `rest_seconds` from the start of a round that it was in.
+    With `devices_of` only devices are taken whose updates are in the sum of that round, which is committed.
     """
 
     name: Name
@@ -94,6 +95,7 @@ class TaskRequest(Message, frozen=True, kw_only=True):
     eligibility: Annotated[str, Meta(max_length=MAX_CHARACTERS)] = ""
     max_contributions: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
     rest_seconds: Annotated[float, Meta(ge=0, le=31_536_000)] = 0.0
+    devices_of: RoundId | None = None
     hyperparameters: dict[str, float] = {}
     deadlines: dict[DeadlinePhase, Deadline] = {}
 
@@ -130,6 +132,7 @@ class TaskInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
     percent: float | None
     max_contributions: int | None
     rest_seconds: float
+    devices_of: RoundId | None
     hyperparameters: dict[str, float]
     deadlines: dict[str, float]
     model: Digest | None
@@ -165,13 +168,17 @@ class StatisticResult(Message, frozen=True, kw_only=True, omit_defaults=False):
 
 
 class RoundResult(Message, frozen=True, kw_only=True, omit_defaults=False):
-    """What `devices` devices found. Of an evaluation: `metrics`, means over `examples` examples (each device's number
-    is counted up to the task's max_examples). Of an analysis: `values`, the sums by name; `statistics`, what the
-    bundle says that they mean."""
+    """What `devices` devices found.
+
+    Of an evaluation: `metrics`, means over `examples` examples (each device's number is counted up to the task's
+    max_examples); `clamped`, of a metric that was beyond its range on some devices, the share of the examples that are
+    theirs. Of an analysis: `values`, the sums by name; `statistics`, what the bundle says that they mean.
+    """
 
     devices: int
     examples: float | None = None
     metrics: dict[str, float] = {}
+    clamped: dict[str, float] = {}
     values: dict[str, Any] = {}
     statistics: dict[str, StatisticResult] = {}
 

@@ -9,15 +9,26 @@ from numpy.typing import NDArray
 
 from archipel.bundle import Manifest, Statistic
 from archipel.protocol.messages import RoundPlan
+from archipel.protocol.uploads import CLAMPED
 from archipel.protocol.vector import DecodedSum
 from archipel.server.resources import RoundResult, StatisticResult
+
+CLAMPED_SHARE = 1e-3
+"""A smaller share of the examples is no news."""
 
 
 def evaluation(plan: RoundPlan, manifest: Manifest, total: DecodedSum, devices: int) -> RoundResult:
     """Means over all examples; none where no device had any."""
     weight = total.weight or 0.0
-    metrics = {name: float(value) / weight for name, value in total.values.items()} if weight > 0 else {}
-    return RoundResult(devices=devices, examples=weight * plan.max_examples, metrics=metrics)
+    means = {name: float(value) / weight for name, value in total.values.items()} if weight > 0 else {}
+    clamped = {name.removeprefix(CLAMPED): share for name, share in means.items() if name.startswith(CLAMPED)}
+    return RoundResult(
+        devices=devices,
+        examples=weight * plan.max_examples,
+        metrics={name: value for name, value in means.items() if not name.startswith(CLAMPED)},
+        # Sums of secure rounds come in steps of the fixed-point encoding.
+        clamped={name: share for name, share in clamped.items() if share > CLAMPED_SHARE},
+    )
 
 
 def analysis(plan: RoundPlan, manifest: Manifest, total: DecodedSum, devices: int) -> RoundResult:

@@ -8,13 +8,15 @@ settled their peers have signed, or are about to sign, that set, and refuse any 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
-from sqlalchemy import delete, update
+from sqlalchemy import Row, delete, update
 from sqlalchemy.orm import Session
 
 from archipel.server.models import ChallengeRow, CheckInRow, Device, DeviceSession
 from archipel.server.problems import refuse
+
+D = TypeVar("D", bound=Device | Row[Any, Any, Any])
 
 LOCKED: dict[str, Any] = {"key_share": True}
 """`with_for_update` for a device whose key or state changes: on PostgreSQL FOR NO KEY UPDATE, for which a round that
@@ -29,8 +31,8 @@ def require_active(device_id: str, revoked: float | None) -> None:
         raise refuse(403, f"device {device_id} was revoked; to take part again it needs a new enrolment token")
 
 
-def require_member(device: Device | None, device_id: str) -> Device:
-    """`device` itself. Raises ApiError 404 where there is none, and 403 where it was revoked."""
+def require_member(device: D | None, device_id: str) -> D:
+    """`device` itself, which has `revoked`. Raises ApiError 404 where there is none, and 403 where it was revoked."""
     if device is None:
         raise refuse(404, f"device {device_id} is not enrolled")
     require_active(device_id, device.revoked)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import enum
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -24,15 +24,15 @@ from sqlalchemy.orm import Session
 from archipel.bundle import decode_manifest
 from archipel.errors import ArchipelError
 from archipel.server import audit, registry
-from archipel.server.gates import Verdict, check_gate, evaluation_request, judge
+from archipel.server.gates import Heard, Verdict, check_gate, evaluation_request, judge
 from archipel.server.models import BundleRow, Round, Task
+from archipel.server.opening import new_task
 from archipel.server.registry_resources import Gate, RolloutRequest
 from archipel.server.registry_tables import Model, ModelVersion, Rollout, RolloutStage
 from archipel.server.resources import RoundResult, TaskRequest
 from archipel.server.rounds import MAX_REASON
 from archipel.server.targeting import Target
 from archipel.server.task_checks import check_task
-from archipel.server.tasks import new_task
 
 PAUSE_SECONDS = 7 * 86400.0
 
@@ -42,6 +42,7 @@ _decode_request = lru_cache(maxsize=64)(msgspec.json.Decoder(RolloutRequest).dec
 class Move(enum.Enum):
     STAY = "stay"
     EVALUATE = "evaluate"
+    COMPARE = "compare"
     GO_ON = "go on"
     ROLL_BACK = "roll back"
 
@@ -94,12 +95,15 @@ class Done:
     reason: str = ""
 
 
-def decide(rule: StateRule, *, gated: bool, verdict: Verdict | None, now: float, state_ends: float) -> Step:
-    """What is due. A verdict that is there counts, however late somebody looks."""
+def decide(
+    rule: StateRule, *, gated: bool, verdict: Verdict | None, heard: bool, now: float, state_ends: float
+) -> Step:
+    """What is due. A verdict that is there counts, however late somebody looks. `heard`: the candidate's evaluation has
+    a result, and the baseline's, on the same devices, is not begun."""
     if rule.hears and verdict is not None:
         return Step(Move.GO_ON) if verdict.passed else Step(Move.ROLL_BACK, verdict.reason, verdict.measured)
     if now < state_ends:
-        return STAY
+        return Step(Move.COMPARE) if heard else STAY
     if rule.late is Move.EVALUATE and not gated:
         return Step(Move.GO_ON)
     return Step(rule.late, rule.lacking)
@@ -122,8 +126,14 @@ def next_step(session: Session, rollout: Rollout, now: float) -> Step:
     if rule is None:
         return STAY
     gate = request_of(rollout).gate
-    verdict = _verdict(session, rollout, gate) if rule.hears and isinstance(gate, Gate) else None
-    return decide(rule, gated=isinstance(gate, Gate), verdict=verdict, now=now, state_ends=rollout.state_ends)
+    verdict, heard = None, False
+    if rule.hears and isinstance(gate, Gate):
+        verdict = _verdict(session, rollout, gate)
+        stage = session.get_one(RolloutStage, (rollout.rollout_id, rollout.stage))
+        heard = gate.max_loss is not None and stage.baseline_task is None and _heard(session, stage) is not None
+    return decide(
+        rule, gated=isinstance(gate, Gate), verdict=verdict, heard=heard, now=now, state_ends=rollout.state_ends
+    )
 
 
 def begin(session: Session, rollout: Rollout, now: float) -> None:
@@ -141,9 +151,11 @@ def advance(session: Session, rollout_id: str, *, now: float, max_update_bytes: 
     step = next_step(session, rollout, now)
     if step.move is Move.STAY:
         return None
-    if step.move is Move.EVALUATE:
+    if step.reason and step.reason == RULES["evaluating"].lacking:
+        step = replace(step, reason=_said_late(session, rollout, step.reason))
+    if step.move in (Move.EVALUATE, Move.COMPARE):
         try:
-            _evaluate(session, rollout, now, max_update_bytes)
+            _evaluate(session, rollout, step.move, now, max_update_bytes)
         except ArchipelError as error:
             step = Step(Move.ROLL_BACK, f"the evaluation cannot be made: {error}")
     if step.move is Move.ROLL_BACK:
@@ -195,12 +207,6 @@ def check_evaluations(
             _checked(session, request.gate, version, "check", population, request.eligibility, max_update_bytes)
 
 
-def compared(gate: Gate, rollout: Rollout) -> list[tuple[str, int]]:
-    """Which versions a stage's gate evaluates: the column that names the task, and the version's number."""
-    candidate = [("candidate_task", rollout.version)]
-    return candidate if gate.max_loss is None else [*candidate, ("baseline_task", rollout.baseline)]
-
-
 def _go_on(session: Session, model: Model, rollout: Rollout, now: float) -> None:
     stage = session.get_one(RolloutStage, (rollout.rollout_id, rollout.stage))
     stage.ended, stage.passed = now, True
@@ -230,46 +236,73 @@ def _enter_stage(session: Session, rollout: Rollout, now: float) -> None:
     session.flush()
 
 
-def _evaluate(session: Session, rollout: Rollout, now: float, max_update_bytes: int) -> None:
+def _evaluate(session: Session, rollout: Rollout, move: Move, now: float, max_update_bytes: int) -> None:
+    """Begin with the candidate's evaluation, or go on with the baseline's, on the devices that were in the first."""
     request, gate = request_of(rollout), request_of(rollout).gate
     if not isinstance(gate, Gate):
         return
     stage = session.get_one(RolloutStage, (rollout.rollout_id, rollout.stage))
+    which, number, heard = "candidate", rollout.version, None
+    if move is Move.COMPARE:
+        which, number, heard = "baseline", rollout.baseline, _heard(session, stage)
+    else:
+        rollout.state, rollout.state_ends = "evaluating", now + gate.seconds
+    version = session.get_one(ModelVersion, (rollout.model, number))
+    name = f"rollout-{rollout.rollout_id[:8]}-{rollout.stage}-{which}"
+    checked = _checked(session, gate, version, name, rollout.population, request.eligibility, max_update_bytes, heard)
+    task_id = hashlib.sha256(f"{rollout.rollout_id}/{rollout.stage}/{which}_task".encode()).hexdigest()[:32]
     part = Target(rollout.eligibility, rollout.salt, rollout.percent)
-    made: dict[str, Task] = {}
-    for column, number in compared(gate, rollout):
-        version = session.get_one(ModelVersion, (rollout.model, number))
-        name = f"rollout-{rollout.rollout_id[:8]}-{rollout.stage}-{column.removesuffix('_task')}"
-        checked = _checked(session, gate, version, name, rollout.population, request.eligibility, max_update_bytes)
-        task_id = hashlib.sha256(f"{rollout.rollout_id}/{rollout.stage}/{column}".encode()).hexdigest()[:32]
-        made[column] = new_task(checked, task_id=task_id, request_digest=None, now=now, part=part)
-    for column, task in made.items():
-        session.add(task)
-        session.flush()
-        setattr(stage, column, task.task_id)
-        audit.append(session, now, "coordinator", "task.create", task.task_id, rollout=rollout.rollout_id)
-    rollout.state, rollout.state_ends = "evaluating", now + gate.seconds
+    session.add(new_task(checked, task_id=task_id, request_digest=None, now=now, part=part))
+    session.flush()
+    setattr(stage, f"{which}_task", task_id)
+    audit.append(session, now, "coordinator", "task.create", task_id, rollout=rollout.rollout_id)
+
+
+def _heard(session: Session, stage: RolloutStage) -> Heard | None:
+    query = select(Round.round_id, Round.result).where(
+        Round.task_id == stage.candidate_task, Round.phase == "committed"
+    )
+    row = session.execute(query.limit(1)).one_or_none()
+    return None if row is None else Heard(row.round_id, msgspec.convert(row.result, RoundResult).devices)
+
+
+def _said_late(session: Session, rollout: Rollout, reason: str) -> str:
+    """With what the evaluation was still waiting for."""
+    stage = session.get_one(RolloutStage, (rollout.rollout_id, rollout.stage))
+    which = "candidate" if stage.baseline_task is None else "baseline"
+    task = session.get_one(Task, stage.baseline_task or stage.candidate_task)
+    failed = select(Round.reason).where(Round.task_id == task.task_id, Round.phase == "failed")
+    last = session.scalar(failed.order_by(Round.ended.desc()).limit(1))
+    return f"{reason}: that of the {which} needs {task.min_cohort} devices at a time" + (f" ({last})" if last else "")
 
 
 def _checked(
-    session: Session, gate: Gate, version: ModelVersion, name: str, population: str, eligibility: str, most: int
+    session: Session,
+    gate: Gate,
+    version: ModelVersion,
+    name: str,
+    population: str,
+    eligibility: str,
+    most: int,
+    heard: Heard | None = None,
 ) -> TaskRequest:
     row = session.get_one(BundleRow, version.bundle)
     asked = evaluation_request(
-        gate, name=name, population=population, bundle=version.bundle, weights=version.weights, eligibility=eligibility
-    )
+        gate, name=name, population=population, bundle=version.bundle, weights=version.weights,
+        eligibility=eligibility, heard=heard,
+    )  # fmt: skip
     return check_task(asked, decode_manifest(row.manifest), max_update_bytes=most)
 
 
 def _verdict(session: Session, rollout: Rollout, gate: Gate) -> Verdict | None:
     stage = session.get_one(RolloutStage, (rollout.rollout_id, rollout.stage))
-    results: dict[str, RoundResult | None] = {}
-    for column, number in compared(gate, rollout):
-        task = session.get_one(Task, getattr(stage, column))
-        results[column] = result_of(session, task)
-        if results[column] is None and not task.live:
+    results: list[RoundResult | None] = []
+    for task_id, number in ((stage.candidate_task, rollout.version), (stage.baseline_task, rollout.baseline)):
+        task = None if task_id is None else session.get_one(Task, task_id)
+        results.append(None if task is None else result_of(session, task))
+        if task is not None and results[-1] is None and not task.live:
             return Verdict(False, f"the evaluation of version {number} is {task.state}: {task.reason}")
-    return judge(gate, results["candidate_task"], results.get("baseline_task"))
+    return judge(gate, *results)
 
 
 def result_of(session: Session, task: Task) -> RoundResult | None:

@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import and_, bindparam, insert, select
-from sqlalchemy.orm import Session
+from sqlalchemy import Connection, and_, bindparam, insert, select
 
 from archipel.protocol.messages import Receipt
 from archipel.server.models import LIVE, Answer, Device, Participant, Round, Task
@@ -128,11 +127,9 @@ def find_seat(services: Services, round_id: str, device_id: str) -> Seat:
     return _seat(rows, round_id, device_id, services.clock())
 
 
-def take_seat(session: Session, round_id: str, device_id: str, *, now: float) -> Seat:
-    """The seat, in a round that stays in its phase until `session` commits. Raises as `find_seat`."""
-    who = {"seat_round": round_id, "seat_device": device_id}
-    # By the connection: the session would look for objects in the rows, for twice the time.
-    rows = session.connection().execute(_LOCKED_SEAT, who).all()
+def take_seat(connection: Connection, round_id: str, device_id: str, *, now: float) -> Seat:
+    """The seat, in a round that stays in its phase until the transaction ends. Raises as `find_seat`."""
+    rows = connection.execute(_LOCKED_SEAT, {"seat_round": round_id, "seat_device": device_id}).all()
     return _seat(rows, round_id, device_id, now)
 
 
@@ -170,7 +167,7 @@ def store_answer(
     digest: str,
     size: int,
     body: bytes | None = None,
-    also: Callable[[Session], None] | None = None,
+    also: Callable[[Connection], None] | None = None,
 ) -> Receipt:
     """Record that the device answered, in one transaction with `also`. Durable when it returns.
 
@@ -186,12 +183,12 @@ def store_answer(
         "received": services.clock(),
     }
 
-    def store(session: Session) -> Receipt:
-        now = take_seat(session, seat.round_id, seat.device_id, now=services.clock())
+    def store(connection: Connection) -> Receipt:
+        now = take_seat(connection, seat.round_id, seat.device_id, now=services.clock())
         if now.may_send(phase, digest):
-            session.connection().execute(_STORE, row)
+            connection.execute(_STORE, row)
             if also is not None:
-                also(session)
+                also(connection)
         return Receipt()
 
     return services.database.together(store)

@@ -144,3 +144,38 @@ def test_a_version_can_be_evaluated(world: Any) -> None:
     take_part(world, devices, [metric_arrays({"loss": 1.0, "accuracy": 0.5}, RANGES, 10, 1000)] * 3)
     assert devices[0].plan.weights == weights
     assert world.rounds(task["task_id"])[0]["result"]["metrics"]["accuracy"] == pytest.approx(0.5, rel=1e-6)
+
+
+def test_two_tasks_can_take_the_same_devices(world: Any) -> None:
+    first = world.create_task(kind="evaluation", metrics=RANGES, privacy="plain", threshold=None, cohort=3)
+    devices = world.add_devices(3)
+    found = [metric_arrays({"loss": 1.0, "accuracy": 0.5}, RANGES, 10, 1000)] * 3
+    take_part(world, devices, found)
+    [before] = world.rounds(first["task_id"])
+    settings = {"kind": "evaluation", "metrics": RANGES, "privacy": "plain", "threshold": None, "cohort": 3}
+    second = world.create_task(**settings, devices_of=before["round_id"])
+    assert second["devices_of"] == before["round_id"]
+    others = world.add_devices(4)
+    for device in others:
+        assert not device.join()
+    world.settle()
+    assert not any(device.join() for device in others)  # though they are enough
+    assert world.task(second["task_id"])["waiting"] == 0
+    take_part(world, devices, found)
+    assert world.rounds(second["task_id"])[0]["survivors"] == before["survivors"]
+
+
+def test_devices_of_names_a_committed_round_of_the_population(world: Any) -> None:
+    live = world.create_task(cohort=3)
+    world.start_round(world.add_devices(3))
+    [current] = world.rounds(live["task_id"])
+    asked = {
+        "name": "again", "population": "pupils", "rounds": 1, "min_cohort": 3, "cohort": 3, "bundle": live["bundle"],
+    }  # fmt: skip
+    for round_id, changes, words in (
+        ("0" * 32, {}, "no round 00000000000000000000000000000000 in population 'pupils'"),
+        (current["round_id"], {"population": "others"}, "in population 'others'"),
+        (current["round_id"], {}, "is advertising, not committed"),
+    ):
+        status, answer = world.operator("POST", "/v1/tasks", {**asked, **changes, "devices_of": round_id})
+        assert (status, words in answer["message"]) == (422, True), answer

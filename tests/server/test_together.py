@@ -9,16 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import event, insert, select
+from sqlalchemy import Connection, event, insert, select
 from sqlalchemy.exc import IntegrityError
-from sqlalchemy.orm import Session
 
 from archipel.errors import ApiError, ServerError
 from archipel.server.database import Database
 from archipel.server.models import Blob
 from archipel.server.problems import refuse
 
-Work = Callable[[Session], Any]
+Work = Callable[[Connection], Any]
 
 
 class Group:
@@ -68,18 +67,18 @@ def group(tmp_path: Path) -> Iterator[Group]:
 
 
 def store(name: str) -> Work:
-    def work(session: Session) -> str:
-        session.execute(insert(Blob), [{"digest": name, "kind": "state", "size": 1, "created": 0.0}])
+    def work(connection: Connection) -> str:
+        connection.execute(insert(Blob), [{"digest": name, "kind": "state", "size": 1, "created": 0.0}])
         return name
 
     return work
 
 
-def refused(session: Session) -> None:
+def refused(connection: Connection) -> None:
     raise refuse(409, "not now")
 
 
-def torn_down(session: Session) -> None:
+def torn_down(connection: Connection) -> None:
     raise SystemExit
 
 

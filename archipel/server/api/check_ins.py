@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import and_, bindparam, select
-from sqlalchemy.orm import Session
+from sqlalchemy import Connection, and_, bindparam, case, insert, select, update
 
 from archipel.protocol.messages import CheckIn, CheckInResponse
 from archipel.protocol.sealed import Sealed, decode
@@ -65,7 +64,7 @@ def check_in(call: Call[CheckIn]) -> CheckInResponse:
         population, serial = row.population, row.serial
     fresh = row is not None and row.due >= now + wait - stale
     if row is None or not fresh or row.attributes != told.attributes or row.versions != told.versions:
-        population = services.database.together(lambda session: _store(session, device_id, told, now, wait))
+        population = services.database.together(lambda connection: _store(connection, device_id, told, now, wait))
         if row is None and told.versions is not None:
             with services.database.read() as session:
                 serial = session.scalar(_SERIAL, {"population": population})
@@ -75,20 +74,47 @@ def check_in(call: Call[CheckIn]) -> CheckInResponse:
     return CheckInResponse(retry_after=wait, offers=offers)
 
 
-def _store(session: Session, device_id: str, told: CheckIn, now: float, wait: float) -> str:
+def _store(connection: Connection, device_id: str, told: CheckIn, now: float, wait: float) -> str:
     """Write down that the device waits and what it told. Returns its population."""
-    device = require_member(session.get(Device, device_id, with_for_update=SHARED), device_id)
+    device = require_member(connection.execute(_DEVICE, {"device": device_id}).one_or_none(), device_id)
     if device.kind != "device":
         raise refuse(403, f"a member of kind {device.kind!r} takes no part in this server's rounds")
-    seen = session.get(CheckInRow, device_id, with_for_update=True)
-    if seen is None:
-        seen = CheckInRow(device_id=device_id, population=device.population, last_seen=now, due=0.0)
-        session.add(seen)
-    seen.attributes = dict(told.attributes)
-    seen.versions = None if told.versions is None else dict(told.versions)
-    if seen.round_id is None:
-        seen.last_seen, seen.due = now, now + wait
-    return device.population
+    row = {
+        "device": device_id,
+        "attributes": dict(told.attributes),
+        "versions": None if told.versions is None else dict(told.versions),
+        "now": now,
+        "due": now + wait,
+    }
+    if not connection.execute(_AGAIN, row).rowcount:
+        connection.execute(_FIRST, {**row, "population": device.population})
+    return str(device.population)
+
+
+_DEVICE = (
+    select(Device.population, Device.kind, Device.revoked)
+    .where(Device.device_id == bindparam("device"))
+    .with_for_update(**SHARED)
+)
+_WAITS = CheckInRow.round_id.is_(None)
+_AGAIN = (
+    update(CheckInRow)
+    .where(CheckInRow.device_id == bindparam("device"))
+    .values(
+        attributes=bindparam("attributes"),
+        versions=bindparam("versions"),
+        last_seen=case((_WAITS, bindparam("now")), else_=CheckInRow.last_seen),
+        due=case((_WAITS, bindparam("due")), else_=CheckInRow.due),
+    )
+)
+_FIRST = insert(CheckInRow).values(
+    device_id=bindparam("device"),
+    population=bindparam("population"),
+    attributes=bindparam("attributes"),
+    versions=bindparam("versions"),
+    last_seen=bindparam("now"),
+    due=bindparam("due"),
+)
 
 
 def has_part(phase: str, answers: set[str]) -> bool:

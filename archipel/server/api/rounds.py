@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
-from sqlalchemy import and_, bindparam, insert, select
-from sqlalchemy.orm import Session
+from sqlalchemy import Connection, and_, bindparam, insert, select
 
 from archipel.protocol.messages import (
     AdvertiseRequest,
@@ -101,8 +100,8 @@ def send_shares(call: Call[Shares], round_id: str) -> Receipt:
         for share in call.body.shares
     ]
 
-    def store_shares(session: Session) -> None:
-        session.execute(insert(Share), rows)
+    def store_shares(connection: Connection) -> None:
+        connection.execute(insert(Share), rows)
 
     return store_answer(call.services, seat, "sharing", digest=digest, size=len(call.raw), also=store_shares)
 

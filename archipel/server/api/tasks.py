@@ -10,7 +10,8 @@ from archipel.server import audit
 from archipel.server.auth import Identity
 from archipel.server.candidates import count_candidates
 from archipel.server.idempotency import keyed
-from archipel.server.models import Blob, BundleRow, Task
+from archipel.server.models import Blob, BundleRow, Round, Task
+from archipel.server.opening import new_task
 from archipel.server.paging import page
 from archipel.server.problems import refuse
 from archipel.server.resources import (
@@ -22,7 +23,7 @@ from archipel.server.resources import (
 from archipel.server.routes import OPERATOR, READ, Call, Route
 from archipel.server.services import Services
 from archipel.server.task_checks import check_task
-from archipel.server.tasks import new_task, request_of
+from archipel.server.tasks import request_of
 
 
 def create_task(call: Call[TaskRequest]) -> TaskInfo | tuple[TaskInfo, int]:
@@ -35,6 +36,7 @@ def create_task(call: Call[TaskRequest]) -> TaskInfo | tuple[TaskInfo, int]:
         weights = call.body.weights
         if weights is not None and session.get(Blob, (weights, "weights")) is None:
             raise refuse(422, f"no weights {weights}; name those of a version")
+        _check_devices_of(session, call.body)
     if bundle is None:
         raise refuse(422, f"no bundle {call.body.bundle}; upload it first")
     try:
@@ -55,6 +57,17 @@ def create_task(call: Call[TaskRequest]) -> TaskInfo | tuple[TaskInfo, int]:
         session.flush()
         audit.append(session, now, call.identity.actor, "task.create", task.task_id, population=task.population)
         return _info(call.services, session, task)
+
+
+def _check_devices_of(session: Session, request: TaskRequest) -> None:
+    if request.devices_of is None:
+        return
+    earlier = session.get(Round, request.devices_of)
+    of = None if earlier is None else session.get_one(Task, earlier.task_id)
+    if earlier is None or of is None or of.population != request.population:
+        raise refuse(422, f"devices_of: no round {request.devices_of} in population {request.population!r}")
+    if earlier.phase != "committed":
+        raise refuse(422, f"devices_of: round {request.devices_of} is {earlier.phase}, not committed")
 
 
 def list_tasks(call: Call[None]) -> TaskPage:
@@ -148,6 +161,7 @@ def _info(services: Services, session: Session, task: Task) -> TaskInfo:
         percent=task.percent,
         max_contributions=task.max_contributions,
         rest_seconds=task.rest_seconds,
+        devices_of=request.devices_of,
         hyperparameters=task.hyperparameters,
         deadlines=task.deadlines,
         model=task.model,

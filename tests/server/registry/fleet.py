@@ -126,13 +126,34 @@ class Fleet:
         plan = device.plan
         return metric_arrays({"accuracy": accuracy}, plan.metrics, EXAMPLES, plan.max_examples)
 
-    def pass_stage(self, rollout: Any, devices: Sequence[Any], new: float, old: float) -> Any:
-        """Let the stage soak, and its devices find these accuracies of version 2 and version 1."""
+    def pass_stage(
+        self, rollout: Any, devices: Sequence[Any], new: float, old: float, *, after_first: list[Any] | None = None
+    ) -> Any:
+        """Let the stage soak, and its devices find these accuracies of version 2 and version 1.
+
+        With `after_first` one device, which is put there, is gone once it has evaluated version 2.
+        """
         self.world.clock.now = self.show(rollout)["state_ends"]
         self.reopen(devices)
         self.world.settle()
-        self.serve(devices, {self.bundles[1]: new, self.bundles[0]: old})
+        accuracy = {self.bundles[1]: new, self.bundles[0]: old}
+        if after_first is not None:
+            while not self._heard(rollout):
+                self.serve(devices, accuracy, passes=1)
+            (first,) = self.world.rounds(self._heard(rollout))
+            after_first += [each for each in devices if each.id == first["survivors"][0]]
+            devices = [each for each in devices if each not in after_first]
+            self.serve(devices, accuracy)
+            self.world.clock.now += 61  # the others are not waited for longer
+            self.reopen(devices)
+        self.serve(devices, accuracy)
         return self.show(rollout)
+
+    def _heard(self, rollout: Any) -> str:
+        """The candidate's task, once it has a result."""
+        shown = self.show(rollout)
+        task = shown["stages"][shown["stage"] - 1]["candidate"]["task_id"]
+        return str(task) if self.world.task(task)["state"] == "completed" else ""
 
     def reopen(self, devices: Sequence[Any]) -> None:
         """Sessions last 15 minutes."""

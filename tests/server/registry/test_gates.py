@@ -19,6 +19,11 @@ def found(value: float | None, devices: int = 3, examples: float | None = 50.0) 
     return RoundResult(devices=devices, examples=examples, metrics={} if value is None else {"m": value})
 
 
+def beyond(share: float) -> RoundResult:
+    """As good as can be, but a bound is no measurement."""
+    return RoundResult(devices=3, examples=50.0, metrics={"m": 10.0}, clamped={"m": share, "other": 1.0})
+
+
 @pytest.mark.parametrize(
     ("better", "limits", "candidate", "baseline", "passes"),
     [
@@ -72,6 +77,7 @@ def test_what_is_not_there_yet_is_waited_for_unless_it_does_not_matter() -> None
         (found(None), "has no number for m"),
         (found(float("nan")), "has no number for m"),
         (found(float("inf")), "has no number for m"),
+        (beyond(0.25), "was beyond the range of 10 on devices with 25.0% of the examples"),
     ],
 )
 @pytest.mark.parametrize("which", ["candidate", "baseline"])
@@ -96,15 +102,16 @@ VERDICTS = (None, Verdict(True), Verdict(False, "worse", True), Verdict(False, "
 @pytest.mark.parametrize("state", RULES)
 @pytest.mark.parametrize("gated", [True, False])
 @pytest.mark.parametrize("late", [True, False])
+@pytest.mark.parametrize("heard", [True, False])
 @pytest.mark.parametrize("verdict", VERDICTS)
-def test_decide(state: str, gated: bool, late: bool, verdict: Verdict | None) -> None:
+def test_decide(state: str, gated: bool, late: bool, heard: bool, verdict: Verdict | None) -> None:
     now, ends = (100.0, 100.0) if late else (99.9, 100.0)
-    step = decide(RULES[state], gated=gated, verdict=verdict, now=now, state_ends=ends)
+    step = decide(RULES[state], gated=gated, verdict=verdict, heard=heard, now=now, state_ends=ends)
     if state == "evaluating" and verdict is not None:
         expected = Move.GO_ON if verdict.passed else Move.ROLL_BACK
         assert (step.reason, step.reject) == (verdict.reason, verdict.measured)
     elif not late:
-        expected = Move.STAY
+        expected = Move.COMPARE if heard else Move.STAY
     else:
         expected = {"soaking": Move.EVALUATE if gated else Move.GO_ON}.get(state, Move.ROLL_BACK)
         assert not step.reject
@@ -115,6 +122,6 @@ def test_decide(state: str, gated: bool, late: bool, verdict: Verdict | None) ->
 def test_no_state_hangs() -> None:
     """Whatever happens or does not: at its deadline every state is left, and only for one nearer to the end."""
     for rule, gated in itertools.product(RULES.values(), (True, False)):
-        step = decide(rule, gated=gated, verdict=None, now=1.0, state_ends=1.0)
-        assert step.move is not Move.STAY
+        step = decide(rule, gated=gated, verdict=None, heard=True, now=1.0, state_ends=1.0)
+        assert step.move not in (Move.STAY, Move.COMPARE)
         assert step.move is not Move.EVALUATE or rule.name == "soaking"

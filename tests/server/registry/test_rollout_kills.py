@@ -125,11 +125,11 @@ def kill_at_every_step(world: Any, outcome: str, *, everything: bool = False) ->
 
 OUTCOMES = {
     # outcome: how many transactions of the rollout's own the coordinator makes
-    "completed": 4,
-    "worse in stage 1": 2,
-    "worse in stage 2": 4,
-    "no result in time": 4,
-    "paused for too long": 3,
+    "completed": 6,
+    "worse in stage 1": 3,
+    "worse in stage 2": 6,
+    "no result in time": 5,
+    "paused for too long": 4,
 }
 
 
