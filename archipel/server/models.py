@@ -8,7 +8,21 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import JSON, BigInteger, Float, ForeignKey, Index, Integer, LargeBinary, MetaData, String, text
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    ColumnElement,
+    Float,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    and_,
+    literal_column,
+    text,
+)
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 Id = String(32)
@@ -16,6 +30,8 @@ Digest = String(64)
 
 LIVE = ("running", "paused")
 """The states of tasks whose rounds count."""
+PHASES = ("advertising", "sharing", "masking", "confirming", "unmasking", "updating")
+"""The phases in which devices send something."""
 UPDATE_PHASES = ("masking", "updating")
 """The phases whose answers are updates."""
 
@@ -241,6 +257,13 @@ class Answer(Base):
     body: Mapped[bytes | None] = mapped_column(LargeBinary)
     received: Mapped[float] = mapped_column(Float)
     folded_into: Mapped[str | None] = mapped_column(Id, index=True)
+
+    @classmethod
+    def of(cls, round_id: Any, device_id: Any) -> ColumnElement[bool]:
+        """Everything that a device sent in a round. All phases are named, because the key has them before the device:
+        else every answer of the round is looked at."""
+        phases = cls.phase.in_([literal_column(f"'{phase}'") for phase in PHASES])
+        return and_(cls.round_id == round_id, phases, cls.device_id == device_id)
 
 
 class Share(Base):

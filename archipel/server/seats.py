@@ -115,7 +115,7 @@ _SEAT = (
         Participant, and_(Participant.round_id == Round.round_id, Participant.device_id == bindparam("seat_device"))
     )
     .outerjoin(Device, Device.device_id == Participant.device_id)
-    .outerjoin(Answer, and_(Answer.round_id == Round.round_id, Answer.device_id == Participant.device_id))
+    .outerjoin(Answer, Answer.of(Round.round_id, Participant.device_id))
     .where(Round.round_id == bindparam("seat_round"))
 )
 _LOCKED_SEAT = _SEAT.with_for_update(read=True, of=Round)

@@ -50,7 +50,7 @@ def check_in(call: Call[CheckIn]) -> CheckInResponse:
     device_id = call.identity.device_id
     row = services.database.look(_CHECK_IN, device_id=device_id)
     if row is not None and row.round_id is not None:
-        given = select(Answer.phase).where(Answer.round_id == row.round_id, Answer.device_id == device_id)
+        given = select(Answer.phase).where(Answer.of(row.round_id, device_id))
         with services.database.read() as session:
             answers = set(session.scalars(given))
         wanted = has_part(row.phase, answers) if row.ends is None else (not answers and now < row.ends)

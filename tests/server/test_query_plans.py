@@ -1,0 +1,45 @@
+"""What every request asks of the database goes by whole keys: a round of 10,000 takes it no longer than one of 10."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from sqlalchemy import Select, select
+
+from archipel.server import auth, seats
+from archipel.server.api import check_ins, rounds
+from archipel.server.database import Database
+from archipel.server.models import Answer
+
+QUERIES = {
+    "session": auth._SESSION,
+    "access token": auth._TOKEN,
+    "seat": seats._SEAT,
+    "status": rounds._STATUS,
+    "check-in": check_ins._CHECK_IN,
+    "answers given": select(Answer.phase).where(Answer.of("0" * 32, "1" * 32)),
+}
+
+
+@pytest.fixture(scope="module")
+def database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
+    made = Database(f"sqlite:///{tmp_path_factory.mktemp('plans')}/x.db")
+    made.migrate()
+    yield made
+    made.dispose()
+
+
+@pytest.mark.parametrize("name", QUERIES)
+def test_nothing_is_looked_through(database: Database, name: str) -> None:
+    query: Select[tuple[object]] = QUERIES[name]
+    text = str(query.compile(database.engine))
+    with database.engine.connect() as connection:
+        rows = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {text}", ("x",) * text.count("?"))
+        plan = [row.detail for row in rows]
+        for step in plan:
+            # One row, by a unique index: its columns are all of the key.
+            assert step.startswith("SEARCH "), plan
+            index = step.split(" INDEX ")[1].split(" ")[0]
+            columns = list(connection.exec_driver_sql(f"PRAGMA index_info({index})"))
+            assert step.count("=?") == len(columns), step
