@@ -63,6 +63,8 @@ _GROUPS = (Task.mode == "asynchronous") & (Task.privacy == "secure")
 """Tasks with several rounds at once: each a group of devices that began together."""
 LONGEST_STEP = 600.0
 LEFTOVER_SECONDS = 86400.0
+IDLE_TIMES = 4.0
+"""So much longer than it looked for nothing to do it rests."""
 
 
 class Coordinator:
@@ -104,14 +106,16 @@ class Coordinator:
             self._step_began = time.monotonic()
             if self._lease is not None and self._lease.term is None:
                 return
+            rest = self._services.settings.poll_seconds
             try:
                 busy = self.step()
+                # With many devices that wait in vain a look takes long; it is not worth a processor of its own.
+                rest = max(rest, IDLE_TIMES * (time.monotonic() - self._step_began))
             except (OperationalError, OSError) as error:
                 log.warning("waiting: %s", getattr(error, "orig", error))
-                busy = False
-                stop.wait(1.0)
+                busy, rest = False, STANDBY_SECONDS
             if not busy:
-                stop.wait(self._services.settings.poll_seconds)
+                stop.wait(rest)
 
     def _renew(self, stop: Stop, lease: Lease) -> None:
         """Renew the lease while a step takes long; one that does not come back loses it."""
