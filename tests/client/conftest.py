@@ -231,6 +231,7 @@ class Federation:
     folder: Path
     server: ServerProcess
     operator: OperatorClient
+    operator_token: str
     enrolment_key: Ed25519PrivateKey
     publisher_key: Ed25519PrivateKey
     bundle_file: Path
@@ -360,6 +361,7 @@ def federation(tmp_path: Path) -> Iterator[Federation]:
         folder=tmp_path,
         server=server,
         operator=operator,
+        operator_token=operator_token,
         enrolment_key=enrolment,
         publisher_key=publisher,
         bundle_file=make_bundle(tmp_path / "linear", publisher),
