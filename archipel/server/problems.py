@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import msgspec
 from flask import Flask, Response, g
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from werkzeug.exceptions import ClientDisconnected, HTTPException
 
@@ -100,7 +100,7 @@ def register(app: Flask) -> None:
     def _(error: Exception) -> Response:
         why = _overloaded(error)
         if why:
-            log.warning("request %s: %s", g.request_id, why)
+            log.warning("request %s: %s (%s)", g.request_id, why, _first_line(error))
             return problem_response(503, f"{why}; try again")
         log.error("request %s failed", g.request_id, exc_info=error)
         return problem_response(500, "the server made an error; its log has it under this request id")
@@ -111,20 +111,26 @@ def _overloaded(error: Exception) -> str:
     if isinstance(error, PoolTimeout):
         return "the server is busy"
     if isinstance(error, DBAPIError):
-        code = error.orig.sqlite_errorcode if isinstance(error.orig, sqlite3.Error) else None
-        if code is not None:
-            primary = code & 0xFF
+        if isinstance(error.orig, sqlite3.Error):
+            primary = getattr(error.orig, "sqlite_errorcode", 0) & 0xFF
             return {
                 sqlite3.SQLITE_BUSY: "the database is busy",
                 sqlite3.SQLITE_LOCKED: "the database is busy",
                 sqlite3.SQLITE_FULL: "the server's disk is full",
                 sqlite3.SQLITE_CONSTRAINT: "the same request is being served",
             }.get(primary, "")
-        if error.connection_invalidated:
+        state = getattr(error.orig, "sqlstate", None)
+        # A connection that could not be made has no state, and none that could be invalid.
+        if error.connection_invalidated or (state is None and isinstance(error, OperationalError)):
             return "the database is not reachable"
-        return _POSTGRESQL.get(str(getattr(error.orig, "sqlstate", None)), "")
+        return _POSTGRESQL.get(str(state), "")
     if isinstance(error, StorageUnreachableError):
         return "the object store is not reachable"
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return "the server's disk is full"
     return ""
+
+
+def _first_line(error: Exception) -> str:
+    """The driver's own words rather than those around them, which hold the statement."""
+    return next(iter(str(getattr(error, "orig", None) or error).splitlines()), type(error).__name__)
