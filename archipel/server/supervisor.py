@@ -19,6 +19,7 @@ from typing import BinaryIO
 
 from archipel.errors import ServerError
 from archipel.server import children
+from archipel.server.log_files import bound
 from archipel.server.settings import Settings
 from archipel.server.stopping import Stop
 from archipel.server.web_tls import WebTls
@@ -58,6 +59,7 @@ def supervise(settings: Settings, *, announce: Callable[[str], None] = _print, s
             if _wait(web, web.is_ready, settings, begun, stop):
                 announce(f"archipel server on {_address(settings, listener)}")
                 while not stop.wait(0.2):
+                    bound(log, settings.process_log, most=settings.log_bytes, kept=settings.logs_kept)
                     for child in both:
                         child.restart_if_dead(settings, listener, log)
         finally:

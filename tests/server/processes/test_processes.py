@@ -236,3 +236,23 @@ def test_the_operators_client_says_what_went_wrong_and_ctrl_c_stops_everything(
     operator.close()
     assert server.stop(signal.SIGINT) == 0
     assert server.children() == {}
+
+
+def test_log_files_of_a_bounded_size(server: Server, data_folder: Any) -> None:
+    """Three web processes on one file: every request is in one of them, once."""
+    url = server.start(workers="3", log_bytes="3000", logs_kept="500")
+    pool = urllib3.PoolManager(maxsize=8)
+    answered: list[str] = []
+
+    def ask() -> None:
+        for _ in range(50):
+            answered.append(pool.request("GET", f"{url}/v1/server").headers["X-Request-Id"])
+
+    for thread in in_threads([ask] * 6):
+        thread.join(60)
+    server.stop()
+    files = sorted(server.folder.glob("requests.log*"))
+    logged = [msgspec.json.decode(line)["request_id"] for file in files for line in file.read_bytes().splitlines()]
+    assert len(answered) == 300
+    assert sorted(logged) == sorted(answered)
+    assert all(file.stat().st_size < 4500 for file in files)
