@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import msgspec
-from flask import Flask, Response, g
+from flask import Flask, Response, g, request
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
-from werkzeug.exceptions import ClientDisconnected, HTTPException
+from werkzeug.exceptions import ClientDisconnected, HTTPException, NotFound
 
 from archipel.errors import ApiError, ProtocolError
 from archipel.protocol.messages import Problem
@@ -41,6 +41,8 @@ TYPES: dict[int, str] = {
     503: "unavailable",
 }
 RETRY_SECONDS = 1
+MAX_PATH = 256
+"""Characters of a path that are shown or logged."""
 _POSTGRESQL = {
     "23505": "the same request is being served",  # unique violation
     "40001": "the database is busy",  # serialization failure
@@ -90,7 +92,11 @@ def register(app: Flask) -> None:
     def _(error: HTTPException) -> Response:
         if isinstance(error, ClientDisconnected) and isinstance(error.__context__, BlockingIOError | TimeoutError):
             return problem_response(503, "the request's body did not arrive in time; try again")
-        response = problem_response(error.code or 500, error.description or error.name)
+        message = error.description or error.name
+        if isinstance(error, NotFound):
+            path = request.path[:MAX_PATH]
+            message = f"{path}: this path names nothing here; ids have 32 hexadecimal digits, digests 64"
+        response = problem_response(error.code or 500, message)
         for name, value in error.get_headers():
             if name in ("Allow", "Content-Range"):
                 response.headers[name] = value

@@ -10,9 +10,8 @@ from flask import Flask, Response, g, request
 
 from archipel.errors import ServerError
 from archipel.server.log_files import LogFile
+from archipel.server.problems import MAX_PATH
 from archipel.server.settings import Settings
-
-MAX_PATH = 256
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
