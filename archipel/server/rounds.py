@@ -189,11 +189,17 @@ def fail_round(session: Session, current: Round, task: Task, reason: str, *, now
     if task.live:
         task.failed_rounds += 1
         if task.failed_rounds >= max_failed:
-            task.state = "failed"
-            task.reason = f"{task.failed_rounds} rounds in a row failed; the last one: {reason}"[:MAX_REASON]
-            task.ended = now
+            fail_task(session, task, f"{task.failed_rounds} rounds in a row failed; the last one: {reason}", now=now)
     _let_go(session, task)
     return Transition(current.round_id, "failed", current.reason)
+
+
+def fail_task(session: Session, task: Task, reason: str, *, now: float) -> None:
+    """End a live task that cannot go on."""
+    task.state = "failed"
+    task.reason = reason[:MAX_REASON]
+    task.ended = now
+    audit.append(session, now, "coordinator", "task.failed", task.task_id, reason=task.reason)
 
 
 def commit_round(session: Session, current: Round, task: Task, *, now: float) -> None:

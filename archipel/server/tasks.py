@@ -57,3 +57,12 @@ def new_task(
         created=now,
         ended=None,
     )
+
+
+def audited(task: Task) -> dict[str, str | int | float | None]:
+    """What the audit log keeps of a task that is made: whom it asks for what, and how it is protected."""
+    names = (
+        "name", "population", "kind", "mode", "privacy", "bundle", "weights", "rounds", "min_cohort", "cohort",
+        "threshold", "eligibility", "percent", "max_contributions",
+    )  # fmt: skip
+    return {name: getattr(task, name) for name in names}

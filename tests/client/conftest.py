@@ -231,12 +231,12 @@ class Federation:
     folder: Path
     server: ServerProcess
     operator: OperatorClient
-    operator_token: str
     enrolment_key: Ed25519PrivateKey
     publisher_key: Ed25519PrivateKey
     bundle_file: Path
     agents: list[Agent] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
+    operator_token: str = ""
 
     data = staticmethod(local_data)
 

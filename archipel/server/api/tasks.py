@@ -22,7 +22,7 @@ from archipel.server.resources import (
 from archipel.server.routes import OPERATOR, READ, Call, Route
 from archipel.server.services import Services
 from archipel.server.task_checks import check_task
-from archipel.server.tasks import new_task, request_of
+from archipel.server.tasks import audited, new_task, request_of
 
 
 def create_task(call: Call[TaskRequest]) -> TaskInfo | tuple[TaskInfo, int]:
@@ -53,7 +53,7 @@ def create_task(call: Call[TaskRequest]) -> TaskInfo | tuple[TaskInfo, int]:
             return _info(services, session, known), 200
         session.add(task)
         session.flush()
-        audit.append(session, now, call.identity.actor, "task.create", task.task_id, population=task.population)
+        audit.append(session, now, call.identity.actor, "task.create", task.task_id, **audited(task))
         return _info(call.services, session, task)
 
 
