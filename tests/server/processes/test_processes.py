@@ -256,3 +256,16 @@ def test_log_files_of_a_bounded_size(server: Server, data_folder: Any) -> None:
     assert len(answered) == 300
     assert sorted(logged) == sorted(answered)
     assert all(file.stat().st_size < 4500 for file in files)
+
+
+@pytest.mark.parametrize("victim", ["coordinator", "gunicorn"])
+def test_a_child_that_was_killed_is_told_of(server: Server, victim: str) -> None:
+    server.start()
+    before = server.children()[victim]
+    os.kill(before, signal.SIGKILL)
+    wait_until(lambda: server.children().get(victim, before) != before)
+    name = {"gunicorn": "web"}.get(victim, victim)
+    said = f"the {name} process was killed by SIGKILL; starting it again in 0.5 s"
+    assert server.process.stderr.readline() == f"{said}\n"
+    lines = (server.folder / "server.log").read_text().splitlines()
+    assert [line.split(" ", 2)[2] for line in lines if said in line] == [f"archipel.supervisor: {said}"]
