@@ -100,7 +100,8 @@ class TaskRequest(Message, frozen=True, kw_only=True):
 
 class TaskInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
     """`model` is the digest of the newest weights (null until the first round was opened), `waiting` the number of
-    devices that are checking in and may be taken now. `percent`: so many of the eligible devices are taken at all, in
+    devices that are checking in and may be taken now, `waiting_for` why no round is under way although the task runs
+    (which devices it lacks; empty where it lacks none). `percent`: so many of the eligible devices are taken at all, in
     the evaluations that rollouts make; null: all of them."""
 
     task_id: RoundId
@@ -134,6 +135,7 @@ class TaskInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
     deadlines: dict[str, float]
     model: Digest | None
     waiting: int
+    waiting_for: str
     created: float
     ended: float | None
 
