@@ -26,7 +26,11 @@ def round() -> None:
 @as_json
 @remote
 def list_(client: OperatorClient, task_id: str, as_json: bool) -> None:
-    """Rounds of a task, oldest first: who took part, and why those failed that did."""
+    """Rounds of a task, oldest first: who took part, and why those failed that did.
+
+    `devices` began in the round, `in the sum` is how many updates its result is made of. In a task that is asynchronous
+    and plain these may be others: an update comes into the round that is open when it arrives.
+    """
     found = client.rounds(task_id)
     rows = [
         (
@@ -68,6 +72,9 @@ def _devices(found: RoundInfo) -> list[str]:
         (each.device_id, each.furthest, str(each.bytes_uploaded), "yes" if each.device_id in counted else "")
         for each in found.participants
     ]
+    # Of an asynchronous task: they began in an earlier round.
+    began = {each.device_id for each in found.participants}
+    rows += [(device, "began earlier", "", "yes") for device in found.survivors if device not in began]
     return table(("device", "furthest", "bytes", "in the sum"), rows)
 
 

@@ -179,7 +179,8 @@ class RoundResult(Message, frozen=True, kw_only=True, omit_defaults=False):
 
 
 class RoundInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
-    """`survivors` are the devices whose updates are in the sum; `weight_sum` is the sum of their weights.
+    """`participants` are the devices that got their plan in this round, `survivors` those whose updates are in the sum,
+    in a task that is asynchronous and plain whichever round they got it in; `weight_sum` is the sum of their weights.
 
     `number` is that of the model version which the round makes (in an asynchronous task: after which it began); a round
     that repeats a failed one has the same. `result` is what an evaluation or analysis found (see RoundResult), null for
