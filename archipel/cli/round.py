@@ -26,7 +26,11 @@ def round() -> None:
 @as_json
 @remote
 def list_(client: OperatorClient, task_id: str, as_json: bool) -> None:
-    """Rounds of a task, oldest first: who took part, and why those failed that did."""
+    """Rounds of a task, oldest first: who took part, and why those failed that did.
+
+    `devices` began in the round, `in the sum` is how many updates its result is made of. In a task that is asynchronous
+    and plain these may be others: an update comes into the round that is open when it arrives.
+    """
     found = client.rounds(task_id)
     rows = [
         (
@@ -64,10 +68,13 @@ def _head(found: RoundInfo) -> list[str]:
 
 def _devices(found: RoundInfo) -> list[str]:
     counted = set(found.survivors)
-    rows = [
+    rows: list[tuple[str, str, str, str]] = [
         (each.device_id, each.furthest, str(each.bytes_uploaded), "yes" if each.device_id in counted else "")
         for each in found.participants
     ]
+    # Of an asynchronous task: they began in an earlier round.
+    began = {each.device_id for each in found.participants}
+    rows += [(device, "began earlier", "", "yes") for device in found.survivors if device not in began]
     return table(("device", "furthest", "bytes", "in the sum"), rows)
 
 
@@ -85,7 +92,10 @@ def _result(result: RoundResult | None) -> list[str]:
     if result is None:
         return []
     lines = ["", f"of {result.devices} devices" + (f", {result.examples:.6g} examples" if result.examples else "")]
-    lines += [f"{name:<24}{value:.6g}" for name, value in result.metrics.items()]
+    for name, value in result.metrics.items():
+        beyond = result.clamped.get(name, 0.0)
+        note = f"   beyond its range on devices with {beyond:.1%} of the examples, which count as the bound"
+        lines.append(f"{name:<24}{value:.6g}{note if beyond else ''}")
     for name, each in result.statistics.items():
         if each.value is not None:
             lines.append(f"{name:<24}{each.kind} {each.value:.6g}")

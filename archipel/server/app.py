@@ -33,7 +33,7 @@ def create_app(settings: Settings, *, clock: Clock = time.time, demo_page: Path 
     app.extensions["archipel"] = services
     app.url_map.converters.update(CONVERTERS)
     problems.register(app)
-    request_log.register(app, settings.request_log)
+    request_log.register(app, settings)
     if settings.trusted_proxies:
         app.wsgi_app = ProxyFix(  # type: ignore[method-assign]
             app.wsgi_app, x_for=settings.trusted_proxies, x_proto=0, x_host=0, x_port=0, x_prefix=0

@@ -18,6 +18,8 @@ Role = Literal["anyone", "device", "operator", "auditor", "admin"]
 
 ACCESS_PREFIX = "apt_"
 """Access tokens begin with it, so that scanners for leaked secrets know them."""
+NOT_VALID = "the token is unknown, revoked or has expired; a device opens a new session, a person needs another token"
+"""The same for all: what a token that nobody knows was meant to be is not known either."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,7 @@ class Authenticator:
         # Asked every time: a token that was revoked is worth nothing from then on.
         row = self._services.database.look(_TOKEN, digest=digest)
         if row is None or row.revoked is not None or (row.expires or float("inf")) <= self._services.clock():
-            raise refuse(401, "the token is unknown, revoked or has expired")
+            raise refuse(401, NOT_VALID)
         return Identity(row.role, row.token_id, None if row.populations is None else frozenset(row.populations))
 
     def _device(self, digest: bytes) -> str:
@@ -104,7 +106,7 @@ class Authenticator:
         row = self._services.database.look(_SESSION, digest=digest)
         if row is None or row.expires <= now:
             self._sessions.drop(digest)
-            raise refuse(401, "the token is unknown or has expired; open a new session")
+            raise refuse(401, NOT_VALID)
         device_id: str = row.device_id
         self._sessions.keep(digest, device_id, now, row.expires)
         return device_id

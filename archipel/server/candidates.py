@@ -5,7 +5,7 @@ Only counts and ids leave here; what a device tells is compared with the task's 
 
 from __future__ import annotations
 
-from sqlalchemy import ColumnElement, func, select
+from sqlalchemy import ColumnElement, Select, func, select
 from sqlalchemy.orm import Session
 
 from archipel.server.models import UPDATE_PHASES, Answer, CheckInRow, Participant, Round, Task
@@ -32,28 +32,37 @@ def count_candidates(session: Session, task: Task, *, now: float, window: float)
     return sum(target.takes(row.device_id, row.attributes) for row in rows)
 
 
+def is_waiting(population: str, now: float, window: float) -> list[ColumnElement[bool]]:
+    """Of a check-in: its device is in no round, and comes within the window, or is no later than that."""
+    return [
+        CheckInRow.population == population,
+        CheckInRow.due > now - window,
+        # One that comes only in an hour would learn of its round when that is over.
+        CheckInRow.due <= now + window,
+        CheckInRow.round_id.is_(None),
+    ]
+
+
+def have_given(task: Task) -> Select[str]:
+    """Ids of the devices that have given `max_contributions` updates to the task."""
+    return (
+        select(Answer.device_id)
+        .join(Round)
+        .where(Round.task_id == task.task_id, Round.phase != "failed", Answer.phase.in_(UPDATE_PHASES))
+        .group_by(Answer.device_id)
+        .having(func.count() >= task.max_contributions)
+    )
+
+
 def target_of(task: Task) -> Target:
     """Whom the task is for."""
     return Target(task.eligibility, task.salt, task.percent)
 
 
 def _may_be_taken(task: Task, now: float, window: float) -> list[ColumnElement[bool]]:
-    where: list[ColumnElement[bool]] = [
-        CheckInRow.population == task.population,
-        CheckInRow.due > now - window,
-        # One that comes only in an hour would learn of its round when that is over.
-        CheckInRow.due <= now + window,
-        CheckInRow.round_id.is_(None),
-    ]
+    where = is_waiting(task.population, now, window)
     if task.max_contributions is not None:
-        given = (
-            select(Answer.device_id)
-            .join(Round)
-            .where(Round.task_id == task.task_id, Round.phase != "failed", Answer.phase.in_(UPDATE_PHASES))
-            .group_by(Answer.device_id)
-            .having(func.count() >= task.max_contributions)
-        )
-        where.append(CheckInRow.device_id.not_in(given))
+        where.append(CheckInRow.device_id.not_in(have_given(task)))
     before = request_of(task).devices_of
     if before is not None:
         counted = select(Answer.device_id).where(Answer.round_id == before, Answer.phase.in_(UPDATE_PHASES))

@@ -45,6 +45,7 @@ from archipel.server.rounds import (
     count,
     decide,
     fail_round,
+    fail_task,
     read_plan,
     required,
 )
@@ -328,9 +329,7 @@ class Coordinator:
         with self._write() as session:
             task = session.get_one(Task, task_id, with_for_update=True)
             if task.live:
-                task.state = "failed"
-                task.reason = reason[:1024]
-                task.ended = self._services.clock()
+                fail_task(session, task, reason, now=self._services.clock())
 
     def _report(self, done: Transition) -> None:
         log.info("round %s: %s%s", done.round_id, done.phase, f" ({done.reason})" if done.reason else "")

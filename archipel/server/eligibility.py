@@ -57,6 +57,16 @@ _ORDERS: Final[Mapping[str, Callable[[int], bool]]] = {
     ">": lambda sign: sign > 0,
     ">=": lambda sign: sign >= 0,
 }
+_SLIPS: Final = (
+    ("&", 'write "and"'),
+    ("|", 'write "or"'),
+    ("!", 'write "not"'),
+    ("=>", 'write ">="'),
+    ("=<", 'write "<="'),
+    ("=", 'write "=="'),
+    *((mark, 'a text stands in double quotes: "text"') for mark in ("'", "`", "\u2018", "\u2019", "\u201c", "\u201d")),
+)
+"""What other languages have, and what it is here; the first that fits."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +113,7 @@ class _Parser:
         self._text = text
         self._tokens = _tokens(text)
         self.names: set[str] = set()
-        self.token = next(self._tokens)
+        self._last = self.token = next(self._tokens)
 
     def any_of(self, depth: int) -> Test:
         return self._joined("or", self._all_of, depth, decisive=True)
@@ -130,14 +140,14 @@ class _Parser:
         token = self.token
         if token.kind != "name" or token.text in _WORDS:
             self.wrong("expected the name of an attribute")
-        self.token = next(self._tokens)
+        self._next()
         self.names.add(token.text)
         return self._about(token.text)
 
     def _about(self, name: str) -> Test:
         operator = self.token.text
         if self.token.kind == "sign" and operator in _ORDERS:
-            self.token = next(self._tokens)
+            self._next()
             place, literal = self.token, self._literal()
             if operator not in ("==", "!=") and not _ordered(literal):
                 self.wrong('only numbers and versions such as "1.4" have an order', place)
@@ -145,7 +155,7 @@ class _Parser:
         if self._take("in"):
             return self._among(name)
         if self.token.text == "not" and self.token.kind == "name":
-            self.token = next(self._tokens)
+            self._next()
             self._need("in")
             inner = self._among(name)
             return lambda attributes: None if (found := inner(attributes)) is None else not found
@@ -162,29 +172,50 @@ class _Parser:
 
     def _literal(self) -> Literal:
         token = self.token
-        self.token = next(self._tokens)
         if token.kind == "text":
+            self._next()
             return token.text[1:-1]
         if token.kind == "name" and token.text in ("true", "false"):
+            self._next()
             return token.text == "true"
         if token.kind != "number":
-            self.wrong('expected a number, a "text", true or false', token)
+            message = 'expected a number, a "text", true or false'
+            if token.kind == "name" and token.text not in _WORDS:
+                finite = token.text.lower() not in ("nan", "inf", "infinity")
+                message += f'; a text stands in quotes: "{token.text}"' if finite else f"; {token.text} is not finite"
+            self.wrong(message + ('; unequal is "!="' if self._last.text + token.text == "<>" else ""))
+        if token.unit in ("e", "E"):
+            self.wrong("a number has no exponent, write its digits or a unit")
         if token.unit and token.unit not in UNITS:
-            self.wrong(f"unknown unit {token.unit!r}, there are {', '.join(UNITS)}", token)
-        return float(token.text) * UNITS.get(token.unit, 1)
+            self.wrong(f"unknown unit {token.unit!r}, there are {', '.join(UNITS)}")
+        number = float(token.text) * UNITS.get(token.unit, 1)
+        if not math.isfinite(number):
+            self.wrong("the number is too large to be finite")
+        self._next()
+        return number
 
     def _take(self, text: str) -> bool:
         found = self.token.kind in ("name", "sign") and self.token.text == text
         if found:
-            self.token = next(self._tokens)
+            self._next()
         return found
 
     def _need(self, text: str) -> None:
         if not self._take(text):
             self.wrong(f'expected "{text}"')
 
+    def _next(self) -> None:
+        self._last, self.token = self.token, next(self._tokens)
+
     def wrong(self, message: str, token: _Token | None = None) -> NoReturn:
-        _wrong(self._text, (token or self.token).at, message)
+        token = token or self.token
+        for each in (token, self._last):
+            word = each.text.lower()
+            if each.kind == "name" and word in _WORDS and each.text != word:
+                _wrong(self._text, each.at, f'write "{word}", in small letters')
+        if token.kind == "name" and token.text in UNITS and self._last.kind == "number":
+            message += f"; a unit follows its number at once: {self._last.text}{token.text}"
+        _wrong(self._text, token.at, message)
 
 
 def _tokens(text: str) -> Iterator[_Token]:
@@ -193,7 +224,9 @@ def _tokens(text: str) -> Iterator[_Token]:
         found = _TOKEN.match(text, at)
         if found is None:
             start = at + len(text[at:]) - len(text[at:].lstrip(" \t\r\n"))
-            _wrong(text, start, 'a text that does not end with "' if text[start] == '"' else "not understood")
+            slip = next((hint for sign, hint in _SLIPS if text.startswith(sign, start)), "")
+            what = 'a text that does not end with "' if text[start] == '"' else "not understood"
+            _wrong(text, start, f"{what}; {slip}" if slip else what)
         kind = found.lastgroup if found.lastgroup != "unit" else "number"
         token = _Token(str(kind), found.group(str(kind)), found.group("unit") or "", found.start(str(kind)))
         at = found.end()

@@ -1,4 +1,4 @@
-"""The browser demo at /demo/: built files, served as they are. Nothing of it is made by or for a request."""
+"""What people see: a page at / that says what is here, and the browser demo at /demo/, built files as they are."""
 
 from __future__ import annotations
 
@@ -60,6 +60,20 @@ HEADERS = {
 HASHED = re.compile(r"assets/.+-[0-9A-Za-z_-]{8}\.\w+")
 """Vite writes eight characters of a digest into the names of what it builds: such a file never changes."""
 
+_HERE = """<!doctype html>
+<html lang="en">
+<title>archipel</title>
+<h1>archipel</h1>
+<p>This is a federation server. It is run with the command <code>archipel</code>.</p>
+<ul>
+{items}
+</ul>
+</html>
+"""
+_ITEM = '<li><a href="{path}">{path}</a>: {what}</li>'
+_ITEMS = {"/v1/openapi.json": "its API, as OpenAPI 3.1", "/v1/health": "whether it works"}
+_DEMO = {"/demo/": "the browser demo"}
+
 
 class Pages:
     """The files of one folder. A name from outside is looked up among them and never becomes part of a path."""
@@ -89,8 +103,16 @@ class Pages:
 
 
 def routes(folder: Path = PAGE_FOLDER) -> tuple[Route, ...]:
-    """The demo's lines of the route table, for the page built in `folder`."""
+    """The pages' lines of the route table, for the demo built in `folder`."""
     pages = Pages(folder)
+
+    def front_page(call: Call[None]) -> Response:
+        """What there is, for people."""
+        shown = {**_ITEMS, **(_DEMO if INDEX in pages.files() else {})}
+        items = "\n".join(_ITEM.format(path=path, what=what) for path, what in shown.items())
+        return Response(
+            _HERE.format(items=items), headers={**HEADERS, "Cache-Control": "no-cache"}, mimetype="text/html"
+        )
 
     def demo_page(call: Call[None]) -> Response:
         """The browser demo; nothing that is drawn there is sent anywhere."""
@@ -101,6 +123,7 @@ def routes(folder: Path = PAGE_FOLDER) -> tuple[Route, ...]:
         return _send(pages, name)
 
     return (
+        Route("GET", "/", PUBLIC, front_page),
         Route("GET", "/demo/", PUBLIC, demo_page),
         Route("GET", "/demo/<path:name>", PUBLIC, demo_file),
     )

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import msgspec
-from flask import Flask, Response, g
-from sqlalchemy.exc import DBAPIError
+from flask import Flask, Response, g, request
+from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
-from werkzeug.exceptions import ClientDisconnected, HTTPException
+from werkzeug.exceptions import ClientDisconnected, HTTPException, NotFound
 
 from archipel.errors import ApiError, ProtocolError
 from archipel.protocol.messages import Problem
@@ -41,6 +41,8 @@ TYPES: dict[int, str] = {
     503: "unavailable",
 }
 RETRY_SECONDS = 1
+MAX_PATH = 256
+"""Characters of a path that are shown or logged."""
 _POSTGRESQL = {
     "23505": "the same request is being served",  # unique violation
     "40001": "the database is busy",  # serialization failure
@@ -90,7 +92,11 @@ def register(app: Flask) -> None:
     def _(error: HTTPException) -> Response:
         if isinstance(error, ClientDisconnected) and isinstance(error.__context__, BlockingIOError | TimeoutError):
             return problem_response(503, "the request's body did not arrive in time; try again")
-        response = problem_response(error.code or 500, error.description or error.name)
+        message = error.description or error.name
+        if isinstance(error, NotFound):
+            path = request.path[:MAX_PATH]
+            message = f"{path}: this path names nothing here; ids have 32 hexadecimal digits, digests 64"
+        response = problem_response(error.code or 500, message)
         for name, value in error.get_headers():
             if name in ("Allow", "Content-Range"):
                 response.headers[name] = value
@@ -100,7 +106,7 @@ def register(app: Flask) -> None:
     def _(error: Exception) -> Response:
         why = _overloaded(error)
         if why:
-            log.warning("request %s: %s", g.request_id, why)
+            log.warning("request %s: %s (%s)", g.request_id, why, _first_line(error))
             return problem_response(503, f"{why}; try again")
         log.error("request %s failed", g.request_id, exc_info=error)
         return problem_response(500, "the server made an error; its log has it under this request id")
@@ -111,20 +117,26 @@ def _overloaded(error: Exception) -> str:
     if isinstance(error, PoolTimeout):
         return "the server is busy"
     if isinstance(error, DBAPIError):
-        code = error.orig.sqlite_errorcode if isinstance(error.orig, sqlite3.Error) else None
-        if code is not None:
-            primary = code & 0xFF
+        if isinstance(error.orig, sqlite3.Error):
+            primary = getattr(error.orig, "sqlite_errorcode", 0) & 0xFF
             return {
                 sqlite3.SQLITE_BUSY: "the database is busy",
                 sqlite3.SQLITE_LOCKED: "the database is busy",
                 sqlite3.SQLITE_FULL: "the server's disk is full",
                 sqlite3.SQLITE_CONSTRAINT: "the same request is being served",
             }.get(primary, "")
-        if error.connection_invalidated:
+        state = getattr(error.orig, "sqlstate", None)
+        # A connection that could not be made has no state, and none that could be invalid.
+        if error.connection_invalidated or (state is None and isinstance(error, OperationalError)):
             return "the database is not reachable"
-        return _POSTGRESQL.get(str(getattr(error.orig, "sqlstate", None)), "")
+        return _POSTGRESQL.get(str(state), "")
     if isinstance(error, StorageUnreachableError):
         return "the object store is not reachable"
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return "the server's disk is full"
     return ""
+
+
+def _first_line(error: Exception) -> str:
+    """The driver's own words rather than those around them, which hold the statement."""
+    return next(iter(str(getattr(error, "orig", None) or error).splitlines()), type(error).__name__)

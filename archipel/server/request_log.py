@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import time
-from pathlib import Path
 
 import msgspec
 from flask import Flask, Response, g, request
 
 from archipel.errors import ServerError
-
-MAX_PATH = 256
+from archipel.server.log_files import LogFile
+from archipel.server.problems import MAX_PATH
+from archipel.server.settings import Settings
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,22 +28,13 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str
 
 
-class RequestLog:
-    """Appends whole lines, so that several processes can share the file."""
-
-    def __init__(self, path: Path) -> None:
-        try:
-            self._handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise ServerError(f"{path}: cannot be written ({error.strerror})") from None
-
-    def write(self, entry: Entry) -> None:
-        os.write(self._handle, msgspec.json.encode(entry) + b"\n")
-
-
-def register(app: Flask, path: Path) -> None:
-    """Give every request an id, answer with it in X-Request-Id, and log it."""
-    requests = RequestLog(path)
+def register(app: Flask, settings: Settings) -> None:
+    """Give every request an id, answer with it in X-Request-Id, and log it. Raises ServerError."""
+    path = settings.request_log
+    try:
+        requests = LogFile(path, most=settings.log_bytes, kept=settings.logs_kept)
+    except OSError as error:
+        raise ServerError(f"{path}: cannot be written ({error.strerror})") from None
 
     @app.before_request
     def _() -> None:
@@ -66,7 +56,7 @@ def register(app: Flask, path: Path) -> None:
             request_id=g.request_id,
         )
         try:
-            requests.write(entry)
+            requests.write(msgspec.json.encode(entry) + b"\n")
         except OSError:
             # A full disk must not turn an answered request into an error; the health check reports the disk.
             app.logger.warning("requests.log: cannot be written")

@@ -102,7 +102,8 @@ class TaskRequest(Message, frozen=True, kw_only=True):
 
 class TaskInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
     """`model` is the digest of the newest weights (null until the first round was opened), `waiting` the number of
-    devices that are checking in and may be taken now. `percent`: so many of the eligible devices are taken at all, in
+    devices that are checking in and may be taken now, `waiting_for` why no round is under way although the task runs
+    (which devices it lacks; empty where it lacks none). `percent`: so many of the eligible devices are taken at all, in
     the evaluations that rollouts make; null: all of them."""
 
     task_id: RoundId
@@ -137,6 +138,7 @@ class TaskInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
     deadlines: dict[str, float]
     model: Digest | None
     waiting: int
+    waiting_for: str
     created: float
     ended: float | None
 
@@ -184,7 +186,8 @@ class RoundResult(Message, frozen=True, kw_only=True, omit_defaults=False):
 
 
 class RoundInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
-    """`survivors` are the devices whose updates are in the sum; `weight_sum` is the sum of their weights.
+    """`participants` are the devices that got their plan in this round, `survivors` those whose updates are in the sum,
+    in a task that is asynchronous and plain whichever round they got it in; `weight_sum` is the sum of their weights.
 
     `number` is that of the model version which the round makes (in an asynchronous task: after which it began); a round
     that repeats a failed one has the same. `result` is what an evaluation or analysis found (see RoundResult), null for

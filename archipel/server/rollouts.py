@@ -33,6 +33,7 @@ from archipel.server.resources import RoundResult, TaskRequest
 from archipel.server.rounds import MAX_REASON
 from archipel.server.targeting import Target
 from archipel.server.task_checks import check_task
+from archipel.server.tasks import audited
 
 PAUSE_SECONDS = 7 * 86400.0
 
@@ -252,10 +253,11 @@ def _evaluate(session: Session, rollout: Rollout, move: Move, now: float, max_up
     checked = _checked(session, gate, version, name, rollout.population, request.eligibility, max_update_bytes, heard)
     task_id = hashlib.sha256(f"{rollout.rollout_id}/{rollout.stage}/{which}_task".encode()).hexdigest()[:32]
     part = Target(rollout.eligibility, rollout.salt, rollout.percent)
-    session.add(new_task(checked, task_id=task_id, request_digest=None, now=now, part=part))
+    task = new_task(checked, task_id=task_id, request_digest=None, now=now, part=part)
+    session.add(task)
     session.flush()
     setattr(stage, f"{which}_task", task_id)
-    audit.append(session, now, "coordinator", "task.create", task_id, rollout=rollout.rollout_id)
+    audit.append(session, now, "coordinator", "task.create", task_id, rollout=rollout.rollout_id, **audited(task))
 
 
 def _heard(session: Session, stage: RolloutStage) -> Heard | None:

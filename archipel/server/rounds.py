@@ -185,15 +185,23 @@ def deadline(task: Task, phase: str) -> float:
 
 def fail_round(session: Session, current: Round, task: Task, reason: str, *, now: float, max_failed: int) -> Transition:
     """Fail closed: the round's messages are deleted; after `max_failed` failures in a row the task fails too."""
+    if task.state == "completed":  # by another group of devices that were at work beside these
+        reason = "not needed: the task is completed"
     _end(session, current, task, "failed", reason, now)
     if task.live:
         task.failed_rounds += 1
         if task.failed_rounds >= max_failed:
-            task.state = "failed"
-            task.reason = f"{task.failed_rounds} rounds in a row failed; the last one: {reason}"[:MAX_REASON]
-            task.ended = now
+            fail_task(session, task, f"{task.failed_rounds} rounds in a row failed; the last one: {reason}", now=now)
     _let_go(session, task)
     return Transition(current.round_id, "failed", current.reason)
+
+
+def fail_task(session: Session, task: Task, reason: str, *, now: float) -> None:
+    """End a live task that cannot go on."""
+    task.state = "failed"
+    task.reason = reason[:MAX_REASON]
+    task.ended = now
+    audit.append(session, now, "coordinator", "task.failed", task.task_id, reason=task.reason)
 
 
 def commit_round(session: Session, current: Round, task: Task, *, now: float) -> None:

@@ -19,6 +19,7 @@ from typing import BinaryIO
 
 from archipel.errors import ServerError
 from archipel.server import children
+from archipel.server.log_files import bound
 from archipel.server.settings import Settings
 from archipel.server.stopping import Stop
 from archipel.server.web_tls import WebTls
@@ -38,7 +39,8 @@ def _print(line: str) -> None:
 def supervise(settings: Settings, *, announce: Callable[[str], None] = _print, stop: Stop | None = None) -> None:
     """Serve until SIGTERM, SIGINT or `stop`; then both children are gone. `announce` gets one line once all is up.
 
-    Children that die are restarted, after 0.5 s at first and at most 10 s. What they print is in DATA/server.log.
+    Children that die are restarted, after 0.5 s at first and at most 10 s; that is said in DATA/server.log, where also
+    what they print goes, and on standard error.
     Raises ServerError or TlsError, with one clear line, when something cannot start.
     """
     stop = stop or Stop()
@@ -58,6 +60,7 @@ def supervise(settings: Settings, *, announce: Callable[[str], None] = _print, s
             if _wait(web, web.is_ready, settings, begun, stop):
                 announce(f"archipel server on {_address(settings, listener)}")
                 while not stop.wait(0.2):
+                    bound(log, settings.process_log, most=settings.log_bytes, kept=settings.logs_kept)
                     for child in both:
                         child.restart_if_dead(settings, listener, log)
         finally:
@@ -119,7 +122,9 @@ class _Child:
             if now - self.started > STEADY_SECONDS:
                 self.delay = FIRST_DELAY
             self.restart_at = now + self.delay
-            log.write(f"the {self.name} process ended with {code}; starting it again in {self.delay} s\n".encode())
+            names = {each.value: each.name for each in signal.Signals}
+            how = f"was killed by {names.get(-code, f'signal {-code}')}" if code < 0 else f"ended with {code}"
+            _tell(log, f"the {self.name} process {how}; starting it again in {self.delay:g} s")
             self.delay = min(2 * self.delay, LONGEST_DELAY)
         elif now >= self.restart_at:
             self.start(settings, listener, log)
@@ -135,7 +140,7 @@ class _Child:
         try:
             self.process.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
-            log.write(f"the {self.name} process did not stop within {STOP_SECONDS:.0f} s; killed\n".encode())
+            _tell(log, f"the {self.name} process did not stop within {STOP_SECONDS:.0f} s; killed")
             # Its own children too: it leads a process group.
             with suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
@@ -145,6 +150,15 @@ class _Child:
         if self.ready >= 0:
             os.close(self.ready)
             self.ready = -1
+
+
+def _tell(log: BinaryIO, line: str) -> None:
+    """To the log, and to whoever started the server."""
+    # A full disk or a terminal that was closed must not end the server.
+    with suppress(OSError):
+        log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} archipel.supervisor: {line}\n".encode())
+    with suppress(OSError):
+        print(line, file=sys.stderr, flush=True)
 
 
 def _wait(child: _Child, is_up: Callable[[], bool], settings: Settings, begun: int, stop: Stop) -> bool:

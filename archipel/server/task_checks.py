@@ -29,10 +29,9 @@ def smallest_threshold(manifest: Manifest, cohort: int) -> int:
     return max(math.ceil(ratio * cohort), cohort // 2 + 1)
 
 
-def device_hyperparameters(manifest: Manifest, hyperparameters: Mapping[str, float]) -> dict[str, float]:
-    """Those that go into the plan; the others are the strategy's server half's own."""
-    own = strategies.get(manifest.strategy).server_hyperparameters
-    return {name: value for name, value in hyperparameters.items() if name not in own}
+def server_hyperparameters(request: TaskRequest, manifest: Manifest) -> Mapping[str, float]:
+    """Those that the strategy's server half reads; the others go into the plan. Only training has a strategy."""
+    return strategies.get(manifest.strategy).server_hyperparameters if request.kind == "training" else {}
 
 
 def layout_of(request: TaskRequest, manifest: Manifest) -> Layout:
@@ -52,6 +51,7 @@ def make_plan(
 ) -> RoundPlan:
     """The plan of one round of a checked task. Raises ProtocolError when no modulus holds the cohort's sum."""
     secure = request.privacy == "secure"
+    own = server_hyperparameters(request, manifest)
     return RoundPlan(
         round_id=round_id,
         task_id=task_id,
@@ -63,7 +63,7 @@ def make_plan(
         max_cohort=request.cohort,
         threshold=(request.threshold or smallest_threshold(manifest, request.cohort)) if secure else 1,
         modulus_bits=layout_of(request, manifest).modulus_bits(request.cohort) if secure else 32,
-        hyperparameters=device_hyperparameters(manifest, request.hyperparameters),
+        hyperparameters={name: value for name, value in request.hyperparameters.items() if name not in own},
         broadcast=broadcast,
         kind=request.kind,
         program=request.program,
@@ -160,7 +160,7 @@ def _check_hyperparameters(request: TaskRequest, manifest: Manifest) -> None:
         for port in program.inputs
         if isinstance(port, Hyperparameter)
     }
-    own = strategies.get(manifest.strategy).server_hyperparameters
+    own = server_hyperparameters(request, manifest)
     for name, value in request.hyperparameters.items():
         if not math.isfinite(value):
             raise ServerError(f"hyperparameter {name!r}: {value} is not a finite number")

@@ -16,3 +16,12 @@ decode_request = lru_cache(maxsize=256)(msgspec.json.Decoder(TaskRequest).decode
 def request_of(task: Task) -> TaskRequest:
     """The checked request, as `opening.new_task` stored it."""
     return decode_request(task.request)
+
+
+def audited(task: Task) -> dict[str, str | int | float | None]:
+    """What the audit log keeps of a task that is made: whom it asks for what, and how it is protected."""
+    names = (
+        "name", "population", "kind", "mode", "privacy", "bundle", "weights", "rounds", "min_cohort", "cohort",
+        "threshold", "eligibility", "percent", "max_contributions",
+    )  # fmt: skip
+    return {**{name: getattr(task, name) for name in names}, "devices_of": request_of(task).devices_of}

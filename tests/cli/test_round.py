@@ -62,3 +62,21 @@ def test_an_evaluation_and_an_analysis_are_shown(archipel: Command, reached: Any
     assert "light                   mean 2" in shown
     assert "50% are below 6.66667" in shown  # 6 of the 9 from 0 to 10 are half of 12
     assert "no round" in archipel("round", "show", "0" * 32, code=1)[1]
+
+
+def test_a_buffered_round_shows_whose_updates_came_into_it(archipel: Command, reached: Any) -> None:
+    world = reached
+    plain = {"privacy": "plain", "threshold": None, "mode": "asynchronous", "cohort": 3, "concurrency": 6}
+    task = world.create_task(rounds=2, **plain)
+    devices = world.add_devices(6)
+    world.start_round(devices)
+    for device in devices:
+        device.updating(**{"w.update": [[0, 0]] * 3, "b.update": [0, 0], "weight": 1.0})
+        world.settle()
+    # By number: the clock of this test stands still.
+    first, second = sorted(archipel("round", "list", task["task_id"])[0].splitlines()[1:], key=lambda x: x.split()[1])
+    assert first.split()[2:5] == ["committed", "6", "3"]
+    assert second.split()[2:5] == ["committed", "0", "3"]
+    shown = archipel("round", "show", second.split()[0])[0]
+    assert all(f"{device.id}  began earlier         yes" in shown for device in devices[3:])
+    assert "an update comes into the round that is open" in " ".join(archipel("round", "list", "--help")[0].split())

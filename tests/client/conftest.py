@@ -236,6 +236,7 @@ class Federation:
     bundle_file: Path
     agents: list[Agent] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
+    operator_token: str = ""
 
     data = staticmethod(local_data)
 
@@ -360,6 +361,7 @@ def federation(tmp_path: Path) -> Iterator[Federation]:
         folder=tmp_path,
         server=server,
         operator=operator,
+        operator_token=operator_token,
         enrolment_key=enrolment,
         publisher_key=publisher,
         bundle_file=make_bundle(tmp_path / "linear", publisher),

@@ -265,7 +265,9 @@ class World:
         return self.operator("GET", f"/v1/tasks/{task_id}")[1]
 
     def rounds(self, task_id: str) -> list[Any]:
-        return list(self.operator("GET", f"/v1/tasks/{task_id}/rounds?limit=500")[1]["items"])
+        found = self.operator("GET", f"/v1/tasks/{task_id}/rounds?limit=500")[1]["items"]
+        # The clock may have stood still, and then the server's order is that of their ids.
+        return sorted(found, key=lambda row: (row["started"], row["number"]))
 
     def settle(self, steps: int = 50) -> None:
         """Let the coordinator do everything that is due now."""

@@ -192,3 +192,19 @@ def test_secure_groups_overlap_and_each_makes_a_version_of_the_newest(world: Any
     np.testing.assert_allclose(found["w"], total["w"], rtol=1e-6)
     np.testing.assert_allclose(found["b"], total["b"], rtol=1e-6)
     assert [row["number"] for row in world.rounds(task["task_id"])] == [1, 1]
+
+
+def test_a_group_that_is_not_needed_any_more_says_so(world: Any) -> None:
+    task = asynchronous(world, privacy="secure", threshold=3, cohort=3, rounds=1)
+    devices = world.add_devices(6)
+    for group in (devices[:3], devices[3:]):
+        world.clock.now += 1
+        world.start_round(group)
+    world.run_to("unmasking", devices[:3])
+    for device in devices[:3]:
+        device.unmasking()
+    world.settle()
+    assert world.task(task["task_id"])["state"] == "completed"
+    first, second = world.rounds(task["task_id"])
+    assert (first["phase"], first["reason"]) == ("committed", "")
+    assert (second["phase"], second["reason"]) == ("failed", "not needed: the task is completed")

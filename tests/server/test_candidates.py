@@ -118,3 +118,55 @@ def test_what_cannot_be_is_refused_when_the_task_is_made(world: Any, settings: A
     status, answer = world.operator("POST", "/v1/tasks", values)
     assert status in (400, 422)
     assert word in answer["message"] + answer.get("detail", "")
+
+
+def waits_for(world: Any, task: Any) -> str:
+    [listed] = [each for each in world.operator("GET", "/v1/tasks")[1]["items"] if each["task_id"] == task["task_id"]]
+    shown = world.task(task["task_id"])
+    assert listed["waiting_for"] == shown["waiting_for"]
+    return str(shown["waiting_for"])
+
+
+def test_a_task_that_cannot_go_on_says_what_it_waits_for(world: Any) -> None:
+    other = world.create_task(population="plnat")
+    few = world.create_task(cohort=6, min_cohort=6, threshold=6)
+    misspelt = world.create_task(eligibility="rma >= 1GB and charging")
+    wrong = world.create_task(eligibility="ram >= 1TB")
+    some = world.create_task(eligibility='app == "1.4" and battery > 1', min_cohort=4, threshold=4)
+    assert waits_for(world, few) == "no device is enrolled in population 'pupils'"
+    devices = phones(world, 5, battery=50.0)
+    devices[4].attributes["app"] = devices[3].attributes["app"] = "1.3"
+    assert waits_for(world, some) == "no device is waiting; 4 needed"
+    for device in devices:
+        device.check_in()
+    assert waits_for(world, other) == "no device is enrolled in population 'plnat'"
+    assert waits_for(world, few) == "5 devices waiting; 6 needed, 5 enrolled in population 'pupils'"
+    assert waits_for(world, misspelt) == "no device of the population reports 'rma'; 3 needed"
+    assert waits_for(world, wrong) == "none of 5 devices that wait is eligible; 3 needed"
+    assert waits_for(world, some) == "3 of 5 devices that wait may take part; 4 needed"
+    world.operator("POST", f"/v1/tasks/{some['task_id']}/pause")
+    assert waits_for(world, some) == ""
+
+
+@pytest.mark.parametrize("privacy", ["secure", "plain"])
+def test_it_says_so_when_all_have_given_what_they_may(world: Any, privacy: str) -> None:
+    plain = {"privacy": "plain", "threshold": None, "mode": "asynchronous"} if privacy == "plain" else {}
+    task = world.create_task(rounds=2, cohort=3, max_contributions=1, **plain)
+    devices = phones(world, 3)
+    world.start_round(devices)
+    assert waits_for(world, task) == ""
+    if privacy == "plain":
+        for device in devices:
+            device.updating(**{"w.update": [[0, 0]] * 3, "b.update": [0, 0], "weight": 1.0})
+    else:
+        world.run_to("unmasking", devices)
+        for device in devices:
+            device.unmasking()
+    world.settle()
+    assert world.task(task["task_id"])["rounds_committed"] == 1
+    world.clock.now += 1
+    for device in devices:
+        device.check_in()
+    world.settle()
+    needed = 1 if privacy == "plain" else 3
+    assert waits_for(world, task) == f"all waiting devices have given their 1 contribution; {needed} needed"

@@ -55,6 +55,10 @@ def test_what_is_eligible(text: str, expected: bool) -> None:
     assert parse_eligibility(text)(PHONE) is expected
 
 
+def test_an_attribute_may_have_the_name_of_a_word_in_capitals() -> None:
+    assert parse_eligibility("OR and not AND")({"OR": True, "AND": False})
+
+
 def test_names_that_are_read() -> None:
     assert parse_eligibility('ram > 1kB or (not x.y and z in [1, "a"])').names == {"ram", "x.y", "z"}
 
@@ -80,6 +84,30 @@ def test_names_that_are_read() -> None:
         ("x == 1 == 2", 'expected "and", "or" or the end', 7),
         ("__import__('os')", 'expected "and", "or" or the end', 10),
         ("x\n== @", "not understood", 5),
+        # What other languages write.
+        ("ram = 3", 'not understood; write "=="', 4),
+        ("ram => 3", 'not understood; write ">="', 4),
+        ("ram =< 3", 'not understood; write "<="', 4),
+        ("ram <> 3", 'unequal is "!="', 5),
+        ("a && b", 'not understood; write "and"', 2),
+        ("a & b", 'not understood; write "and"', 2),
+        ("a || b", 'not understood; write "or"', 2),
+        ("!a", 'not understood; write "not"', 0),
+        ("a AND b", 'write "and", in small letters', 2),
+        ("(a Or b)", 'write "or", in small letters', 3),
+        ("NOT a", 'write "not", in small letters', 0),
+        ("a NOT in [1]", 'write "not", in small letters', 2),
+        ("a IN [1]", 'write "in", in small letters', 2),
+        ("a == True", 'write "true", in small letters', 5),
+        ("country == CH", 'a text stands in quotes: "CH"', 11),
+        ("country in [CH]", 'a text stands in quotes: "CH"', 12),
+        ("country == 'CH'", 'a text stands in double quotes: "text"', 11),
+        ("country == \u201cCH\u201d", 'a text stands in double quotes: "text"', 11),
+        ("ram >= 512 MiB", "a unit follows its number at once: 512MiB", 11),
+        ("ram < 1e999", "a number has no exponent", 6),
+        ("ram < 1E6", "a number has no exponent", 6),
+        ("ram < inf", "inf is not finite", 6),
+        (f"ram < {'9' * 400}", "too large to be finite", 6),
     ],
 )
 def test_errors_show_the_place(text: str, message: str, at: int) -> None:

@@ -26,7 +26,11 @@ def problem(response: Any, status: int, kind: str) -> Problem:
 def test_not_found_and_wrong_method(world: Any) -> None:
     client = world.app.test_client()
     problem(client.get("/v1/nothing"), 404, "not_found")
-    problem(client.get("/v1/tasks/not-an-id"), 404, "not_found")
+    for path in ("/v1/tasks/not-an-id", "/v1/tasks/0000", "/v1/tasks/%C3%A9"):
+        found = problem(client.get(path), 404, "not_found")
+        assert found.message.endswith(": this path names nothing here; ids have 32 hexadecimal digits, digests 64")
+    assert found.message.startswith("/v1/tasks/é: ")
+    assert len(problem(client.get("/v1/" + "x" * 5000), 404, "not_found").message) < 400
     wrong = client.delete("/v1/health")
     problem(wrong, 405, "unsupported")
     assert set(wrong.headers["Allow"].split(", ")) == {"GET", "HEAD"}

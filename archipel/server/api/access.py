@@ -32,7 +32,11 @@ def create_token(call: Call[TokenRequest]) -> NewToken:
     with call.services.database.write() as session:
         session.add(row)
         session.flush()
-        audit.append(session, now, call.identity.actor, "token.create", row.token_id, name=row.name, role=row.role)
+        audit.append(
+            session, now, call.identity.actor, "token.create", row.token_id, name=row.name, role=row.role,
+            populations=None if row.populations is None else " ".join(row.populations),
+            expires=None if row.expires is None else round(row.expires),
+        )  # fmt: skip
     return NewToken(token=token, info=_info(row))
 
 

@@ -23,7 +23,8 @@ from archipel.server.resources import (
 from archipel.server.routes import OPERATOR, READ, Call, Route
 from archipel.server.services import Services
 from archipel.server.task_checks import check_task
-from archipel.server.tasks import request_of
+from archipel.server.tasks import audited, request_of
+from archipel.server.waiting import waiting_for
 
 
 def create_task(call: Call[TaskRequest]) -> TaskInfo | tuple[TaskInfo, int]:
@@ -55,7 +56,7 @@ def create_task(call: Call[TaskRequest]) -> TaskInfo | tuple[TaskInfo, int]:
             return _info(services, session, known), 200
         session.add(task)
         session.flush()
-        audit.append(session, now, call.identity.actor, "task.create", task.task_id, population=task.population)
+        audit.append(session, now, call.identity.actor, "task.create", task.task_id, **audited(task))
         return _info(call.services, session, task)
 
 
@@ -130,8 +131,8 @@ def find_task(session: Session, identity: Identity, task_id: str, *, lock: bool 
 
 
 def _info(services: Services, session: Session, task: Task) -> TaskInfo:
-    window = services.settings.check_in_window
-    waiting = count_candidates(session, task, now=services.clock(), window=window)
+    now, window = services.clock(), services.settings.check_in_window
+    waiting = count_candidates(session, task, now=now, window=window)
     request = request_of(task)
     return TaskInfo(
         task_id=task.task_id,
@@ -166,6 +167,7 @@ def _info(services: Services, session: Session, task: Task) -> TaskInfo:
         deadlines=task.deadlines,
         model=task.model,
         waiting=waiting,
+        waiting_for=waiting_for(session, task, waiting, now=now, window=window),
         created=task.created,
         ended=task.ended,
     )

@@ -8,6 +8,7 @@ from typing import Any
 
 from sqlalchemy import select
 
+from archipel.server.auth import NOT_VALID
 from archipel.server.models import AccessToken
 
 
@@ -91,3 +92,15 @@ def test_an_admin_is_one_for_all_populations(world: Any) -> None:
     """Or it would make itself a token for those that it was not given."""
     status, answer = world.operator("POST", "/v1/tokens", {"name": "half", "role": "admin", "populations": ["pupils"]})
     assert (status, answer["type"]) == (422, "unprocessable")
+
+
+def test_words_that_fit_whoever_asks(world: Any) -> None:
+    """Of a token that nobody knows it is not known whose it was meant to be."""
+    made, revoked = make(world)
+    world.operator("POST", f"/v1/tokens/{made['info']['token_id']}/revoke")
+    wrong = [revoked, *({"Authorization": f"Bearer {token}"} for token in ("apt_guess", world.operator_token[:-1]))]
+    for headers in wrong:
+        for method, path in (("GET", "/v1/tasks"), ("POST", "/v1/check-ins")):
+            status, answer = world.operator(method, path, {}, headers=headers)
+            assert status == 401
+            assert answer["message"] == NOT_VALID

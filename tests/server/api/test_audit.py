@@ -54,6 +54,46 @@ def test_what_happened_is_in_it_in_order(busy: Any) -> None:
     assert verify(entries) == (head(busy).seq, head(busy).hash)
 
 
+def test_what_an_auditor_wants_to_know(world: Any) -> None:
+    task = world.create_task(eligibility="ram >= 1GB", max_contributions=2)
+    for values in ({"populations": ["teachers", "pupils"], "seconds": 3600}, {}):
+        assert world.operator("POST", "/v1/tokens", {"name": "shift", "role": "operator", **values})[0] == 201
+    published, created, bound, free = log(world)
+    assert published.action == "bundle.publish"
+    assert created.detail == {
+        "name": "digits", "population": "pupils", "kind": "training", "mode": "semi-synchronous", "privacy": "secure",
+        "bundle": published.subject, "weights": None, "rounds": 1, "min_cohort": 3, "cohort": 5, "threshold": 3,
+        "eligibility": "ram >= 1GB", "percent": None, "max_contributions": 2,
+        "devices_of": None,
+    }  # fmt: skip
+    assert created.subject == task["task_id"]
+    expires = round(world.clock.now) + 3600
+    assert bound.detail == {"name": "shift", "role": "operator", "populations": "pupils teachers", "expires": expires}
+    assert free.detail == {"name": "shift", "role": "operator", "populations": None, "expires": None}
+    assert verify(log(world)) == (4, free.hash)
+
+
+def test_the_end_of_a_task_that_fails_is_in_it(world: Any) -> None:
+    first = world.create_task()
+    [bundle] = world.stored("sha256")
+    world.damage(f"sha256/{bundle}")
+    world.settle()
+    [*_, early] = log(world)
+    assert (early.action, early.actor, early.subject) == ("task.failed", "coordinator", first["task_id"])
+    assert early.detail["reason"].startswith("the first version cannot be made: ")
+
+    world.settings.blob_folder.joinpath("sha256", bundle).write_bytes(world.bundle_file.read_bytes())
+    task = world.create_task(cohort=3)
+    devices = world.add_devices(3)
+    for _ in range(world.settings.max_failed_rounds):
+        world.start_round(devices)
+        world.clock.now += 121
+        world.settle()
+    [*_, last, end] = log(world)
+    assert (last.action, end.action, end.subject) == ("round.failed", "task.failed", task["task_id"])
+    assert end.detail == {"reason": world.task(task["task_id"])["reason"]}
+
+
 def test_hashes_are_those_that_the_documentation_says(busy: Any) -> None:
     for each in busy.operator("GET", "/v1/audit")[1]["items"]:
         told = each.pop("hash")

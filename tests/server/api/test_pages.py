@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import re
 import socket
 import subprocess
 import sys
@@ -171,3 +172,18 @@ def test_gunicorn_sends_compressed_files_whole(world: Any, folder: Path, tmp_pat
                     assert request.data == data, accepted
             finally:
                 server.terminate()
+
+
+def test_the_front_page_says_what_is_here(client: FlaskClient, folder: Path) -> None:
+    def links() -> list[str]:
+        response = client.get("/")
+        assert (response.status_code, response.mimetype) == (200, "text/html")
+        assert response.headers["Content-Security-Policy"] == pages.CONTENT_SECURITY_POLICY
+        return re.findall(r'href="([^"]+)"', response.text)
+
+    assert links() == ["/v1/openapi.json", "/v1/health", "/demo/"]
+    for link in links():
+        with client.get(link) as response:
+            assert response.status_code == 200
+    (folder / "index.html").unlink()
+    assert links() == ["/v1/openapi.json", "/v1/health"]

@@ -23,14 +23,18 @@ class Cluster:
 
     def start(self) -> None:
         self._run("initdb", "-D", str(self.folder / "data"), "-U", SUPERUSER, "-A", "trust", "--no-sync", "-E", "UTF8")
-        self._start()
+        self.start_again()
 
     def crash(self) -> None:
         """As after a power cut: no connection is ended in order, and what was not synced is gone. Then it starts."""
-        self._run("pg_ctl", "-D", str(self.folder / "data"), "-w", "-m", "immediate", "stop")
-        self._start()
+        self.halt()
+        self.start_again()
 
-    def _start(self) -> None:
+    def halt(self) -> None:
+        """No connection is ended in order."""
+        self._run("pg_ctl", "-D", str(self.folder / "data"), "-w", "-m", "immediate", "stop")
+
+    def start_again(self) -> None:
         # Durability is what the tests of killing want; the folder is in memory, so it costs nothing.
         settings = f"-k {self.folder} -c listen_addresses='' -c max_connections=200 -c fsync=on"
         self._run(
@@ -38,7 +42,7 @@ class Cluster:
         )
 
     def stop(self) -> None:
-        self._run("pg_ctl", "-D", str(self.folder / "data"), "-w", "-m", "immediate", "stop")
+        self.halt()
         shutil.rmtree(self.folder)
 
     def url(self, database: str) -> str:

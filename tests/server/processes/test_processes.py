@@ -236,3 +236,36 @@ def test_the_operators_client_says_what_went_wrong_and_ctrl_c_stops_everything(
     operator.close()
     assert server.stop(signal.SIGINT) == 0
     assert server.children() == {}
+
+
+def test_log_files_of_a_bounded_size(server: Server, data_folder: Any) -> None:
+    """Three web processes on one file: every request is in one of them, once."""
+    url = server.start(workers="3", log_bytes="3000", logs_kept="500")
+    pool = urllib3.PoolManager(maxsize=8)
+    answered: list[str] = []
+
+    def ask() -> None:
+        for _ in range(50):
+            answered.append(pool.request("GET", f"{url}/v1/server").headers["X-Request-Id"])
+
+    for thread in in_threads([ask] * 6):
+        thread.join(60)
+    server.stop()
+    files = sorted(server.folder.glob("requests.log*"))
+    logged = [msgspec.json.decode(line)["request_id"] for file in files for line in file.read_bytes().splitlines()]
+    assert len(answered) == 300
+    assert sorted(logged) == sorted(answered)
+    assert all(file.stat().st_size < 4500 for file in files)
+
+
+@pytest.mark.parametrize("victim", ["coordinator", "gunicorn"])
+def test_a_child_that_was_killed_is_told_of(server: Server, victim: str) -> None:
+    server.start()
+    before = server.children()[victim]
+    os.kill(before, signal.SIGKILL)
+    wait_until(lambda: server.children().get(victim, before) != before)
+    name = {"gunicorn": "web"}.get(victim, victim)
+    said = f"the {name} process was killed by SIGKILL; starting it again in 0.5 s"
+    assert server.process.stderr.readline() == f"{said}\n"
+    lines = (server.folder / "server.log").read_text().splitlines()
+    assert [line.split(" ", 2)[2] for line in lines if said in line] == [f"archipel.supervisor: {said}"]

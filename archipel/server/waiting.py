@@ -1,0 +1,70 @@
+"""Why no round of a task is under way, for whoever looks at it: names of attributes and numbers of devices, no more."""
+
+from __future__ import annotations
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from archipel.server import buffers
+from archipel.server.candidates import have_given, is_waiting, target_of
+from archipel.server.eligibility import parse_eligibility
+from archipel.server.models import Answer, CheckInRow, Device, Round, Task
+from archipel.server.rounds import RULES, required
+
+MOST = 1000
+"""Devices that are looked at."""
+
+
+def waiting_for(session: Session, task: Task, candidates: int, *, now: float, window: float) -> str:
+    """One line; empty while the task has not to wait for devices. `candidates`: how many may be taken now."""
+    if task.state != "running":
+        return ""
+    phases = set(session.scalars(select(Round.phase).where(Round.task_id == task.task_id, Round.ended.is_(None))))
+    # A buffer stays open while nobody is there to fill it.
+    if phases and (phases != {"buffering"} or buffers.at_work(session, task, now)):
+        return ""
+    needed = 1 if task.buffered else required(task, RULES["assigning"])
+    if candidates >= needed:
+        return ""
+    enrolled = select(Device.device_id).where(Device.population == task.population, Device.revoked.is_(None))
+    known = session.scalar(select(func.count()).select_from(enrolled.limit(needed).subquery())) or 0
+    if not known:
+        return f"no device is enrolled in population {task.population!r}"
+    reasons = [f"no device of the population reports {name!r}" for name in _unknown(session, task)]
+    if not reasons:
+        reasons = [_who_waits(session, task, candidates, now, window)]
+    few = f", {known} enrolled in population {task.population!r}" if known < needed else ""
+    return "; ".join([*reasons, f"{needed} needed{few}"])
+
+
+def _unknown(session: Session, task: Task) -> list[str]:
+    """Attributes of the task's expression that none of the devices has reported that were here last."""
+    names = parse_eligibility(task.eligibility).names
+    if not names:
+        return []
+    query = select(CheckInRow.attributes).where(CheckInRow.population == task.population)
+    reported = session.scalars(query.order_by(CheckInRow.due.desc()).limit(MOST)).all()
+    return sorted(names.difference(*reported)) if reported else []
+
+
+def _who_waits(session: Session, task: Task, candidates: int, now: float, window: float) -> str:
+    query = select(CheckInRow.device_id, CheckInRow.attributes).where(*is_waiting(task.population, now, window))
+    here = session.execute(query.limit(MOST)).all()
+    if not here:
+        return "no device is waiting"
+    target = target_of(task)
+    able = [row.device_id for row in here if target.takes(row.device_id, row.attributes)]
+    if not able:
+        return f"none of {_number(len(here), 'device')} that wait is eligible"
+    if task.max_contributions is not None and not candidates:
+        given = session.scalars(have_given(task).where(Answer.device_id.in_(able))).all()
+        if len(given) == len(able):
+            return f"all waiting devices have given their {_number(task.max_contributions, 'contribution')}"
+    if candidates >= len(here):
+        return f"{_number(candidates, 'device')} waiting"
+    of = f"{'at least ' if len(here) == MOST else ''}{_number(len(here), 'device')}"
+    return f"{candidates} of {of} that wait may take part"
+
+
+def _number(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
