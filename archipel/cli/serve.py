@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import click
 
-from archipel.bundle import load_private_key, load_public_key, save_public_key
+from archipel.bundle import load_public_key
 from archipel.server import back_up, copy_files, init_data_folder, load_settings, supervise
 from archipel.server import restore as restore_backup
 
@@ -39,10 +40,8 @@ def init(folder: Path, enrolment_key: Path, publisher_keys: tuple[Path, ...]) ->
         enrolment_key=load_public_key(enrolment_key),
         publisher_keys=[load_public_key(file) for file in publisher_keys],
     )
-    public = folder / "server.key.pub"
-    save_public_key(load_private_key(folder / "server.key"), public)
     click.echo(f"data folder      {folder}")
-    click.echo(f"server key       {public}   (devices pin it: `archipel token --server-key`)")
+    click.echo(f"server key       {folder / 'server.key.pub'}   (devices pin it: `archipel token --server-key`)")
     click.echo(f"operator token   {token}   (shown once; keep it safe)")
 
 
@@ -62,8 +61,11 @@ def start(folder: Path, host: str | None, port: int | None) -> None:
 def copy(folder: Path, blobs: str) -> None:
     """Copy a stopped server's bundles, weights and updates to BLOBS, a folder or s3://BUCKET/PREFIX, and verify them.
 
-    It can be run again after an interruption. The server uses the copy once its setting `blobs` says so.
+    A relative path starts in the working directory. It can be run again after an interruption. The server uses the copy
+    once its setting `blobs` says so.
     """
+    if "://" not in blobs:
+        blobs = os.path.abspath(blobs)
     done = copy_files(load_settings(folder), blobs)
     click.echo(f"{done.files} files copied ({done.bytes} bytes), {done.there} were there; all have their digests")
     click.echo(f"the server uses them with the setting  blobs = {json.dumps(blobs)}")
@@ -74,6 +76,8 @@ def copy(folder: Path, blobs: str) -> None:
 @click.argument("target", type=click.Path(path_type=Path))
 def backup(folder: Path, target: Path) -> None:
     """Copy all that a server keeps to TARGET, a new folder, while it runs: database, files, settings, server key.
+
+    TARGET is relative to the working directory and not in FOLDER.
 
     \b
     A database on PostgreSQL is left to its own tools. Dump it first, then run this:

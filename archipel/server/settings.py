@@ -9,6 +9,7 @@ import secrets
 import tempfile
 import tomllib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
@@ -17,11 +18,12 @@ import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from msgspec import Meta
 
-from archipel.bundle import generate_key, load_private_key, save_private_key
+from archipel.bundle import generate_key, load_private_key, load_public_key, save_private_key, save_public_key
 from archipel.errors import BundleError, ServerError
 
 SETTINGS_FILE = "server.toml"
 SERVER_KEY_FILE = "server.key"
+PUBLIC_KEY_FILE = "server.key.pub"
 ENVIRONMENT_PREFIX = "ARCHIPEL_SERVER_"
 _NAME = "[A-Za-z0-9_-][A-Za-z0-9._-]*"
 _BUCKET = re.compile(f"s3://([a-z0-9][a-z0-9.-]{{1,61}}[a-z0-9])(?:/({_NAME}(?:/{_NAME})*))?/?")
@@ -202,7 +204,7 @@ def load_settings(folder: Path | str, *, environment: Mapping[str, str] | None =
 
 
 def init_data_folder(folder: Path | str, *, enrolment_key: bytes, publisher_keys: Sequence[bytes]) -> str:
-    """Make a data folder: the server's key, server.toml, and an operator token, which is returned and kept nowhere.
+    """Make a data folder: the server's keys, server.toml, and an operator token, which is returned and kept nowhere.
 
     `enrolment_key` and `publisher_keys` are raw 32-byte Ed25519 public keys. Raises ServerError if the folder is in use
     already or cannot be written.
@@ -224,13 +226,29 @@ def init_data_folder(folder: Path | str, *, enrolment_key: bytes, publisher_keys
     ]
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        save_private_key(generate_key(), folder / SERVER_KEY_FILE)
+        own = generate_key()
+        save_private_key(own, folder / SERVER_KEY_FILE)
+        save_public_key(own, folder / PUBLIC_KEY_FILE)
         _write_new(folder / SETTINGS_FILE, "\n".join(lines) + "\n")
     except OSError as error:
         raise ServerError(f"{folder}: cannot be written ({error.strerror})") from None
     except BundleError as error:
         raise ServerError(f"server key: {error}") from None
     return token
+
+
+def keep_public_key(settings: Settings) -> None:
+    """Let server.key.pub in the data folder be the public half of the server's key. Raises ServerError."""
+    path = settings.path(PUBLIC_KEY_FILE)
+    try:
+        # One that is missing, damaged, or of a key that was replaced.
+        with suppress(BundleError):
+            if load_public_key(path) == settings.public_key:
+                return
+        path.unlink(missing_ok=True)
+        save_public_key(settings.private_key, path)
+    except (BundleError, OSError) as error:
+        raise ServerError(f"public half of the server key: {error}") from None
 
 
 def _write_new(path: Path, text: str) -> None:

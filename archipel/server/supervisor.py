@@ -19,7 +19,7 @@ from typing import BinaryIO
 
 from archipel.errors import ServerError
 from archipel.server import children
-from archipel.server.settings import Settings
+from archipel.server.settings import Settings, keep_public_key
 from archipel.server.stopping import Stop
 from archipel.server.web_tls import WebTls
 
@@ -43,6 +43,7 @@ def supervise(settings: Settings, *, announce: Callable[[str], None] = _print, s
     """
     stop = stop or Stop()
     _check_space(settings)
+    keep_public_key(settings)
     if settings.tls_certificate:
         WebTls(settings)
     with stop.on_signals(), _listener(settings) as listener, _log_file(settings) as log:

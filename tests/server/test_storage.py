@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import sqlite3
@@ -16,12 +17,12 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
-from archipel.bundle import load_private_key
+from archipel.bundle import generate_key, load_private_key, load_public_key, save_private_key
 from archipel.errors import ServerError
 from archipel.server.database import MIGRATIONS, SCHEMA, Database
 from archipel.server.durable import make_folder, write_temporary
 from archipel.server.models import Base
-from archipel.server.settings import Settings, init_data_folder, load_settings
+from archipel.server.settings import Settings, init_data_folder, keep_public_key, load_settings
 
 KEY = bytes(range(32))
 
@@ -34,12 +35,25 @@ def test_a_data_folder(tmp_path: Path) -> None:
     assert settings.trusted_keys == [KEY, KEY[::-1]]
     assert settings.enrolment_public_key == KEY
     assert settings.public_key == load_private_key(folder / "server.key").public_key().public_bytes_raw()
+    assert load_public_key(folder / "server.key.pub") == settings.public_key
     assert settings.database_url == f"sqlite:///{folder}/archipel.db"
     assert stat.S_IMODE((folder / "server.key").stat().st_mode) == 0o600
     assert stat.S_IMODE((folder / "server.toml").stat().st_mode) == 0o600
     assert all(token not in path.read_text() for path in folder.iterdir())
     with pytest.raises(ServerError, match="exists already"):
         init_data_folder(folder, enrolment_key=KEY, publisher_keys=[KEY])
+
+
+def test_the_public_half_follows_the_server_key(data_folder: Any) -> None:
+    folder, _, _ = data_folder
+    file = folder / "server.key.pub"
+    save_private_key(generate_key(), folder / "new.key")
+    for change in (file.unlink, lambda: file.write_text("junk"), lambda: (folder / "new.key").rename("server.key")):
+        with contextlib.chdir(folder):
+            change()
+        settings = load_settings(folder, environment={})
+        keep_public_key(settings)
+        assert load_public_key(file) == settings.public_key
 
 
 def test_bad_keys(tmp_path: Path) -> None:
