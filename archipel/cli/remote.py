@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import ssl
 import time
 import tomllib
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -13,13 +14,16 @@ from typing import Any, TypeVar
 import click
 import msgspec
 
-from archipel.errors import CommandError
+from archipel.errors import ClientError, CommandError
+from archipel.protocol.address import check_url
 from archipel.protocol.tls import client_context
 from archipel.server import OperatorClient
+from archipel.server.operator import ACCESS_TOKEN
 
 T = TypeVar("T")
 SERVER, TOKEN, TOKEN_FILE = "ARCHIPEL_SERVER", "ARCHIPEL_TOKEN", "ARCHIPEL_TOKEN_FILE"
 CA, CERTIFICATE, KEY = "ARCHIPEL_CA", "ARCHIPEL_CLIENT_CERTIFICATE", "ARCHIPEL_CLIENT_KEY"
+MAX_TOKEN_FILE_BYTES = 4096
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
 
 
@@ -50,19 +54,42 @@ def remote(function: Callable[..., Any]) -> Callable[..., Any]:
         client_key: Path | None,
         **options: Any,
     ) -> Any:
-        tls = client_context(ca, client_certificate, client_key) if server.startswith("https://") else None
-        with OperatorClient(server, _token(token_file), tls=tls) as client:
+        check_url(server, f"--server or {SERVER}")
+        tls = _tls(server, ca, client_certificate, client_key)
+        with OperatorClient(server, _token(token_file), tls=tls, on_outage=_outage) as client:
             return function(client, *arguments, **options)
 
     return wrapped
 
 
+def _tls(server: str, ca: Path | None, certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:
+    if server.startswith("https://"):
+        return client_context(ca, certificate, key)
+    given = (("--ca", CA, ca), ("--client-certificate", CERTIFICATE, certificate), ("--client-key", KEY, key))
+    for name, variable, file in given:
+        if file is not None:
+            # Whoever gives one expects TLS, and the token would go out in clear.
+            raise CommandError(f"{name} or {variable} is for https://, and the server's address is {server}")
+    return None
+
+
 def _token(file: Path | None) -> str:
     # Never an option: a command line is there for every user of the machine to see.
-    token = os.environ.get(TOKEN, "") if file is None else file.read_text(encoding="utf-8")
-    if not token.strip():
+    if file is None:
+        name, token = TOKEN, os.environ.get(TOKEN, "").strip()
+    else:
+        with open(file, "rb") as opened:
+            name, token = str(file), opened.read(MAX_TOKEN_FILE_BYTES).decode("ascii", "replace").strip()
+    if not token:
         raise CommandError(f"no access token: set {TOKEN}, or name a file with --token-file")
-    return token.strip()
+    if not ACCESS_TOKEN.fullmatch(token):
+        # What it holds may be another secret, and is not shown.
+        raise CommandError(f"{name}: no access token, which is one line of printable ASCII without blanks")
+    return token
+
+
+def _outage(error: ClientError | None) -> None:
+    click.echo("the server is back" if error is None else f"{error}; trying again", err=True)
 
 
 def read_request(file: Path, kind: type[T], **more: object) -> T:

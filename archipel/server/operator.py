@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import ssl
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -13,8 +14,9 @@ import numpy as np
 import urllib3
 
 from archipel.bundle import read_weights
-from archipel.errors import ClientError, RefusedError, UnreachableError
-from archipel.protocol.messages import Problem, RoundStatus
+from archipel.errors import ClientError
+from archipel.protocol.address import check_url
+from archipel.protocol.messages import RoundStatus
 from archipel.protocol.sealed import Sealed
 from archipel.server.device_resources import (
     DeviceInfo,
@@ -25,6 +27,7 @@ from archipel.server.device_resources import (
     RevokedTokenPage,
     TokenRevocation,
 )
+from archipel.server.operator_errors import refused, unreachable
 from archipel.server.operator_registry import RegistryCalls, wait_until_ended
 from archipel.server.resources import (
     AuditEntry,
@@ -45,6 +48,8 @@ from archipel.server.resources import (
 
 T = TypeVar("T")
 PAGE = 100
+ACCESS_TOKEN = re.compile("[!-~]{1,256}")
+"""Printable ASCII without blanks: anything else is some other file's content."""
 
 
 class OperatorClient(RegistryCalls):
@@ -52,10 +57,23 @@ class OperatorClient(RegistryCalls):
 
     `server` is such as "http://127.0.0.1:8470". Everything is retried that may be sent twice, which is all but
     `upload_bundle` (which may be repeated) and `create_token`. `tls` is for https://, see
-    archipel.protocol.tls.client_context; None: with the system's authorities.
+    archipel.protocol.tls.client_context; None: with the system's authorities. While the server is not to be reached,
+    `wait_task` and `wait_rollout` go on: `on_outage` is called with the error when that begins, with None when it ends.
     """
 
-    def __init__(self, server: str, token: str, *, timeout: float = 30.0, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self,
+        server: str,
+        token: str,
+        *,
+        timeout: float = 30.0,
+        tls: ssl.SSLContext | None = None,
+        on_outage: Callable[[ClientError | None], None] | None = None,
+    ) -> None:
+        check_url(server)
+        if not ACCESS_TOKEN.fullmatch(token):
+            raise ClientError("access token: expected at most 256 printable ASCII characters without blanks")
+        self.on_outage = on_outage
         self._server = server.rstrip("/")
         self._headers = {"Authorization": f"Bearer {token}"}
         self._pool = urllib3.PoolManager(timeout=timeout, ssl_context=tls)
@@ -189,7 +207,8 @@ class OperatorClient(RegistryCalls):
     ) -> TaskInfo:
         """Wait until the task has ended, whichever way. `on_change` sees it whenever it has changed.
 
-        `timeout` and `poll` are in seconds. Raises ClientError when the time is over.
+        `timeout` and `poll` are in seconds. Raises ClientError when the time is over, UnreachableError or RefusedError
+        when the server was away all the time that was left, without a `timeout` for ten minutes.
         """
         return wait_until_ended(
             lambda: self.task(task_id),
@@ -201,6 +220,7 @@ class OperatorClient(RegistryCalls):
             timeout=timeout,
             poll=poll,
             on_change=on_change,
+            on_outage=self.on_outage,
         )
 
     def _items(self, path: str, kind: type[Any], **chosen: str | None) -> Iterator[Any]:
@@ -258,19 +278,7 @@ class OperatorClient(RegistryCalls):
                 retries=retries if method == "GET" or repeat else False,
             )
         except (urllib3.exceptions.HTTPError, OSError) as error:
-            reason = getattr(error, "reason", None) or error
-            raise UnreachableError(f"{self._server}: no answer to {method} {path} ({reason})") from None
+            raise unreachable(self._server, method, path, error) from None
         if response.status >= 300:
-            raise _refused(response)
+            raise refused(response)
         return response
-
-
-def _refused(response: urllib3.BaseHTTPResponse) -> RefusedError:
-    retry_after = response.headers.get("Retry-After", "")
-    seconds = float(retry_after) if retry_after.isdigit() else None
-    try:
-        problem = msgspec.json.decode(response.data, type=Problem)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return RefusedError(response.status, "unknown", "not an answer of an archipel server", seconds)
-    message = f"{problem.message}: {problem.detail}" if problem.detail else problem.message
-    return RefusedError(response.status, problem.type, message, seconds)
