@@ -242,7 +242,7 @@ class RefusedError(ClientError):
     """The server answered with an error status.
 
     `kind` is the error shape's `type` ("conflict", "gone", ...); `retry_after` is in seconds, None if not given.
-    `request_id` is what the server's logs call the request.
+    `message` is the server's own, `request_id` what its logs call the request.
     """
 
     def __init__(
@@ -252,6 +252,7 @@ class RefusedError(ClientError):
         first, *others = message.split("\n")
         request = f", request {request_id}" if request_id and status >= 500 else ""
         super().__init__("\n".join([f"{first} (HTTP {status}, {kind}{request})", *others]))
+        self.message = message
         self.status = status
         self.kind = kind
         self.retry_after = retry_after

@@ -32,7 +32,7 @@ def access() -> None:
 @click.argument("name")
 @click.option("--role", type=click.Choice(["operator", "auditor", "admin"]), required=True)
 @click.option("--population", "populations", multiple=True, help="Only for this one; may be given several times.")
-@click.option("--days", type=click.FloatRange(min=0, min_open=True), help="How long it is valid; default: for ever.")
+@click.option("--days", type=click.FloatRange(0, 36500, min_open=True), help="How long it is valid; default: for ever.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="New file for it, mode 0600.")
 @as_json
 @remote

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import ssl
 import time
 import tomllib
@@ -17,12 +18,13 @@ import msgspec
 from archipel.errors import ClientError, CommandError
 from archipel.protocol.address import check_url
 from archipel.protocol.tls import client_context
-from archipel.server import OperatorClient
+from archipel.server import OperatorClient, written
 from archipel.server.operator import ACCESS_TOKEN
 
 T = TypeVar("T")
 SERVER, TOKEN, TOKEN_FILE = "ARCHIPEL_SERVER", "ARCHIPEL_TOKEN", "ARCHIPEL_TOKEN_FILE"
 CA, CERTIFICATE, KEY = "ARCHIPEL_CA", "ARCHIPEL_CLIENT_CERTIFICATE", "ARCHIPEL_CLIENT_KEY"
+KEY_PATTERN = re.compile("[A-Za-z0-9_-]{16,64}")
 MAX_TOKEN_FILE_BYTES = 4096
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
 
@@ -92,11 +94,23 @@ def _outage(error: ClientError | None) -> None:
     click.echo("the server is back" if error is None else f"{error}; trying again", err=True)
 
 
+def request_key(made: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """The option --key of a command that makes a `made`."""
+
+    def check(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+        if value is not None and not KEY_PATTERN.fullmatch(value):
+            raise click.BadParameter(f"expected 16 to 64 letters, digits, '-' or '_', got {value[:100]!r}")
+        return value
+
+    text = f"With the same key (16 to 64 letters, digits, - or _) the same {made} is made only once."
+    return click.option("--key", callback=check, help=text)
+
+
 def read_request(file: Path, kind: type[T], **more: object) -> T:
     """The request in `file` (TOML), with the fields `more`. Raises CommandError where it is none."""
     try:
-        return msgspec.convert({**tomllib.loads(file.read_text(encoding="utf-8")), **more}, kind)
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, msgspec.ValidationError) as error:
+        return written.convert({**tomllib.loads(file.read_text(encoding="utf-8")), **more}, kind)
+    except ValueError as error:
         raise CommandError(f"{file}: {error}") from None
 
 

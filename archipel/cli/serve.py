@@ -48,7 +48,9 @@ def init(folder: Path, enrolment_key: Path, publisher_keys: tuple[Path, ...]) ->
 @serve.command()
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option("--host", help="Address to listen on; default: the settings', then 127.0.0.1.")
-@click.option("--port", type=int, help="Port, 0 for a free one; default: the settings', then 8470.")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), help="Port, 0 for a free one; default: the settings', then 8470."
+)
 def start(folder: Path, host: str | None, port: int | None) -> None:
     """Serve until Ctrl-C or SIGTERM: gunicorn and one coordinator, watched and restarted."""
     overrides: dict[str, Any] = {name: value for name, value in (("host", host), ("port", port)) if value is not None}

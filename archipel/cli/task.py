@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from archipel.cli.remote import as_json, fields, moment, read_request, remote, show, table
+from archipel.cli.remote import as_json, fields, moment, read_request, remote, request_key, show, table
 from archipel.errors import CommandError
 from archipel.server import OperatorClient, TaskRequest
 from archipel.server.resources import TaskInfo
@@ -38,7 +38,7 @@ def task() -> None:
 @task.command()
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--bundle", type=click.Path(path_type=Path), help="A file to upload; else `bundle` in FILE is a digest.")
-@click.option("--key", help="With the same key the same task is made only once, however often this runs.")
+@request_key("task")
 @as_json
 @remote
 def create(client: OperatorClient, file: Path, bundle: Path | None, key: str | None, as_json: bool) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import urllib3
 
 from archipel.bundle import read_weights
-from archipel.errors import ClientError
+from archipel.errors import ClientError, RefusedError
 from archipel.protocol.address import check_url
 from archipel.protocol.messages import RoundStatus
 from archipel.protocol.sealed import Sealed
@@ -94,7 +94,7 @@ class OperatorClient(RegistryCalls):
         return self._call("GET", "/v1/server", ServerInfo)
 
     def upload_bundle(self, path: Path | str) -> BundleInfo:
-        """Send a .bundle file. Raises ClientError when it cannot be read."""
+        """Send a .bundle file, which errors name. Raises ClientError when it cannot be read."""
         path = Path(path)
         try:
             with open(path, "rb") as file:
@@ -102,6 +102,10 @@ class OperatorClient(RegistryCalls):
                 return self._call("POST", "/v1/bundles", BundleInfo, body=file, headers=headers)
         except OSError as error:
             raise ClientError(f"{path}: cannot be read ({error.strerror})") from None
+        except RefusedError as error:
+            raise RefusedError(
+                error.status, error.kind, f"{path}: {error.message}", error.retry_after, error.request_id
+            ) from None
 
     def create_task(self, request: TaskRequest, *, key: str | None = None) -> TaskInfo:
         """Make a task. With the same `key` (16 to 64 letters, digits, - or _) the same task is made only once, however

@@ -20,6 +20,7 @@ from msgspec import Meta
 
 from archipel.bundle import generate_key, load_private_key, load_public_key, save_private_key, save_public_key
 from archipel.errors import BundleError, ServerError
+from archipel.server import written
 
 SETTINGS_FILE = "server.toml"
 SERVER_KEY_FILE = "server.key"
@@ -107,6 +108,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise ValueError(
                 "tls_key and tls_client_ca need a tls_certificate; without one the server speaks plain HTTP"
             )
+        if self.database.startswith("postgres://"):
+            raise ValueError("database: the URL of PostgreSQL starts with postgresql://, not with postgres://")
+        if self.concurrent_requests >= self.threads:
+            raise ValueError(
+                f"concurrent_requests ({self.concurrent_requests}) must be below threads ({self.threads}), or one "
+                "client could keep all of them busy"
+            )
         if "://" in self.blobs and self.bucket is None:
             # What was given is not shown: somebody may have put credentials into it.
             raise ValueError(
@@ -181,6 +189,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         }
 
 
+_HINTS = get_type_hints(Settings, include_extras=True)
+
+
 def load_settings(folder: Path | str, *, environment: Mapping[str, str] | None = None, **overrides: object) -> Settings:
     """Read FOLDER/server.toml, then the environment, then `overrides`. Raises ServerError that names the setting."""
     folder = Path(folder).absolute()
@@ -196,10 +207,12 @@ def load_settings(folder: Path | str, *, environment: Mapping[str, str] | None =
     if "folder" in values:
         raise ServerError(f"{path}: 'folder' is where this file lies and cannot be set")
     values.update(_from_environment(os.environ if environment is None else environment))
+    for name in overrides.keys() & _HINTS.keys():
+        _check(name, overrides[name], _HINTS[name])
     values.update(overrides)
     try:
-        return msgspec.convert({**values, "folder": str(folder)}, Settings)
-    except msgspec.ValidationError as error:
+        return written.convert({**values, "folder": str(folder)}, Settings)
+    except ValueError as error:
         raise ServerError(f"{path}: {error}") from None
 
 
@@ -261,7 +274,6 @@ def _write_new(path: Path, text: str) -> None:
 
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
-    hints = get_type_hints(Settings, include_extras=True)
     names = {ENVIRONMENT_PREFIX + name.upper(): name for name in Settings.__struct_fields__ if name != "folder"}
     values: dict[str, Any] = {}
     for variable, text in environment.items():
@@ -273,8 +285,12 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
                 f"environment variable {variable}: no such setting; there are: {', '.join(sorted(names))}"
             )
         raw: object = text.split(",") if name == "publisher_keys" else text
-        try:
-            values[name] = msgspec.convert(raw, hints[name], strict=False)
-        except msgspec.ValidationError as error:
-            raise ServerError(f"environment variable {variable}: {error}") from None
+        values[name] = _check(f"environment variable {variable}", raw, _HINTS[name], strict=False)
     return values
+
+
+def _check(name: str, value: object, kind: Any, *, strict: bool = True) -> Any:
+    try:
+        return msgspec.convert(value, kind, strict=strict)
+    except msgspec.ValidationError as error:
+        raise ServerError(written.explain(error, kind, name)) from None

@@ -96,15 +96,48 @@ def test_one_key_is_one_task(archipel: Command, served: Path, task: dict[str, An
     ("text", "said"),
     [
         ("name = ", "task.toml: Invalid value"),
-        (TASK + "cohrt = 4\n", "unknown field `cohrt`"),
+        (TASK + "cohrt = 4\n", "task.toml: unknown field 'cohrt'; did you mean 'cohort'?"),
+        (
+            TASK + 'mode = "async"\n',
+            "mode: unknown value 'async'; there are: asynchronous, semi-synchronous, ",
+        ),
+        (TASK + 'kind = "zzz"\n', "kind: unknown value 'zzz'; there are: analytics, evaluation, training"),
+        (TASK + "[deadlines]\nmaskin = 5\n", "deadlines: unknown value 'maskin'; did you mean 'masking'?"),
+        (TASK + "[hyperparameters]\nlr = nan\n", "hyperparameters.lr: expected a finite number, got nan"),
         (TASK.replace('"charging"', '"ram > 5mb"'), "unknown unit 'mb'"),
-        (TASK.replace("rounds = 2", "rounds = 0"), "rounds"),
+        (TASK.replace("rounds = 2", "rounds = 0"), "rounds: expected `int` >= 1"),
+        (TASK.replace("rounds = 2", ""), "the field 'rounds' is missing"),
+        (TASK.replace('"pupils"', '"pupils of ours"'), "population: expected letters, digits, '.', '_' and '-'"),
     ],
 )
 def test_a_wrong_task_file(archipel: Command, served: Path, text: str, said: str) -> None:
     (served / "task.toml").write_text(text)
     bundle = str(served / "tiny.bundle")
     assert said in archipel("task", "create", str(served / "task.toml"), "--bundle", bundle, code=1)[1]
+
+
+def test_a_wrong_option(archipel: Command, served: Path) -> None:
+    call = ("task", "create", str(served / "task.toml"), "--key", "abc")
+    assert "'--key': expected 16 to 64 letters, digits, '-' or '_', got 'abc'" in archipel(*call, code=2)[1]
+    call = ("access", "create", "x", "--role", "auditor", "-o", "x", "--days", "99999999")
+    assert "'--days': 99999999.0 is not in the range 0<x<=36500" in archipel(*call, code=2)[1]
+    assert (
+        "'--port': 99999 is not in the range" in archipel("serve", "start", str(served), "--port", "99999", code=2)[1]
+    )
+
+
+def test_a_bundle_that_is_refused(archipel: Command, served: Path) -> None:
+    (served / "task.toml").write_text(TASK)
+    cut = served / "cut.bundle"
+    cut.write_bytes((served / "tiny.bundle").read_bytes()[:-100])
+    foreign = make_bundle(served, b.generate_key(), name="foreign")
+    for file, said in (
+        (cut, "the bundle: "),
+        (foreign, "the bundle: none of the 1 trusted keys signed this manifest; add its publisher's key to"),
+    ):
+        _, err = archipel("task", "create", str(served / "task.toml"), "--bundle", str(file), code=1)
+        assert err.startswith(f"archipel: {file}: the body is not a bundle that this server accepts: {said}")
+        assert ".part" not in err
 
 
 def test_a_token_for_somebody_else(archipel: Command, served: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,7 +248,11 @@ def test_the_audit_log_and_its_heads(archipel: Command, served: Path, task: dict
         database.execute("DROP TRIGGER audit_no_delete")
         database.execute("DELETE FROM audit WHERE seq = 3")
     assert "entry 3 was there when the head was kept" in archipel(*check, code=1)[1]
-    first, *others = (served / "heads").read_text().splitlines()
+    lines = (served / "heads").read_text()
+    (served / "heads").write_text(lines + "junk\n")
+    assert archipel(*check, code=1)[1].startswith(f"archipel: {served}/heads, line 3: no head that this server signed")
+    (served / "heads").write_text(lines)
+    first, *others = lines.splitlines()
     head = json.loads(first)
     signature = bytearray(base64.b64decode(head["signature"]))
     signature[0] ^= 1
