@@ -8,7 +8,7 @@ import re
 import ssl
 import time
 import tomllib
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -131,13 +131,34 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 
 def fields(values: msgspec.Struct, *, times: Collection[str] = (), without: Collection[str] = ()) -> list[str]:
-    """Name and value of each field, one a line; those of `times` are Unix seconds."""
+    """Name and value of each field, one a line, those of a table below its name; what is empty is left out.
+
+    The fields `times` are Unix seconds.
+    """
     shown = {name: value for name, value in msgspec.to_builtins(values).items() if name not in without}
-    shown.update({name: moment(shown[name]) for name in times})
-    width = max(map(len, shown))
-    return [f"{name.ljust(width)}  {'-' if value in (None, '', [], {}) else value}" for name, value in shown.items()]
+    shown.update({name: moment(shown[name]) for name in times if shown[name] is not None})
+    rows = list(_rows(shown, ""))
+    width = max(len(name) for name, _ in rows)
+    return [f"{name.ljust(width)}  {value}".rstrip() for name, value in rows]
+
+
+def _rows(values: Mapping[str, Any], indent: str) -> Iterator[tuple[str, str]]:
+    for name, value in values.items():
+        if value in (None, "", [], {}):
+            continue
+        yield indent + name, "" if isinstance(value, dict) else _text(value)
+        if isinstance(value, dict):
+            yield from _rows(value, indent + "  ")
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(_text, value))
+    if isinstance(value, dict):
+        return " ".join(f"{name}={_text(each)}" for name, each in value.items())
+    return str(value)
 
 
 def moment(seconds: float | None) -> str:
-    """Unix seconds as local time to the second, "-" for None."""
-    return "-" if seconds is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+    """Unix seconds as UTC to the second, "-" for None."""
+    return "-" if seconds is None else time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(seconds))

@@ -225,6 +225,8 @@ def init_data_folder(folder: Path | str, *, enrolment_key: bytes, publisher_keys
     folder = Path(folder)
     if (folder / SETTINGS_FILE).exists():
         raise ServerError(f"{folder / SETTINGS_FILE}: exists already; choose another folder or start this one")
+    if folder.exists() and not folder.is_dir():
+        raise ServerError(f"{folder}: a file; a data folder is new or empty")
     for key in (enrolment_key, *publisher_keys):
         if len(key) != 32:
             raise ServerError(f"a public key has 32 bytes, got {len(key)}")
@@ -239,6 +241,9 @@ def init_data_folder(folder: Path | str, *, enrolment_key: bytes, publisher_keys
     ]
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            raise ServerError(f"{folder}: not empty; choose a new or an empty folder")
+        folder.chmod(0o700)
         own = generate_key()
         save_private_key(own, folder / SERVER_KEY_FILE)
         save_public_key(own, folder / PUBLIC_KEY_FILE)
@@ -248,6 +253,13 @@ def init_data_folder(folder: Path | str, *, enrolment_key: bytes, publisher_keys
     except BundleError as error:
         raise ServerError(f"server key: {error}") from None
     return token
+
+
+def check_private_key(settings: Settings) -> None:
+    """Raises ServerError where others may read the server's key."""
+    path = settings.path(settings.server_key)
+    if path.exists() and path.stat().st_mode & 0o007:
+        raise ServerError(f"{path}: everybody on this machine may use the server's key; run: chmod 600 {path}")
 
 
 def keep_public_key(settings: Settings) -> None:

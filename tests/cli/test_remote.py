@@ -7,6 +7,7 @@ import json
 import os
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -76,14 +77,27 @@ def test_tasks_from_file_to_cancelled(archipel: Command, served: Path, task: dic
     head, row = archipel("task", "list")[0].splitlines()
     assert head.split() == ["task", "name", "population", "state", "rounds", "waiting", "created"]
     assert row.split()[:6] == [task["task_id"], "digits", "pupils", "running", "0/2", "0"]
-    shown = dict(line.split(maxsplit=1) for line in archipel("task", "show", task["task_id"])[0].splitlines())
-    assert (shown["cohort"], shown["model"], shown["ended"]) == ("4", "-", "-")
+    lines = archipel("task", "show", task["task_id"])[0].splitlines()
+    shown = {name: " ".join(value) for name, *value in map(str.split, lines)}
+    assert shown["cohort"] == "4"
+    assert shown["created"] == time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(task["created"]))
+    assert not {"model", "ended", "hyperparameters", "concurrency"} & set(shown)  # not yet, and nothing was asked for
     for what, state in (("pause", "paused"), ("resume", "running"), ("cancel", "cancelled")):
         assert archipel("task", what, task["task_id"])[0].strip() == state
     assert json.loads(archipel("round", "list", task["task_id"], "--json")[0]) == []
     out, err = archipel("task", "watch", task["task_id"], code=1)
     assert out.startswith("cancelled: 0 of 2 rounds")
     assert err == "archipel: task 'digits' cancelled: cancelled by the operator\n"
+
+
+def test_what_a_task_was_given_is_shown_line_by_line(archipel: Command, served: Path) -> None:
+    (served / "task.toml").write_text(TASK + "[hyperparameters]\nlr = 0.02\n[deadlines]\nmasking = 30\nsharing = 5\n")
+    call = ("task", "create", str(served / "task.toml"), "--bundle", str(served / "tiny.bundle"))
+    lines = archipel(*call)[0].splitlines()
+    assert lines[lines.index("hyperparameters") + 1].split() == ["lr", "0.02"]
+    below = lines[lines.index("deadlines") + 1 :]
+    assert all(line.startswith("  ") for line in below[:2])
+    assert {("masking", "30.0"), ("sharing", "5.0")} <= {tuple(line.split()) for line in below}
 
 
 def test_one_key_is_one_task(archipel: Command, served: Path, task: dict[str, Any]) -> None:
@@ -195,7 +209,12 @@ def test_devices_and_populations(
     assert {tuple(row.split()[:4]) for row in rows} == {
         (agent.device_id, "pupils", "device", "revoked" if agent.device_id == gone else "active") for agent in agents
     }
-    for options, expected in ((("--state", "revoked"), {gone}), (("nobody",), set())):
+    assert "no device is enrolled in a population 'nobody'" in archipel("population", "devices", "nobody", code=1)[1]
+    archipel("population", "revoke-device", *(agent.device_id for agent in agents))
+    for options, expected in (
+        (("pupils", "--state", "revoked"), {agent.device_id for agent in agents}),
+        (("pupils", "--state", "active"), set()),
+    ):
         found = json.loads(archipel("population", "devices", *options, "--json")[0])
         assert {each["device_id"] for each in found} == expected
     shown = dict(line.rsplit(maxsplit=1) for line in archipel("population", "show-device", gone)[0].splitlines())

@@ -42,6 +42,15 @@ def test_a_data_folder(tmp_path: Path) -> None:
     assert all(token not in path.read_text() for path in folder.iterdir())
     with pytest.raises(ServerError, match="exists already"):
         init_data_folder(folder, enrolment_key=KEY, publisher_keys=[KEY])
+    (folder / "server.toml").unlink()
+    with pytest.raises(ServerError, match="not empty; choose a new or an empty folder"):
+        init_data_folder(folder, enrolment_key=KEY, publisher_keys=[KEY])
+    with pytest.raises(ServerError, match="a file; a data folder is new or empty"):
+        init_data_folder(folder / "server.key", enrolment_key=KEY, publisher_keys=[KEY])
+    empty = tmp_path / "empty"
+    empty.mkdir(mode=0o755)
+    init_data_folder(empty, enrolment_key=KEY, publisher_keys=[KEY])
+    assert stat.S_IMODE(empty.stat().st_mode) == 0o700
 
 
 def test_the_public_half_follows_the_server_key(data_folder: Any) -> None:
