@@ -30,11 +30,13 @@ def audit() -> None:
 
 
 @audit.command("list")
+@click.option("--limit", type=click.IntRange(min=1), help="Only the newest so many.")
 @as_json
 @remote
-def list_(client: OperatorClient, as_json: bool) -> None:
+def list_(client: OperatorClient, limit: int | None, as_json: bool) -> None:
     """Every entry, oldest first."""
-    found = list(client.audit())
+    newest = 0 if limit is None else decode("audit head", client.audit_head().body, AuditHead).seq
+    found = list(client.audit(after=max(0, newest - (limit or 0))))
     rows = [
         (
             str(each.seq), moment(each.time / 1e6), each.actor, each.action, each.subject,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import os
 import re
 import ssl
@@ -20,6 +21,7 @@ from archipel.protocol.address import check_url
 from archipel.protocol.tls import client_context
 from archipel.server import OperatorClient, written
 from archipel.server.operator import ACCESS_TOKEN
+from archipel.server.resources import RoundResult
 
 T = TypeVar("T")
 SERVER, TOKEN, TOKEN_FILE = "ARCHIPEL_SERVER", "ARCHIPEL_TOKEN", "ARCHIPEL_TOKEN_FILE"
@@ -112,6 +114,27 @@ def read_request(file: Path, kind: type[T], **more: object) -> T:
         return written.convert({**tomllib.loads(file.read_text(encoding="utf-8")), **more}, kind)
     except ValueError as error:
         raise CommandError(f"{file}: {error}") from None
+
+
+def save(file: Path, fetch: Callable[[], bytes], digest: str | None = None) -> None:
+    """Write what `fetch` gives into a new file, which is there only when all of it is. `digest`: its SHA-256."""
+    if file.exists():
+        raise CommandError(f"{file}: exists already; choose another name")
+    data = fetch()
+    if digest is not None and hashlib.sha256(data).hexdigest() != digest:
+        raise CommandError(f"{file}: not written, the server sent other bytes than those with SHA-256 {digest}")
+    part = file.with_name(f"{file.name}.part")
+    part.write_bytes(data)
+    part.rename(file)
+    click.echo(f"{file}: {len(data)} bytes")
+
+
+def result_line(result: RoundResult | None) -> str:
+    """Metrics and statistics of a round that are single numbers."""
+    if result is None:
+        return ""
+    single = {name: each.value for name, each in result.statistics.items() if each.value is not None}
+    return ", ".join(f"{name} {value:.6g}" for name, value in {**result.metrics, **single}.items())
 
 
 def show(values: msgspec.Struct | Sequence[msgspec.Struct], as_json: bool, lines: Iterable[str]) -> None:

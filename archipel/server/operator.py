@@ -181,9 +181,9 @@ class OperatorClient(RegistryCalls):
         """Newest first."""
         return self._items("/v1/enrolment-tokens/revoked", RevokedTokenPage)
 
-    def audit(self) -> Iterator[AuditEntry]:
-        """The whole audit log, oldest first; needs the role auditor or admin."""
-        return self._items("/v1/audit", AuditPage)
+    def audit(self, *, after: int = 0) -> Iterator[AuditEntry]:
+        """The audit log from the entry after number `after`, oldest first; needs the role auditor or admin."""
+        return self._items("/v1/audit", AuditPage, after=str(after))
 
     def audit_head(self) -> Sealed:
         """An AuditHead, signed by the server (label "audit")."""

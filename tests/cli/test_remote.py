@@ -85,6 +85,9 @@ def test_tasks_from_file_to_cancelled(archipel: Command, served: Path, task: dic
     for what, state in (("pause", "paused"), ("resume", "running"), ("cancel", "cancelled")):
         assert archipel("task", what, task["task_id"])[0].strip() == state
     assert json.loads(archipel("round", "list", task["task_id"], "--json")[0]) == []
+    [line] = archipel("task", "watch", task["task_id"], "--json", code=1)[0].splitlines()
+    assert json.loads(line) == json.loads(archipel("task", "show", task["task_id"], "--json")[0])
+    assert "has no weights yet" in archipel("task", "download", task["task_id"], str(served / "w"), code=1)[1]
     out, err = archipel("task", "watch", task["task_id"], code=1)
     assert out.startswith("cancelled: 0 of 2 rounds")
     assert err == "archipel: task 'digits' cancelled: cancelled by the operator\n"
@@ -256,6 +259,9 @@ def test_the_audit_log_and_its_heads(archipel: Command, served: Path, task: dict
     listed = archipel("audit", "list")[0]
     assert "task.create" in listed
     assert "population=pupils" in listed
+    for limit, numbers in (("1", ["2"]), ("2", ["1", "2"]), ("99", ["1", "2"])):
+        _, *rows = archipel("audit", "list", "--limit", limit)[0].splitlines()
+        assert [row.split()[0] for row in rows] == numbers
     check = ("audit", "verify", "--server-key", str(served / "server.key.pub"), "--head", str(served / "heads"))
     assert archipel(*check)[0].startswith("good: 2 entries, 0 kept heads")
     archipel("task", "cancel", task["task_id"])
