@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import click
 import msgspec
 
+from archipel.cli.files import new_secret
 from archipel.cli.remote import as_json, moment, remote, show, table
 from archipel.errors import CommandError
 from archipel.server import OperatorClient
@@ -59,16 +59,9 @@ def create(
     except msgspec.ValidationError as error:
         raise CommandError(str(error)) from None
     # Before the token is made: there is no second chance to keep it.
-    handle = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
+    with new_secret(output) as file:
         made = client.create_token(request)
-        os.write(handle, made.token.encode() + b"\n")
-        os.fsync(handle)
-    except BaseException:
-        output.unlink()
-        raise
-    finally:
-        os.close(handle)
+        file.write(made.token.encode() + b"\n")
     show(made.info, as_json, [f"token {made.info.token_id} ({role}) written to {output}"])
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import click
 
 from archipel.bundle import load_public_key
+from archipel.cli.files import new_secret
 from archipel.server import back_up, copy_files, init_data_folder, load_settings, supervise
 from archipel.server import restore as restore_backup
 
@@ -30,19 +32,26 @@ def serve() -> None:
     required=True,
     help="Public key of who may publish bundles; may be given several times.",
 )
-def init(folder: Path, enrolment_key: Path, publisher_keys: tuple[Path, ...]) -> None:
-    """Make a data folder: settings, the server's key, and the operator token, which is shown once.
+@click.option(
+    "--token-file",
+    type=click.Path(path_type=Path),
+    help="New file (mode 0600) for the operator token; else it is shown.",
+)
+def init(folder: Path, enrolment_key: Path, publisher_keys: tuple[Path, ...], token_file: Path | None) -> None:
+    """Make a data folder: settings, the server's key, and the operator token, which is shown or written once.
 
-    The keys are public halves (FILE.pub of `archipel keys`); the private ones stay offline.
+    FOLDER is new or empty. The keys are public halves (FILE.pub of `archipel keys`); the private ones stay offline.
     """
-    token = init_data_folder(
-        folder,
-        enrolment_key=load_public_key(enrolment_key),
-        publisher_keys=[load_public_key(file) for file in publisher_keys],
-    )
+    enrolment, publishers = load_public_key(enrolment_key), [load_public_key(file) for file in publisher_keys]
+    with ExitStack() as stack:
+        # Before the token is made: there is no second chance to keep it.
+        kept = None if token_file is None else stack.enter_context(new_secret(token_file))
+        token = init_data_folder(folder, enrolment_key=enrolment, publisher_keys=publishers)
+        if kept is not None:
+            kept.write(token.encode() + b"\n")
     click.echo(f"data folder      {folder}")
     click.echo(f"server key       {folder / 'server.key.pub'}   (devices pin it: `archipel token --server-key`)")
-    click.echo(f"operator token   {token}   (shown once; keep it safe)")
+    click.echo(f"operator token   {token_file or token}   ({'' if token_file else 'shown once; '}keep it safe)")
 
 
 @serve.command()

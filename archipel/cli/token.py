@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import time
 from pathlib import Path
@@ -11,6 +10,7 @@ import click
 import msgspec
 
 from archipel.bundle import load_private_key, load_public_key
+from archipel.cli.files import new_secret
 from archipel.errors import CommandError
 from archipel.protocol.address import check_url
 from archipel.protocol.identity import EnrolmentToken, mint_token
@@ -81,6 +81,6 @@ def token(
             certificate=certificate,
         )
         path = folder / f"{population}-{secrets.token_hex(4)}.token"
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        with new_secret(path) as file:
             file.write(encode(document))
         click.echo(path)

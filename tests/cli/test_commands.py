@@ -158,6 +158,19 @@ def test_serve_says_what_is_wrong(tmp_path: Path) -> None:
     keys = ["--enrolment-key", str(tmp_path / "enrolment.pub"), "--publisher-key", str(tmp_path / "publisher.pub")]
     out, _ = run("serve", "init", str(tmp_path / "data"), *keys)
     assert "operator token" in out
+    file = tmp_path / "operator.token"
+    out, _ = run("serve", "init", str(tmp_path / "other"), *keys, "--token-file", str(file))
+    assert file.read_text().strip() not in out
+    assert len(file.read_text()) == 44
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    # Neither is made without the other.
+    assert "File exists" in run("serve", "init", str(tmp_path / "third"), *keys, "--token-file", str(file), code=1)[1]
+    assert not (tmp_path / "third").exists()
+    another = tmp_path / "another.token"
+    assert (
+        "exists already" in run("serve", "init", str(tmp_path / "data"), *keys, "--token-file", str(another), code=1)[1]
+    )
+    assert not another.exists()
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         _, err = run("serve", "start", str(tmp_path / "data"), "--port", port, code=1)
