@@ -242,13 +242,21 @@ class RefusedError(ClientError):
     """The server answered with an error status.
 
     `kind` is the error shape's `type` ("conflict", "gone", ...); `retry_after` is in seconds, None if not given.
+    `message` is the server's own, `request_id` what its logs call the request.
     """
 
-    def __init__(self, status: int, kind: str, message: str, retry_after: float | None = None) -> None:
-        super().__init__(f"{message} (HTTP {status}, {kind})")
+    def __init__(
+        self, status: int, kind: str, message: str, retry_after: float | None = None, request_id: str = ""
+    ) -> None:
+        # The lines that follow may be a mark under a place in what was sent.
+        first, *others = message.split("\n")
+        request = f", request {request_id}" if request_id and status >= 500 else ""
+        super().__init__("\n".join([f"{first} (HTTP {status}, {kind}{request})", *others]))
+        self.message = message
         self.status = status
         self.kind = kind
         self.retry_after = retry_after
+        self.request_id = request_id
 
 
 class RoundAbandonedError(ClientError): ...

@@ -51,6 +51,8 @@ def save_public_key(key: Ed25519PrivateKey, path: Path | str) -> None:
 def load_public_key(path: Path | str) -> bytes:
     """The raw 32 bytes. Raises SignatureError when the file does not hold 64 hexadecimal digits."""
     text = _read(Path(path)).strip()
+    if b"PRIVATE KEY-----" in text:
+        raise SignatureError(f"{path}: this is a private key; give its public half, {path}.pub")
     try:
         key = bytes.fromhex(text.decode("ascii"))
     except ValueError:

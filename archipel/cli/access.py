@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import click
 import msgspec
 
+from archipel.cli.files import new_secret
 from archipel.cli.remote import as_json, moment, remote, show, table
 from archipel.errors import CommandError
 from archipel.server import OperatorClient
@@ -32,7 +32,7 @@ def access() -> None:
 @click.argument("name")
 @click.option("--role", type=click.Choice(["operator", "auditor", "admin"]), required=True)
 @click.option("--population", "populations", multiple=True, help="Only for this one; may be given several times.")
-@click.option("--days", type=click.FloatRange(min=0, min_open=True), help="How long it is valid; default: for ever.")
+@click.option("--days", type=click.FloatRange(0, 36500, min_open=True), help="How long it is valid; default: for ever.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="New file for it, mode 0600.")
 @as_json
 @remote
@@ -59,16 +59,9 @@ def create(
     except msgspec.ValidationError as error:
         raise CommandError(str(error)) from None
     # Before the token is made: there is no second chance to keep it.
-    handle = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
+    with new_secret(output) as file:
         made = client.create_token(request)
-        os.write(handle, made.token.encode() + b"\n")
-        os.fsync(handle)
-    except BaseException:
-        output.unlink()
-        raise
-    finally:
-        os.close(handle)
+        file.write(made.token.encode() + b"\n")
     show(made.info, as_json, [f"token {made.info.token_id} ({role}) written to {output}"])
 
 

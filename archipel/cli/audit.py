@@ -9,6 +9,7 @@ import click
 
 from archipel.bundle import load_public_key
 from archipel.cli.remote import as_json, moment, remote, show, table
+from archipel.errors import CommandError, ProtocolError
 from archipel.protocol.sealed import Sealed, decode, encode, unseal
 from archipel.server import OperatorClient
 from archipel.server.audit_chain import verify as verify_chain
@@ -29,11 +30,13 @@ def audit() -> None:
 
 
 @audit.command("list")
+@click.option("--limit", type=click.IntRange(min=1), help="Only the newest so many.")
 @as_json
 @remote
-def list_(client: OperatorClient, as_json: bool) -> None:
+def list_(client: OperatorClient, limit: int | None, as_json: bool) -> None:
     """Every entry, oldest first."""
-    found = list(client.audit())
+    newest = 0 if limit is None else decode("audit head", client.audit_head().body, AuditHead).seq
+    found = list(client.audit(after=max(0, newest - (limit or 0))))
     rows = [
         (
             str(each.seq), moment(each.time / 1e6), each.actor, each.action, each.subject,
@@ -51,7 +54,7 @@ def list_(client: OperatorClient, as_json: bool) -> None:
 def verify(client: OperatorClient, server_key: Path, heads: Path | None) -> None:
     """Check the whole log; exit code 1 says what is wrong. With --head keep its newest entry for the next time."""
     key = load_public_key(server_key)
-    kept = [_head(line, key) for line in heads.read_bytes().splitlines()] if heads and heads.exists() else []
+    kept = _read(heads, key) if heads and heads.exists() else []
     sealed = client.audit_head()
     told = unseal("audit", sealed, key, AuditHead)
     seq, newest = verify_chain(client.audit(), heads=[(head.seq, head.hash) for head in (*kept, told) if head.seq])
@@ -63,5 +66,11 @@ def verify(client: OperatorClient, server_key: Path, heads: Path | None) -> None
     click.echo(f"good: {seq} entries, {len(kept)} kept heads, newest {newest}")
 
 
-def _head(line: bytes, key: bytes) -> AuditHead:
-    return unseal("audit", decode("kept head", line, Sealed), key, AuditHead)
+def _read(file: Path, key: bytes) -> list[AuditHead]:
+    kept = []
+    for number, line in enumerate(file.read_bytes().splitlines(), start=1):
+        try:
+            kept.append(unseal("audit", decode("kept head", line, Sealed), key, AuditHead))
+        except ProtocolError as error:
+            raise CommandError(f"{file}, line {number}: no head that this server signed ({error})") from None
+    return kept

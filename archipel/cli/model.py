@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from archipel.cli.remote import as_json, fields, moment, remote, show, table
+from archipel.cli.remote import as_json, fields, moment, remote, save, show, table
 from archipel.errors import CommandError
 from archipel.server import OperatorClient
 from archipel.server.registry_resources import ModelInfo, VersionDetail, VersionInfo, VersionRequest
@@ -23,6 +23,7 @@ def model() -> None:
     archipel model register digits --bundle digits.bundle
     archipel model register digits --task ID         what a training task made, its newest version
     archipel model promote digits 2
+    archipel model download digits 2 weights.safetensors
     archipel model rollback digits                   take back the rollout under way, else the last promotion
     """
 
@@ -115,6 +116,21 @@ def version(client: OperatorClient, name: str, number: int, as_json: bool) -> No
     """One version: its content, its lineage, and what devices found when they evaluated it."""
     found = client.version(name, number)
     show(found, as_json, [*_version(found), *_evaluations(found)])
+
+
+@model.command()
+@click.argument("name")
+@click.argument("number", type=click.IntRange(min=1))
+@click.argument("file", type=click.Path(path_type=Path))
+@remote
+def download(client: OperatorClient, name: str, number: int, file: Path) -> None:
+    """Write a version into FILE, a new one: its weights (safetensors), or the bundle where it is one as it is."""
+    found = client.version(name, number)
+    weights = found.weights
+    if weights is None:
+        save(file, lambda: client.bundle(found.bundle))
+    else:
+        save(file, lambda: client.blob(weights), weights)
 
 
 @model.command()

@@ -57,6 +57,8 @@ def show_(client: OperatorClient, name: str, as_json: bool) -> None:
 def devices(client: OperatorClient, name: str | None, state: str | None, as_json: bool) -> None:
     """Devices of the population NAME, or of all, newest first."""
     found = list(client.devices(population=name, state=state))
+    if name is not None and not found:
+        client.population(name)  # one of which nothing is known is an error
     rows = [
         (
             each.device_id, each.population, each.kind, each.state, moment(each.enrolled), moment(each.last_seen),

@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import os
+import re
+import ssl
 import time
 import tomllib
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 import msgspec
 
-from archipel.errors import CommandError
+from archipel.errors import ClientError, CommandError
+from archipel.protocol.address import check_url
 from archipel.protocol.tls import client_context
-from archipel.server import OperatorClient
+from archipel.server import OperatorClient, written
+from archipel.server.operator import ACCESS_TOKEN
+from archipel.server.resources import RoundResult
 
 T = TypeVar("T")
 SERVER, TOKEN, TOKEN_FILE = "ARCHIPEL_SERVER", "ARCHIPEL_TOKEN", "ARCHIPEL_TOKEN_FILE"
 CA, CERTIFICATE, KEY = "ARCHIPEL_CA", "ARCHIPEL_CLIENT_CERTIFICATE", "ARCHIPEL_CLIENT_KEY"
+KEY_PATTERN = re.compile("[A-Za-z0-9_-]{16,64}")
+MAX_TOKEN_FILE_BYTES = 4096
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
 
 
@@ -50,27 +58,83 @@ def remote(function: Callable[..., Any]) -> Callable[..., Any]:
         client_key: Path | None,
         **options: Any,
     ) -> Any:
-        tls = client_context(ca, client_certificate, client_key) if server.startswith("https://") else None
-        with OperatorClient(server, _token(token_file), tls=tls) as client:
+        check_url(server, f"--server or {SERVER}")
+        tls = _tls(server, ca, client_certificate, client_key)
+        with OperatorClient(server, _token(token_file), tls=tls, on_outage=_outage) as client:
             return function(client, *arguments, **options)
 
     return wrapped
 
 
+def _tls(server: str, ca: Path | None, certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:
+    if server.startswith("https://"):
+        return client_context(ca, certificate, key)
+    given = (("--ca", CA, ca), ("--client-certificate", CERTIFICATE, certificate), ("--client-key", KEY, key))
+    for name, variable, file in given:
+        if file is not None:
+            # Whoever gives one expects TLS, and the token would go out in clear.
+            raise CommandError(f"{name} or {variable} is for https://, and the server's address is {server}")
+    return None
+
+
 def _token(file: Path | None) -> str:
     # Never an option: a command line is there for every user of the machine to see.
-    token = os.environ.get(TOKEN, "") if file is None else file.read_text(encoding="utf-8")
-    if not token.strip():
+    if file is None:
+        name, token = TOKEN, os.environ.get(TOKEN, "").strip()
+    else:
+        with open(file, "rb") as opened:
+            name, token = str(file), opened.read(MAX_TOKEN_FILE_BYTES).decode("ascii", "replace").strip()
+    if not token:
         raise CommandError(f"no access token: set {TOKEN}, or name a file with --token-file")
-    return token.strip()
+    if not ACCESS_TOKEN.fullmatch(token):
+        # What it holds may be another secret, and is not shown.
+        raise CommandError(f"{name}: no access token, which is one line of printable ASCII without blanks")
+    return token
+
+
+def _outage(error: ClientError | None) -> None:
+    click.echo("the server is back" if error is None else f"{error}; trying again", err=True)
+
+
+def request_key(made: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """The option --key of a command that makes a `made`."""
+
+    def check(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+        if value is not None and not KEY_PATTERN.fullmatch(value):
+            raise click.BadParameter(f"expected 16 to 64 letters, digits, '-' or '_', got {value[:100]!r}")
+        return value
+
+    text = f"With the same key (16 to 64 letters, digits, - or _) the same {made} is made only once."
+    return click.option("--key", callback=check, help=text)
 
 
 def read_request(file: Path, kind: type[T], **more: object) -> T:
     """The request in `file` (TOML), with the fields `more`. Raises CommandError where it is none."""
     try:
-        return msgspec.convert({**tomllib.loads(file.read_text(encoding="utf-8")), **more}, kind)
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, msgspec.ValidationError) as error:
+        return written.convert({**tomllib.loads(file.read_text(encoding="utf-8")), **more}, kind)
+    except ValueError as error:
         raise CommandError(f"{file}: {error}") from None
+
+
+def save(file: Path, fetch: Callable[[], bytes], digest: str | None = None) -> None:
+    """Write what `fetch` gives into a new file, which is there only when all of it is. `digest`: its SHA-256."""
+    if file.exists():
+        raise CommandError(f"{file}: exists already; choose another name")
+    data = fetch()
+    if digest is not None and hashlib.sha256(data).hexdigest() != digest:
+        raise CommandError(f"{file}: not written, the server sent other bytes than those with SHA-256 {digest}")
+    part = file.with_name(f"{file.name}.part")
+    part.write_bytes(data)
+    part.rename(file)
+    click.echo(f"{file}: {len(data)} bytes")
+
+
+def result_line(result: RoundResult | None) -> str:
+    """Metrics and statistics of a round that are single numbers."""
+    if result is None:
+        return ""
+    single = {name: each.value for name, each in result.statistics.items() if each.value is not None}
+    return ", ".join(f"{name} {value:.6g}" for name, value in {**result.metrics, **single}.items())
 
 
 def show(values: msgspec.Struct | Sequence[msgspec.Struct], as_json: bool, lines: Iterable[str]) -> None:
@@ -90,13 +154,34 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 
 def fields(values: msgspec.Struct, *, times: Collection[str] = (), without: Collection[str] = ()) -> list[str]:
-    """Name and value of each field, one a line; those of `times` are Unix seconds."""
+    """Name and value of each field, one a line, those of a table below its name; what is empty is left out.
+
+    The fields `times` are Unix seconds.
+    """
     shown = {name: value for name, value in msgspec.to_builtins(values).items() if name not in without}
-    shown.update({name: moment(shown[name]) for name in times})
-    width = max(map(len, shown))
-    return [f"{name.ljust(width)}  {'-' if value in (None, '', [], {}) else value}" for name, value in shown.items()]
+    shown.update({name: moment(shown[name]) for name in times if shown[name] is not None})
+    rows = list(_rows(shown, ""))
+    width = max(len(name) for name, _ in rows)
+    return [f"{name.ljust(width)}  {value}".rstrip() for name, value in rows]
+
+
+def _rows(values: Mapping[str, Any], indent: str) -> Iterator[tuple[str, str]]:
+    for name, value in values.items():
+        if value in (None, "", [], {}):
+            continue
+        yield indent + name, "" if isinstance(value, dict) else _text(value)
+        if isinstance(value, dict):
+            yield from _rows(value, indent + "  ")
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(_text, value))
+    if isinstance(value, dict):
+        return " ".join(f"{name}={_text(each)}" for name, each in value.items())
+    return str(value)
 
 
 def moment(seconds: float | None) -> str:
-    """Unix seconds as local time to the second, "-" for None."""
-    return "-" if seconds is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+    """Unix seconds as UTC to the second, "-" for None."""
+    return "-" if seconds is None else time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(seconds))

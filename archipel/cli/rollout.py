@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from archipel.cli.remote import as_json, fields, moment, read_request, remote, show, table
+from archipel.cli.remote import as_json, fields, moment, read_request, remote, request_key, show, table
 from archipel.errors import CommandError
 from archipel.server import OperatorClient
 from archipel.server.registry_resources import RolloutInfo, RolloutRequest, StageEvaluation, StageInfo
@@ -39,7 +39,7 @@ def rollout() -> None:
 
 @rollout.command()
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--key", help="With the same key the same rollout is made only once, however often this runs.")
+@request_key("rollout")
 @as_json
 @remote
 def create(client: OperatorClient, file: Path, key: str | None, as_json: bool) -> None:

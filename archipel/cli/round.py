@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import click
 
-from archipel.cli.remote import as_json, moment, remote, show, table
+from archipel.cli.remote import as_json, moment, remote, result_line, show, table
 from archipel.server import OperatorClient
 from archipel.server.resources import RoundInfo, RoundResult
 
@@ -35,7 +35,7 @@ def list_(client: OperatorClient, task_id: str, as_json: bool) -> None:
     rows = [
         (
             each.round_id, str(each.number), each.phase, str(len(each.participants)), str(len(each.survivors)),
-            moment(each.started), each.reason or _short(each.result),
+            moment(each.started), each.reason or result_line(each.result),
         )
         for each in found
     ]  # fmt: skip
@@ -76,16 +76,6 @@ def _devices(found: RoundInfo) -> list[str]:
     began = {each.device_id for each in found.participants}
     rows += [(device, "began earlier", "", "yes") for device in found.survivors if device not in began]
     return table(("device", "furthest", "bytes", "in the sum"), rows)
-
-
-def _short(result: RoundResult | None) -> str:
-    if result is None:
-        return ""
-    values = {
-        **result.metrics,
-        **{name: each.value for name, each in result.statistics.items() if each.value is not None},
-    }
-    return ", ".join(f"{name} {value:.6g}" for name, value in values.items())
 
 
 def _result(result: RoundResult | None) -> list[str]:

@@ -7,7 +7,18 @@ from pathlib import Path
 import click
 import msgspec
 
-from archipel.cli.remote import as_json, fields, moment, read_request, remote, show, table
+from archipel.cli.remote import (
+    as_json,
+    fields,
+    moment,
+    read_request,
+    remote,
+    request_key,
+    result_line,
+    save,
+    show,
+    table,
+)
 from archipel.errors import CommandError
 from archipel.server import OperatorClient, TaskRequest
 from archipel.server.resources import TaskInfo
@@ -22,6 +33,8 @@ def task() -> None:
     archipel task create task.toml --bundle digits.bundle     --json prints its id for scripts
     archipel task list
     archipel task watch ID
+    archipel task metrics ID
+    archipel task download ID weights.safetensors
 
     A task's file has the fields of its request:
 
@@ -38,7 +51,7 @@ def task() -> None:
 @task.command()
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--bundle", type=click.Path(path_type=Path), help="A file to upload; else `bundle` in FILE is a digest.")
-@click.option("--key", help="With the same key the same task is made only once, however often this runs.")
+@request_key("task")
 @as_json
 @remote
 def create(client: OperatorClient, file: Path, bundle: Path | None, key: str | None, as_json: bool) -> None:
@@ -80,17 +93,55 @@ def show_(client: OperatorClient, task_id: str, as_json: bool) -> None:
 @task.command()
 @click.argument("task_id")
 @click.option("--timeout", type=click.FloatRange(min=0), help="Give up after so many seconds.")
+@click.option("--json", "as_json", is_flag=True, help="Print the task as JSON, one line for each change.")
 @remote
-def watch(client: OperatorClient, task_id: str, timeout: float | None) -> None:
-    """Say whenever something changes, until the task has ended; exit code 1 if it was not completed."""
+def watch(client: OperatorClient, task_id: str, timeout: float | None, as_json: bool) -> None:
+    """Say whenever something changes, until the task has ended; exit code 1 if it was not completed.
+
+    A server that is away is waited for, without --timeout for ten minutes.
+    """
 
     def changed(now: TaskInfo) -> None:
+        if as_json:
+            click.echo(msgspec.json.encode(now))
+            return
         failed = f", {now.failed_rounds} failed since" if now.failed_rounds else ""
-        click.echo(f"{now.state}: {now.rounds_committed} of {now.rounds} rounds{failed}, {now.waiting} devices waiting")
+        waits = now.waiting_for or f"{now.waiting} devices waiting"
+        click.echo(f"{now.state}: {now.rounds_committed} of {now.rounds} rounds{failed}, {waits}")
 
     done = client.wait_task(task_id, timeout=timeout, on_change=changed)
     if done.state != "completed":
         raise CommandError(f"task {done.name!r} {done.state}: {done.reason}")
+
+
+@task.command()
+@click.argument("task_id")
+@as_json
+@remote
+def metrics(client: OperatorClient, task_id: str, as_json: bool) -> None:
+    """What the task's committed rounds came to, oldest first."""
+    found = list(client.task_metrics(task_id))
+    rows = [
+        (
+            str(each.number), each.round_id, str(each.devices), moment(each.ended),
+            "-" if each.weight_sum is None else f"{each.weight_sum:.6g}", result_line(each.result),
+        )
+        for each in found
+    ]  # fmt: skip
+    show(found, as_json, table(("number", "round", "devices", "ended", "weight", "result"), rows))
+
+
+@task.command()
+@click.argument("task_id")
+@click.argument("file", type=click.Path(path_type=Path))
+@remote
+def download(client: OperatorClient, task_id: str, file: Path) -> None:
+    """Write the task's newest weights into FILE, a new one (safetensors)."""
+    found = client.task(task_id)
+    if found.model is None:
+        raise CommandError(f"task {found.name!r} has no weights yet: no round was opened")
+    digest = found.model
+    save(file, lambda: client.blob(digest), digest)
 
 
 @task.command()

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import time
 from pathlib import Path
 
 import click
+import msgspec
 
 from archipel.bundle import load_private_key, load_public_key
+from archipel.cli.files import new_secret
 from archipel.errors import CommandError
+from archipel.protocol.address import check_url
 from archipel.protocol.identity import EnrolmentToken, mint_token
+from archipel.protocol.messages import Name
 from archipel.protocol.sealed import encode
 
 
@@ -28,8 +31,16 @@ from archipel.protocol.sealed import encode
 )
 @click.option("--server", required=True, help="The server's address, such as https://federation.example:8443")
 @click.option("--population", required=True, help="Name of the population the devices join.")
-@click.option("--days", default=30, show_default=True, help="How long a token can be used.")
-@click.option("--count", default=1, show_default=True, help="How many tokens; each enrols one device.")
+@click.option(
+    "--days", type=click.IntRange(1, 3650), default=30, show_default=True, help="How long a token can be used."
+)
+@click.option(
+    "--count",
+    type=click.IntRange(1, 1_000_000),
+    default=1,
+    show_default=True,
+    help="How many tokens; each enrols one device.",
+)
 @click.argument("folder", type=click.Path(path_type=Path))
 def token(
     enrolment_key: Path,
@@ -45,8 +56,14 @@ def token(
 
     Runs offline: the server never sees the enrolment key, so it cannot invent devices.
     """
-    if days < 1 or count < 1:
-        raise CommandError("--days and --count must be at least 1")
+    check_url(server, "--server")
+    try:
+        msgspec.convert(population, Name)
+    except msgspec.ValidationError:
+        raise CommandError(
+            f"--population: expected up to 128 letters, digits, '.', '_' and '-', the first a letter or digit, "
+            f"got {population[:100]!r}"
+        ) from None
     key = load_private_key(enrolment_key)
     pinned = load_public_key(server_key)
     publishers = [load_public_key(file) for file in publisher_keys]
@@ -64,6 +81,6 @@ def token(
             certificate=certificate,
         )
         path = folder / f"{population}-{secrets.token_hex(4)}.token"
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        with new_secret(path) as file:
             file.write(encode(document))
         click.echo(path)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from archipel.errors import ClientError
+from archipel.protocol.address import check_url
 
 Attribute = str | float | bool
 
@@ -86,9 +87,3 @@ class AgentConfig:
                 raise ClientError(f"{name} must be above 0 seconds and finite, is {getattr(self, name)}")
         if not 0 <= self.poll_jitter < 1:
             raise ClientError(f"poll_jitter must be from 0 to below 1, is {self.poll_jitter}")
-
-
-def check_url(url: str) -> None:
-    """Raises ClientError unless `url` starts with http:// or https://."""
-    if not url.startswith(("http://", "https://")):
-        raise ClientError(f"server: expected a URL that starts with https:// or http://, got {url[:100]!r}")

@@ -18,8 +18,9 @@ from typing import TypeVar
 
 import urllib3
 
-from archipel.client.config import AgentConfig, check_url
+from archipel.client.config import AgentConfig
 from archipel.errors import ClientError, MessageError, RefusedError, UnreachableError
+from archipel.protocol.address import check_url
 from archipel.protocol.messages import Problem
 from archipel.protocol.sealed import decode
 from archipel.protocol.tls import client_context

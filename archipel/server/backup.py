@@ -18,12 +18,13 @@ from pathlib import Path
 from sqlalchemy import select
 from sqlalchemy.exc import SQLAlchemyError
 
+from archipel.bundle import load_private_key, save_public_key
 from archipel.errors import ServerError
 from archipel.server.copying import KEY, copy_file, has_file
 from archipel.server.database import Database
 from archipel.server.durable import sync_folder
 from archipel.server.models import Blob, BundleRow
-from archipel.server.settings import SETTINGS_FILE, Settings, load_settings
+from archipel.server.settings import PUBLIC_KEY_FILE, SETTINGS_FILE, Settings, load_settings
 from archipel.server.storage import BLOBS, UPDATES, open_storage
 
 DATABASE = "archipel.db"
@@ -44,8 +45,13 @@ class BackedUp:
 def back_up(settings: Settings, target: Path) -> BackedUp:
     """Copy database, files, settings and server key to `target`, which must not exist. The server may run.
 
-    A database on PostgreSQL is left to pg_dump, which must have run before this. Raises ServerError.
+    `target` is relative to the working directory, and not in the data folder. A database on PostgreSQL is left to
+    pg_dump, which must have run before this. Raises ServerError.
     """
+    target = target.absolute()
+    data = Path(settings.folder).resolve()
+    if target.resolve().is_relative_to(data):
+        raise ServerError(f"{target}: lies in the data folder {data}; a backup belongs elsewhere")
     with _made_whole(target) as folder:
         database = settings.database_url.startswith("sqlite")
         if database:
@@ -54,6 +60,7 @@ def back_up(settings: Settings, target: Path) -> BackedUp:
         key = folder / "server.key"
         shutil.copy(settings.path(settings.server_key), key)
         key.chmod(0o600)
+        save_public_key(settings.private_key, folder / PUBLIC_KEY_FILE)
         # Where it was asked for another place, the copy is complete in itself all the same.
         copy = load_settings(settings.folder, blobs=str(folder / FILES))
         files, size, missing = _copy_files(settings, copy)
@@ -71,8 +78,9 @@ def restore(backup: Path, folder: Path) -> BackedUp:
         for name in (SETTINGS_FILE, "server.key"):
             shutil.copy(backup / name, made / name)
         (made / "server.key").chmod(0o600)
-        source = load_settings(backup, environment={}, blobs=str((backup / FILES).absolute()), database="")
-        target = load_settings(made, environment={}, blobs=str((made / FILES).absolute()), database="")
+        save_public_key(load_private_key(made / "server.key"), made / PUBLIC_KEY_FILE)
+        source = load_settings(backup, environment={}, blobs=FILES, database="")
+        target = load_settings(made, environment={}, blobs=FILES, database="")
         files, size, missing = _copy_files(source, target)
         if database:
             _check_complete(target)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import ssl
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -13,8 +14,9 @@ import numpy as np
 import urllib3
 
 from archipel.bundle import read_weights
-from archipel.errors import ClientError, RefusedError, UnreachableError
-from archipel.protocol.messages import Problem, RoundStatus
+from archipel.errors import ClientError, RefusedError
+from archipel.protocol.address import check_url
+from archipel.protocol.messages import RoundStatus
 from archipel.protocol.sealed import Sealed
 from archipel.server.device_resources import (
     DeviceInfo,
@@ -25,6 +27,7 @@ from archipel.server.device_resources import (
     RevokedTokenPage,
     TokenRevocation,
 )
+from archipel.server.operator_errors import refused, unreachable
 from archipel.server.operator_registry import RegistryCalls, wait_until_ended
 from archipel.server.resources import (
     AuditEntry,
@@ -45,6 +48,8 @@ from archipel.server.resources import (
 
 T = TypeVar("T")
 PAGE = 100
+ACCESS_TOKEN = re.compile("[!-~]{1,256}")
+"""Printable ASCII without blanks: anything else is some other file's content."""
 
 
 class OperatorClient(RegistryCalls):
@@ -52,10 +57,23 @@ class OperatorClient(RegistryCalls):
 
     `server` is such as "http://127.0.0.1:8470". Everything is retried that may be sent twice, which is all but
     `upload_bundle` (which may be repeated) and `create_token`. `tls` is for https://, see
-    archipel.protocol.tls.client_context; None: with the system's authorities.
+    archipel.protocol.tls.client_context; None: with the system's authorities. While the server is not to be reached,
+    `wait_task` and `wait_rollout` go on: `on_outage` is called with the error when that begins, with None when it ends.
     """
 
-    def __init__(self, server: str, token: str, *, timeout: float = 30.0, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self,
+        server: str,
+        token: str,
+        *,
+        timeout: float = 30.0,
+        tls: ssl.SSLContext | None = None,
+        on_outage: Callable[[ClientError | None], None] | None = None,
+    ) -> None:
+        check_url(server)
+        if not ACCESS_TOKEN.fullmatch(token):
+            raise ClientError("access token: expected at most 256 printable ASCII characters without blanks")
+        self.on_outage = on_outage
         self._server = server.rstrip("/")
         self._headers = {"Authorization": f"Bearer {token}"}
         self._pool = urllib3.PoolManager(timeout=timeout, ssl_context=tls)
@@ -76,7 +94,7 @@ class OperatorClient(RegistryCalls):
         return self._call("GET", "/v1/server", ServerInfo)
 
     def upload_bundle(self, path: Path | str) -> BundleInfo:
-        """Send a .bundle file. Raises ClientError when it cannot be read."""
+        """Send a .bundle file, which errors name. Raises ClientError when it cannot be read."""
         path = Path(path)
         try:
             with open(path, "rb") as file:
@@ -84,6 +102,10 @@ class OperatorClient(RegistryCalls):
                 return self._call("POST", "/v1/bundles", BundleInfo, body=file, headers=headers)
         except OSError as error:
             raise ClientError(f"{path}: cannot be read ({error.strerror})") from None
+        except RefusedError as error:
+            raise RefusedError(
+                error.status, error.kind, f"{path}: {error.message}", error.retry_after, error.request_id
+            ) from None
 
     def create_task(self, request: TaskRequest, *, key: str | None = None) -> TaskInfo:
         """Make a task. With the same `key` (16 to 64 letters, digits, - or _) the same task is made only once, however
@@ -159,9 +181,9 @@ class OperatorClient(RegistryCalls):
         """Newest first."""
         return self._items("/v1/enrolment-tokens/revoked", RevokedTokenPage)
 
-    def audit(self) -> Iterator[AuditEntry]:
-        """The whole audit log, oldest first; needs the role auditor or admin."""
-        return self._items("/v1/audit", AuditPage)
+    def audit(self, *, after: int = 0) -> Iterator[AuditEntry]:
+        """The audit log from the entry after number `after`, oldest first; needs the role auditor or admin."""
+        return self._items("/v1/audit", AuditPage, after=str(after))
 
     def audit_head(self) -> Sealed:
         """An AuditHead, signed by the server (label "audit")."""
@@ -189,11 +211,12 @@ class OperatorClient(RegistryCalls):
     ) -> TaskInfo:
         """Wait until the task has ended, whichever way. `on_change` sees it whenever it has changed.
 
-        `timeout` and `poll` are in seconds. Raises ClientError when the time is over.
+        `timeout` and `poll` are in seconds. Raises ClientError when the time is over, UnreachableError or RefusedError
+        when the server was away all the time that was left, without a `timeout` for ten minutes.
         """
         return wait_until_ended(
             lambda: self.task(task_id),
-            lambda task: (task.state, task.rounds_committed, task.failed_rounds, task.model),
+            _news,
             lambda task: (
                 f"task {task.name!r} is {task.state}: {task.rounds_committed} of {task.rounds} rounds, "
                 f"{task.waiting} devices waiting, at least {task.min_cohort} needed"
@@ -201,6 +224,7 @@ class OperatorClient(RegistryCalls):
             timeout=timeout,
             poll=poll,
             on_change=on_change,
+            on_outage=self.on_outage,
         )
 
     def _items(self, path: str, kind: type[Any], **chosen: str | None) -> Iterator[Any]:
@@ -258,19 +282,13 @@ class OperatorClient(RegistryCalls):
                 retries=retries if method == "GET" or repeat else False,
             )
         except (urllib3.exceptions.HTTPError, OSError) as error:
-            reason = getattr(error, "reason", None) or error
-            raise UnreachableError(f"{self._server}: no answer to {method} {path} ({reason})") from None
+            raise unreachable(self._server, method, path, error) from None
         if response.status >= 300:
-            raise _refused(response)
+            raise refused(response)
         return response
 
 
-def _refused(response: urllib3.BaseHTTPResponse) -> RefusedError:
-    retry_after = response.headers.get("Retry-After", "")
-    seconds = float(retry_after) if retry_after.isdigit() else None
-    try:
-        problem = msgspec.json.decode(response.data, type=Problem)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return RefusedError(response.status, "unknown", "not an answer of an archipel server", seconds)
-    message = f"{problem.message}: {problem.detail}" if problem.detail else problem.message
-    return RefusedError(response.status, problem.type, message, seconds)
+def _news(task: TaskInfo) -> object:
+    """What is told of a task when it changes. Devices come and go, so of what it waits for only the words count."""
+    waits = re.sub(r"[0-9]+", "", task.waiting_for)
+    return task.state, task.rounds_committed, task.failed_rounds, task.model, waits

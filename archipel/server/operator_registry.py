@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from archipel.errors import ClientError
+from archipel.errors import ClientError, RefusedError, UnreachableError
 from archipel.server.registry_resources import (
     MetricsPage,
     ModelInfo,
@@ -32,10 +32,13 @@ from archipel.server.registry_resources import (
 from archipel.server.resources import IDEMPOTENCY_HEADER
 
 T = TypeVar("T")
+OUTAGE_SECONDS = 600.0
 
 
 class RegistryCalls(ABC):
     """Every call may be repeated: what changes something is sent with an idempotency key, or is the same twice."""
+
+    on_outage: Callable[[ClientError | None], None] | None
 
     @abstractmethod
     def _items(self, path: str, kind: type[Any]) -> Iterator[Any]: ...
@@ -130,7 +133,8 @@ class RegistryCalls(ABC):
     ) -> RolloutInfo:
         """Wait until the rollout has ended, whichever way. `on_change` sees it whenever it has changed.
 
-        `timeout` and `poll` are in seconds. Raises ClientError when the time is over.
+        `timeout` and `poll` are in seconds. Raises ClientError when the time is over, UnreachableError or RefusedError
+        when the server was away all the time that was left, without a `timeout` for ten minutes.
         """
         return wait_until_ended(
             lambda: self.rollout(rollout_id),
@@ -142,6 +146,7 @@ class RegistryCalls(ABC):
             timeout=timeout,
             poll=poll,
             on_change=on_change,
+            on_outage=self.on_outage,
         )
 
     def _post(self, path: str, kind: type[T], body: msgspec.Struct | None = None, *, key: str | None = None) -> T:
@@ -160,15 +165,34 @@ def wait_until_ended(
     timeout: float | None,
     poll: float,
     on_change: Callable[[T], None] | None,
+    on_outage: Callable[[ClientError | None], None] | None = None,
 ) -> T:
     """Ask every `poll` seconds until `ended` of the answer is set; `on_change` sees each with another `state`.
 
+    A server that has answered once and does so no more is asked until `timeout`, without one for OUTAGE_SECONDS.
     Raises ClientError, with what `describe` says, after `timeout` seconds.
     """
     deadline = None if timeout is None else time.monotonic() + timeout
+    give_up: float | None = None
     seen: object = None
     while True:
-        found = ask()
+        try:
+            found = ask()
+        except (UnreachableError, RefusedError) as error:
+            if seen is None or (isinstance(error, RefusedError) and error.status not in (429, 503)):
+                raise
+            if give_up is None:
+                give_up = deadline or time.monotonic() + OUTAGE_SECONDS
+                if on_outage is not None:
+                    on_outage(error)
+            if time.monotonic() > give_up:
+                raise
+            time.sleep(poll)
+            continue
+        if give_up is not None:
+            give_up = None
+            if on_outage is not None:
+                on_outage(None)
         if on_change is not None and state(found) != seen:
             on_change(found)
         seen = state(found)

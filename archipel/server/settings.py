@@ -9,6 +9,7 @@ import secrets
 import tempfile
 import tomllib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
@@ -17,11 +18,13 @@ import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from msgspec import Meta
 
-from archipel.bundle import generate_key, load_private_key, save_private_key
+from archipel.bundle import generate_key, load_private_key, load_public_key, save_private_key, save_public_key
 from archipel.errors import BundleError, ServerError
+from archipel.server import written
 
 SETTINGS_FILE = "server.toml"
 SERVER_KEY_FILE = "server.key"
+PUBLIC_KEY_FILE = "server.key.pub"
 ENVIRONMENT_PREFIX = "ARCHIPEL_SERVER_"
 _NAME = "[A-Za-z0-9_-][A-Za-z0-9._-]*"
 _BUCKET = re.compile(f"s3://([a-z0-9][a-z0-9.-]{{1,61}}[a-z0-9])(?:/({_NAME}(?:/{_NAME})*))?/?")
@@ -109,6 +112,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise ValueError(
                 "tls_key and tls_client_ca need a tls_certificate; without one the server speaks plain HTTP"
             )
+        if self.database.startswith("postgres://"):
+            raise ValueError("database: the URL of PostgreSQL starts with postgresql://, not with postgres://")
+        if self.concurrent_requests >= self.threads:
+            raise ValueError(
+                f"concurrent_requests ({self.concurrent_requests}) must be below threads ({self.threads}), or one "
+                "client could keep all of them busy"
+            )
         if "://" in self.blobs and self.bucket is None:
             # What was given is not shown: somebody may have put credentials into it.
             raise ValueError(
@@ -183,6 +193,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         }
 
 
+_HINTS = get_type_hints(Settings, include_extras=True)
+
+
 def load_settings(folder: Path | str, *, environment: Mapping[str, str] | None = None, **overrides: object) -> Settings:
     """Read FOLDER/server.toml, then the environment, then `overrides`. Raises ServerError that names the setting."""
     folder = Path(folder).absolute()
@@ -198,15 +211,17 @@ def load_settings(folder: Path | str, *, environment: Mapping[str, str] | None =
     if "folder" in values:
         raise ServerError(f"{path}: 'folder' is where this file lies and cannot be set")
     values.update(_from_environment(os.environ if environment is None else environment))
+    for name in overrides.keys() & _HINTS.keys():
+        _check(name, overrides[name], _HINTS[name])
     values.update(overrides)
     try:
-        return msgspec.convert({**values, "folder": str(folder)}, Settings)
-    except msgspec.ValidationError as error:
+        return written.convert({**values, "folder": str(folder)}, Settings)
+    except ValueError as error:
         raise ServerError(f"{path}: {error}") from None
 
 
 def init_data_folder(folder: Path | str, *, enrolment_key: bytes, publisher_keys: Sequence[bytes]) -> str:
-    """Make a data folder: the server's key, server.toml, and an operator token, which is returned and kept nowhere.
+    """Make a data folder: the server's keys, server.toml, and an operator token, which is returned and kept nowhere.
 
     `enrolment_key` and `publisher_keys` are raw 32-byte Ed25519 public keys. Raises ServerError if the folder is in use
     already or cannot be written.
@@ -214,6 +229,8 @@ def init_data_folder(folder: Path | str, *, enrolment_key: bytes, publisher_keys
     folder = Path(folder)
     if (folder / SETTINGS_FILE).exists():
         raise ServerError(f"{folder / SETTINGS_FILE}: exists already; choose another folder or start this one")
+    if folder.exists() and not folder.is_dir():
+        raise ServerError(f"{folder}: a file; a data folder is new or empty")
     for key in (enrolment_key, *publisher_keys):
         if len(key) != 32:
             raise ServerError(f"a public key has 32 bytes, got {len(key)}")
@@ -228,13 +245,39 @@ def init_data_folder(folder: Path | str, *, enrolment_key: bytes, publisher_keys
     ]
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        save_private_key(generate_key(), folder / SERVER_KEY_FILE)
+        if any(folder.iterdir()):
+            raise ServerError(f"{folder}: not empty; choose a new or an empty folder")
+        folder.chmod(0o700)
+        own = generate_key()
+        save_private_key(own, folder / SERVER_KEY_FILE)
+        save_public_key(own, folder / PUBLIC_KEY_FILE)
         _write_new(folder / SETTINGS_FILE, "\n".join(lines) + "\n")
     except OSError as error:
         raise ServerError(f"{folder}: cannot be written ({error.strerror})") from None
     except BundleError as error:
         raise ServerError(f"server key: {error}") from None
     return token
+
+
+def check_private_key(settings: Settings) -> None:
+    """Raises ServerError where others may read the server's key."""
+    path = settings.path(settings.server_key)
+    if path.exists() and path.stat().st_mode & 0o007:
+        raise ServerError(f"{path}: everybody on this machine may use the server's key; run: chmod 600 {path}")
+
+
+def keep_public_key(settings: Settings) -> None:
+    """Let server.key.pub in the data folder be the public half of the server's key. Raises ServerError."""
+    path = settings.path(PUBLIC_KEY_FILE)
+    try:
+        # One that is missing, damaged, or of a key that was replaced.
+        with suppress(BundleError):
+            if load_public_key(path) == settings.public_key:
+                return
+        path.unlink(missing_ok=True)
+        save_public_key(settings.private_key, path)
+    except (BundleError, OSError) as error:
+        raise ServerError(f"public half of the server key: {error}") from None
 
 
 def _write_new(path: Path, text: str) -> None:
@@ -247,7 +290,6 @@ def _write_new(path: Path, text: str) -> None:
 
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
-    hints = get_type_hints(Settings, include_extras=True)
     names = {ENVIRONMENT_PREFIX + name.upper(): name for name in Settings.__struct_fields__ if name != "folder"}
     values: dict[str, Any] = {}
     for variable, text in environment.items():
@@ -259,8 +301,12 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
                 f"environment variable {variable}: no such setting; there are: {', '.join(sorted(names))}"
             )
         raw: object = text.split(",") if name == "publisher_keys" else text
-        try:
-            values[name] = msgspec.convert(raw, hints[name], strict=False)
-        except msgspec.ValidationError as error:
-            raise ServerError(f"environment variable {variable}: {error}") from None
+        values[name] = _check(f"environment variable {variable}", raw, _HINTS[name], strict=False)
     return values
+
+
+def _check(name: str, value: object, kind: Any, *, strict: bool = True) -> Any:
+    try:
+        return msgspec.convert(value, kind, strict=strict)
+    except msgspec.ValidationError as error:
+        raise ServerError(written.explain(error, kind, name)) from None

@@ -20,7 +20,7 @@ from typing import BinaryIO
 from archipel.errors import ServerError
 from archipel.server import children
 from archipel.server.log_files import bound
-from archipel.server.settings import Settings
+from archipel.server.settings import Settings, check_private_key, keep_public_key
 from archipel.server.stopping import Stop
 from archipel.server.web_tls import WebTls
 
@@ -45,6 +45,8 @@ def supervise(settings: Settings, *, announce: Callable[[str], None] = _print, s
     """
     stop = stop or Stop()
     _check_space(settings)
+    check_private_key(settings)
+    keep_public_key(settings)
     if settings.tls_certificate:
         WebTls(settings)
     with stop.on_signals(), _listener(settings) as listener, _log_file(settings) as log:
@@ -98,6 +100,8 @@ class _Child:
                 pass_fds=(listener.fileno(), told),
                 # Ctrl-C reaches the supervisor alone, which then stops the children in order.
                 process_group=0,
+                # Database, logs and files are for the server alone.
+                umask=0o077,
             )
         except OSError as error:
             raise ServerError(f"the {self.name} process cannot be started ({error.strerror})") from None
@@ -222,8 +226,12 @@ def _listener(settings: Settings) -> Iterator[socket.socket]:
 @contextmanager
 def _log_file(settings: Settings) -> Iterator[BinaryIO]:
     try:
-        log = open(settings.process_log, "ab", buffering=0)  # noqa: SIM115 - closed below
+        log = open(settings.process_log, "ab", buffering=0, opener=_private)  # noqa: SIM115 - closed below
     except OSError as error:
         raise ServerError(f"{settings.process_log}: cannot be written ({error.strerror})") from None
     with log:
         yield log
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)

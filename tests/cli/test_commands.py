@@ -158,6 +158,19 @@ def test_serve_says_what_is_wrong(tmp_path: Path) -> None:
     keys = ["--enrolment-key", str(tmp_path / "enrolment.pub"), "--publisher-key", str(tmp_path / "publisher.pub")]
     out, _ = run("serve", "init", str(tmp_path / "data"), *keys)
     assert "operator token" in out
+    file = tmp_path / "operator.token"
+    out, _ = run("serve", "init", str(tmp_path / "other"), *keys, "--token-file", str(file))
+    assert file.read_text().strip() not in out
+    assert len(file.read_text()) == 44
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    # Neither is made without the other.
+    assert "File exists" in run("serve", "init", str(tmp_path / "third"), *keys, "--token-file", str(file), code=1)[1]
+    assert not (tmp_path / "third").exists()
+    another = tmp_path / "another.token"
+    assert (
+        "exists already" in run("serve", "init", str(tmp_path / "data"), *keys, "--token-file", str(another), code=1)[1]
+    )
+    assert not another.exists()
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         _, err = run("serve", "start", str(tmp_path / "data"), "--port", port, code=1)
@@ -181,3 +194,26 @@ def test_demo_refuses_early(arguments: list[str], text: str) -> None:
     _, err = run("demo", *arguments, code=1)
     assert err.count("\n") == 1
     assert text in err
+
+
+def test_a_command_that_is_misspelt() -> None:
+    assert "No such command 'mdoel'. Did you mean 'model'?" in run("mdoel", code=2)[1]
+    assert run("zzz", code=2)[1].rstrip().endswith("No such command 'zzz'.")
+
+
+def test_the_private_half_where_the_public_one_belongs(tmp_path: Path) -> None:
+    b.save_private_key(b.generate_key(), tmp_path / "enrolment")
+    key = str(tmp_path / "enrolment")
+    _, err = run("serve", "init", str(tmp_path / "data"), "--enrolment-key", key, "--publisher-key", key, code=1)
+    assert err == f"archipel: {key}: this is a private key; give its public half, {key}.pub\n"
+
+
+def test_a_reader_that_leaves_is_no_error_to_tell() -> None:
+    text = "import click, sys; from archipel.cli import main; sys.argv = ['archipel', 'x']\n"
+    text += "main.archipel.get_command = lambda *_: click.Command('x', callback=lambda: click.echo('line\\n' * 9**6))\n"
+    text += "main.main()"
+    command = f'{sys.executable} -c "$TEXT" | head -1'
+    done = subprocess.run(
+        ["bash", "-c", command], env={**os.environ, "TEXT": text}, capture_output=True, text=True, check=True
+    )
+    assert (done.stdout, done.stderr) == ("line\n", "")

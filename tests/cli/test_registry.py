@@ -119,10 +119,15 @@ def test_a_rollout_that_is_completed(archipel: Command, digits: Path) -> None:
     [
         ("model = ", "rollout.toml: Invalid value"),
         (ROLLOUT.replace("max_loss = 0.01\n", ""), "neither max_loss nor worst"),
-        (ROLLOUT.partition("[gate]")[0], "missing required field `gate`"),
+        (ROLLOUT.partition("[gate]")[0], "the field 'gate' is missing"),
+        (
+            ROLLOUT.replace("soak_seconds = 60", "soak = 60"),
+            "stages[1]: unknown field 'soak'; there are: percent, soak_seconds",
+        ),
+        (ROLLOUT.replace('"higher"', '"lowr"'), "gate.better: unknown value 'lowr'; did you mean 'lower'?"),
         (ROLLOUT.replace("version = 2", "version = 0"), "version"),
         (ROLLOUT.replace("percent = 50", "percent = nan"), "percent"),
-        (ROLLOUT + "patience = 3\n", "unknown field `patience`"),
+        (ROLLOUT + "patience = 3\n", "gate: unknown field 'patience'; there are: metric, range, "),
     ],
 )
 def test_a_wrong_rollout_file(archipel: Command, digits: Path, text: str, said: str) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -76,14 +77,30 @@ def test_tasks_from_file_to_cancelled(archipel: Command, served: Path, task: dic
     head, row = archipel("task", "list")[0].splitlines()
     assert head.split() == ["task", "name", "population", "state", "rounds", "waiting", "created"]
     assert row.split()[:6] == [task["task_id"], "digits", "pupils", "running", "0/2", "0"]
-    shown = dict(line.split(maxsplit=1) for line in archipel("task", "show", task["task_id"])[0].splitlines())
-    assert (shown["cohort"], shown["model"], shown["ended"]) == ("4", "-", "-")
+    lines = archipel("task", "show", task["task_id"])[0].splitlines()
+    shown = {name: " ".join(value) for name, *value in map(str.split, lines)}
+    assert shown["cohort"] == "4"
+    assert shown["created"] == time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(task["created"]))
+    assert not {"model", "ended", "hyperparameters", "concurrency"} & set(shown)  # not yet, and nothing was asked for
     for what, state in (("pause", "paused"), ("resume", "running"), ("cancel", "cancelled")):
         assert archipel("task", what, task["task_id"])[0].strip() == state
     assert json.loads(archipel("round", "list", task["task_id"], "--json")[0]) == []
+    [line] = archipel("task", "watch", task["task_id"], "--json", code=1)[0].splitlines()
+    assert json.loads(line) == json.loads(archipel("task", "show", task["task_id"], "--json")[0])
+    assert "has no weights yet" in archipel("task", "download", task["task_id"], str(served / "w"), code=1)[1]
     out, err = archipel("task", "watch", task["task_id"], code=1)
     assert out.startswith("cancelled: 0 of 2 rounds")
     assert err == "archipel: task 'digits' cancelled: cancelled by the operator\n"
+
+
+def test_what_a_task_was_given_is_shown_line_by_line(archipel: Command, served: Path) -> None:
+    (served / "task.toml").write_text(TASK + "[hyperparameters]\nlr = 0.02\n[deadlines]\nmasking = 30\nsharing = 5\n")
+    call = ("task", "create", str(served / "task.toml"), "--bundle", str(served / "tiny.bundle"))
+    lines = archipel(*call)[0].splitlines()
+    assert lines[lines.index("hyperparameters") + 1].split() == ["lr", "0.02"]
+    below = lines[lines.index("deadlines") + 1 :]
+    assert all(line.startswith("  ") for line in below[:2])
+    assert {("masking", "30.0"), ("sharing", "5.0")} <= {tuple(line.split()) for line in below}
 
 
 def test_one_key_is_one_task(archipel: Command, served: Path, task: dict[str, Any]) -> None:
@@ -96,15 +113,48 @@ def test_one_key_is_one_task(archipel: Command, served: Path, task: dict[str, An
     ("text", "said"),
     [
         ("name = ", "task.toml: Invalid value"),
-        (TASK + "cohrt = 4\n", "unknown field `cohrt`"),
+        (TASK + "cohrt = 4\n", "task.toml: unknown field 'cohrt'; did you mean 'cohort'?"),
+        (
+            TASK + 'mode = "async"\n',
+            "mode: unknown value 'async'; there are: asynchronous, semi-synchronous, ",
+        ),
+        (TASK + 'kind = "zzz"\n', "kind: unknown value 'zzz'; there are: analytics, evaluation, training"),
+        (TASK + "[deadlines]\nmaskin = 5\n", "deadlines: unknown value 'maskin'; did you mean 'masking'?"),
+        (TASK + "[hyperparameters]\nlr = nan\n", "hyperparameters.lr: expected a finite number, got nan"),
         (TASK.replace('"charging"', '"ram > 5mb"'), "unknown unit 'mb'"),
-        (TASK.replace("rounds = 2", "rounds = 0"), "rounds"),
+        (TASK.replace("rounds = 2", "rounds = 0"), "rounds: expected `int` >= 1"),
+        (TASK.replace("rounds = 2", ""), "the field 'rounds' is missing"),
+        (TASK.replace('"pupils"', '"pupils of ours"'), "population: expected letters, digits, '.', '_' and '-'"),
     ],
 )
 def test_a_wrong_task_file(archipel: Command, served: Path, text: str, said: str) -> None:
     (served / "task.toml").write_text(text)
     bundle = str(served / "tiny.bundle")
     assert said in archipel("task", "create", str(served / "task.toml"), "--bundle", bundle, code=1)[1]
+
+
+def test_a_wrong_option(archipel: Command, served: Path) -> None:
+    call = ("task", "create", str(served / "task.toml"), "--key", "abc")
+    assert "'--key': expected 16 to 64 letters, digits, '-' or '_', got 'abc'" in archipel(*call, code=2)[1]
+    call = ("access", "create", "x", "--role", "auditor", "-o", "x", "--days", "99999999")
+    assert "'--days': 99999999.0 is not in the range 0<x<=36500" in archipel(*call, code=2)[1]
+    assert (
+        "'--port': 99999 is not in the range" in archipel("serve", "start", str(served), "--port", "99999", code=2)[1]
+    )
+
+
+def test_a_bundle_that_is_refused(archipel: Command, served: Path) -> None:
+    (served / "task.toml").write_text(TASK)
+    cut = served / "cut.bundle"
+    cut.write_bytes((served / "tiny.bundle").read_bytes()[:-100])
+    foreign = make_bundle(served, b.generate_key(), name="foreign")
+    for file, said in (
+        (cut, "the bundle: "),
+        (foreign, "the bundle: none of the 1 trusted keys signed this manifest; add its publisher's key to"),
+    ):
+        _, err = archipel("task", "create", str(served / "task.toml"), "--bundle", str(file), code=1)
+        assert err.startswith(f"archipel: {file}: the body is not a bundle that this server accepts: {said}")
+        assert ".part" not in err
 
 
 def test_a_token_for_somebody_else(archipel: Command, served: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,7 +212,12 @@ def test_devices_and_populations(
     assert {tuple(row.split()[:4]) for row in rows} == {
         (agent.device_id, "pupils", "device", "revoked" if agent.device_id == gone else "active") for agent in agents
     }
-    for options, expected in ((("--state", "revoked"), {gone}), (("nobody",), set())):
+    assert "no device is enrolled in a population 'nobody'" in archipel("population", "devices", "nobody", code=1)[1]
+    archipel("population", "revoke-device", *(agent.device_id for agent in agents))
+    for options, expected in (
+        (("pupils", "--state", "revoked"), {agent.device_id for agent in agents}),
+        (("pupils", "--state", "active"), set()),
+    ):
         found = json.loads(archipel("population", "devices", *options, "--json")[0])
         assert {each["device_id"] for each in found} == expected
     shown = dict(line.rsplit(maxsplit=1) for line in archipel("population", "show-device", gone)[0].splitlines())
@@ -204,6 +259,9 @@ def test_the_audit_log_and_its_heads(archipel: Command, served: Path, task: dict
     listed = archipel("audit", "list")[0]
     assert "task.create" in listed
     assert "population=pupils" in listed
+    for limit, numbers in (("1", ["2"]), ("2", ["1", "2"]), ("99", ["1", "2"])):
+        _, *rows = archipel("audit", "list", "--limit", limit)[0].splitlines()
+        assert [row.split()[0] for row in rows] == numbers
     check = ("audit", "verify", "--server-key", str(served / "server.key.pub"), "--head", str(served / "heads"))
     assert archipel(*check)[0].startswith("good: 2 entries, 0 kept heads")
     archipel("task", "cancel", task["task_id"])
@@ -215,7 +273,11 @@ def test_the_audit_log_and_its_heads(archipel: Command, served: Path, task: dict
         database.execute("DROP TRIGGER audit_no_delete")
         database.execute("DELETE FROM audit WHERE seq = 3")
     assert "entry 3 was there when the head was kept" in archipel(*check, code=1)[1]
-    first, *others = (served / "heads").read_text().splitlines()
+    lines = (served / "heads").read_text()
+    (served / "heads").write_text(lines + "junk\n")
+    assert archipel(*check, code=1)[1].startswith(f"archipel: {served}/heads, line 3: no head that this server signed")
+    (served / "heads").write_text(lines)
+    first, *others = lines.splitlines()
     head = json.loads(first)
     signature = bytearray(base64.b64decode(head["signature"]))
     signature[0] ^= 1

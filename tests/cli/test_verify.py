@@ -215,7 +215,7 @@ def test_a_bundle_that_only_predicts_is_checked_for_one_example(archipel: Any, m
     [
         (["none", "--key", "{made}/k.pub"], "none: no such bundle"),
         (["{made}/good", "--key", "{made}/no.pub"], "no.pub: no such key"),
-        (["{made}/good", "--key", "{made}/k"], "expected 64 hexadecimal digits"),
+        (["{made}/good", "--key", "{made}/k"], "this is a private key; give its public half"),
         (["{made}/k.pub", "--key", "{made}/k.pub"], "not a bundle file"),
     ],
 )

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from archipel.bundle import load_public_key
 from archipel.errors import ServerError
 from archipel.server.app import create_app
 from archipel.server.backup import back_up, restore
@@ -101,6 +102,40 @@ def test_a_backup_is_for_its_owner_alone_and_complete_or_not_there(
     with pytest.raises(ServerError, match="No space left"):
         back_up(world.settings, tmp_path / "second")
     assert [path.name for path in tmp_path.iterdir()] == ["backup"]
+
+
+def test_a_relative_target_is_below_the_working_directory(
+    world: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.create_task()
+    world.settle()
+    before = sorted(Path(world.settings.folder).rglob("*"))
+    monkeypatch.chdir(tmp_path)
+    done = back_up(world.settings, Path("backup"))
+    assert sum(path.is_file() for path in (tmp_path / "backup" / "blobs").rglob("*")) == done.files > 0
+    assert sorted(Path(world.settings.folder).rglob("*")) == before
+    assert restore(Path("backup"), Path("new")) == done
+
+
+def test_a_backup_inside_the_data_folder_is_refused(world: Any, tmp_path: Path) -> None:
+    folder = Path(world.settings.folder)
+    link = tmp_path / "link"
+    link.symlink_to(folder)
+    for target in (folder / "backup", folder / "blobs" / "backup", link / "backup", tmp_path / ".." / link / "b"):
+        with pytest.raises(ServerError, match="lies in the data folder"):
+            back_up(world.settings, target)
+    assert not list(folder.rglob("backup*"))
+
+
+def test_a_restored_folder_has_the_public_key(world: Any, tmp_path: Path) -> None:
+    world.create_task()
+    target = tmp_path / "backup"
+    back_up(world.settings, target)
+    expected = world.settings.public_key
+    assert load_public_key(target / "server.key.pub") == expected
+    (target / "server.key.pub").unlink()  # as in backups of before
+    restore(target, tmp_path / "new")
+    assert load_public_key(tmp_path / "new" / "server.key.pub") == expected
 
 
 def test_a_damaged_backup_is_not_put_back(world: Any, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import sqlite3
@@ -16,12 +17,12 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
-from archipel.bundle import load_private_key
+from archipel.bundle import generate_key, load_private_key, load_public_key, save_private_key
 from archipel.errors import ServerError
 from archipel.server.database import MIGRATIONS, SCHEMA, Database
 from archipel.server.durable import make_folder, write_temporary
 from archipel.server.models import Base
-from archipel.server.settings import Settings, init_data_folder, load_settings
+from archipel.server.settings import Settings, init_data_folder, keep_public_key, load_settings
 
 KEY = bytes(range(32))
 
@@ -34,12 +35,34 @@ def test_a_data_folder(tmp_path: Path) -> None:
     assert settings.trusted_keys == [KEY, KEY[::-1]]
     assert settings.enrolment_public_key == KEY
     assert settings.public_key == load_private_key(folder / "server.key").public_key().public_bytes_raw()
+    assert load_public_key(folder / "server.key.pub") == settings.public_key
     assert settings.database_url == f"sqlite:///{folder}/archipel.db"
     assert stat.S_IMODE((folder / "server.key").stat().st_mode) == 0o600
     assert stat.S_IMODE((folder / "server.toml").stat().st_mode) == 0o600
     assert all(token not in path.read_text() for path in folder.iterdir())
     with pytest.raises(ServerError, match="exists already"):
         init_data_folder(folder, enrolment_key=KEY, publisher_keys=[KEY])
+    (folder / "server.toml").unlink()
+    with pytest.raises(ServerError, match="not empty; choose a new or an empty folder"):
+        init_data_folder(folder, enrolment_key=KEY, publisher_keys=[KEY])
+    with pytest.raises(ServerError, match="a file; a data folder is new or empty"):
+        init_data_folder(folder / "server.key", enrolment_key=KEY, publisher_keys=[KEY])
+    empty = tmp_path / "empty"
+    empty.mkdir(mode=0o755)
+    init_data_folder(empty, enrolment_key=KEY, publisher_keys=[KEY])
+    assert stat.S_IMODE(empty.stat().st_mode) == 0o700
+
+
+def test_the_public_half_follows_the_server_key(data_folder: Any) -> None:
+    folder, _, _ = data_folder
+    file = folder / "server.key.pub"
+    save_private_key(generate_key(), folder / "new.key")
+    for change in (file.unlink, lambda: file.write_text("junk"), lambda: (folder / "new.key").rename("server.key")):
+        with contextlib.chdir(folder):
+            change()
+        settings = load_settings(folder, environment={})
+        keep_public_key(settings)
+        assert load_public_key(file) == settings.public_key
 
 
 def test_bad_keys(tmp_path: Path) -> None:
@@ -73,13 +96,17 @@ def test_every_setting_can_be_set_by_the_environment(data_folder: Any) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("port = 'high'", r"Expected `int`, got `str` - at `\$.port`"),
-        ("port = 70000", r"\$.port"),
-        ("prot = 80", "unknown field `prot`"),
+        ("port = 'high'", "server.toml: port: expected `int`, got `str`"),
+        ("port = 70000", "server.toml: port: expected `int` <= 65535"),
+        ("prot = 80", r"unknown field 'prot'; did you mean 'port'\?"),
+        ("zzzzzz = 80", "unknown field 'zzzzzz'; there are: .*, port, "),
+        ("retry_after = nan", "retry_after: expected a finite number, got nan"),
+        ("concurrent_requests = 16", r"concurrent_requests \(16\) must be below threads \(16\)"),
+        ("database = 'postgres://me:secret@host/x'", "starts with postgresql://, not with postgres://$"),
         ("folder = '/'", "'folder'"),
         ("port = ", "Invalid value"),
         ("retry_after = 5.0", "check_in_window"),
-        ("enrolment_key = 'zz'", r"\$.enrolment_key"),
+        ("enrolment_key = 'zz'", "enrolment_key: expected 64 hexadecimal digits$"),
     ],
 )
 def test_settings_that_cannot_be(data_folder: Any, text: str, said: str) -> None:
@@ -96,8 +123,10 @@ def test_environment_variables_that_cannot_be(data_folder: Any) -> None:
     folder, _, _ = data_folder
     with pytest.raises(ServerError, match="ARCHIPEL_SERVER_PROT: no such setting"):
         load_settings(folder, environment={"ARCHIPEL_SERVER_PROT": "80"})
-    with pytest.raises(ServerError, match="ARCHIPEL_SERVER_PORT: Expected `int`"):
+    with pytest.raises(ServerError, match=r"^environment variable ARCHIPEL_SERVER_PORT: expected `int`"):
         load_settings(folder, environment={"ARCHIPEL_SERVER_PORT": "high"})
+    with pytest.raises(ServerError, match=r"^port: expected `int` <= 65535$"):
+        load_settings(folder, environment={}, port=99999)
 
 
 def test_no_data_folder(tmp_path: Path) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from pathlib import Path
 
 from flask import Response, request, send_file
 from sqlalchemy import select
 
 from archipel.bundle import encode_manifest, open_bundle
-from archipel.errors import BundleError
+from archipel.errors import BundleError, SignatureError
 from archipel.server import audit
 from archipel.server.durable import CHUNK_BYTES
 from archipel.server.models import Blob, BundleRow
@@ -16,6 +18,7 @@ from archipel.server.problems import refuse
 from archipel.server.resources import BundleInfo
 from archipel.server.routes import DEVICE, OPERATOR, READ, Call, Route
 
+_UNPACKED = re.compile(r"/\S*/\.unpack-[^/]+/bundle(?:/([^\s:]+))?")
 DEVICE_KINDS = ("weights", "broadcast")
 
 
@@ -28,7 +31,9 @@ def publish_bundle(call: Call[None]) -> tuple[BundleInfo, int]:
         try:
             bundle = open_bundle(written.temporary, services.settings.trusted_keys, services.settings.bundle_folder)
         except BundleError as error:
-            raise refuse(422, "the body is not a bundle that this server accepts", _plain(error)) from None
+            raise refuse(
+                422, "the body is not a bundle that this server accepts", _plain(error, written.temporary)
+            ) from None
         with services.database.read() as session:
             known = session.get(BundleRow, bundle.digest)
         if known is not None:
@@ -106,10 +111,13 @@ def _info(row: BundleRow) -> BundleInfo:
     return BundleInfo(digest=row.digest, name=row.name, bytes=row.size, strategy=row.strategy)
 
 
-def _plain(error: BundleError) -> str:
-    # Without the path of the server's temporary file, which means nothing to the sender.
-    text = str(error)
-    return text.rsplit("/", 1)[-1] if text.startswith("/") else text
+def _plain(error: BundleError, received: Path) -> str:
+    # Without the paths of the server's temporary files, which mean nothing to the sender.
+    text = str(error).replace(str(received), "the bundle")
+    text = _UNPACKED.sub(lambda found: found[1] or "the bundle", text)
+    if isinstance(error, SignatureError):
+        return f"{text}; add its publisher's key to `publisher_keys` in server.toml"
+    return text
 
 
 ROUTES = (

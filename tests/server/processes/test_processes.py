@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import urllib3
 
+from archipel.bundle import load_public_key
 from archipel.errors import ClientError, RefusedError, UnreachableError
 from archipel.protocol import messages
 from archipel.server.operator import OperatorClient
@@ -182,7 +183,17 @@ def test_what_cannot_start_says_why_in_one_line_and_what_is_killed_leaves_no_pro
             f"Error: 127.0.0.1 port {port}: in use by another program; choose another with --port"
         )
     assert "archipel serve init" in refused(tmp_path, 0)
+    public = server.folder / "server.key.pub"
+    public.unlink()
+    (server.folder / "server.key").chmod(0o604)
+    assert "run: chmod 600 " in refused(server.folder, 0)
+    (server.folder / "server.key").chmod(0o600)
     server.start()
+    with OperatorClient(server.url, "wrong") as stranger, pytest.raises(RefusedError):
+        next(stranger.tasks())
+    for name in ("archipel.db", "server.log", "requests.log"):
+        assert (server.folder / name).stat().st_mode & 0o077 == 0, name
+    assert load_public_key(public) == load_settings(server.folder, environment={}).public_key
     assert "another server is running on this data folder" in refused(server.folder, 0)
     # A killed supervisor takes its children with it.
     assert set(server.children()) == {"coordinator", "gunicorn", "worker"}

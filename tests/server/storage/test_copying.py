@@ -64,6 +64,17 @@ def test_there_and_back(source: InFolder, bucket: TestBucket, tmp_path: Path) ->
     } == before
 
 
+def test_a_relative_target_is_below_the_working_directory(
+    source: InFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = source.settings.folder
+    done = CliRunner().invoke(archipel, ["serve", "copy", folder, "blobs2"], catch_exceptions=False)
+    assert done.output.splitlines()[1] == f'the server uses them with the setting  blobs = "{tmp_path}/blobs2"'
+    assert InFolder(load_settings(folder, environment={}, blobs=f"{tmp_path}/blobs2")).files() == source.files()
+    assert not (Path(folder) / "blobs2").exists()
+
+
 def test_damaged_sources_and_running_servers_are_refused(source: InFolder, bucket: TestBucket) -> None:
     digest = hashlib.sha256(b"hello").hexdigest()
     source.write(f"sha256/2c/{digest}", b"hellO")

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from archipel.client import Agent, AgentConfig
-from archipel.errors import ClientError, TlsError, UnreachableError
+from archipel.errors import TlsError, UnreachableError
 from archipel.protocol.identity import EnrolmentToken, mint_token
 from archipel.protocol.sealed import public_bytes
 from archipel.protocol.tls import client_context, server_context
@@ -77,16 +77,32 @@ def test_a_check_in_over_tls(server: Server, authority: Authority, data_folder: 
     for wrong in ({}, {"ca_file": Authority(tmp_path, "another").file}):
         with pytest.raises(UnreachableError, match="certificate verify failed"):
             agent(tmp_path, data_folder, url, **wrong)
-    with OperatorClient(url, data_folder[1]) as operator, pytest.raises(UnreachableError, match="verify failed"):
-        operator.health()
+    assert no_answer(url, data_folder, None) == (
+        f"{url}: no answer to GET /v1/health (certificate verify failed: unable to get local issuer certificate; "
+        "give its authority with --ca)"
+    )
     # A certificate for another machine.
     elsewhere = url.replace("127.0.0.1", "localhost")
     with pytest.raises(UnreachableError, match="not valid for 'localhost'"):
         agent(tmp_path, data_folder, elsewhere, ca_file=authority.file)
+    assert no_answer(elsewhere, data_folder, authority).endswith("not valid for 'localhost')")
     # Plain HTTP is not answered.
-    with OperatorClient(url.replace("https", "http"), data_folder[1]) as operator, pytest.raises(ClientError):
-        operator.health()
+    assert "with TLS starts with https://" in no_answer(url.replace("https", "http"), data_folder, None)
     assert too_old(url) == "TLSV1_ALERT_PROTOCOL_VERSION"
+    assert server.stop() == 0
+
+
+def no_answer(url: str, data_folder: Any, authority: Authority | None) -> str:
+    """What the operator's client says."""
+    tls = None if authority is None else client_context(authority.file)
+    with OperatorClient(url, data_folder[1], tls=tls) as operator, pytest.raises(UnreachableError) as refusal:
+        operator.health()
+    return str(refusal.value)
+
+
+def test_tls_to_a_server_without_it(server: Server, data_folder: Any) -> None:
+    url = server.start().replace("http", "https")
+    assert "without TLS starts with http://" in no_answer(url, data_folder, None)
     assert server.stop() == 0
 
 
@@ -124,6 +140,7 @@ def test_a_check_in_with_certificates_at_both_ends(
     for wrong in ({}, {"client_certificate": foreign, "client_key": foreign_key}):
         with pytest.raises(UnreachableError):
             agent(tmp_path, data_folder, url, **trusted, **wrong)
+    assert "give one with --client-certificate" in no_answer(url, data_folder, authority)
     refusals = [line for line in server_log(server) if "Traceback" in line]
     assert refusals == []
     assert server.stop() == 0

@@ -1,0 +1,77 @@
+"""Somebody waits for a task while the server is restarted."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from archipel.errors import UnreachableError
+from archipel.server import OperatorClient, TaskRequest
+from tests.server.processes.serving import Server
+
+
+@pytest.fixture
+def server(data_folder: Any) -> Iterator[Server]:
+    made = Server(data_folder[0])
+    made.start()
+    yield made
+    if made.process.poll() is None:
+        made.stop()
+
+
+@pytest.fixture
+def operator(server: Server, data_folder: Any) -> Iterator[OperatorClient]:
+    with OperatorClient(server.url, data_folder[1]) as client:
+        yield client
+
+
+@pytest.fixture
+def task(operator: OperatorClient, bundle_maker: Any, data_folder: Any, tmp_path: Path) -> str:
+    bundle = operator.upload_bundle(bundle_maker(tmp_path, data_folder[2].publisher)).digest
+    request = TaskRequest(name="t", population="pupils", bundle=bundle, rounds=1, min_cohort=3, cohort=5)
+    return operator.create_task(request).task_id
+
+
+def test_a_restart_is_waited_for(server: Server, operator: OperatorClient, data_folder: Any, task: str) -> None:
+    environment = {**os.environ, "ARCHIPEL_TOKEN": data_folder[1]}
+    watch = subprocess.Popen(
+        [sys.executable, "-m", "archipel.cli.main", "task", "watch", task, "--server", server.url],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+    assert watch.stdout is not None
+    assert watch.stderr is not None
+    assert watch.stdout.readline().startswith("running: 0 of 1 rounds")
+    server.stop()
+    lost = watch.stderr.readline()
+    assert lost.startswith(f"{server.url}: no answer to GET /v1/tasks/{task} (")
+    assert lost.endswith("; trying again\n")
+    server.start(int(server.url.rpartition(":")[2]))
+    assert watch.stderr.readline() == "the server is back\n"
+    operator.cancel(task)
+    out, err = watch.communicate(timeout=20)
+    assert out.startswith("cancelled: ")
+    assert err == "archipel: task 't' cancelled: cancelled by the operator\n"
+
+
+def test_an_outage_is_not_waited_for_for_ever(
+    server: Server, operator: OperatorClient, task: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("archipel.server.operator_registry.OUTAGE_SECONDS", 0.2)
+    seen: list[bool] = []
+    operator.on_outage = lambda error: seen.append(error is not None)
+    with pytest.raises(UnreachableError, match="connection refused"):
+        operator.wait_task(task, poll=0.05, on_change=lambda _: server.stop() and None)
+    assert seen == [True]
+    # A server that was never there is a wrong address.
+    with pytest.raises(UnreachableError):
+        operator.wait_task(task)
+    assert seen == [True]
