@@ -69,8 +69,9 @@ class TaskRequest(Message, frozen=True, kw_only=True):
     `max_examples` of each device, with the weights `weights` (null: the bundle's own). Analytics sums what the bundle's
     `program` computes.
 
-    `eligibility` is an expression over the attributes that devices report (see archipel.server.eligibility). A device
-    gives at most `max_contributions` updates, and rests for `rest_seconds` from the start of a round that it was in.
+    `eligibility` is an expression over the attributes that devices report (docs/operations.md, "Whom a task takes"). A
+    device gives at most `max_contributions` updates, and rests for `rest_seconds` from the start of a round that it was
+    in.
     """
 
     name: Name
