@@ -14,51 +14,60 @@ Attribute = str | float | bool
 
 @dataclass(frozen=True, kw_only=True)
 class AgentConfig:
-    """Settings of one agent. Sizes are in bytes, times in seconds. Raises ClientError for a value out of range."""
+    """Settings of one agent. Sizes are in bytes, times in seconds. Raises ClientError for a value out of range.
+
+    Where and who:
+
+    folder: key, identity, cache, journal and device state; one agent per folder.
+    server: URL; empty: the one in the enrolment token. Its key stays pinned to the token's.
+    ca_file: PEM file of the authorities that may have certified the server's TLS certificate; None: the system's.
+    client_certificate, client_key: PEM files that this device shows to a server that asks for a certificate; a key of
+        None is in the certificate's file.
+    attributes: what the device tells about itself whenever it checks in, for the eligibility of tasks.
+
+    What the owner allows:
+
+    allow_plain: whether the device takes part in rounds where the server sees its update.
+    max_peak_bytes: a bundle whose programs may need more memory is refused.
+    max_upload_bytes: a bundle that uploads more in a round is refused.
+    max_download_bytes: a larger bundle or set of weights is not fetched.
+    max_cache_bytes: bundles and weights on disk; those that were not used for longest go first.
+    threads: of one operator while training.
+
+    Patience:
+
+    connect_timeout, read_timeout, request_timeout: for a connection, for a silent server, for one request in all.
+    attempts: how often a request is tried before the server counts as unreachable.
+    backoff: first wait between attempts; it doubles, with jitter, up to `max_wait`.
+    max_wait: the longest wait between two requests that the server or the backoff can cause while working.
+    patience: how long a round goes on without an answer from the server.
+    round_timeout: how long a round may take in all; a server that never ends one is left.
+    pause_seconds: how long until conditions that did not hold are asked again.
+    poll_jitter: each wait is longer or shorter by up to this share of it, so that devices do not ask all at once.
+    """
 
     folder: Path
-    """Key, identity, cache, journal and device state; one agent per folder."""
     server: str = ""
-    """URL; empty: the one in the enrolment token. Its key stays pinned to the token's."""
     ca_file: Path | None = None
-    """PEM file of the authorities that may have certified the server's TLS certificate; None: those of the system."""
     client_certificate: Path | None = None
-    """PEM file of the certificate that this device shows to a server that asks for one."""
     client_key: Path | None = None
-    """PEM file of its private key; None: it is in the same file."""
     attributes: Mapping[str, Attribute] = field(default_factory=dict)
-    """What the device tells about itself when it checks in."""
     allow_plain: bool = False
-    """Whether the device takes part in rounds where the server sees its update."""
     max_peak_bytes: int = 512 << 20
-    """A bundle whose programs may need more memory is refused."""
     max_upload_bytes: int = 64 << 20
-    """A bundle that uploads more in a round is refused."""
     max_download_bytes: int = 256 << 20
-    """A larger bundle or set of weights is not fetched."""
     max_cache_bytes: int = 512 << 20
-    """Bundles and weights that were not used for longest go first."""
     threads: int = 1
-    """Threads of one operator while training."""
     connect_timeout: float = 10.0
     read_timeout: float = 30.0
-    """How long the server may be silent."""
     request_timeout: float = 300.0
-    """How long one request may take in all."""
     attempts: int = 4
-    """How often a request is tried before the server counts as unreachable."""
     backoff: float = 0.25
-    """First wait between attempts; it doubles, with jitter, up to `max_wait`."""
     max_wait: float = 60.0
-    """The longest wait between two requests that the server or the backoff can cause while working."""
     patience: float = 120.0
-    """How long a round goes on without an answer from the server."""
     round_timeout: float = 3600.0
-    """How long a round may take in all; a server that never ends one is left."""
     pause_seconds: float = 30.0
-    """How long until conditions that did not hold are asked again."""
     poll_jitter: float = 0.2
-    """Each wait is longer or shorter by up to this share of it, so that devices do not ask all at once."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "folder", Path(self.folder))

@@ -182,8 +182,8 @@ class Gate(Message, frozen=True, kw_only=True):
 class RolloutRequest(Message, frozen=True, kw_only=True):
     """Bring `version` of `model` to more and more devices, and to all of them after the last of `stages`.
 
-    `eligibility` is an expression over the attributes that devices report (see archipel.server.eligibility): the
-    percentages are of the devices for which it is true. That there is no `gate` between the stages has to be said:
+    `eligibility` is an expression over the attributes that devices report (docs/operations.md, "Whom a task takes"):
+    the percentages are of the devices for which it is true. That there is no `gate` between the stages has to be said:
     "none".
     """
 

@@ -69,9 +69,9 @@ class TaskRequest(Message, frozen=True, kw_only=True):
     `max_examples` of each device, with the weights `weights` (null: the bundle's own). What a bundle's `evaluate` sums
     up is asked for as the mean, and its `correct` as `accuracy`. Analytics sums what the bundle's `program` computes.
 
-    `eligibility` is an expression over the attributes that devices report (see archipel.server.eligibility). A device
-    gives at most `max_contributions` updates, and rests for `rest_seconds` from the start of a round that it was in.
-    With `devices_of` only devices are taken whose updates are in the sum of that round, which is committed.
+    `eligibility` is an expression over the attributes that devices report (docs/operations.md, "Whom a task takes"). A
+    device gives at most `max_contributions` updates, and rests for `rest_seconds` from the start of a round that it was
+    in. With `devices_of` only devices are taken whose updates are in the sum of that round, which is committed.
     """
 
     name: Name

@@ -20,6 +20,7 @@ from tests.docs.conftest import ROOT, blocks
 RUNNABLE = {"python", "sh"}
 RUN = {
     "README.md",
+    "docs/agent.md",
     "docs/compression.md",
     "docs/device.md",
     "docs/importing.md",

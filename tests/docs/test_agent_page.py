@@ -1,0 +1,46 @@
+"""The code of docs/agent.md runs, with a server that has a task for its device; its settings are the agent's."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import select
+
+from archipel.client import AgentConfig
+from archipel.protocol.sealed import encode
+from archipel.server.models import CheckInRow
+from tests.client.conftest import *  # noqa: F403  (fixtures)
+from tests.docs.conftest import ROOT, blocks
+
+
+def test_the_page_runs(federation: Any, tmp_path: Path, shell: dict[str, str]) -> None:
+    (tmp_path / "device.token").write_bytes(encode(federation.token()))
+    federation.task(eligibility='app == "2.2" and ram >= 1GiB and charging', min_cohort=3, cohort=3)
+    code = "\n".join(text for language, _, text in blocks("docs/agent.md") if language == "python")
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=shell, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert re.match(r"enrolled  \{'population': 'pupils'\}\nwaiting  .*\nwaiting \n", done.stdout)
+    [task] = federation.operator.tasks()
+    assert task.waiting_for == "1 device waiting; 3 needed, 1 enrolled in population 'pupils'"
+    with federation.server._services.database.read() as session:
+        [told] = session.scalars(select(CheckInRow.attributes))
+    assert told == {"app": "2.2", "ram": 4 * 2**30, "charging": True}
+
+
+def test_settings_are_those_of_the_agent() -> None:
+    defaults = {each.name: each.default for each in fields(AgentConfig)}
+    table = re.findall(r"^\| `(\w+)` \| (.+?) \|", (ROOT / "docs" / "agent.md").read_text(), re.M)
+    for name, default in table:
+        size = re.fullmatch(r"(\d+) MiB", default)
+        told = int(size[1]) << 20 if size else {"`False`": False, "1": 1}.get(default)
+        assert name == "attributes" or told == defaults[name], name
+    assert {"attributes", "allow_plain", "max_peak_bytes"} <= {name for name, _ in table}
+    documented = set(re.findall(r"\w+", AgentConfig.__doc__ or ""))
+    assert set(defaults) <= documented
