@@ -8,6 +8,9 @@ import numpy as np
 import pytest
 
 from archipel.bundle import read_weights, write_weights
+from archipel.server import folding
+from archipel.server.models import Device
+from archipel.server.revocation import revoke
 
 Update = dict[str, np.ndarray]
 
@@ -146,3 +149,45 @@ def test_updates_that_change_nothing_are_folded_too(world: Any, monkeypatch: pyt
         device.updating(**nothing)
         world.settle()
     assert world.rounds(task["task_id"])[0]["phase"] == "committed"
+
+
+def test_an_update_that_comes_again_is_kept_once_and_not_after_it_was_summed(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folding, "BATCH", 2)
+    world.create_task(privacy="plain", threshold=None, cohort=4)
+    devices = world.add_devices(4)
+    world.start_round(devices)
+    updates = [encoded(update(index)) for index in range(4)]
+    devices[0].upload(updates[0])
+    (kept,) = world.stored("updates")
+    devices[0].upload(updates[0])
+    assert set(world.stored("updates")) == {kept}
+    assert devices[0].try_upload(updates[1])[0] == 409
+    assert set(world.stored("updates")) == {kept}
+    devices[1].upload(updates[1])
+    world.settle()
+    (total,) = world.stored("updates")
+    assert "/sum." in total
+    # The sum has both: what is sent once more, because the answer was lost, changes nothing and stays nowhere.
+    devices[0].upload(updates[0])
+    assert set(world.stored("updates")) == {total}
+    for device, data in zip(devices[2:], updates[2:]):
+        device.upload(data)
+    world.settle()
+    assert devices[0].status().phase == "committed"
+
+
+def test_a_revoked_device_cannot_take_its_acknowledged_update_away(world: Any) -> None:
+    """A web process believes its session for some seconds more; the round counts on what was acknowledged."""
+    task = world.create_task(privacy="plain", threshold=None, cohort=3)
+    devices = world.add_devices(3)
+    world.start_round(devices)
+    for index, device in enumerate(devices):
+        device.upload(encoded(update(index)))
+    with world.services.database.write() as session:  # as another web process does it
+        revoke(session, session.get_one(Device, devices[0].id), world.clock.now)
+    status, answer = devices[0].try_upload(encoded(update(0)))
+    assert status == 403, answer
+    world.settle()
+    same(parameters(world, task), mean([update(index) for index in range(3)]))
