@@ -51,11 +51,11 @@ def upload_update(call: Call[None], round_id: str) -> Receipt:
             raise refuse(status, f"{length} bytes, an update of this round has {terms.update_bytes}")
     try:
         written = services.spool.receive(round_id, body_chunks(length))
-        if written.digest != digest:
+        wrong = _wrong(written, digest, terms.layout)
+        if wrong:
             written.discard()
-            raise refuse(422, f"the body's SHA-256 is {written.digest}, header {DIGEST_HEADER} says {digest}")
-        if terms.layout is not None:
-            _check(written, terms.layout)
+            find_seat(services, round_id, device_id)  # who is not in the round is told only that
+            raise refuse(422, wrong)
         name = services.spool.keep(round_id, device_id, written)
     except FileNotFoundError:
         find_seat(services, round_id, device_id).may_send(terms.phase, digest)  # it says how the round ended
@@ -80,12 +80,16 @@ def _drop_unless_wanted(services: Services, round_id: str, device_id: str, diges
         services.spool.drop(round_id, [name])
 
 
-def _check(written: Written, layout: Layout) -> None:
-    try:
-        decode_plain(written.temporary, layout)
-    except MessageError as error:
-        written.discard()
-        raise refuse(422, str(error)) from None
+def _wrong(written: Written, digest: str, layout: Layout | None) -> str:
+    """What is wrong with the bytes that arrived; empty where nothing is."""
+    if written.digest != digest:
+        return f"the body's SHA-256 is {written.digest}, header {DIGEST_HEADER} says {digest}"
+    if layout is not None:
+        try:
+            decode_plain(written.temporary, layout)
+        except MessageError as error:
+            return str(error)
+    return ""
 
 
 ROUTES = (
