@@ -100,6 +100,12 @@ class Database:
         with self._turn, Session(self._writer, expire_on_commit=False) as session, session.begin():
             yield session
 
+    @contextmanager
+    def _write_rows(self) -> Iterator[Connection]:
+        """As `write`, without objects: for little that is written often."""
+        with self._turn, self._writer.begin() as connection:
+            yield connection
+
     def together(self, work: Callable[[Connection], T]) -> T:
         """`work` in one writing transaction with what other threads want to write at this moment: one sync for all.
 
@@ -107,7 +113,7 @@ class Database:
         PostgreSQL it has a transaction of its own: those of one moment are synced together there anyway.
         """
         if self.engine.dialect.name != "sqlite":
-            with self._writer.begin() as connection:
+            with self._write_rows() as connection:
                 return work(connection)
         job: _Job[T] = _Job(work)
         with self._queue_lock:
@@ -121,7 +127,7 @@ class Database:
 
     def _commit(self, jobs: list[_Job[Any]]) -> None:
         try:
-            with self._turn, self._writer.begin() as connection:
+            with self._write_rows() as connection:
                 for job in jobs:
                     job.run(connection)
         except Exception as error:  # noqa: BLE001 - raised again, by the thread whose job it was

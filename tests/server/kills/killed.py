@@ -16,6 +16,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from sqlalchemy.orm import Session
+
 from archipel.server import folding
 from archipel.server.app import create_app
 from archipel.server.coordinator import Coordinator
@@ -114,17 +116,23 @@ def watch(point: Callable[[], None]) -> None:
     os.rmdir = watched(os.rmdir)
     Path.unlink = watched(Path.unlink)  # type: ignore[method-assign]
     Path.mkdir = watched(Path.mkdir)  # type: ignore[method-assign]
-    write = Database.write
+    for name in ("write", "_write_rows"):
+        setattr(Database, name, _watched_transaction(getattr(Database, name), point))
+
+
+def _watched_transaction(transaction: Callable[..., Any], point: Callable[[], None]) -> Callable[..., Any]:
+    """A point before its commit and one after it."""
 
     @contextmanager
-    def watched_write(database: Database) -> Iterator[Any]:
-        with write(database) as session:
-            yield session
-            session.flush()
+    def call(database: Database) -> Iterator[Any]:
+        with transaction(database) as opened:
+            yield opened
+            if isinstance(opened, Session):
+                opened.flush()
             point()
         point()
 
-    Database.write = watched_write  # type: ignore[method-assign,assignment]
+    return call
 
 
 def _request(app: Any, method: str, path: str, body: bytes | None, headers: dict[str, str]) -> tuple[int, bytes]:

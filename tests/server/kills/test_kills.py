@@ -161,7 +161,7 @@ POINTS = {"secure": 160, "plain": 125, "buffered": 250, "evaluated": 115}
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_the_points_are_fewer_than_counted_for(world: Any, scenario: str) -> None:
     server = run(world, scenario, 0)
-    assert 0.8 * POINTS[scenario] < server.points < POINTS[scenario], server.points
+    assert 0.8 * POINTS[scenario] < server.points < POINTS[scenario], (scenario, server.points)
 
 
 @pytest.mark.parametrize(
