@@ -72,6 +72,7 @@ def test_a_buffered_round_shows_whose_updates_came_into_it(archipel: Command, re
     world.start_round(devices)
     for device in devices:
         device.updating(**{"w.update": [[0, 0]] * 3, "b.update": [0, 0], "weight": 1.0})
+        world.clock.now += 1
         world.settle()
     # By number: the clock of this test stands still.
     first, second = sorted(archipel("round", "list", task["task_id"])[0].splitlines()[1:], key=lambda x: x.split()[1])

@@ -200,6 +200,7 @@ def test_a_group_that_is_not_needed_any_more_says_so(world: Any) -> None:
     for group in (devices[:3], devices[3:]):
         world.clock.now += 1
         world.start_round(group)
+        world.clock.now += 1
     world.run_to("unmasking", devices[:3])
     for device in devices[:3]:
         device.unmasking()
