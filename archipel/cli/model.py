@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from archipel.cli.remote import as_json, fields, moment, remote, save, show, table
+from archipel.cli.remote import as_json, fields, metrics_line, moment, remote, save, show, table
 from archipel.errors import CommandError
 from archipel.server import OperatorClient
 from archipel.server.registry_resources import ModelInfo, VersionDetail, VersionInfo, VersionRequest
@@ -201,7 +201,7 @@ def _evaluations(found: VersionDetail) -> list[str]:
     rows = [
         (
             each.task_id, str(each.devices), f"{each.examples:.0f}", moment(each.ended),
-            "  ".join(f"{name} {value:.6g}" for name, value in sorted(each.metrics.items())),
+            metrics_line(dict(sorted(each.metrics.items())), each.clamped),
         )
         for each in found.evaluations
     ]  # fmt: skip

@@ -111,8 +111,18 @@ def request_key(made: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]
 def read_request(file: Path, kind: type[T], **more: object) -> T:
     """The request in `file` (TOML), with the fields `more`. Raises CommandError where it is none."""
     try:
-        return written.convert({**tomllib.loads(file.read_text(encoding="utf-8")), **more}, kind)
+        return written.convert({**read_toml(file), **more}, kind)
     except ValueError as error:
+        raise CommandError(f"{file}: {error}") from None
+
+
+def read_toml(file: Path) -> dict[str, Any]:
+    """Raises CommandError where it is no TOML."""
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except UnicodeDecodeError:
+        raise CommandError(f"{file}: no TOML, which is text in UTF-8") from None
+    except tomllib.TOMLDecodeError as error:
         raise CommandError(f"{file}: {error}") from None
 
 
@@ -134,7 +144,13 @@ def result_line(result: RoundResult | None) -> str:
     if result is None:
         return ""
     single = {name: each.value for name, each in result.statistics.items() if each.value is not None}
-    return ", ".join(f"{name} {value:.6g}" for name, value in {**result.metrics, **single}.items())
+    return metrics_line({**result.metrics, **single}, result.clamped)
+
+
+def metrics_line(metrics: Mapping[str, float], clamped: Mapping[str, float]) -> str:
+    """Names and numbers, and which of them are no measurements."""
+    beyond = {name: " (beyond its range)" for name, share in clamped.items() if share}
+    return ", ".join(f"{name} {value:.6g}{beyond.get(name, '')}" for name, value in metrics.items())
 
 
 def show(values: msgspec.Struct | Sequence[msgspec.Struct], as_json: bool, lines: Iterable[str]) -> None:

@@ -12,6 +12,7 @@ from archipel.cli.remote import (
     fields,
     moment,
     read_request,
+    read_toml,
     remote,
     request_key,
     result_line,
@@ -57,6 +58,8 @@ def task() -> None:
 def create(client: OperatorClient, file: Path, bundle: Path | None, key: str | None, as_json: bool) -> None:
     """Start what FILE (TOML) asks for."""
     # What is wrong with the file is said before anything is uploaded.
+    if bundle is not None and "bundle" in read_toml(file):
+        raise CommandError(f"{file}: it names a bundle, and so does --bundle; leave one of them away")
     request = read_request(file, TaskRequest, **({} if bundle is None else {"bundle": "0" * 64}))
     if bundle is not None:
         request = msgspec.structs.replace(request, bundle=client.upload_bundle(bundle).digest)

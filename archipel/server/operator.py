@@ -219,7 +219,7 @@ class OperatorClient(RegistryCalls):
             _news,
             lambda task: (
                 f"task {task.name!r} is {task.state}: {task.rounds_committed} of {task.rounds} rounds, "
-                f"{task.waiting} devices waiting, at least {task.min_cohort} needed"
+                + (task.waiting_for or f"{task.waiting} devices waiting, at least {task.min_cohort} needed")
             ),
             timeout=timeout,
             poll=poll,

@@ -98,13 +98,15 @@ class VersionInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
 
 
 class Evaluation(Message, frozen=True, kw_only=True, omit_defaults=False):
-    """What the devices of one round of an evaluation task found: means of `metrics` over `examples` examples."""
+    """What the devices of one round of an evaluation task found: means of `metrics` over `examples` examples, and what
+    was `clamped` (see RoundResult)."""
 
     task_id: RoundId
     round_id: RoundId
     devices: int
     examples: float
     metrics: dict[str, float]
+    clamped: dict[str, float]
     ended: float
 
 

@@ -128,6 +128,7 @@ def evaluations_of(session: Session, model: Model, version: ModelVersion) -> lis
                 devices=result.devices,
                 examples=result.examples or 0.0,
                 metrics=result.metrics,
+                clamped=result.clamped,
                 ended=row.ended,
             )
         )

@@ -30,21 +30,24 @@ def waiting_for(session: Session, task: Task, candidates: int, *, now: float, wi
     known = session.scalar(select(func.count()).select_from(enrolled.limit(needed).subquery())) or 0
     if not known:
         return f"no device is enrolled in population {task.population!r}"
-    reasons = [f"no device of the population reports {name!r}" for name in _unknown(session, task)]
+    reasons = _nobody(session, task)
     if not reasons:
         reasons = [_who_waits(session, task, candidates, now, window)]
     few = f", {known} enrolled in population {task.population!r}" if known < needed else ""
     return "; ".join([*reasons, f"{needed} needed{few}"])
 
 
-def _unknown(session: Session, task: Task) -> list[str]:
-    """Attributes of the task's expression that none of the devices has reported that were here last."""
-    names = parse_eligibility(task.eligibility).names
-    if not names:
+def _nobody(session: Session, task: Task) -> list[str]:
+    """Why none of the devices that were here last is eligible, whether they wait or are busy; empty if one is."""
+    test = parse_eligibility(task.eligibility)
+    if not test.names:
         return []
     query = select(CheckInRow.attributes).where(CheckInRow.population == task.population)
-    reported = session.scalars(query.order_by(CheckInRow.due.desc()).limit(MOST)).all()
-    return sorted(names.difference(*reported)) if reported else []
+    reported = session.scalars(query.order_by(CheckInRow.last_seen.desc()).limit(MOST)).all()
+    unknown = test.names.difference(*reported) if reported else ()
+    if unknown or any(map(test, reported)) or not reported:
+        return [f"no device of the population reports {name!r}" for name in sorted(unknown)]
+    return [f"of the {_number(len(reported), 'device')} that were here last none is eligible"]
 
 
 def _who_waits(session: Session, task: Task, candidates: int, now: float, window: float) -> str:
@@ -55,7 +58,7 @@ def _who_waits(session: Session, task: Task, candidates: int, now: float, window
     target = target_of(task)
     able = [row.device_id for row in here if target.takes(row.device_id, row.attributes)]
     if not able:
-        return f"none of {_number(len(here), 'device')} that wait is eligible"
+        return f"of {_number(len(here), 'waiting device')} none is eligible"
     if task.max_contributions is not None and not candidates:
         given = session.scalars(have_given(task).where(Answer.device_id.in_(able))).all()
         if len(given) == len(able):

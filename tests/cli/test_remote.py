@@ -16,11 +16,13 @@ import pytest
 from werkzeug.serving import make_server
 
 from archipel import bundle as b
+from archipel.cli.remote import result_line
 from archipel.client import Agent, AgentConfig
 from archipel.errors import RefusedError
 from archipel.protocol.identity import EnrolmentToken
 from archipel.protocol.sealed import decode, public_bytes
 from archipel.server import create_app, init_data_folder, load_settings
+from archipel.server.resources import RoundResult
 from archipel.server.services import Services
 from tests.server.conftest import make_bundle
 
@@ -284,3 +286,17 @@ def test_the_audit_log_and_its_heads(archipel: Command, served: Path, task: dict
     head["signature"] = base64.b64encode(signature).decode()
     (served / "heads").write_text("\n".join([json.dumps(head), *others]) + "\n")
     assert "does not verify" in archipel(*check, code=1)[1]
+
+
+def test_a_bundle_is_named_once(archipel: Command, served: Path) -> None:
+    file = served / "twice.toml"
+    file.write_text(f'bundle = "{"0" * 64}"\n{TASK}')
+    said = archipel("task", "create", str(file), "--bundle", str(served / "tiny.bundle"), code=1)[1]
+    assert "it names a bundle, and so does --bundle" in said
+    said = archipel("task", "create", str(served / "tiny.bundle"), code=1)[1]
+    assert "tiny.bundle: no TOML, which is text in UTF-8" in said
+
+
+def test_a_number_that_is_a_bound_is_marked() -> None:
+    result = RoundResult(devices=3, metrics={"loss": 0.0468, "accuracy": 0.99}, clamped={"loss": 0.4})
+    assert result_line(result) == "loss 0.0468 (beyond its range), accuracy 0.99"

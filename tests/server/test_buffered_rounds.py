@@ -198,7 +198,6 @@ def test_a_group_that_is_not_needed_any_more_says_so(world: Any) -> None:
     task = asynchronous(world, privacy="secure", threshold=3, cohort=3, rounds=1)
     devices = world.add_devices(6)
     for group in (devices[:3], devices[3:]):
-        world.clock.now += 1
         world.start_round(group)
         world.clock.now += 1
     world.run_to("unmasking", devices[:3])

@@ -142,10 +142,16 @@ def test_a_task_that_cannot_go_on_says_what_it_waits_for(world: Any) -> None:
     assert waits_for(world, other) == "no device is enrolled in population 'plnat'"
     assert waits_for(world, few) == "5 devices waiting; 6 needed, 5 enrolled in population 'pupils'"
     assert waits_for(world, misspelt) == "no device of the population reports 'rma'; 3 needed"
-    assert waits_for(world, wrong) == "none of 5 devices that wait is eligible; 3 needed"
+    nobody = "of the 5 devices that were here last none is eligible; 3 needed"
+    assert waits_for(world, wrong) == nobody
     assert waits_for(world, some) == "3 of 5 devices that wait may take part; 4 needed"
     world.operator("POST", f"/v1/tasks/{some['task_id']}/pause")
     assert waits_for(world, some) == ""
+    world.create_task()
+    world.settle()
+    assert all(device.join() for device in devices)
+    assert waits_for(world, wrong) == nobody  # also while they are busy elsewhere
+    assert waits_for(world, few) == "no device is waiting; 6 needed, 5 enrolled in population 'pupils'"
 
 
 @pytest.mark.parametrize("privacy", ["secure", "plain"])
