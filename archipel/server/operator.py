@@ -7,7 +7,7 @@ import ssl
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 
 import msgspec
 import numpy as np
@@ -48,6 +48,8 @@ from archipel.server.resources import (
 
 T = TypeVar("T")
 PAGE = 100
+SEGMENT = re.compile("[A-Za-z0-9][A-Za-z0-9._-]*")
+"""Of a path: ids and names are nothing else, so what stands for one in an address cannot lead elsewhere."""
 ACCESS_TOKEN = re.compile("[!-~]{1,256}")
 """Printable ASCII without blanks: anything else is some other file's content."""
 
@@ -157,7 +159,7 @@ class OperatorClient(RegistryCalls):
         return self._items("/v1/populations", PopulationPage)
 
     def population(self, name: str) -> PopulationInfo:
-        return self._call("GET", f"/v1/populations/{quote(name, safe='')}", PopulationInfo)
+        return self._call("GET", f"/v1/populations/{name}", PopulationInfo)
 
     def devices(self, *, population: str | None = None, state: str | None = None) -> Iterator[DeviceInfo]:
         """Devices, newest first. `state`: "active" or "revoked"."""
@@ -264,6 +266,9 @@ class OperatorClient(RegistryCalls):
         headers: Mapping[str, str] | None = None,
         repeat: bool = False,
     ) -> urllib3.BaseHTTPResponse:
+        for segment in path.partition("?")[0].split("/")[1:]:
+            if not SEGMENT.fullmatch(segment):
+                raise ClientError(f"{segment!r}: expected an id or a name of letters, digits, '.', '_' and '-'")
         retries = urllib3.Retry(
             total=3,
             allowed_methods=None,

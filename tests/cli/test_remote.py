@@ -300,3 +300,9 @@ def test_a_bundle_is_named_once(archipel: Command, served: Path) -> None:
 def test_a_number_that_is_a_bound_is_marked() -> None:
     result = RoundResult(devices=3, metrics={"loss": 0.0468, "accuracy": 0.99}, clamped={"loss": 0.4})
     assert result_line(result) == "loss 0.0468 (beyond its range), accuracy 0.99"
+
+
+@pytest.mark.parametrize("name", ["../../x", "%00", "", "a b", ".."])
+def test_what_is_no_id_leads_nowhere(archipel: Command, served: Path, name: str) -> None:
+    assert "expected an id or a name" in archipel("task", "show", name, code=1)[1]
+    assert "expected an id or a name" in archipel("population", "show", name, code=1)[1]
