@@ -1,4 +1,4 @@
-"""What a round has settled, from the form of its updates to U4. It cannot change any more, so it is read once."""
+"""What a round has settled: U1 with its keys, U2, U3 and U4. It cannot change any more, so it is read once."""
 
 from __future__ import annotations
 
@@ -12,14 +12,12 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from archipel.bundle import decode_manifest
-from archipel.protocol.messages import Chain, Cohort, Confirmations, Confirmed, Member, Phase, Survivors
+from archipel.protocol.messages import Chain, Cohort, Confirmations, Confirmed, Member, Survivors
 from archipel.protocol.sealed import Sealed, decode, encode
 from archipel.protocol.secagg import cohort_digest
 from archipel.protocol.uploads import upload_layout
 from archipel.protocol.vector import Layout
-from archipel.server.database import Database
 from archipel.server.models import Answer, BundleRow, Device, Round, Task
-from archipel.server.problems import refuse
 from archipel.server.rounds import answered, read_plan
 
 T = TypeVar("T")
@@ -41,16 +39,6 @@ class FrozenSurvivors:
     message: bytes
     survivors: Survivors
     sharers: frozenset[str]
-
-
-@dataclass(frozen=True)
-class UploadTerms:
-    """Of a round's updates: the `phase` that they belong to, their bytes, and what a plain one must hold (of masked
-    ones nothing can be said)."""
-
-    phase: Phase
-    update_bytes: int
-    layout: Layout | None
 
 
 class FrozenRounds:
@@ -97,23 +85,17 @@ class FrozenRounds:
 
         return self._once("confirmations", round_id, make)
 
-    def upload_terms(self, database: Database, round_id: str) -> UploadTerms:
-        """Settled from the start. Raises ApiError 404 where there is no such round."""
+    def layout(self, session: Session, round_id: str) -> Layout:
+        """Of the round's updates; settled from the start."""
 
-        def make() -> UploadTerms:
-            with database.read() as session:
-                current = session.get(Round, round_id)
-                if current is None:
-                    raise refuse(404, f"no round {round_id}")
-                task = session.get_one(Task, current.task_id)
-                manifest = decode_manifest(session.get_one(BundleRow, task.bundle).manifest)
+        def make() -> Layout:
+            current = session.get_one(Round, round_id)
+            task = session.get_one(Task, current.task_id)
+            bundle = session.get_one(BundleRow, task.bundle)
             plan = read_plan(current)
-            if plan.privacy == "secure":
-                return UploadTerms("masking", current.update_bytes, None)
-            layout = upload_layout(manifest, plan.kind, plan.program, plan.metrics)
-            return UploadTerms("updating", current.update_bytes, layout)
+            return upload_layout(decode_manifest(bundle.manifest), plan.kind, plan.program, plan.metrics)
 
-        return self._once("upload terms", round_id, make)
+        return self._once("layout", round_id, make)
 
     def _once(self, what: str, round_id: str, make: Callable[[], T]) -> T:
         key = (what, round_id)

@@ -13,9 +13,6 @@ from archipel.protocol.uploads import CLAMPED
 from archipel.protocol.vector import DecodedSum
 from archipel.server.resources import RoundResult, StatisticResult
 
-CLAMPED_SHARE = 1e-3
-"""A smaller share of the examples is no news."""
-
 
 def evaluation(plan: RoundPlan, manifest: Manifest, total: DecodedSum, devices: int) -> RoundResult:
     """Means over all examples; none where no device had any."""
@@ -26,8 +23,7 @@ def evaluation(plan: RoundPlan, manifest: Manifest, total: DecodedSum, devices: 
         devices=devices,
         examples=weight * plan.max_examples,
         metrics={name: value for name, value in means.items() if not name.startswith(CLAMPED)},
-        # Sums of secure rounds come in steps of the fixed-point encoding.
-        clamped={name: share for name, share in clamped.items() if share > CLAMPED_SHARE},
+        clamped={name: share for name, share in clamped.items() if share > 0},
     )
 
 

@@ -31,12 +31,19 @@ class Seat:
     phase_ends: float
     reason: str
     plan_digest: str
+    update_bytes: int
     answers: Mapping[str, str] = field(default_factory=dict)
+    privacy: str = "secure"
     buffer_ends: float | None = None
     task_over: str = ""
     now: float = 0.0
     staleness: int = 0
     max_staleness: int = 0
+
+    @property
+    def uploads_in(self) -> str:
+        """The phase that its update belongs to."""
+        return "masking" if self.privacy == "secure" else "updating"
 
     def may_send(self, phase: str, digest: str) -> bool:
         """True to store it, False when these very bytes are stored already. Raises ApiError 409 or 410."""
@@ -90,6 +97,8 @@ _SEAT = (
         Round.phase_ends,
         Round.reason,
         Round.plan_digest,
+        Round.update_bytes,
+        Task.privacy,
         Task.state,
         Task.request,
         Task.rounds_committed,
@@ -139,7 +148,9 @@ def _seat(rows: Sequence[Any], round_id: str, device_id: str, now: float) -> Sea
         phase_ends=row.phase_ends,
         reason=row.reason,
         plan_digest=row.plan_digest,
+        update_bytes=row.update_bytes,
         answers={each.answered: each.answer for each in rows if each.answered is not None},
+        privacy=row.privacy,
         buffer_ends=row.ends,
         task_over="" if row.state in LIVE else row.state,
         now=now,
@@ -150,8 +161,7 @@ def _seat(rows: Sequence[Any], round_id: str, device_id: str, now: float) -> Sea
 
 def store_answer(
     services: Services,
-    round_id: str,
-    device_id: str,
+    seat: Seat,
     phase: str,
     *,
     digest: str,
@@ -161,12 +171,12 @@ def store_answer(
 ) -> Receipt:
     """Record that the device answered, in one transaction with `also`. Durable when it returns.
 
-    Raises ApiError when the device is not in the round, when the phase is over or another message was stored.
+    Raises ApiError when the phase ended meanwhile or another message was stored.
     """
     row = {
-        "round_id": round_id,
+        "round_id": seat.round_id,
         "phase": phase,
-        "device_id": device_id,
+        "device_id": seat.device_id,
         "digest": digest,
         "size": size,
         "body": body,
@@ -174,7 +184,7 @@ def store_answer(
     }
 
     def store(connection: Connection) -> Receipt:
-        now = take_seat(connection, round_id, device_id, now=services.clock())
+        now = take_seat(connection, seat.round_id, seat.device_id, now=services.clock())
         if now.may_send(phase, digest):
             connection.execute(_STORE, row)
             if also is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 
 from sqlalchemy import Connection, and_, bindparam, insert, select
 
@@ -13,7 +12,6 @@ from archipel.protocol.messages import (
     Confirmations,
     ConfirmRequest,
     EncryptedShare,
-    Phase,
     Receipt,
     RoundStatus,
     Shares,
@@ -25,7 +23,7 @@ from archipel.protocol.secagg import check_advertisement, check_confirmation, ch
 from archipel.server.models import Participant, Round, Share, Task
 from archipel.server.problems import refuse, refusing
 from archipel.server.routes import DEVICE, READ, B, Call, Route
-from archipel.server.seats import Seat, find_seat, store_answer
+from archipel.server.seats import find_seat, store_answer
 
 _STATUS = (
     select(
@@ -72,7 +70,7 @@ def advertise(call: Call[AdvertiseRequest], round_id: str) -> Receipt:
     with refusing(422):
         check_advertisement(call.body.advertisement, seat.device_key, round_id, seat.plan_digest)
     body = encode(call.body.advertisement)
-    return _store(call, seat, "advertising", body=body)
+    return store_answer(call.services, seat, "advertising", digest=digest, size=len(call.raw), body=body)
 
 
 def cohort(call: Call[None], round_id: str) -> bytes:
@@ -105,7 +103,7 @@ def send_shares(call: Call[Shares], round_id: str) -> Receipt:
     def store_shares(connection: Connection) -> None:
         connection.execute(insert(Share), rows)
 
-    return _store(call, seat, "sharing", also=store_shares)
+    return store_answer(call.services, seat, "sharing", digest=digest, size=len(call.raw), also=store_shares)
 
 
 def inbox(call: Call[None], round_id: str) -> Shares:
@@ -139,7 +137,7 @@ def confirm(call: Call[ConfirmRequest], round_id: str) -> Receipt:
     with refusing(422):
         check_confirmation(call.body.confirmation, seat.device_key, round_id, told, cohort=session_digest)
     body = encode(call.body.confirmation)
-    return _store(call, seat, "confirming", body=body)
+    return store_answer(call.services, seat, "confirming", digest=digest, size=len(call.raw), body=body)
 
 
 def confirmations(call: Call[None], round_id: str) -> bytes:
@@ -159,21 +157,7 @@ def unmask(call: Call[Unmasking], round_id: str) -> Receipt:
         frozen = call.services.frozen.survivors(session, round_id)
     with refusing(422):
         check_unmasking(call.body, seat.device_id, frozen.sharers, frozen.survivors.devices)
-    return _store(call, seat, "unmasking", body=encode(call.body))
-
-
-def _store(
-    call: Call[B],
-    seat: Seat,
-    phase: Phase,
-    *,
-    body: bytes | None = None,
-    also: Callable[[Connection], None] | None = None,
-) -> Receipt:
-    return store_answer(
-        call.services, seat.round_id, seat.device_id, phase,
-        digest=_digest(call), size=len(call.raw), body=body, also=also,
-    )  # fmt: skip
+    return store_answer(call.services, seat, "unmasking", digest=digest, size=len(call.raw), body=encode(call.body))
 
 
 def _digest(call: Call[B]) -> str:

@@ -10,7 +10,6 @@ from sqlalchemy import bindparam, select
 from archipel.errors import ApiError, MessageError
 from archipel.protocol.messages import Receipt
 from archipel.protocol.plain import decode_plain
-from archipel.protocol.vector import Layout
 from archipel.server.api.bundles import body_chunks, declared_length
 from archipel.server.durable import Written
 from archipel.server.models import UPDATE_PHASES, Answer
@@ -21,7 +20,6 @@ from archipel.server.services import Services
 
 DIGEST_HEADER = "Digest-SHA256"
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-EARLY_BYTES = 256 << 10
 _WANTED = select(Answer.phase).where(
     Answer.of(bindparam("round_id"), bindparam("device_id")),
     Answer.phase.in_(UPDATE_PHASES),
@@ -40,56 +38,39 @@ def upload_update(call: Call[None], round_id: str) -> Receipt:
     digest = request.headers.get(DIGEST_HEADER, "")
     if not _DIGEST.fullmatch(digest):
         raise refuse(400, f"header {DIGEST_HEADER}: expected the body's SHA-256 in 64 lower-case hexadecimal digits")
-    device_id, terms = call.identity.device_id, services.frozen.upload_terms(services.database, round_id)
-    if length > EARLY_BYTES or length != terms.update_bytes:
-        # So that nothing large is sent in vain; for a small one this would take longer than to read it.
-        seat = find_seat(services, round_id, device_id)
-        if not seat.may_send(terms.phase, digest):
-            return Receipt()
-        if length != terms.update_bytes:
-            status = 413 if length > terms.update_bytes else 422
-            raise refuse(status, f"{length} bytes, an update of this round has {terms.update_bytes}")
+    seat = find_seat(services, round_id, call.identity.device_id)
+    if not seat.may_send(seat.uploads_in, digest):
+        return Receipt()
+    if length != seat.update_bytes:
+        status = 413 if length > seat.update_bytes else 422
+        raise refuse(status, f"{length} bytes, an update of this round has {seat.update_bytes}")
     try:
         written = services.spool.receive(round_id, body_chunks(length))
-        wrong = _wrong(written, digest, terms.layout)
-        if wrong:
+        if written.digest != digest:
             written.discard()
-            find_seat(services, round_id, device_id)  # who is not in the round is told only that
-            raise refuse(422, wrong)
-        name = services.spool.keep(round_id, device_id, written)
+            raise refuse(422, f"the body's SHA-256 is {written.digest}, header {DIGEST_HEADER} says {digest}")
+        if seat.privacy == "plain":
+            _check(services, round_id, written)
+        name = services.spool.keep(round_id, seat.device_id, written)
     except FileNotFoundError:
-        find_seat(services, round_id, device_id).may_send(terms.phase, digest)  # it says how the round ended
         raise refuse(410, "the round is over: its updates were discarded") from None
-    new: list[bool] = []
     try:
-        receipt = store_answer(
-            services, round_id, device_id, terms.phase, digest=digest, size=length,
-            also=lambda connection: new.append(True),
-        )  # fmt: skip
+        return store_answer(services, seat, seat.uploads_in, digest=digest, size=length)
     except ApiError:
-        _drop_unless_wanted(services, round_id, device_id, digest, name)
+        # The same bytes may have been acknowledged meanwhile, and are this very file.
+        if services.database.look(_WANTED, round_id=round_id, device_id=seat.device_id, digest=digest) is None:
+            services.spool.drop(round_id, [name])
         raise
-    if not new:
-        _drop_unless_wanted(services, round_id, device_id, digest, name)
-    return receipt
 
 
-def _drop_unless_wanted(services: Services, round_id: str, device_id: str, digest: str, name: str) -> None:
-    """What was refused or came again: an update that was acknowledged has this very file, until the sum holds it."""
-    if services.database.look(_WANTED, round_id=round_id, device_id=device_id, digest=digest) is None:
-        services.spool.drop(round_id, [name])
-
-
-def _wrong(written: Written, digest: str, layout: Layout | None) -> str:
-    """What is wrong with the bytes that arrived; empty where nothing is."""
-    if written.digest != digest:
-        return f"the body's SHA-256 is {written.digest}, header {DIGEST_HEADER} says {digest}"
-    if layout is not None:
-        try:
-            decode_plain(written.temporary, layout)
-        except MessageError as error:
-            return str(error)
-    return ""
+def _check(services: Services, round_id: str, written: Written) -> None:
+    with services.database.read() as session:
+        layout = services.frozen.layout(session, round_id)
+    try:
+        decode_plain(written.temporary, layout)
+    except MessageError as error:
+        written.discard()
+        raise refuse(422, str(error)) from None
 
 
 ROUTES = (

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -20,10 +19,10 @@ from hypothesis.stateful import (
     invariant,
     precondition,
     rule,
-    run_state_machine_as_test,
 )
 
 from archipel.bundle import read_weights, write_weights
+from tests.server.any_input.machine import run_machine
 from tests.server.conftest import Keys, close_world, open_world, temporary_folder
 from tests.server.test_plain_rounds import update
 
@@ -173,14 +172,6 @@ class Rounds(RuleBasedStateMachine):
 def test_rounds_are_those_of_the_model(
     keys: Keys, bundle_file: Path, empty_database: Path, examples: int, steps: int
 ) -> None:
-    machine = type("Machine", (Rounds,), {"keys": keys, "bundle_file": bundle_file, "empty_database": empty_database})
-    run_state_machine_as_test(
-        machine,
-        settings=settings(
-            max_examples=examples,
-            stateful_step_count=steps,
-            deadline=None,
-            database=None,
-            suppress_health_check=list(HealthCheck),
-        ),
+    run_machine(
+        Rounds, examples=examples, steps=steps, keys=keys, bundle_file=bundle_file, empty_database=empty_database
     )

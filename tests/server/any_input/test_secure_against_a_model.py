@@ -14,15 +14,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from archipel.bundle import read_weights
 from archipel.protocol.messages import RoundPlan
 from archipel.protocol.policy import plan_digest
 from archipel.protocol.sealed import public_bytes, unseal
 from archipel.protocol.secagg import Participant
+from tests.server.any_input.machine import run_machine
 from tests.server.conftest import DELTA_STEP, WEIGHT_STEP, Keys, close_world, open_world, temporary_folder
 
 DEVICES, COHORT, MIN_COHORT, THRESHOLD, SECONDS = 5, 4, 3, 3, 20
@@ -259,16 +259,13 @@ class Rounds(RuleBasedStateMachine):
 def test_secure_rounds_are_those_of_the_model(
     keys: Keys, bundle_file: Path, empty_database: Path, examples: int, steps: int
 ) -> None:
-    machine = type("Machine", (Rounds,), {"keys": keys, "bundle_file": bundle_file, "empty_database": empty_database})
-    run_state_machine_as_test(
-        machine,
-        settings=settings(
-            max_examples=examples,
-            stateful_step_count=steps,
-            deadline=None,
-            database=None,
-            derandomize=True,
-            suppress_health_check=list(HealthCheck),
-        ),
+    machine = run_machine(
+        Rounds,
+        examples=examples,
+        steps=steps,
+        derandomize=True,
+        keys=keys,
+        bundle_file=bundle_file,
+        empty_database=empty_database,
     )
     assert machine.committed > 0 or examples < 100  # a few may all be cut short
