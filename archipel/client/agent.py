@@ -209,7 +209,10 @@ class Agent:
             self.rotate_key()
         transport, session, record = self._connected()
         transport.traffic.take()
-        Settling(self._device, transport, session).recover()
+        pending = Settling(self._device, transport, session).recover()
+        if pending:
+            self._emit("waiting", {"retry_after": self.config.pause_seconds}, pending)
+            return Outcome("waiting", self.config.pause_seconds, pending, "the round's result is still to come")
         body = encode(CheckIn(attributes=dict(self.config.attributes)))
         answer = session.call("POST", "/v1/check-ins", CheckInResponse, body=body)
         wait = min(max(answer.retry_after, _SHORTEST_WAIT), _LONGEST_WAIT)

@@ -61,13 +61,20 @@ class Settling:
             return None
         return self.conclude(journal, Ended(status.phase == "committed", status.reason), wait)
 
-    def recover(self) -> None:
-        """See to rounds that were interrupted after keys were sent; their secrets are gone with the process."""
+    def recover(self) -> str:
+        """See to rounds that were interrupted after keys were sent; their secrets are gone with the process.
+
+        Empty, or the id of a round that this device's update is in and whose result is still to come. Until then no
+        other may begin: it would train on a state that this one's result replaces.
+        """
+        pending = ""
         for journal in self._device.journal.unfinished():
             if journal.counted:
-                self.settle(journal, 0.0)
+                if self.settle(journal, 0.0) is None:
+                    pending = journal.entry.round_id
             elif journal.keys_sent:
                 self._abandon(journal)
+        return pending
 
     def _abandon(self, journal: OpenRound) -> None:
         reason = "the agent was restarted in the round"

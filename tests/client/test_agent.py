@@ -299,3 +299,42 @@ def test_phases_are_those_of_the_protocol() -> None:
     from archipel.client.exchange import ORDER
 
     assert get_type_hints(RoundStatus)["phase"].__args__ == ORDER
+
+
+def test_no_other_round_begins_before_the_result_of_one_that_it_counts_in(federation: Any) -> None:
+    """The first has confirmed and was stopped; its peers do not confirm, so that the round hangs until its deadline."""
+    silent = {"now": False}
+
+    def on_event(event: Event) -> None:
+        federation.events.append(event)
+        if event.name == "uploaded":
+            silent["now"] = True
+
+    def conditions() -> bool:
+        return not silent["now"]
+
+    first = federation.agent(0)
+    peers = [federation.agent(n, on_event=on_event, conditions=conditions, resume_within=30.0) for n in (1, 2)]
+    task = federation.task(cohort=3, deadlines={"confirming": 3.0})
+    stop = threading.Event()
+    threads = [threading.Thread(target=peer.run_forever, args=(stop,)) for peer in peers]
+    for thread in threads:
+        thread.start()
+    try:
+        federation.run([first], lambda: "confirmed" in federation.names(first))
+        assert first.rounds[0].step == "confirming"
+        outcome = first.run_once()
+        assert (outcome.kind, outcome.round_id) == ("waiting", first.rounds[0].round_id)
+        assert outcome.reason == "the round's result is still to come"
+        deadline = time.monotonic() + 10
+        while first.rounds[0].step != "closed":
+            assert time.monotonic() < deadline
+            first.run_once()
+            time.sleep(0.05)
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    assert first.rounds[0].result == "dropped"
+    assert "the round failed" in first.rounds[0].reason
+    assert federation.operator.task(task.task_id).failed_rounds == 1
