@@ -36,7 +36,7 @@ class ExampleSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     def __post_init__(self) -> None:
         if bool(self.file) == self.store:
-            raise ValueError('examples: set one of file = "data.npz" and store = true')
+            raise ValueError('set one of file = "data.npz" and store = true')
 
 
 @dataclass(frozen=True)
