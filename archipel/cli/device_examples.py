@@ -57,7 +57,7 @@ class LocalExamples:
         self._config = settings.config
 
     def check(self) -> None:
-        """Raises ArchipelError or OSError where they cannot be read. A store may be empty yet."""
+        """Raises ArchipelError where they cannot be read. A store may be empty yet."""
         if self._where.store:
             _store(self._config.folder, self._where).close()
         else:
@@ -69,7 +69,7 @@ class LocalExamples:
                 return _read(Path(self._where.file))
             with _store(self._config.folder, self._where) as store:
                 return store.arrays(limit_bytes=self._config.max_peak_bytes)
-        except (ArchipelError, OSError) as error:
+        except ArchipelError as error:
             # Then the device leaves the round, with the reason, and the agent goes on: its owner may put this right.
             raise ClientError(f"examples: {error}") from None
 
@@ -93,6 +93,13 @@ def _store(folder: Path, settings: ExampleSettings) -> ExampleStore:
 
 
 def _read(path: Path) -> dict[str, np.ndarray]:
+    try:
+        return _arrays(path)
+    except OSError as error:
+        raise CommandError(f"{path}: cannot be read ({error.strerror})") from None
+
+
+def _arrays(path: Path) -> dict[str, np.ndarray]:
     if path.suffix == ".safetensors":
         # Copied: a mapped file that is cut short meanwhile would end the process.
         arrays = {name: np.array(array) for name, array in read_weights(path, MAX_BYTES).items()}

@@ -18,7 +18,7 @@ from archipel.client import resume as resume_folder
 from archipel.client.conditions import Conditions
 from archipel.client.erasing import MARK
 from archipel.client.journal import KEPT_ROUNDS
-from archipel.client.owner_view import OwnerView, Spent, look, read_entries, read_record, size
+from archipel.client.owner_view import OwnerView, Spent, look, read_entries, read_record, running, size
 from archipel.client.settings import load_device_settings
 from archipel.errors import ClientError, CommandError
 
@@ -71,10 +71,20 @@ def erase(place: Path, yes: bool) -> None:
     click.echo(f"{folder}: this destroys, for good:")
     for line in _what_goes(folder):
         click.echo(f"  {line}")
-    if not yes:
-        click.confirm("Erase?", abort=True)
+    if not yes and not _confirmed():
+        raise CommandError("nothing was erased; --yes does it without asking")
+    if running(folder):
+        raise CommandError(f"{folder}: its agent is running; stop that first. Nothing was erased")
     erase_folder(folder)
     click.echo("erased")
+
+
+def _confirmed() -> bool:
+    try:
+        return click.confirm("Erase?")
+    except click.Abort:
+        # Nobody is there to answer.
+        return False
 
 
 def _opened(place: Path) -> tuple[Path, Conditions | None]:
