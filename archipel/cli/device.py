@@ -186,6 +186,13 @@ folder = "device"
 # max_download_bytes = 268_435_456  # of a bundle, and of a set of weights
 # max_cache_bytes = 536_870_912     # bundles and weights on the disk
 # threads = 1
+# isolated = true                   # models run in a child process, which the system holds to these limits (Linux)
+# max_step_seconds = 300.0          # of one training step there
+
+# How patient it is; docs/agent.md has some more of these.
+# resume_within = 120.0             # so long work in a round stands still before the device leaves it
+# pause_seconds = 30.0              # until conditions that did not hold are asked again
+# max_offline_wait = 900.0          # until a server that could not be reached is tried again
 
 # What the device tells about itself whenever it checks in: nothing but this, and what the probes in `report` measure.
 # report = ["charging"]             # of those that [conditions] sets
