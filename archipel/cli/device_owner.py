@@ -10,7 +10,7 @@ import click
 
 from archipel.cli.device_process import seconds
 from archipel.cli.tables import as_json as json_option
-from archipel.cli.tables import moment, show, table
+from archipel.cli.tables import moment, one_line, show, table
 from archipel.client import erase as erase_folder
 from archipel.client import pause as pause_folder
 from archipel.client import paused
@@ -157,7 +157,7 @@ def _lines(view: OwnerView) -> Iterator[str]:
         rounds = [
             (
                 moment(each.started), each.task_id[:8], each.kind, each.privacy, str(each.examples), f"{each.sent:,}",
-                f"{each.received:,}", each.result or f"open ({each.step})", each.reason,
+                f"{each.received:,}", each.result or f"open ({each.step})", one_line(each.reason),
             )
             for each in view.rounds
         ]  # fmt: skip

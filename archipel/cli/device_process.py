@@ -15,7 +15,7 @@ import click
 import msgspec
 
 from archipel.cli.main import fail
-from archipel.cli.tables import moment
+from archipel.cli.tables import moment, one_line
 from archipel.client import Event
 from archipel.client.exchange import LATER
 from archipel.errors import ArchipelError, CommandError, RefusedError, UnreachableError
@@ -136,9 +136,10 @@ class Log:
     def line(self, name: str, detail: Mapping[str, str | float], more: Mapping[str, str | int]) -> None:
         """`more` is for machines; of it people see the round."""
         now = time.time()
-        text = "  ".join(
+        shown = (
             f"{key} {value:.6g}" if isinstance(value, float) else f"{key} {value}" for key, value in detail.items()
         )
+        text = one_line("  ".join(shown))
         if self._as_json:
             click.echo(msgspec.json.encode({"time": now, "event": name, **more, "detail": detail}))
         else:

@@ -30,3 +30,8 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 def moment(seconds: float | None) -> str:
     """Unix seconds as UTC to the second, "-" for None."""
     return "-" if seconds is None else time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(seconds))
+
+
+def one_line(text: str) -> str:
+    """What a server said, harmless in a terminal and in a log."""
+    return "".join(each if each.isprintable() else "?" for each in text)

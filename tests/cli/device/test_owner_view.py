@@ -133,13 +133,16 @@ def test_conditions_that_fail_do_not_hold() -> None:
 
 def test_lines_for_people(tmp_path: Path) -> None:
     (tmp_path / "rounds").mkdir()
-    for each in (entry(1), entry(2, privacy="plain", result="dropped", reason="the round failed: too few devices")):
+    for each in (
+        entry(1),
+        entry(2, privacy="plain", result="dropped", reason="the round failed: too\x1b few\ndevices"),
+    ):
         (tmp_path / "rounds" / f"{each.round_id}.json").write_bytes(encode(each))
     lines = list(_lines(look(tmp_path, Conditions([Hot()]))))
     assert "temperature  81.25  no: 81.2 degrees, above 70" in lines
     began = next(line for line in lines if line.startswith("1970-01-01 00:16:42Z"))
     assert began.split()[2:8] == ["11111111", "training", "plain", "0", "10", "3"]
-    assert began.endswith("the round failed: too few devices")
+    assert began.endswith("the round failed: too? few?devices")
     assert any(line.startswith("rounds      2 since 1970-01-01 00:16:41Z: 1 took part, 1 dropped") for line in lines)
     row = next(line for line in lines if line.startswith("11111111  linear"))
     assert re.split("  +", row)[2:] == ["training", "1", "5 at least, median 5", "1", "0", "20", "unknown"]
