@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -169,7 +169,7 @@ def _kind(hint: Any) -> Any:
     return dict[str, Attribute] if getattr(hint, "__origin__", None) is Mapping else hint
 
 
-_SEQUENCES = (list, tuple, get_type_hints(ConditionSettings)["hours"].__origin__)
+_SEQUENCES = (list, tuple, Sequence)
 _HINTS = get_type_hints(AgentConfig)
 _AGENT = {field.name: _kind(_HINTS[field.name]) for field in fields(AgentConfig)}
 _CONDITIONS = {name: _kind(hint) for name, hint in get_type_hints(ConditionSettings).items()}
