@@ -100,3 +100,16 @@ def enrolled(device_of: Callable[[int], Device], archipel: Command) -> Device:  
     device = device_of(0)
     archipel("device", "enroll", str(device.config), str(device.token))
     return device
+
+
+def run_beside(federation: Federation, work: Callable[[], object], **more: Any) -> None:  # noqa: F811
+    """`work` while two more devices take part."""
+    others = [federation.agent(number, **more) for number in (1, 2)]
+    done = threading.Event()
+    thread = threading.Thread(target=federation.run, args=(others, done.is_set))
+    thread.start()
+    try:
+        work()
+    finally:
+        done.set()
+        thread.join()

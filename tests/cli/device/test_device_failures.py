@@ -17,7 +17,7 @@ import pytest
 from archipel.client import Agent
 from archipel.client.settings import load_device_settings
 from archipel.protocol.sealed import encode
-from tests.cli.device.conftest import Command, Device
+from tests.cli.device.conftest import Command, Device, run_beside
 from tests.client.conftest import Federation
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -111,10 +111,9 @@ def test_examples_that_are_gone_later(archipel: Command, federation: Federation,
     enrolled.until("waiting")
     (enrolled.place / "data.npz").unlink()
     federation.task(min_cohort=3, cohort=3, threshold=3)
-    others = [federation.agent(number) for number in (1, 2)]
-    for agent in others:
-        agent.run_once()
-    assert "examples: " in enrolled.until("refused")["detail"]["reason"]
+    refused: dict[str, Any] = {}
+    run_beside(federation, lambda: refused.update(enrolled.until("refused")))
+    assert "examples: " in refused["detail"]["reason"]
     enrolled.until("waiting")
     assert enrolled.stop() == 0
 

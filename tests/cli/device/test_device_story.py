@@ -13,25 +13,12 @@ from typing import Any
 
 import pytest
 
-from tests.cli.device.conftest import Command, Device
+from tests.cli.device.conftest import Command, Device, run_beside
 from tests.client.conftest import Federation
 
 
 def status(archipel: Command, device: Device) -> Any:
     return json.loads(archipel("device", "status", str(device.config), "--json")[0])
-
-
-def run_beside(federation: Federation, work: Callable[[], None]) -> None:
-    """`work` while two more devices take part."""
-    others = [federation.agent(number) for number in (1, 2)]
-    done = threading.Event()
-    thread = threading.Thread(target=federation.run, args=(others, done.is_set))
-    thread.start()
-    try:
-        work()
-    finally:
-        done.set()
-        thread.join()
 
 
 @pytest.mark.parametrize("isolated", ["false", "true"])
@@ -122,12 +109,19 @@ def test_stopped_in_the_middle_of_a_round(archipel: Command, federation: Federat
     federation.task(min_cohort=3, cohort=3, threshold=3, deadlines={"assigning": 30.0, "advertising": 30.0})
     enrolled.start()
     enrolled.until("waiting")
-    others = [federation.agent(number) for number in (1, 2)]
-    for agent in others:
-        agent.run_once()
-    enrolled.until("advertised")
-    assert enrolled.stop(signal.SIGINT) == 0, enrolled.error
-    enrolled.until("stopped")
+    over = threading.Event()
+
+    def nothing_yet() -> dict[str, Any]:
+        over.wait(30)
+        return {}
+
+    def work() -> None:
+        enrolled.until("advertised")
+        assert enrolled.stop(signal.SIGINT) == 0, enrolled.error
+        enrolled.until("stopped")
+        over.set()
+
+    run_beside(federation, work, examples=nothing_yet)
     [entry] = status(archipel, enrolled)["rounds"]
     assert (entry["result"], entry["sent"] > 0) == ("dropped", True)
     assert "stopped" in entry["reason"]
