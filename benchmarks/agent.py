@@ -125,11 +125,12 @@ class Bench:
                 used[name] = 100 * (running_seconds(pid) - cpu) / (time.time() - since)
                 polls[name] = sum(when > since for when in passing.arrivals(asks))
                 found[name] = memory(pid)
-            span = seconds
         for wait in waits:
             name = f"{wait:.0f} s"
             yield self.row(f"idle, asks each {name}", used[name], used.get(PEER, NONE), "%")
-            each = {who: used[who] / 100 * span / max(polls[who], 1) * 1e3 for who in (name, *running.keys() & {PEER})}
+            each = {
+                who: used[who] / 100 * seconds / max(polls[who], 1) * 1e3 for who in (name, *running.keys() & {PEER})
+            }
             yield self.row(f"idle {name}, CPU a question", each[name], each.get(PEER, NONE), "ms")
         for kind, size in found[name].items():
             yield self.row(f"idle, {kind}", size, found.get(PEER, {}).get(kind, NONE), "MiB")

@@ -50,7 +50,7 @@ class Network:
         from archipel import models, training
         from archipel.converter import convert
 
-        path = self.folder / f"{self.make}"
+        path = self.folder / self.make
         with quiet():
             convert(
                 getattr(models, self.make)(0),
@@ -89,10 +89,10 @@ class Network:
             each.name: x if isinstance(each, Example) else y for each in inputs if isinstance(each, Example | Label)
         }
 
-    def data(self, examples: int | None = None) -> Path:
+    def data(self) -> Path:
         """An .npz of the fields."""
-        path = self.folder / f"{self.make}-{examples or self.examples}.npz"
-        np.savez(path, **{name: array[:examples] for name, array in self.fields.items()})
+        path = self.folder / f"{self.make}-fields.npz"
+        np.savez(path, **self.fields)
         return path
 
     def pairs(self) -> Path:
