@@ -40,15 +40,10 @@ class Loader:
     def learned(self, bundle: Bundle, parameters: Mapping[str, np.ndarray] | None) -> dict[str, np.ndarray]:
         """What a slot holds beside the bundle to run with `parameters` (None: its own).
 
-        Raises RuntimeLimitError or RuntimeProgramError for a bundle that cannot run here, RuntimeInputError for
-        parameters that are not all of the bundle's.
+        Raises RuntimeLimitError or RuntimeProgramError for a bundle that cannot run here, and as `differing`.
         """
         Runtime(bundle, memory_limit=self.memory_limit)
-        if parameters is None:
-            return {}
-        model = PresentModel(bundle, DeviceState())
-        model.adopt(model.complete(parameters))
-        return model.learned()
+        return {} if parameters is None else differing(bundle, parameters)
 
     def open(self, slot: Path, digest: str) -> Bundle:
         """The slot's bundle, verified. Raises the BundleError that says what is wrong, SlotError for another one."""
@@ -103,3 +98,13 @@ class Loader:
         if learned:
             runtime.restore(learned)
         return bool(learned)
+
+
+def differing(bundle: Bundle, parameters: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Those of the parameters that are not the bundle's own, as `Runtime.restore` takes them.
+
+    Raises RuntimeInputError unless they are all of the bundle's, of its dtypes and shapes.
+    """
+    model = PresentModel(bundle, DeviceState())
+    model.adopt(model.complete(parameters))
+    return model.learned()
