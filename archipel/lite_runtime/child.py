@@ -26,6 +26,8 @@ from archipel.errors import ArchipelError, NonFiniteLossError, RuntimeInputError
 from archipel.lite_runtime import sessions
 from archipel.lite_runtime.control import Control
 from archipel.lite_runtime.isolated_messages import (
+    Analyze,
+    Analyzed,
     Between,
     Channel,
     Done,
@@ -124,6 +126,15 @@ class Service:
             case Evaluate():
                 x, y = unpack("x", arrays), arrays.get("y")
                 return Done(metrics=runtime.evaluate(x, y, batch_size=request.batch_size)), {}
+            case Analyze():
+                sums, examples = runtime.analyze(
+                    group("x", arrays),
+                    program=request.program,
+                    seed=request.seed,
+                    hyperparameters=request.hyperparameters,
+                    batch_size=request.batch_size,
+                )
+                return Analyzed(examples=examples), join_names({"update": sums})
             case Fit() | LocalRound():
                 self._training = True
                 try:

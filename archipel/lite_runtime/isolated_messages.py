@@ -60,6 +60,15 @@ class Evaluate(_Message, frozen=True, kw_only=True):
     batch_size: int
 
 
+class Analyze(_Message, frozen=True, kw_only=True):
+    """Arrays: `x/NAME`."""
+
+    program: str
+    seed: int
+    hyperparameters: dict[str, float]
+    batch_size: int
+
+
 class Fit(_Message, frozen=True, kw_only=True):
     """Arrays: `x` or `x/NAME`, `y`, `broadcast/NAME`, and with `validation` also `vx` or `vx/NAME`, and `vy`.
 
@@ -110,6 +119,12 @@ class Done(_Message, frozen=True, kw_only=True):
     metrics: dict[str, float] = {}
 
 
+class Analyzed(_Message, frozen=True, kw_only=True):
+    """Arrays: `update/NAME`."""
+
+    examples: Annotated[int, msgspec.Meta(ge=0)]
+
+
 class Fitted(_Message, frozen=True, kw_only=True):
     """A History. Arrays: `loss` and `metric/NAME` (float64, one element a step), and all that was learned."""
 
@@ -148,8 +163,8 @@ class Failed(_Message, frozen=True, kw_only=True):
     learned: bool = False
 
 
-Request = Open | Learn | Predict | Evaluate | Fit | LocalRound | Proceed | WriteCheckpoint
-Reply = Done | Fitted | Rounded | Report | Between | Failed
+Request = Open | Learn | Predict | Evaluate | Analyze | Fit | LocalRound | Proceed | WriteCheckpoint
+Reply = Done | Analyzed | Fitted | Rounded | Report | Between | Failed
 Arrays = Mapping[str, np.ndarray]
 
 

@@ -21,4 +21,7 @@ def test_a_waiting_device_loads_neither_server_nor_converter_nor_onnx_runtime() 
 def test_public_names() -> None:
     import archipel.client
 
-    assert sorted(archipel.client.__all__) == ["Agent", "AgentConfig", "Entry", "Event", "Outcome"]
+    assert sorted(archipel.client.__all__) == [
+        "Agent", "AgentConfig", "Entry", "Event", "FileKeys", "KeyStore", "Outcome", "data_key", "erase", "pause",
+        "paused", "resume",
+    ]  # fmt: skip

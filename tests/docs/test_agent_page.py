@@ -9,9 +9,11 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from sqlalchemy import select
 
 from archipel.client import AgentConfig
+from archipel.client.settings import load_device_settings
 from archipel.protocol.sealed import encode
 from archipel.server.models import CheckInRow
 from tests.client.adoption.conftest import FIRST, Registry
@@ -36,6 +38,26 @@ def test_the_page_runs(federation: Any, tmp_path: Path, shell: dict[str, str]) -
     with federation.server._services.database.read() as session:
         [told] = session.scalars(select(CheckInRow.attributes))
     assert told == {"app": "2.2", "ram": 4 * 2**30, "charging": True}
+
+
+def test_the_commands_run(federation: Any, tmp_path: Path, shell: dict[str, str]) -> None:
+    (tmp_path / "my.token").write_bytes(encode(federation.token()))
+    np.savez(tmp_path / "data.npz", **federation.data(0))
+    code = "\n".join(text for language, _, text in blocks("docs/agent.md") if language == "sh")
+    done = subprocess.run(
+        ["bash", "-e", "-c", code], cwd=tmp_path, env=shell, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "done        outcome waiting\n" in done.stdout
+    assert "population  pupils\n" in done.stdout
+
+
+def test_a_device_s_settings(tmp_path: Path) -> None:
+    [text] = [text for language, _, text in blocks("docs/agent.md") if language == "toml"]
+    (tmp_path / "device.toml").write_text(text)
+    found = load_device_settings(tmp_path / "device.toml", environment={})
+    assert found.report == ("charging", "battery")
+    assert found.config.attributes == {"site": "north", "cameras": 2}
 
 
 def test_settings_are_those_of_the_agent() -> None:
