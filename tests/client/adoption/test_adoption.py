@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -281,18 +282,17 @@ def test_predictions_go_on_while_versions_are_adopted(registry: Any) -> None:
     def predict() -> None:
         while not stop.is_set():
             answers.append(slots.predict(X))
+            time.sleep(0.001)
 
-    threads = [threading.Thread(target=predict) for _ in range(2)]
-    for thread in threads:
-        thread.start()
+    thread = threading.Thread(target=predict)
+    thread.start()
     try:
         for w in (BETTER, BEST):
             registry.add(w)
             agent.run_once()
     finally:
         stop.set()
-        for thread in threads:
-            thread.join()
+        thread.join()
     assert agent.models == {MODEL: 3}
     expected = [registry.answer(number) for number in (1, 2, 3)]
     found = [next(number for number, each in enumerate(expected, 1) if np.allclose(each, answer)) for answer in answers]
