@@ -188,6 +188,8 @@ folder = "device"
 # threads = 1
 # isolated = true                   # models run in a child process, which the system holds to these limits (Linux)
 # max_step_seconds = 300.0          # of one training step there
+# adopt = false                     # take the versions of models that the server offers, and tell which run here
+# max_worse = 0.05                  # by which share a version may be worse on the examples here than the one before
 
 # How patient it is; docs/agent.md has some more of these.
 # resume_within = 120.0             # so long work in a round stands still before the device leaves it

@@ -208,13 +208,14 @@ class CheckInResponse(Message, frozen=True, kw_only=True):
 
 
 class Offer(Message, frozen=True, kw_only=True):
-    """Label "offer"; sealed by the server key: the version of `model` that this device is to run.
+    """Label "offer"; sealed by the server key: the version of `model` that devices of `population` are to run.
 
     `weights` is the digest of its parameters (safetensors), None for those in the bundle. `rollout` is there while the
     version is tried on a part of the devices. `serial` grows with every change of what the population is offered: an
     offer with a smaller one than a device has seen is an old one, sent again.
     """
 
+    population: Name
     model: Name
     version: VersionNumber
     bundle: Digest
