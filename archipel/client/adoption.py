@@ -26,6 +26,7 @@ from archipel.client.device import Device
 from archipel.client.exchange import LATER
 from archipel.client.identity import DeviceRecord
 from archipel.client.offer_book import MAX_STARTS, OfferBook
+from archipel.client.pieces import PieceDownload
 from archipel.client.session import DeviceSession
 from archipel.client.work import state_name
 from archipel.errors import (
@@ -204,7 +205,8 @@ class Adoption:
         """Raises what the cache raises, RuntimeLimitError, RuntimeInputError for parameters that are not the
         bundle's."""
         config, cache = self._device.config, self._device.cache
-        bundle = cache.bundle(offer.bundle, record.publisher_keys, session.download, config.max_download_bytes)
+        download = PieceDownload(session, cache.folders)
+        bundle = cache.bundle(offer.bundle, record.publisher_keys, download, config.max_download_bytes)
         need = bundle.manifest.limits.peak_bytes
         if need > config.max_peak_bytes:
             raise RuntimeLimitError(
@@ -213,7 +215,7 @@ class Adoption:
             )
         weights = None
         if offer.weights is not None:
-            weights = cache.weights(offer.weights, session.download, config.max_download_bytes)
+            weights = cache.weights(offer.weights, download, config.max_download_bytes)
         cache.prune(keep=[name for name in (offer.bundle, offer.weights) if name is not None])
         learned = {} if weights is None else differing(bundle, weights)
         return Content(offer.version, bundle, learned), weights
