@@ -1,13 +1,14 @@
 """The process that runs the graphs for an IsolatedRuntime: `python -m archipel.lite_runtime.child SOCKET LIFELINE`.
 
-It believes what its parent says, holds itself to the memory that it is given before it opens the bundle, and ends with
-its parent. Both arguments are numbers of open files.
+It believes what its parent says, holds itself to the memory that it is given before it opens the bundle and to the CPU
+time of each request, and ends with its parent. Both arguments are numbers of open files.
 """
 
 from __future__ import annotations
 
 import ctypes
 import fcntl
+import math
 import mmap
 import os
 import re
@@ -16,6 +17,7 @@ import select
 import signal
 import socket
 import sys
+import time
 import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -74,6 +76,7 @@ class Service:
         self._channel = channel
         self._runtime: Runtime | None = None
         self._training = False
+        self._cpu_seconds: float | None = None
 
     def serve(self) -> None:
         """Until the parent closes the connection."""
@@ -113,6 +116,8 @@ class Service:
             raise RuntimeInputError("isolated: nothing was opened")
         if self._training and not isinstance(request, Predict | Evaluate):
             raise RuntimeInputError("isolated: while it trains, callbacks can only predict and evaluate")
+        if self._cpu_seconds is not None and not self._training:
+            limit_cpu(self._cpu_seconds)
         match request:
             case Learn():
                 runtime.reset("parameters")
@@ -152,6 +157,13 @@ class Service:
             raise RuntimeInputError("isolated: a bundle is open already")
         sessions.error_types()  # everything is imported now, so that the limit is for the model alone
         limit_memory(request.allowance)
+        # Threads are as nice as the one that starts them, and none that runs graphs was started yet.
+        os.nice(request.niceness)
+        self._cpu_seconds = request.cpu_seconds
+        if request.cpu_seconds is not None:
+            # Not what the parent may have made of it.
+            signal.signal(signal.SIGXCPU, signal.SIG_DFL)
+            limit_cpu(request.cpu_seconds)
         self._runtime = load(
             request.folder,
             request.keys,
@@ -259,6 +271,16 @@ def limit_memory(allowance: int) -> None:
         found = re.search(r"^VmData:\s+(\d+) kB", file.read(), re.MULTILINE)
     used = int(found[1]) << 10 if found else 0
     resource.setrlimit(resource.RLIMIT_DATA, (used + allowance, used + allowance))
+
+
+def limit_cpu(seconds: float) -> None:
+    """Let SIGXCPU end this process when its threads have used `seconds` more of CPU time together than they have now.
+
+    The kernel counts in whole seconds: up to one more. The hard limit stays, so that the next request can have its own.
+    """
+    hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
+    limit = math.ceil(time.process_time() + seconds)
+    resource.setrlimit(resource.RLIMIT_CPU, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
 
 
 def confine(lifeline: int) -> None:
