@@ -214,12 +214,10 @@ def _cores(root: Path) -> int:
     found = text(path)
     count = 0
     for part in found.split(","):
-        first, dash, last = part.partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()):
+        span = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", part)
+        if span is None or int(span[2] or span[1]) < int(span[1]):
             raise ClientError(f"{path} has {found[:40]!r} where cores are expected")
-        count += int(last or first) - int(first) + 1
-    if count < 1:
-        raise ClientError(f"{path} has {found[:40]!r} where cores are expected")
+        count += int(span[2] or span[1]) - int(span[1]) + 1
     return count
 
 
