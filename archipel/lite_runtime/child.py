@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
-import math
 import mmap
 import os
 import re
@@ -17,7 +16,6 @@ import select
 import signal
 import socket
 import sys
-import time
 import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -76,7 +74,7 @@ class Service:
         self._channel = channel
         self._runtime: Runtime | None = None
         self._training = False
-        self._cpu_seconds: float | None = None
+        self._cpu_seconds = 0.0
 
     def serve(self) -> None:
         """Until the parent closes the connection."""
@@ -85,7 +83,9 @@ class Service:
                 request, arrays = self._channel.receive()
             except (EOFError, ConnectionError):
                 return
+            limit_cpu(self._cpu_seconds)
             self._answer(request, arrays)  # type: ignore[arg-type]
+            limit_cpu(0)
 
     def _answer(self, request: Request, arrays: Mapping[str, np.ndarray]) -> None:
         reply: Reply
@@ -116,8 +116,6 @@ class Service:
             raise RuntimeInputError("isolated: nothing was opened")
         if self._training and not isinstance(request, Predict | Evaluate):
             raise RuntimeInputError("isolated: while it trains, callbacks can only predict and evaluate")
-        if self._cpu_seconds is not None and not self._training:
-            limit_cpu(self._cpu_seconds)
         match request:
             case Learn():
                 runtime.reset("parameters")
@@ -159,11 +157,8 @@ class Service:
         limit_memory(request.allowance)
         # Threads are as nice as the one that starts them, and none that runs graphs was started yet.
         os.nice(request.niceness)
-        self._cpu_seconds = request.cpu_seconds
-        if request.cpu_seconds is not None:
-            # Not what the parent may have made of it.
-            signal.signal(signal.SIGXCPU, signal.SIG_DFL)
-            limit_cpu(request.cpu_seconds)
+        self._cpu_seconds = request.cpu_seconds or 0.0
+        limit_cpu(self._cpu_seconds)
         self._runtime = load(
             request.folder,
             request.keys,
@@ -274,13 +269,12 @@ def limit_memory(allowance: int) -> None:
 
 
 def limit_cpu(seconds: float) -> None:
-    """Let SIGXCPU end this process when its threads have used `seconds` more of CPU time together than they have now.
+    """Let SIGPROF end this process when its threads have used so many seconds of CPU time together; 0: never.
 
-    The kernel counts in whole seconds: up to one more. The hard limit stays, so that the next request can have its own.
+    A timer and not RLIMIT_CPU: that counts from the start of the process, in whole seconds of a clock that nothing else
+    tells, so that what is left to a request could not be said.
     """
-    hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
-    limit = math.ceil(time.process_time() + seconds)
-    resource.setrlimit(resource.RLIMIT_CPU, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
+    signal.setitimer(signal.ITIMER_PROF, seconds)
 
 
 def confine(lifeline: int) -> None:
@@ -294,6 +288,7 @@ def confine(lifeline: int) -> None:
     if poll.poll(0):
         os.kill(os.getpid(), signal.SIGIO)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)  # whatever the parent does with it
     files = min(MAX_OPEN_FILES, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
     resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
     if sys.platform == "linux":

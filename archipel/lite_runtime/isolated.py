@@ -76,9 +76,8 @@ def load_isolated(
 
     `memory_limit` bounds the private memory (bytes) that the model's programs take together in that process; without
     one it follows from what the manifest claims. `seconds` bounds one prediction, evaluation, analysis or training
-    step; `cpu_seconds` the CPU time of one request in all threads, also of a whole fit or round, rounded up to whole
-    seconds. `niceness` (0 to 19) lets other processes go first. Raises what `load` raises, and RuntimeProgramError
-    where there are no such processes.
+    step; `cpu_seconds` the CPU time of one request in all threads, also of a whole fit or round. `niceness` (0 to 19)
+    lets other processes go first. Raises what `load` raises, and RuntimeProgramError where there are no such processes.
     """
     path = Path(path)
     slot = is_slot(path)

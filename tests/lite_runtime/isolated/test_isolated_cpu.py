@@ -89,7 +89,7 @@ def test_one_operator_without_end_is_stopped(operator: Path, trusted: list[bytes
             "give less data at once, or use a smaller model"
         )
         assert runtime.pid is None
-        assert 0.9 < used_by_ended_children() - before - started < 2.5
+        assert 0.9 < used_by_ended_children() - before - started < 1.8
         np.testing.assert_array_equal(runtime.predict(N(3))[:, 2], [2, 1, 0])
 
 
@@ -123,8 +123,8 @@ def test_a_round_has_its_time_in_all_and_each_request_its_own(
             runtime.predict(N(1))  # belongs to the round, and does not give it more time
 
         with pytest.raises(RuntimeLimitError, match="local_round: more than the 1 seconds of CPU time allowed"):
-            runtime.local_round(np.full(1000, turns), seed=1, callbacks=[predict])
-        assert 2 < len(steps) < 100
+            runtime.local_round(np.full(120, turns), seed=1, callbacks=[predict])
+        assert 2 < len(steps) < 60
         np.testing.assert_array_equal(runtime.parameters()["w"], [requests, requests])
 
 
@@ -169,7 +169,7 @@ def test_what_cannot_be_a_limit(trainable: Path, trusted: list[bytes]) -> None:
 
 
 def test_a_signal_that_the_parent_ignores_still_ends_the_child(operator: Path, trusted: list[bytes]) -> None:
-    before = signal.signal(signal.SIGXCPU, signal.SIG_IGN)
+    before = signal.signal(signal.SIGPROF, signal.SIG_IGN)
     try:
         with (
             load_isolated(operator, trusted, cpu_seconds=1.0, seconds=60.0) as runtime,
@@ -177,4 +177,4 @@ def test_a_signal_that_the_parent_ignores_still_ends_the_child(operator: Path, t
         ):
             runtime.predict(N(1_000_000))
     finally:
-        signal.signal(signal.SIGXCPU, before)
+        signal.signal(signal.SIGPROF, before)
