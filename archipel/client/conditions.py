@@ -70,7 +70,7 @@ class Conditions:
 
 @dataclass(frozen=True, kw_only=True)
 class ConditionSettings:
-    """When the device may work; by default always.
+    """When the device may work; by default always. Raises ClientError for a setting that cannot be, or not here.
 
     charging: only on power (`Charging`).
     min_battery: only with so many per cent in the battery.
@@ -93,8 +93,11 @@ class ConditionSettings:
     min_free_memory: int | None = None
     min_free_disk: int | None = None
 
+    def __post_init__(self) -> None:
+        self.conditions(Path())
+
     def conditions(self, folder: Path) -> Conditions:
-        """`folder` is the agent's. Raises ClientError for a setting that cannot be, or not on this platform."""
+        """`folder` is the agent's."""
         probes: list[Probe] = []
         # Those that only the clock or one small file is needed for come first.
         if self.hours:

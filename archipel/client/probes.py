@@ -31,7 +31,7 @@ class Charging:
     name: ClassVar[str] = "charging"
 
     def __post_init__(self) -> None:
-        need_linux(self.name)
+        need_linux("charging")
 
     def why_not(self) -> str:
         return "" if self.value() else "not charging (setting charging)"
@@ -53,7 +53,7 @@ class Battery:
     name: ClassVar[str] = "battery"
 
     def __post_init__(self) -> None:
-        need_linux(self.name)
+        need_linux("min_battery")
         number("min_battery", self.min_battery, 0, 100, "per cent")
 
     def why_not(self) -> str:
@@ -92,7 +92,7 @@ class Idle:
     name: ClassVar[str] = "idle"
 
     def __post_init__(self) -> None:
-        need_linux(self.name)
+        need_linux("idle")
         number("idle", self.idle, 0, 100, "busy threads for each core")
 
     def why_not(self) -> str:
@@ -121,7 +121,7 @@ class Temperature:
     name: ClassVar[str] = "temperature"
 
     def __post_init__(self) -> None:
-        need_linux(self.name)
+        need_linux("max_temperature")
         number("max_temperature", self.max_temperature, _ZERO_CELSIUS, 200, "degrees Celsius")
 
     def why_not(self) -> str:

@@ -34,7 +34,7 @@ class Unmetered:
     name: ClassVar[str] = "unmetered"
 
     def __post_init__(self) -> None:
-        need_linux(self.name)
+        need_linux("unmetered")
         patterns = self.metered_interfaces
         if isinstance(patterns, str) or not all(isinstance(pattern, str) and pattern for pattern in patterns):
             raise ClientError(f'metered_interfaces must be a list of names such as ["wwan*"], is {patterns!r}')

@@ -23,7 +23,7 @@ class Memory:
     name: ClassVar[str] = "memory"
 
     def __post_init__(self) -> None:
-        need_linux(self.name)
+        need_linux("min_free_memory")
         number("min_free_memory", self.min_free_memory, 0, math.inf, "bytes")
 
     def why_not(self) -> str:

@@ -11,11 +11,11 @@ from archipel.errors import ClientError
 _MAX_BYTES = 1 << 20
 
 
-def need_linux(probe: str) -> None:
+def need_linux(setting: str) -> None:
     """Raises ClientError where there is no /proc and /sys to read."""
     if sys.platform not in ("linux", "android"):
         raise ClientError(
-            f"{probe}: this condition is read from Linux's /proc and /sys, this is {sys.platform}; leave the setting "
+            f"{setting}: this condition is read from Linux's /proc and /sys, this is {sys.platform}; leave the setting "
             "out and pass a probe of your own (archipel.client.Probe)"
         )
 
