@@ -204,10 +204,10 @@ folder = "device"
 # When it may work. All of them must hold; while one does not, work stands still, or the device leaves the round.
 [conditions]
 # charging = true
-# min_battery = 0.3                 # share of a full one
-# idle = 300.0                      # nobody has used the machine for so long
+# min_battery = 30.0                # per cent
+# idle = 0.5                        # threads of others that are busy, for each core: less than that
 # unmetered = true                  # not while connected through a metered network
-# metered_interfaces = ["wwan0"]    # which those are
+# metered_interfaces = ["wwan*", "ppp*", "rmnet*", "usb*", "bnep*"]
 # hours = ["22:00-06:00"]           # local time
 # max_temperature = 70.0            # degrees Celsius
 # min_free_memory = 268_435_456

@@ -178,17 +178,12 @@ def spent(entries: Iterable[Entry], bundles: Path, publisher_keys: Sequence[byte
 
 
 def now(conditions: Conditions) -> list[ConditionNow]:
-    """Each condition's value and whether it holds. A probe that fails does not hold."""
-    found = []
-    for probe in conditions.probes:
-        value: str | float | bool | None = None
-        try:
-            value = probe.value()
-            reason = probe.why_not()
-        except Exception as error:  # noqa: BLE001 - probes may be anybody's; as when the agent asks
-            reason = f"{probe.name} cannot be measured ({error})"
-        found.append(ConditionNow(name=probe.name, value=value, holds=not reason, why_not=reason))
-    return found
+    """Each condition's value and whether it holds."""
+    values, reasons = conditions.values(), conditions.reasons()
+    return [
+        ConditionNow(name=name, value=values.get(name), holds=not reason, why_not=reason)
+        for name, reason in reasons.items()
+    ]
 
 
 def read_record(folder: Path) -> DeviceRecord | None:

@@ -56,6 +56,8 @@ CLAIM_FACTOR = 4
 """How much private memory may become of a byte of the manifest's `peak_bytes`: arenas grow in powers of two, each
 program has its own, and training holds two or three sets of what it moves (2.4 to 3.6 measured)."""
 
+MAX_CPU_SECONDS = 10**9
+
 
 def load_isolated(
     path: Path | str,
@@ -67,12 +69,15 @@ def load_isolated(
     cache: Path | str | None = None,
     state: DeviceState | None = None,
     seconds: float | None = None,
+    cpu_seconds: float | None = None,
+    niceness: int = 0,
 ) -> IsolatedRuntime:
     """As `load`, with a child process that runs the graphs; close it, or let it be collected.
 
     `memory_limit` bounds the private memory (bytes) that the model's programs take together in that process; without
-    one it follows from what the manifest claims. `seconds` bounds one prediction, evaluation or training step. Raises
-    what `load` raises, and RuntimeProgramError where there are no such processes.
+    one it follows from what the manifest claims. `seconds` bounds one prediction, evaluation, analysis or training
+    step; `cpu_seconds` the CPU time of one request in all threads, also of a whole fit or round. `niceness` (0 to 19)
+    lets other processes go first. Raises what `load` raises, and RuntimeProgramError where there are no such processes.
     """
     path = Path(path)
     slot = is_slot(path)
@@ -85,6 +90,8 @@ def load_isolated(
         delegates=delegates,
         state=state,
         seconds=seconds,
+        cpu_seconds=cpu_seconds,
+        niceness=niceness,
     )
     if slot:
         runtime.restore(read_learned(path))
@@ -94,8 +101,8 @@ def load_isolated(
 class IsolatedRuntime:
     """Methods and errors are those of Runtime; requests of several threads are answered one after the other.
 
-    Where the child exceeds its memory or `seconds`, or dies, the request raises RuntimeLimitError, has no effect, and
-    the next one starts a new child.
+    Where the child exceeds its memory, `seconds` or `cpu_seconds`, or dies, the request raises RuntimeLimitError, has
+    no effect, and the next one starts a new child.
     """
 
     def __init__(
@@ -108,6 +115,8 @@ class IsolatedRuntime:
         delegates: Delegates = "auto",
         state: DeviceState | None = None,
         seconds: float | None = None,
+        cpu_seconds: float | None = None,
+        niceness: int = 0,
     ) -> None:
         if sys.platform != "linux":
             raise RuntimeProgramError(
@@ -115,6 +124,10 @@ class IsolatedRuntime:
             )
         if seconds is not None and not seconds > 0:
             raise RuntimeInputError(f"seconds must be above 0, got {seconds}")
+        if cpu_seconds is not None and not 0 < cpu_seconds <= MAX_CPU_SECONDS:
+            raise RuntimeInputError(f"cpu_seconds must be above 0 and at most {MAX_CPU_SECONDS}, got {cpu_seconds}")
+        if niceness not in range(20):
+            raise RuntimeInputError(f"niceness must be from 0 to 19, got {niceness}")
         # Holds and checks what was learned; no graph is ever loaded by it.
         self._model = Runtime(bundle, threads=threads, memory_limit=memory_limit, delegates=delegates, state=state)
         self.bundle = bundle
@@ -129,6 +142,8 @@ class IsolatedRuntime:
             memory_limit=claim + max(0, (memory_limit or 0) - CLAIM_FACTOR * claim),
             allowance=self.allowance,
             delegates=delegates,
+            cpu_seconds=cpu_seconds,
+            niceness=int(niceness),
         )
         limit = f"{claim} bytes that its manifest claims" if memory_limit is None else f"{memory_limit} bytes"
         weights = bundle.folder / WEIGHTS_FILE

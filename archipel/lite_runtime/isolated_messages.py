@@ -36,7 +36,10 @@ class _Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Open(_Message, frozen=True, kw_only=True):
-    """First of all: what to load, and `allowance`, the bytes of private memory that the process may add from now on."""
+    """First of all: what to load, and `allowance`, the bytes of private memory that the process may add from now on.
+
+    `cpu_seconds` is for each request, `niceness` is added to the parent's.
+    """
 
     folder: str
     keys: tuple[bytes, ...]
@@ -44,6 +47,8 @@ class Open(_Message, frozen=True, kw_only=True):
     memory_limit: int
     allowance: int
     delegates: Any
+    cpu_seconds: float | None = None
+    niceness: int = 0
 
 
 class Learn(_Message, frozen=True, kw_only=True):

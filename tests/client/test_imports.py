@@ -39,6 +39,6 @@ def test_public_names() -> None:
     import archipel.client
 
     assert sorted(archipel.client.__all__) == [
-        "Agent", "AgentConfig", "Entry", "Event", "FileKeys", "KeyStore", "Outcome", "data_key", "erase", "pause",
-        "paused", "resume",
+        "Agent", "AgentConfig", "ConditionSettings", "Conditions", "Entry", "Event", "FileKeys", "KeyStore", "Outcome",
+        "Probe", "data_key", "erase", "pause", "paused", "resume",
     ]  # fmt: skip

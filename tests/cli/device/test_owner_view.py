@@ -107,16 +107,25 @@ def test_noise_is_what_the_signed_bundle_says(tmp_path: Path) -> None:
 
 
 class Broken:
-    name = "temperature"
+    name = "broken"
 
     def value(self) -> float:
         raise OSError("no such sensor")
+
+    def why_not(self) -> str:
+        raise OSError("no such sensor")
+
+
+class Absent(Broken):
+    name = "battery"
 
     def why_not(self) -> str:
         return ""
 
 
 class Hot(Broken):
+    name = "temperature"
+
     def value(self) -> float:
         return 81.25
 
@@ -125,9 +134,10 @@ class Hot(Broken):
 
 
 def test_conditions_that_fail_do_not_hold() -> None:
-    broken, hot = now(Conditions([Broken(), Hot()]))
+    broken, absent, hot = now(Conditions([Broken(), Absent(), Hot()]))
     assert (broken.value, broken.holds) == (None, False)
     assert "no such sensor" in broken.why_not
+    assert (absent.value, absent.holds, absent.why_not) == (None, True, "")
     assert (hot.value, hot.holds, hot.why_not) == (81.25, False, "81.2 degrees, above 70")
 
 
