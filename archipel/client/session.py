@@ -69,8 +69,10 @@ class DeviceSession:
             try:
                 response = self._handshake()
                 break
-            except UnreachableError:
-                if attempt == self._transport.attempts:
+            except (UnreachableError, RefusedError) as error:
+                # 403: the nonce is too old, was pushed out by others, or the network delivered the proof twice.
+                mended = isinstance(error, UnreachableError) or error.status == 403
+                if attempt == self._transport.attempts or not mended:
                     raise
                 self._transport.wait(attempt)
         now = self._transport.server_time()

@@ -14,7 +14,7 @@ import pytest
 
 from archipel.client import Agent
 from archipel.errors import RefusedError, UnreachableError
-from tests.client.faults import MENDED, Fault, Handler, Proxy, lost_request, running, status
+from tests.client.faults import MENDED, Fault, Handler, Proxy, lost_request, running, status, twice
 
 STEPS = (
     "PUT advertisement", "GET cohort", "PUT shares", "GET shares", "PUT update", "GET survivors", "PUT confirmation",
@@ -191,3 +191,12 @@ def test_random_faults_never_spoil_a_sum(federation: Any, proxy: Proxy) -> None:
         own = [entry.result for entry in agent.rounds if entry.round_id == info.round_id]
         # Only what counted is taken for counted; a device that was cut off after its upload cannot know.
         assert own != ["took_part"] or agent.device_id in info.survivors
+
+
+def test_a_proof_that_is_delivered_twice_is_made_anew(federation: Any, proxy: Proxy) -> None:
+    """The second delivery is refused: its nonce was used by the first."""
+    left = [twice, twice]
+    proxy.fault = lambda method, path: left.pop() if path == "/v1/sessions" and left else None
+    agent = federation.agent(0, server=proxy.url)
+    assert agent.run_once().kind == "waiting"
+    assert [code for _, path, code, _ in proxy.seen if path == "/v1/sessions"] == [200, 403, 200, 403, 200]
