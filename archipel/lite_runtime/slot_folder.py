@@ -63,6 +63,9 @@ class SlotState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return self.a if name == "a" else self.b
 
 
+_DECODER = msgspec.json.Decoder(SlotState)
+
+
 def other(name: SlotName) -> SlotName:
     return "b" if name == "a" else "a"
 
@@ -218,7 +221,7 @@ def _read_state(path: Path) -> SlotState:
     if len(data) > MAX_STATE_BYTES:
         raise SlotError(f"{path}: more than {MAX_STATE_BYTES} bytes; {hint}")
     try:
-        state = msgspec.json.decode(data, type=SlotState)
+        state = _DECODER.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise SlotError(f"{path}: damaged ({error}); {hint}") from None
     if state.format != FORMAT:
