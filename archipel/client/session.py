@@ -65,16 +65,23 @@ class DeviceSession:
 
     def _open(self) -> None:
         # A nonce is good once, so what is tried again is challenge and answer together.
+        away: UnreachableError | None = None
         for attempt in range(1, self._transport.attempts + 1):
             try:
                 response = self._handshake()
                 break
-            except (UnreachableError, RefusedError) as error:
-                # 403: the nonce is too old, was pushed out by others, or the network delivered the proof twice.
-                mended = isinstance(error, UnreachableError) or error.status == 403
-                if attempt == self._transport.attempts or not mended:
+            except UnreachableError as error:
+                away = error
+                if attempt == self._transport.attempts:
                     raise
-                self._transport.wait(attempt)
+            except RefusedError as error:
+                # 403: the nonce is too old, was pushed out by others, or the network delivered the proof twice. Only
+                # where that is all that was heard it is this device that the server refuses.
+                if error.status != 403:
+                    raise
+                if attempt == self._transport.attempts:
+                    raise away or error from None
+            self._transport.wait(attempt)
         now = self._transport.server_time()
         lifetime = 0.0 if now is None else response.expires - now
         # Without a usable clock the server's 401 says when the token is over.
