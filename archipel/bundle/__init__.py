@@ -2,6 +2,8 @@
 
 from archipel.bundle.archive import MAX_ARCHIVE_BYTES, pack, unpack
 from archipel.bundle.keys import (
+    decode_private_key,
+    encode_private_key,
     generate_key,
     load_private_key,
     load_public_key,
@@ -43,7 +45,9 @@ __all__ = [
     "TensorPlace",
     "TensorSpec",
     "decode_manifest",
+    "decode_private_key",
     "encode_manifest",
+    "encode_private_key",
     "generate_key",
     "load_private_key",
     "load_public_key",

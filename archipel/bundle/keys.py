@@ -25,20 +25,28 @@ def generate_key() -> Ed25519PrivateKey:
 
 def save_private_key(key: Ed25519PrivateKey, path: Path | str) -> None:
     """Write PEM with mode 0600, durably. Raises SignatureError if the file exists: a key is never overwritten."""
-    data = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    _create(Path(path), data, 0o600)
+    _create(Path(path), encode_private_key(key), 0o600)
 
 
 def load_private_key(path: Path | str) -> Ed25519PrivateKey:
     """Read a PEM file. Raises SignatureError that names the file and what is wrong with it."""
-    data = _read(Path(path))
+    return decode_private_key(_read(Path(path)), str(path))
+
+
+def encode_private_key(key: Ed25519PrivateKey) -> bytes:
+    """PEM, not encrypted."""
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+
+
+def decode_private_key(data: bytes, where: str) -> Ed25519PrivateKey:
+    """Inverse of `encode_private_key`. Raises SignatureError that says what is wrong with the key from `where`."""
     try:
         key = load_pem_private_key(data, password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm):
-        raise SignatureError(f"{path}: not an unencrypted private key in PEM; make one with `archipel keys`") from None
+        raise SignatureError(f"{where}: not an unencrypted private key in PEM; make one with `archipel keys`") from None
     if not isinstance(key, Ed25519PrivateKey):
         raise SignatureError(
-            f"{path}: expected an Ed25519 private key, got another kind; make one with `archipel keys`"
+            f"{where}: expected an Ed25519 private key, got another kind; make one with `archipel keys`"
         )
     return key
 

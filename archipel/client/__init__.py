@@ -2,7 +2,23 @@
 
 from archipel.client.agent import Agent
 from archipel.client.config import AgentConfig
+from archipel.client.erasing import erase
 from archipel.client.events import Event, Outcome
 from archipel.client.journal import Entry
+from archipel.client.keystore import FileKeys, KeyStore, data_key
+from archipel.client.pause import pause, paused, resume
 
-__all__ = ["Agent", "AgentConfig", "Entry", "Event", "Outcome"]
+__all__ = [
+    "Agent",
+    "AgentConfig",
+    "Entry",
+    "Event",
+    "FileKeys",
+    "KeyStore",
+    "Outcome",
+    "data_key",
+    "erase",
+    "pause",
+    "paused",
+    "resume",
+]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,6 +34,8 @@ class AgentConfig:
     max_download_bytes: a larger bundle or set of weights is not fetched.
     max_cache_bytes: bundles and weights on disk; those that were not used for longest go first.
     threads: of one operator while training.
+    isolated: whether graphs run in a child process, which is held to these limits by the system (Linux only).
+    max_step_seconds: so long may one training step, or an evaluation, take in that process.
 
     Patience:
 
@@ -43,6 +46,8 @@ class AgentConfig:
     patience: how long a round goes on without an answer from the server.
     round_timeout: how long a round may take in all; a server that never ends one is left.
     pause_seconds: how long until conditions that did not hold are asked again.
+    resume_within: how long work in a round stands still, while conditions do not hold, before the device leaves it.
+    max_offline_wait: the longest wait before a server that could not be reached is tried again.
     poll_jitter: each wait is longer or shorter by up to this share of it, so that devices do not ask all at once.
     """
 
@@ -58,6 +63,8 @@ class AgentConfig:
     max_download_bytes: int = 256 << 20
     max_cache_bytes: int = 512 << 20
     threads: int = 1
+    isolated: bool = sys.platform == "linux"
+    max_step_seconds: float = 300.0
     connect_timeout: float = 10.0
     read_timeout: float = 30.0
     request_timeout: float = 300.0
@@ -67,6 +74,8 @@ class AgentConfig:
     patience: float = 120.0
     round_timeout: float = 3600.0
     pause_seconds: float = 30.0
+    resume_within: float = 120.0
+    max_offline_wait: float = 900.0
     poll_jitter: float = 0.2
 
     def __post_init__(self) -> None:
@@ -91,6 +100,9 @@ class AgentConfig:
             "patience",
             "round_timeout",
             "pause_seconds",
+            "resume_within",
+            "max_offline_wait",
+            "max_step_seconds",
         ):
             if not 0 < getattr(self, name) < float("inf"):
                 raise ClientError(f"{name} must be above 0 seconds and finite, is {getattr(self, name)}")

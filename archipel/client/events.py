@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 EventName = Literal[
-    "enrolled", "waiting", "paused", "assigned", "trained", "advertised", "shared", "masked", "uploaded", "confirmed",
-    "unmasked", "committed", "dropped", "refused", "rotated",
+    "enrolled", "waiting", "paused", "resumed", "assigned", "trained", "advertised", "shared", "masked", "uploaded",
+    "confirmed", "unmasked", "committed", "dropped", "refused", "rotated",
 ]  # fmt: skip
 
 
@@ -17,7 +17,7 @@ class Event:
     """Something that happened. `bytes_sent` and `bytes_received` are of bodies, in this round so far.
 
     `detail` depends on the name: "trained" has examples, steps, loss and seconds, "masked" the bytes to upload,
-    "dropped" and "refused" the reason, "rotated" how often the key was replaced by now.
+    "paused", "dropped" and "refused" the reason, "rotated" how often the key was replaced by now.
     """
 
     name: EventName

@@ -36,7 +36,9 @@ ORDER: tuple[Phase, ...] = (
     "assigning", "advertising", "sharing", "masking", "confirming", "unmasking", "buffering", "updating", "aggregating",
     "committed", "failed",
 )  # fmt: skip
-_TRANSIENT = {401, 429, 500, 502, 503, 504}
+LATER = {429, 500, 502, 503, 504}
+"""Statuses of a server that cannot answer now."""
+_TRANSIENT = {401, *LATER}
 _SHORTEST_WAIT = 0.01
 
 

@@ -1,29 +1,26 @@
-"""The device's own key and who it is enrolled with, in its folder.
+"""The device's own key, in its key store, and who it is enrolled with, in its folder.
 
-Replacing the key: the next one is on disk before the server hears of it, and the old one until the server has taken the
+Replacing the key: the next one is stored before the server hears of it, and the old one until the server has taken the
 next. So whichever of them the server answers to is there, wherever the process is killed. Which one the record is for
 says its chain; a record that was written for the next key is the sign to put that in the old one's place.
 """
 
 from __future__ import annotations
 
-import os
-import secrets
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from archipel.bundle import generate_key, load_private_key, save_private_key
+from archipel.bundle import decode_private_key, encode_private_key, generate_key
+from archipel.client.keystore import DEVICE_KEY, NEXT_DEVICE_KEY, FileKeys, KeyStore
 from archipel.errors import ClientError, MessageError, ProtocolError
-from archipel.lite_runtime.durable import sync_folder, write_durably
+from archipel.lite_runtime.durable import write_durably
 from archipel.protocol.identity import EnrolmentToken, extend_chain, verify_chain
 from archipel.protocol.messages import Chain, DeviceId, Key, Name
 from archipel.protocol.sealed import Sealed, decode, encode, public_bytes
 
-KEY_FILE = "device.key"
-NEXT_KEY_FILE = "device.key.next"
 RECORD_FILE = "device.json"
 _MAX_RECORD_BYTES = 64 << 10
 
@@ -41,41 +38,34 @@ class DeviceRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class IdentityStore:
-    """The files KEY_FILE (PEM, mode 0600) and RECORD_FILE in `folder`, and NEXT_KEY_FILE while the key is replaced."""
+    """The secrets DEVICE_KEY and, while the key is replaced, NEXT_DEVICE_KEY, and the file RECORD_FILE in `folder`."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, keys: KeyStore | None = None) -> None:
         self._folder = folder
+        self._keys: KeyStore = FileKeys(folder) if keys is None else keys
 
     def key(self, make: Callable[[], Ed25519PrivateKey] = generate_key) -> Ed25519PrivateKey:
-        """The device's private key, made on the first call. It appears in its file whole or not at all.
+        """The device's private key, made on the first call.
 
-        Raises SignatureError when the file is damaged, ClientError when others may read it.
+        Raises SignatureError when the secret is damaged, ClientError when it cannot be used.
         """
-        return self._kept(KEY_FILE, make)
+        return self._kept(DEVICE_KEY, make)
 
     def next_key(self, make: Callable[[], Ed25519PrivateKey] = generate_key) -> Ed25519PrivateKey:
         """The key that is to replace it, made on the first call and then the same until `rotated`. Raises as `key`."""
-        return self._kept(NEXT_KEY_FILE, make)
+        return self._kept(NEXT_DEVICE_KEY, make)
 
     @property
     def rotating(self) -> bool:
         """Whether there is a next key: the server may answer to it already."""
-        return (self._folder / NEXT_KEY_FILE).exists()
+        return self._keys.load(NEXT_DEVICE_KEY) is not None
 
     def _kept(self, name: str, make: Callable[[], Ed25519PrivateKey]) -> Ed25519PrivateKey:
-        path = self._folder / name
-        if not path.exists():
-            temporary = self._folder / f".{name}.{secrets.token_hex(8)}.tmp"
-            try:
-                save_private_key(make(), temporary)
-                os.rename(temporary, path)
-            finally:
-                temporary.unlink(missing_ok=True)
-            sync_folder(self._folder)
-        mode = path.stat().st_mode & 0o777
-        if mode & 0o077:
-            raise ClientError(f"{path}: mode {mode:o} lets others read the device's key; run: chmod 600 {path}")
-        return load_private_key(path)
+        secret = self._keys.load(name)
+        if secret is None:
+            secret = encode_private_key(make())
+            self._keys.store(name, secret)
+        return decode_private_key(secret, f"{self._folder}: {name}")
 
     def record(self) -> DeviceRecord | None:
         """None before enrolment. Finishes `rotated` where that was interrupted.
@@ -107,13 +97,15 @@ class IdentityStore:
                 f"{self._folder / RECORD_FILE}: damaged ({error}); enrol again with a new token"
             ) from None
         if public_bytes(self.key()) == newest:
+            if self.rotating and public_bytes(self.next_key()) == newest:
+                self._keys.delete(NEXT_DEVICE_KEY)
             return
         if not self.rotating or public_bytes(self.next_key()) != newest:
             raise ClientError(
-                f"{self._folder}: {KEY_FILE} is not the key in {RECORD_FILE}; enrol again with a new token"
+                f"{self._folder}: {DEVICE_KEY} is not the key in {RECORD_FILE}; enrol again with a new token"
             )
-        os.rename(self._folder / NEXT_KEY_FILE, self._folder / KEY_FILE)
-        sync_folder(self._folder)
+        self._keys.store(DEVICE_KEY, encode_private_key(self.next_key()))
+        self._keys.delete(NEXT_DEVICE_KEY)
 
     def _read_record(self) -> DeviceRecord | None:
         path = self._folder / RECORD_FILE

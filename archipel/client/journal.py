@@ -2,7 +2,8 @@
 
 A step is recorded, and fsynced, before its message is sent. The secrets of secure aggregation are in memory only, so a
 round that was interrupted after its keys were sent is never taken up again: a mask would be used twice. The masked
-bytes are on disk before they are first sent, and the same bytes are all that is ever sent for that round.
+bytes are on disk before they are first sent, and the same bytes are all that is ever sent for that round. They, and the
+device's new state, are sealed: in a plain round they are the update itself.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from typing import Literal
 
 import msgspec
 
+from archipel.client.vault import Vault
 from archipel.errors import ClientError, MessageError
 from archipel.lite_runtime.durable import sweep, write_durably
-from archipel.protocol.messages import Digest, RoundId
+from archipel.protocol.messages import Digest, Kind, RoundId, RoundPlan
 from archipel.protocol.sealed import decode, encode
 
 Step = Literal["assigned", "advertising", "sharing", "masked", "confirming", "unmasking", "closed"]
@@ -31,8 +33,9 @@ _MASKED, _STATE = _BESIDE = (".masked", ".state")
 class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One round. `step` is the last one begun; `sent` and `received` are bytes of bodies, times Unix seconds.
 
-    `state` is the name of the file that the device's new state goes to if the round is committed. In a `buffered`
-    round an update that was taken counts, whatever becomes of the round.
+    `model` is the bundle's name. `cohort` is how many devices' updates are in the sum, 0 where the device was not told;
+    `steps` are those of its training. `state` is the name of the file that the device's new state goes to if the round
+    is committed. In a `buffered` round an update that was taken counts, whatever becomes of the round.
     """
 
     round_id: RoundId
@@ -51,13 +54,19 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     sent: int = 0
     received: int = 0
     buffered: bool = False
+    kind: Kind = "training"
+    privacy: Literal["secure", "plain"] = "secure"
+    model: str = ""
+    cohort: int = 0
+    steps: int = 0
 
 
 class Journal:
     """One file per round in `folder`; beside it, while it is open, the masked bytes and the device's new state."""
 
-    def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, folder: Path, vault: Vault, clock: Callable[[], float] = time.time) -> None:
         self._folder = folder
+        self._vault = vault
         self._clock = clock
         folder.mkdir(parents=True, exist_ok=True)
         sweep(folder)
@@ -67,24 +76,25 @@ class Journal:
                 if entry is None or entry.step == "closed":
                     path.unlink()
 
-    def begin(
-        self, *, round_id: str, task_id: str, number: int, plan: str, bundle: str, buffered: bool = False
-    ) -> OpenRound:
-        """Begin a round, or begin it anew. Raises ClientError once keys were sent for it, or it was closed."""
-        before = self.get(round_id)
+    def begin(self, plan: RoundPlan, digest: str) -> OpenRound:
+        """Begin a round, or begin it anew; `digest` is its plan's. Raises ClientError once keys were sent for it, or it
+        was closed."""
+        before = self.get(plan.round_id)
         if before is not None and before.step != "assigned":
-            raise ClientError(f"round {round_id}: this device has been in it already (step {before.step!r})")
+            raise ClientError(f"round {plan.round_id}: this device has been in it already (step {before.step!r})")
         now = self._clock()
         entry = Entry(
-            round_id=round_id,
-            task_id=task_id,
-            number=number,
-            plan=plan,
-            bundle=bundle,
+            round_id=plan.round_id,
+            task_id=plan.task_id,
+            number=plan.number,
+            plan=digest,
+            bundle=plan.bundle,
             step="assigned",
             started=now,
             changed=now,
-            buffered=buffered,
+            buffered=plan.buffered,
+            kind=plan.kind,
+            privacy=plan.privacy,
         )
         self._write(entry)
         return OpenRound(self, entry)
@@ -152,7 +162,7 @@ class OpenRound:
         path = self._journal._path(self.entry.round_id, _MASKED)
         if path.exists() or self.entry.masked is not None:
             raise ClientError(f"round {self.entry.round_id}: masked bytes are stored already; they are never replaced")
-        write_durably(path, masked)
+        self._journal._vault.write(path, masked)
         self.advance("masked", masked=digest)
 
     def masked(self) -> tuple[bytes, str] | None:
@@ -160,20 +170,27 @@ class OpenRound:
         if self.entry.step != "masked" or self.entry.masked is None:
             return None
         try:
-            data = self._journal._path(self.entry.round_id, _MASKED).read_bytes()
-        except FileNotFoundError:
+            data = self._journal._vault.read(self._journal._path(self.entry.round_id, _MASKED))
+        except ClientError:
+            # Lost: the device drops out, which needs no more than silence.
             return None
-        return (data, self.entry.masked) if hashlib.sha256(data).hexdigest() == self.entry.masked else None
+        return (data, self.entry.masked) if data and hashlib.sha256(data).hexdigest() == self.entry.masked else None
 
-    def store_state(self, state: bytes, name: str) -> None:
+    def store_state(self, state: bytes, name: str, cohort: int) -> None:
         """Keep the device's new state until the round's result is known, then record step "confirming"."""
         if state:
-            write_durably(self._journal._path(self.entry.round_id, _STATE), state)
-        self.advance("confirming", state=name if state else "")
+            self._journal._vault.write(self._journal._path(self.entry.round_id, _STATE), state)
+        self.advance("confirming", state=name if state else "", cohort=cohort)
 
     def state(self) -> bytes | None:
-        """What `store_state` kept; None if there was none."""
-        return self._journal._path(self.entry.round_id, _STATE).read_bytes() if self.entry.state else None
+        """What `store_state` kept; None if there was none. Raises ClientError if it was lost."""
+        if not self.entry.state:
+            return None
+        path = self._journal._path(self.entry.round_id, _STATE)
+        state = self._journal._vault.read(path)
+        if state is None:
+            raise ClientError(f"{path}: is gone")
+        return state
 
     def close(self, result: Result, reason: str = "", **changes: object) -> None:
         """The round is over for this device; what lies beside its entry goes."""

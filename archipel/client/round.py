@@ -46,11 +46,11 @@ class SecureRound(RoundExchange):
         super().__init__(plan, session, journal, config, owner)
         self._participant = participant
 
-    def run(self, vector: Callable[[int], Vector], on_counted: Callable[[], None]) -> Ended:
+    def run(self, vector: Callable[[int], Vector], on_counted: Callable[[int], None]) -> Ended:
         """Send `vector(staleness)` (uint32 [length]), masked.
 
-        `on_counted` is called when the server has said that the update is in the sum. Raises RoundAbandonedError, or
-        ProtocolError when what the server sent must not be answered.
+        `on_counted(devices in the sum)` is called when the server has said that the update is among them. Raises
+        RoundAbandonedError, or ProtocolError when what the server sent must not be answered.
         """
         try:
             self._put("advertising", "advertisement", AdvertiseRequest(advertisement=self._participant.advertise()))
@@ -61,7 +61,7 @@ class SecureRound(RoundExchange):
             self._send_masked(vector, self._get("masking", "shares", Shares))
             survivors = self._get("confirming", "survivors", Survivors)
             confirmation = self._participant.confirm(survivors)
-            on_counted()
+            on_counted(len(survivors.devices))
             self._put("confirming", "confirmation", ConfirmRequest(confirmation=confirmation))
             self._report("confirmed", {"survivors": len(survivors.devices)})
             confirmations = self._get("unmasking", "confirmations", Confirmations)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,6 +24,9 @@ from archipel.protocol.plain import plain_size
 from archipel.protocol.policy import check_plan
 from archipel.protocol.uploads import metric_arrays, upload_layout, upload_program
 from archipel.protocol.vector import Layout
+
+if TYPE_CHECKING:
+    from archipel.lite_runtime import IsolatedRuntime
 
 _CHECK_SECONDS = 0.25
 
@@ -90,25 +94,50 @@ def contribute(
     seed: int,
     fields: Mapping[str, np.ndarray],
     state: DeviceState,
+    publisher_keys: Sequence[bytes],
     config: AgentConfig,
     check: Callable[[], None],
 ) -> Contribution:
     """The device's part, of the plan's kind. `state` moves on when a training is complete; `check` is called between
     steps and may raise.
 
-    Raises RuntimeInputError, RuntimeProgramError, NonFiniteLossError, ProtocolError, or what `check` raises.
+    Raises RuntimeInputError, RuntimeProgramError, RuntimeLimitError, NonFiniteLossError, ProtocolError, or what `check`
+    raises.
     """
-    runtime = Runtime(prepared.bundle, threads=config.threads, memory_limit=config.max_peak_bytes, state=state)
-    if plan.kind == "training":
-        return _train(runtime, prepared, plan, seed, fields, check)
-    runtime.set_parameters(prepared.parameters)
-    if plan.kind == "analytics":
-        arrays, count = runtime.analyze(fields, program=plan.program, seed=seed, hyperparameters=plan.hyperparameters)
-        return Contribution(arrays, count)
-    count = max((len(array) for array in fields.values()), default=0)
-    program = upload_program(prepared.bundle.manifest, plan.kind, plan.program)
-    found = measured(program, runtime.evaluate(fields) if count else {}, count)
-    return Contribution(metric_arrays(found.values, plan.metrics, found.count, plan.max_examples), count)
+    with opened(prepared.bundle, publisher_keys, config, state) as runtime:
+        if plan.kind == "training":
+            return _train(runtime, prepared, plan, seed, fields, check)
+        runtime.set_parameters(prepared.parameters)
+        if plan.kind == "analytics":
+            arrays, count = runtime.analyze(
+                fields, program=plan.program, seed=seed, hyperparameters=plan.hyperparameters
+            )
+            return Contribution(arrays, count)
+        count = max((len(array) for array in fields.values()), default=0)
+        program = upload_program(prepared.bundle.manifest, plan.kind, plan.program)
+        found = measured(program, runtime.evaluate(fields) if count else {}, count)
+        return Contribution(metric_arrays(found.values, plan.metrics, found.count, plan.max_examples), count)
+
+
+@contextmanager
+def opened(
+    bundle: Bundle, publisher_keys: Sequence[bytes], config: AgentConfig, state: DeviceState
+) -> Iterator[Runtime | IsolatedRuntime]:
+    """A runtime within the owner's limits, in a child process where the owner wants that; ended afterwards."""
+    if not config.isolated:
+        yield Runtime(bundle, threads=config.threads, memory_limit=config.max_peak_bytes, state=state)
+        return
+    from archipel.lite_runtime import IsolatedRuntime
+
+    with IsolatedRuntime(
+        bundle,
+        publisher_keys,
+        threads=config.threads,
+        memory_limit=config.max_peak_bytes,
+        state=state,
+        seconds=config.max_step_seconds,
+    ) as runtime:
+        yield runtime
 
 
 def some(fields: Mapping[str, np.ndarray], most: int, seed: int) -> Mapping[str, np.ndarray]:
@@ -121,7 +150,7 @@ def some(fields: Mapping[str, np.ndarray], most: int, seed: int) -> Mapping[str,
 
 
 def _train(
-    runtime: Runtime,
+    runtime: Runtime | IsolatedRuntime,
     prepared: Prepared,
     plan: RoundPlan,
     seed: int,
@@ -160,6 +189,6 @@ def round_seed(digest: str, device_id: str) -> int:
     return int.from_bytes(hashlib.sha256(f"archipel/v1/seed\0{digest}{device_id}".encode()).digest()[:4], "big")
 
 
-def state_path(folder: Path, bundle: Bundle) -> Path:
-    """Where the device's state for this model lies; versions of a model share their name."""
-    return folder / f"{hashlib.sha256(bundle.manifest.name.encode()).hexdigest()[:32]}.safetensors"
+def state_name(bundle: Bundle) -> str:
+    """The file of the device's state for this model; versions of a model share their name."""
+    return f"{hashlib.sha256(bundle.manifest.name.encode()).hexdigest()[:32]}.sealed"

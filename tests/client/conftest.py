@@ -21,8 +21,10 @@ from werkzeug.serving import BaseWSGIServer, WSGIRequestHandler, make_server
 from archipel import bundle as b
 from archipel.bundle import roles
 from archipel.client import Agent, AgentConfig, Event, Outcome
+from archipel.client.keystore import FileKeys, data_key
+from archipel.client.vault import Vault
 from archipel.client.work import round_seed
-from archipel.lite_runtime import Runtime
+from archipel.lite_runtime import DeviceState, Runtime
 from archipel.protocol.identity import EnrolmentToken, mint_token
 from archipel.protocol.policy import plan_digest
 from archipel.protocol.sealed import Sealed, decode, public_bytes
@@ -172,6 +174,12 @@ def make_bundle(folder: Path, key: Ed25519PrivateKey, **policy: Any) -> Path:
     return file
 
 
+def states(folder: Path) -> list[DeviceState]:
+    """What the device in this folder keeps between rounds, opened with its key."""
+    vault = Vault(data_key(FileKeys(folder)))
+    return [DeviceState.decode(vault.read(path) or b"") for path in (folder / "state").iterdir()]
+
+
 def local_data(number: int) -> dict[str, np.ndarray]:
     """Device `number`'s own examples: 5 + number of them."""
     rng = np.random.default_rng(number)
@@ -239,6 +247,7 @@ class Federation:
     operator_token: str = ""
 
     data = staticmethod(local_data)
+    states = staticmethod(states)
 
     @property
     def url(self) -> str:
@@ -261,7 +270,16 @@ class Federation:
         return EnrolmentToken(**{**values, **changes})
 
     def config(self, name: str, **changes: Any) -> AgentConfig:
-        quick = {"backoff": 0.02, "attempts": 3, "patience": 3.0, "pause_seconds": 0.05, "max_wait": 1.0}
+        quick = {
+            "backoff": 0.02,
+            "attempts": 3,
+            "patience": 3.0,
+            "pause_seconds": 0.05,
+            "max_wait": 1.0,
+            "resume_within": 0.2,
+            "max_offline_wait": 1.0,
+            "isolated": False,
+        }
         return AgentConfig(folder=self.folder / name, **{**quick, **changes})
 
     def agent(self, number: int, *, enrol: bool = True, **more: Any) -> Agent:

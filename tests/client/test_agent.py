@@ -13,7 +13,6 @@ from sqlalchemy import delete
 
 from archipel.client import Agent, Event
 from archipel.errors import ClientError, RefusedError, UnreachableError
-from archipel.lite_runtime import DeviceState
 from archipel.protocol.messages import RoundStatus
 from archipel.server.models import DeviceSession
 
@@ -48,9 +47,9 @@ def test_rounds_end_with_the_plain_sum(federation: Any) -> None:
         assert min(entry.sent for entry in entries) > 12
         assert entries[0].received > federation.bundle_file.stat().st_size
         # State that lives on the device counted the steps of both rounds.
-        [state] = (agent.config.folder / "state").glob("*.safetensors")
+        [state] = federation.states(agent.config.folder)
         steps_made = 2 * 2 * -(-(5 + number) // 4)
-        assert float(DeviceState.load(state).state["seen"]) == steps_made
+        assert float(state.state["seen"]) == steps_made
     requests = [json.loads(line) for line in federation.server.settings.request_log.read_text().splitlines()]
     fetched = [each["device"] for each in requests if each["method"] == "GET" and "/bundles/" in each["path"]]
     assert sorted(fetched) == sorted(agent.device_id for agent in agents)  # each of them once
@@ -98,7 +97,7 @@ def test_devices_that_vanish_after_sharing_keys_are_left_out(federation: Any) ->
         assert (entry.result, entry.masked) == ("dropped", None)
         assert "conditions" in entry.reason
         # What was learnt in a round that did not count is not remembered.
-        assert not list((agent.config.folder / "state").glob("*.safetensors"))
+        assert not list((agent.config.folder / "state").glob("*.sealed"))
 
 
 def test_a_round_below_the_threshold_fails_and_nobody_remembers_it(federation: Any) -> None:
@@ -122,7 +121,7 @@ def test_a_round_below_the_threshold_fails_and_nobody_remembers_it(federation: A
     assert entry.result == "dropped"
     assert "1 masked updates arrived" in entry.reason
     assert federation.operator.task(task.task_id).failed_rounds == 1
-    assert not list((first.config.folder / "state").glob("*.safetensors"))
+    assert not list((first.config.folder / "state").glob("*.sealed"))
     assert not list((first.config.folder / "rounds").glob("*.masked"))
 
 
@@ -133,31 +132,38 @@ def test_conditions_are_asked_before_work(federation: Any) -> None:
     assert federation.names(agent) == ["enrolled", "paused"]
 
 
-def test_conditions_that_end_in_training_pause_a_round_that_can_be_taken_up_again(
+def test_conditions_that_end_in_a_round_hold_it_up_until_they_hold_again(federation: Any) -> None:
+    reasons = iter(["", "", "the battery is low", "the battery is low"])
+    agents = [federation.agent(number) for number in range(2)]
+    agents.append(federation.agent(2, conditions=lambda: "" if not agents[2].rounds else next(reasons, "")))
+    task = federation.task(cohort=3)
+    federation.run(agents, ended(federation, task))
+    assert federation.wait(task).state == "completed"
+    check_sum(federation, task, list(zip(agents, range(3))))
+    assert federation.names(agents[2])[:4] == ["enrolled", "assigned", "trained", "paused"]
+    assert federation.names(agents[2])[4] == "resumed"
+    [paused] = [e for e in federation.events if e.name == "paused"]
+    assert "the battery is low" in paused.detail["reason"]
+
+
+def test_a_round_that_stood_still_for_too_long_can_be_taken_up_again_before_keys_are_sent(
     federation: Any, outcome_of: Any
 ) -> None:
-    asked = {"count": 0}
-
-    def conditions() -> bool:
-        asked["count"] += 1
-        # Allowed: the check before work; refused: the one after the weights are here; then allowed for good.
-        return asked["count"] != resume["refuse"]
-
-    resume = {"refuse": -1}
+    willing = {"now": True}
     agents = [federation.agent(number) for number in range(2)]
-    pausing = federation.agent(2, conditions=conditions)
+    pausing = federation.agent(2, conditions=lambda: willing["now"] or not pausing.rounds)
     task = federation.task(cohort=3)
     stop = threading.Event()
     threads = [threading.Thread(target=agent.run_forever, args=(stop,)) for agent in agents]
     for thread in threads:
         thread.start()
     try:
-        while pausing.run_once().kind == "waiting" and not pausing.rounds:
-            resume["refuse"] = asked["count"] + 2
-            time.sleep(0.02)
+        willing["now"] = False
+        outcome = outcome_of(pausing, "paused")
+        assert "setting resume_within" in outcome.reason
         [entry] = pausing.rounds
         assert (entry.step, entry.result) == ("assigned", "")
-        resume["refuse"] = -1
+        willing["now"] = True
         assert outcome_of(pausing, "took_part").examples == 7
     finally:
         stop.set()
@@ -293,3 +299,42 @@ def test_phases_are_those_of_the_protocol() -> None:
     from archipel.client.exchange import ORDER
 
     assert get_type_hints(RoundStatus)["phase"].__args__ == ORDER
+
+
+def test_no_other_round_begins_before_the_result_of_one_that_it_counts_in(federation: Any) -> None:
+    """The first has confirmed and was stopped; its peers do not confirm, so that the round hangs until its deadline."""
+    silent = {"now": False}
+
+    def on_event(event: Event) -> None:
+        federation.events.append(event)
+        if event.name == "uploaded":
+            silent["now"] = True
+
+    def conditions() -> bool:
+        return not silent["now"]
+
+    first = federation.agent(0)
+    peers = [federation.agent(n, on_event=on_event, conditions=conditions, resume_within=30.0) for n in (1, 2)]
+    task = federation.task(cohort=3, deadlines={"confirming": 3.0})
+    stop = threading.Event()
+    threads = [threading.Thread(target=peer.run_forever, args=(stop,)) for peer in peers]
+    for thread in threads:
+        thread.start()
+    try:
+        federation.run([first], lambda: "confirmed" in federation.names(first))
+        assert first.rounds[0].step == "confirming"
+        outcome = first.run_once()
+        assert (outcome.kind, outcome.round_id) == ("waiting", first.rounds[0].round_id)
+        assert outcome.reason == "the round's result is still to come"
+        deadline = time.monotonic() + 10
+        while first.rounds[0].step != "closed":
+            assert time.monotonic() < deadline
+            first.run_once()
+            time.sleep(0.05)
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    assert first.rounds[0].result == "dropped"
+    assert "the round failed" in first.rounds[0].reason
+    assert federation.operator.task(task.task_id).failed_rounds == 1

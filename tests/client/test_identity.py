@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from archipel.bundle import generate_key
 from archipel.client import Agent
-from archipel.client.identity import KEY_FILE, RECORD_FILE, IdentityStore
+from archipel.client.identity import RECORD_FILE, IdentityStore
+from archipel.client.keystore import DEVICE_KEY
 from archipel.errors import CertificateError, ClientError, RefusedError, SignatureError, UnreachableError
 
 
@@ -20,8 +21,8 @@ def test_enrolment_makes_a_key_that_only_the_owner_reads(federation: Any) -> Non
     agent = federation.agent(0)
     folder = agent.config.folder
     assert folder.stat().st_mode & 0o777 == 0o700
-    assert {name: (folder / name).stat().st_mode & 0o777 for name in (KEY_FILE, RECORD_FILE)} == {
-        KEY_FILE: 0o600,
+    assert {name: (folder / name).stat().st_mode & 0o777 for name in (DEVICE_KEY, RECORD_FILE)} == {
+        DEVICE_KEY: 0o600,
         RECORD_FILE: 0o600,
     }
     assert len(agent.device_id) == 32
@@ -55,11 +56,11 @@ def test_a_crash_before_the_request_keeps_the_key(federation: Any) -> None:
     agent = federation.agent(0, enrol=False, server="http://127.0.0.1:9")
     with pytest.raises(UnreachableError):
         agent.enrol(federation.token())
-    key = (agent.config.folder / KEY_FILE).read_bytes()
+    key = (agent.config.folder / DEVICE_KEY).read_bytes()
     agent.close()
     with Agent(federation.config("device-0"), examples=dict) as again:
         again.enrol(federation.token())
-        assert (again.config.folder / KEY_FILE).read_bytes() == key
+        assert (again.config.folder / DEVICE_KEY).read_bytes() == key
 
 
 def test_a_token_enrols_one_device(federation: Any) -> None:
@@ -113,14 +114,14 @@ def test_a_folder_that_cannot_be_used_is_named(federation: Any) -> None:
 def test_a_key_that_others_can_read_is_refused(tmp_path: Path) -> None:
     store = IdentityStore(tmp_path)
     store.key()
-    (tmp_path / KEY_FILE).chmod(0o640)
+    (tmp_path / DEVICE_KEY).chmod(0o640)
     with pytest.raises(ClientError, match="mode 640 lets others read"):
         store.key()
 
 
 def test_a_damaged_key_is_not_replaced(tmp_path: Path) -> None:
-    (tmp_path / KEY_FILE).write_bytes(b"-----BEGIN NOTHING")
-    (tmp_path / KEY_FILE).chmod(0o600)
+    (tmp_path / DEVICE_KEY).write_bytes(b"-----BEGIN NOTHING")
+    (tmp_path / DEVICE_KEY).chmod(0o600)
     with pytest.raises(SignatureError, match="not an unencrypted private key"):
         IdentityStore(tmp_path).key()
 

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,27 +12,37 @@ from hypothesis import strategies as st
 
 from archipel.client import journal as j
 from archipel.client.journal import Journal, OpenRound
+from archipel.client.vault import Vault
 from archipel.errors import ClientError
+from archipel.protocol.messages import RoundPlan
 
 MASKED = b"masked bytes"
 DIGEST = hashlib.sha256(MASKED).hexdigest()
 
 
 def begin(journal: Journal, number: int = 0) -> OpenRound:
-    return journal.begin(round_id=f"{number:032x}", task_id="b" * 32, number=number + 1, plan="c" * 64, bundle="d" * 64)
+    plan = RoundPlan(
+        round_id=f"{number:032x}", task_id="b" * 32, number=number + 1, bundle="d" * 64, weights="e" * 64,
+        privacy="secure", min_cohort=3, max_cohort=3, threshold=3, modulus_bits=24,
+    )  # fmt: skip
+    return journal.begin(plan, "c" * 64)
+
+
+def journal_in(folder: Path, clock: Callable[[], float] = time.time) -> Journal:
+    return Journal(folder, Vault(b"k" * 32), clock)
 
 
 def test_every_step_is_on_disk_when_it_returns(tmp_path: Path) -> None:
-    opened = begin(Journal(tmp_path))
+    opened = begin(journal_in(tmp_path))
     assert not opened.keys_sent
     for step in ("advertising", "sharing", "masked", "confirming", "unmasking"):
         if step == "masked":
             opened.store_masked(MASKED, DIGEST)
         elif step == "confirming":
-            opened.store_state(b"state", "model.safetensors")
+            opened.store_state(b"state", "model.sealed", 3)
         else:
             opened.advance(step)  # type: ignore[arg-type]
-        [again] = Journal(tmp_path).unfinished()
+        [again] = journal_in(tmp_path).unfinished()
         assert again.entry == opened.entry
         assert again.entry.step == step
         assert again.keys_sent
@@ -39,14 +51,14 @@ def test_every_step_is_on_disk_when_it_returns(tmp_path: Path) -> None:
         assert again.masked() == ((MASKED, DIGEST) if step == "masked" else None)
         assert again.state() == (b"state" if again.counted else None)
     opened.close("took_part", sent=5)
-    assert Journal(tmp_path).unfinished() == []
-    [entry] = Journal(tmp_path).entries()
+    assert journal_in(tmp_path).unfinished() == []
+    [entry] = journal_in(tmp_path).entries()
     assert (entry.result, entry.sent, entry.masked) == ("took_part", 5, DIGEST)
     assert [path.name for path in tmp_path.iterdir()] == [f"{0:032x}.json"]
 
 
 def test_a_round_may_begin_again_only_before_keys_are_sent(tmp_path: Path) -> None:
-    journal = Journal(tmp_path)
+    journal = journal_in(tmp_path)
     begin(journal)
     opened = begin(journal)
     opened.advance("advertising")
@@ -54,21 +66,21 @@ def test_a_round_may_begin_again_only_before_keys_are_sent(tmp_path: Path) -> No
         begin(journal)
     opened.close("dropped")
     with pytest.raises(ClientError, match="has been in it already"):
-        begin(Journal(tmp_path))
+        begin(journal_in(tmp_path))
 
 
 def test_masked_bytes_are_never_replaced(tmp_path: Path) -> None:
-    opened = begin(Journal(tmp_path))
+    opened = begin(journal_in(tmp_path))
     opened.store_masked(MASKED, DIGEST)
     with pytest.raises(ClientError, match="never replaced"):
         opened.store_masked(b"other", hashlib.sha256(b"other").hexdigest())
-    [again] = Journal(tmp_path).unfinished()
+    [again] = journal_in(tmp_path).unfinished()
     with pytest.raises(ClientError, match="never replaced"):
         again.store_masked(b"other", hashlib.sha256(b"other").hexdigest())
 
 
 def test_masked_bytes_that_do_not_match_their_digest_are_not_sent(tmp_path: Path) -> None:
-    opened = begin(Journal(tmp_path))
+    opened = begin(journal_in(tmp_path))
     opened.store_masked(MASKED, DIGEST)
     (tmp_path / f"{0:032x}.masked").write_bytes(b"damaged")
     assert opened.masked() is None
@@ -76,28 +88,28 @@ def test_masked_bytes_that_do_not_match_their_digest_are_not_sent(tmp_path: Path
 
 def test_masked_bytes_whose_step_was_not_recorded_are_not_sent(tmp_path: Path) -> None:
     # Killed between the two writes of store_masked: nothing was sent, and nothing will be.
-    opened = begin(Journal(tmp_path))
+    opened = begin(journal_in(tmp_path))
     opened.advance("sharing")
     (tmp_path / f"{0:032x}.masked").write_bytes(MASKED)
-    [again] = Journal(tmp_path).unfinished()
+    [again] = journal_in(tmp_path).unfinished()
     assert again.masked() is None
     again.close("dropped")
     assert not (tmp_path / f"{0:032x}.masked").exists()
 
 
 def test_leftovers_of_a_killed_process_are_removed(tmp_path: Path) -> None:
-    opened = begin(Journal(tmp_path))
+    opened = begin(journal_in(tmp_path))
     opened.close("dropped")
     for name in (f"{0:032x}.masked", f"{0:032x}.state", f"{7:032x}.masked", ".x.json.abc.tmp"):
         (tmp_path / name).write_bytes(b"left")
-    Journal(tmp_path)
+    journal_in(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == [f"{0:032x}.json"]
 
 
 def test_old_rounds_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(j, "KEPT_ROUNDS", 3)
     times = iter(range(1000))
-    journal = Journal(tmp_path, clock=lambda: float(next(times)))
+    journal = journal_in(tmp_path, clock=lambda: float(next(times)))
     still_open = begin(journal, 99)
     for number in range(5):
         begin(journal, number).close("took_part")
@@ -110,21 +122,21 @@ def test_old_rounds_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_a_damaged_entry_is_an_entry_or_the_documented_error(tmp_path: Path, at: int, value: int, cut: int) -> None:
     path = tmp_path / f"{0:032x}.json"
     path.unlink(missing_ok=True)
-    begin(Journal(tmp_path))
+    begin(journal_in(tmp_path))
     data = path.read_bytes()
     changed = bytearray(data)
     changed[at % len(changed)] = value
     for damaged in (bytes(changed), data[: cut % len(data)]):
         path.write_bytes(damaged)
         with contextlib.suppress(ClientError):
-            Journal(tmp_path).entries()
+            journal_in(tmp_path).entries()
     path.write_bytes(data[:-1])
     with pytest.raises(ClientError, match=r"damaged .*remove it"):
-        Journal(tmp_path).entries()
+        journal_in(tmp_path).entries()
 
 
 @pytest.mark.parametrize("path", sorted((Path(__file__).parent / "corpus").glob("entry-*.json")), ids=lambda p: p.stem)
 def test_kept_damaged_entries(path: Path, tmp_path: Path) -> None:
     (tmp_path / f"{0:032x}.json").write_bytes(path.read_bytes())
     with pytest.raises(ClientError, match="damaged"):
-        Journal(tmp_path).entries()
+        journal_in(tmp_path).entries()

@@ -14,7 +14,6 @@ import pytest
 from sqlalchemy import select
 
 from archipel.client import Agent
-from archipel.lite_runtime import DeviceState
 from archipel.server.models import Answer
 
 VICTIM = """
@@ -43,7 +42,7 @@ def advance_and_die(self, step, **changes):
 
 OpenRound.advance = advance_and_die
 examples = {key: np.array(value, np.float32) for key, value in data.items()}
-config = AgentConfig(folder=Path(folder), backoff=0.02)
+config = AgentConfig(folder=Path(folder), backoff=0.02, isolated=False)
 with Agent(config, examples=lambda: examples, on_event=on_event) as agent:
     agent.run_forever(threading.Event())
 """
@@ -114,9 +113,9 @@ def test_killed_at(federation: Any, point: str) -> None:
     assert (entry.result, entry.step) == (result, "closed")
     check_sum(federation, task, info, [victim, *others])
     check_upload(federation, info, entry, counted)
-    states = list((victim.config.folder / "state").glob("*.safetensors"))
     # State that lives on the device moved on exactly if the device knows that its update counted: 2 epochs of 2 steps.
-    assert [float(DeviceState.load(path).state["seen"]) for path in states] == ([4.0] if result == "took_part" else [])
+    seen = [float(kept.state["seen"]) for kept in federation.states(victim.config.folder)]
+    assert seen == ([4.0] if result == "took_part" else [])
     assert not [path.name for path in (victim.config.folder / "rounds").iterdir() if path.suffix != ".json"]
 
 

@@ -107,7 +107,7 @@ def run_round(seen: Seen, who: Any, digits: DigitsByWriter, folder: Path, proces
                     keep_disk(seen, federation.data_folder)
 
         agent = Agent(
-            AgentConfig(folder=folder / "devices" / str(index)),
+            AgentConfig(folder=folder / "devices" / str(index), isolated=False, resume_within=0.2),
             examples=lambda: {"input": own.inputs(), "label": own.targets()},
             on_event=on_event,
             conditions=lambda: plugged_in[0],

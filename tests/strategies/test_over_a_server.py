@@ -53,7 +53,7 @@ def run(federation: Federation, folder: Path, bundle: Bundle) -> dict[str, np.nd
 
     def device(index: int) -> None:
         x, y = clients()[index]
-        config = AgentConfig(folder=folder / "devices" / str(index))
+        config = AgentConfig(folder=folder / "devices" / str(index), isolated=False)
         with Agent(config, examples=lambda: {field: x, "label": y}) as agent:
             agent.enrol(decode("token", federation.mint(), EnrolmentToken))
             agent.run_forever(stop)

@@ -70,7 +70,8 @@ class Device:
             return fields
 
         self.agent = Agent(
-            AgentConfig(folder=Path(config.folder)),
+            # All devices of the demo share a few processes; one unplugged is gone for good.
+            AgentConfig(folder=Path(config.folder), isolated=False, resume_within=0.5),
             examples=examples,
             on_event=self._on_event,
             conditions=lambda: self._plugged_in,

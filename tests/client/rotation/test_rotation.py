@@ -14,13 +14,14 @@ import pytest
 
 from archipel.bundle import generate_key, load_private_key, save_private_key
 from archipel.client import Agent
-from archipel.client.identity import KEY_FILE, NEXT_KEY_FILE, RECORD_FILE, IdentityStore
+from archipel.client.identity import RECORD_FILE, IdentityStore
+from archipel.client.keystore import DATA_KEY, DEVICE_KEY, NEXT_DEVICE_KEY
 from archipel.errors import CertificateError, ClientError, RefusedError, UnreachableError
 from archipel.protocol import messages
 from archipel.protocol.sealed import public_bytes
 
 
-def key_of(agent: Agent, name: str = KEY_FILE) -> bytes:
+def key_of(agent: Agent, name: str = DEVICE_KEY) -> bytes:
     return public_bytes(load_private_key(agent.config.folder / name))
 
 
@@ -38,9 +39,9 @@ def test_the_key_is_another_and_the_device_the_same(federation: Any) -> None:
     assert (agent.device_id, rotations(federation, agent)) == (device_id, 1)
     assert key_of(agent) != old
     assert sorted(path.name for path in agent.config.folder.iterdir() if path.is_file()) == [
-        RECORD_FILE, KEY_FILE, "lock",
+        DATA_KEY, RECORD_FILE, DEVICE_KEY, "lock",
     ]  # fmt: skip
-    assert (agent.config.folder / KEY_FILE).stat().st_mode & 0o777 == 0o600
+    assert (agent.config.folder / DEVICE_KEY).stat().st_mode & 0o777 == 0o600
     assert [(event.name, event.detail) for event in federation.events if event.name == "rotated"] == [
         ("rotated", {"number": 1})
     ]
@@ -83,7 +84,7 @@ def test_in_a_round_it_is_put_off_until_that_is_over(federation: Any) -> None:
     assert asked == [False]
     agents[0].run_once()
     assert rotations(federation, agents[0]) == 1
-    assert not (agents[0].config.folder / NEXT_KEY_FILE).exists()
+    assert not (agents[0].config.folder / NEXT_DEVICE_KEY).exists()
 
 
 def test_before_enrolment_and_as_often_as_it_can_be(federation: Any) -> None:
@@ -105,7 +106,7 @@ def test_an_unreachable_server_leaves_the_old_key_in_use_and_the_next_one_waitin
     with pytest.raises(UnreachableError):
         agent.rotate_key()
     federation.server.start()
-    new = key_of(agent, NEXT_KEY_FILE)
+    new = key_of(agent, NEXT_DEVICE_KEY)
     assert key_of(agent) == old
     # The next check-in goes on with that very key.
     assert agent.run_once().kind == "waiting"
@@ -126,7 +127,7 @@ def test_a_revoked_device(federation: Any) -> None:
 def test_a_key_that_is_not_the_records_is_not_used(federation: Any) -> None:
     agent = federation.agent(0)
     agent.close()
-    path: Path = agent.config.folder / KEY_FILE
+    path: Path = agent.config.folder / DEVICE_KEY
     path.unlink()
     save_private_key(generate_key(), path)
     with pytest.raises(ClientError, match=r"device\.key is not the key in device\.json"):
@@ -136,7 +137,7 @@ def test_a_key_that_is_not_the_records_is_not_used(federation: Any) -> None:
 VICTIM = """
 import json, os, signal, sys
 from pathlib import Path
-from archipel.client import Agent, AgentConfig, identity, transport
+from archipel.client import Agent, AgentConfig, identity, keystore, transport
 
 folder, point = json.loads(sys.argv[1])
 
@@ -153,24 +154,26 @@ def dies(owner, name, before=False, when=lambda *a, **k: True):
 
 sends = lambda self, method, path, *a, **k: method == "PUT" and path.endswith("/key")
 writes = lambda path, *a, **k: Path(path).name == "device.json"
-renames = lambda old, new, *a, **k: Path(old).name == "device.key.next"
-makes = lambda old, new, *a, **k: Path(new).name == "device.key.next"
+keeps = lambda self, name, *a, **k: name == "device.key"
+next_one = lambda self, name, *a, **k: name == "device.key.next"
 {
-    "next key made, not named": lambda: dies(identity.os, "rename", True, makes),
-    "next key made": lambda: dies(identity.os, "rename", False, makes),
+    "next key not made": lambda: dies(keystore.FileKeys, "store", True, next_one),
+    "next key made": lambda: dies(keystore.FileKeys, "store", False, next_one),
     "request not sent": lambda: dies(transport.Transport, "call", True, sends),
     "answer not read": lambda: dies(transport.Transport, "call", False, sends),
     "record not written": lambda: dies(identity, "write_durably", True, writes),
     "record written": lambda: dies(identity, "write_durably", False, writes),
-    "key not renamed": lambda: dies(identity.os, "rename", True, renames),
-    "key renamed": lambda: dies(identity.os, "rename", False, renames),
+    "key not replaced": lambda: dies(keystore.FileKeys, "store", True, keeps),
+    "key replaced": lambda: dies(keystore.FileKeys, "store", False, keeps),
+    "next key not deleted": lambda: dies(keystore.FileKeys, "delete", True, next_one),
+    "next key deleted": lambda: dies(keystore.FileKeys, "delete", False, next_one),
 }[point]()
 with Agent(AgentConfig(folder=Path(folder), backoff=0.02), examples=dict) as agent:
     agent.rotate_key()
 """
 POINTS = {
-    "next key made, not named": 0, "next key made": 1, "request not sent": 1, "answer not read": 1,
-    "record not written": 1, "record written": 1, "key not renamed": 1, "key renamed": 1,
+    "next key not made": 0, "next key made": 1, "request not sent": 1, "answer not read": 1, "record not written": 1,
+    "record written": 1, "key not replaced": 1, "key replaced": 1, "next key not deleted": 1, "next key deleted": 1,
 }  # fmt: skip
 
 
@@ -187,7 +190,7 @@ def test_killed_at(federation: Any, point: str) -> None:
         assert again.rotate_key()
         assert again.run_once().kind == "waiting"
         assert rotations(federation, again) == POINTS[point] + 1
-        assert not (agent.config.folder / NEXT_KEY_FILE).exists()
+        assert not (agent.config.folder / NEXT_DEVICE_KEY).exists()
     assert not list(agent.config.folder.glob(".*.tmp"))
 
 
@@ -195,7 +198,7 @@ def test_killed_again_and_again(federation: Any) -> None:
     """Each time a step further, in one and the same rotation."""
     agent = federation.agent(0)
     agent.close()
-    for point in ("next key made", "request not sent", "answer not read", "record not written", "key not renamed"):
+    for point in ("next key made", "request not sent", "answer not read", "record not written", "key replaced"):
         argument = json.dumps([str(agent.config.folder), point])
         done = subprocess.run([sys.executable, "-c", VICTIM, argument], check=False, timeout=30)
         assert done.returncode == -9

@@ -1,0 +1,48 @@
+"""What all parts of an agent work with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from archipel.client.cache import Cache
+from archipel.client.config import AgentConfig
+from archipel.client.events import EventName
+from archipel.client.gate import Gate
+from archipel.client.identity import IdentityStore
+from archipel.client.journal import Journal
+from archipel.client.vault import Vault
+from archipel.lite_runtime import DeviceState
+
+Examples = Callable[[], Mapping[str, np.ndarray]]
+"""The local data: arrays by field name, the first axis is the example."""
+
+
+class Emit(Protocol):
+    """Tell the program that embeds the agent."""
+
+    def __call__(self, name: EventName, detail: Mapping[str, str | float], round_id: str = "") -> None: ...
+
+
+@dataclass(frozen=True)
+class Device:
+    """One device's folder, opened. `state_folder` holds its sealed state, a file for each model."""
+
+    config: AgentConfig
+    identity: IdentityStore
+    journal: Journal
+    cache: Cache
+    vault: Vault
+    gate: Gate
+    examples: Examples
+    emit: Emit
+    state_folder: Path
+
+    def state(self, name: str) -> DeviceState:
+        """What is kept in this file; empty where there is none. Raises ClientError, TensorLayoutError."""
+        found = self.vault.read(self.state_folder / name)
+        return DeviceState() if found is None else DeviceState.decode(found)
