@@ -16,14 +16,14 @@ from archipel.bundle import open_bundle
 from archipel.client import Entry
 from archipel.client.journal import KEPT_ROUNDS
 from archipel.client.work import round_seed
-from archipel.lite_runtime import DeviceState, Runtime
+from archipel.lite_runtime import Runtime
 from archipel.protocol.messages import RoundPlan
 from archipel.protocol.policy import plan_digest
 from archipel.protocol.sealed import Sealed, decode
 from archipel.protocol.vector import Layout
 from archipel.server.models import UPDATE_PHASES, Answer, Round, Task, Version
 from archipel.server.services import Services
-from tests.client.conftest import local_data
+from tests.client.conftest import local_data, states
 from tests.client.faults import Proxy
 
 STEPS_PER_EPOCH = 4
@@ -155,8 +155,7 @@ class Reckoning:
 
 def seen(folder: Path) -> float:
     """What the device's own state has counted; 0 before there is one."""
-    found = [float(DeviceState.load(path).state["seen"]) for path in (folder / "state").glob("*.safetensors")]
-    return sum(found)
+    return sum(float(each.state["seen"]) for each in states(folder))
 
 
 def journal(folder: Path) -> list[Entry]:

@@ -33,7 +33,9 @@ from tests.server.processes.serving import SERVE, Server
 AGENTS = 50
 PER_SHIP = (17, 15, 3, 3, 3, 3, 3, 3)
 """Agents in each process; those with few of them are killed."""
-SHORT, LONG = 30.0, 600.0
+ISOLATED = 3
+"""So many agents compute in a process of their own."""
+SHORT, LONG = 40.0, 600.0
 DEADLINES = dict.fromkeys(
     ("assigning", "advertising", "sharing", "masking", "confirming", "unmasking", "updating", "buffering"), 6.0
 )
@@ -126,7 +128,8 @@ class Storm:
         config = {
             "folder": self.agent_folder(number), "server": f"{self.proxy.url}/agent-{number}", "allow_plain": True,
             "connect_timeout": 2.0, "read_timeout": 2.0, "request_timeout": 4.0, "attempts": 4, "backoff": 0.05,
-            "max_wait": 1.0, "patience": 8.0, "pause_seconds": 0.3,
+            "max_wait": 1.0, "patience": 8.0, "pause_seconds": 0.3, "max_offline_wait": 1.0, "resume_within": 2.0,
+            "isolated": number >= AGENTS - ISOLATED,
         }  # fmt: skip
         return Berth(number, config, encode(self.federation.token(not_after=int(time.time()) + 86400)))
 
