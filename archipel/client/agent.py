@@ -30,6 +30,7 @@ from archipel.errors import (
     MessageError,
     RefusedError,
     RoundAbandonedError,
+    SessionRefusedError,
     UnreachableError,
 )
 from archipel.lite_runtime.durable import sweep
@@ -181,7 +182,7 @@ class Agent:
                     wait = self.run_once().wait
                     failures = 0
                 except (UnreachableError, RefusedError) as error:
-                    if isinstance(error, RefusedError) and error.status not in {401, *LATER}:
+                    if isinstance(error, RefusedError) and error.status not in LATER:
                         raise
                     failures += 1
                     asked = error.retry_after if isinstance(error, RefusedError) else None
@@ -200,6 +201,15 @@ class Agent:
         Raises UnreachableError and RefusedError when the server cannot be asked for work; after that, failures are
         outcomes.
         """
+        try:
+            return self._run_once()
+        except SessionRefusedError:
+            # A request for the next key may be delivered long after its answer was given up.
+            if not self._device.identity.rotating or not self.rotate_key():
+                raise
+        return self._run_once()
+
+    def _run_once(self) -> Outcome:
         self._connected()
         reason = self._gate.why_not()
         if reason:

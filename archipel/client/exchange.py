@@ -36,9 +36,8 @@ ORDER: tuple[Phase, ...] = (
     "assigning", "advertising", "sharing", "masking", "confirming", "unmasking", "buffering", "updating", "aggregating",
     "committed", "failed",
 )  # fmt: skip
-LATER = {429, 500, 502, 503, 504}
+LATER = {401, 429, 500, 502, 503, 504}
 """Statuses of a server that cannot answer now."""
-_TRANSIENT = {401, *LATER}
 _SHORTEST_WAIT = 0.01
 
 
@@ -143,7 +142,7 @@ class RoundExchange:
                 self._give_up_if_late(error)
                 wait = None
             except RefusedError as error:
-                if error.status not in _TRANSIENT:
+                if error.status not in LATER:
                     self._last_answer = time.monotonic()
                     raise
                 self._give_up_if_late(error)

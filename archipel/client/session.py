@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from archipel.client.identity import DeviceRecord
 from archipel.client.transport import Transport
-from archipel.errors import RefusedError, UnreachableError
+from archipel.errors import RefusedError, SessionRefusedError, UnreachableError
 from archipel.protocol.messages import Challenge, ChallengeRequest, SessionProof, SessionRequest, SessionResponse
 from archipel.protocol.sealed import encode, seal
 
@@ -77,10 +77,12 @@ class DeviceSession:
             except RefusedError as error:
                 # 403: the nonce is too old, was pushed out by others, or the network delivered the proof twice. Only
                 # where that is all that was heard it is this device that the server refuses.
-                if error.status != 403:
+                if error.status not in (403, 404):
                     raise
-                if attempt == self._transport.attempts:
-                    raise away or error from None
+                if attempt == self._transport.attempts or error.status == 404:
+                    raise away or SessionRefusedError(
+                        error.status, error.kind, error.message, error.retry_after, error.request_id
+                    ) from None
             self._transport.wait(attempt)
         now = self._transport.server_time()
         lifetime = 0.0 if now is None else response.expires - now
