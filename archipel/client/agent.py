@@ -34,7 +34,7 @@ from archipel.errors import (
     UnreachableError,
 )
 from archipel.lite_runtime.durable import sweep
-from archipel.protocol.identity import EnrolmentToken, enrolment_request
+from archipel.protocol.identity import EnrolmentToken, enrolment_request, read_chain
 from archipel.protocol.messages import CheckIn, CheckInResponse, EnrolmentResponse, RoundPlan
 from archipel.protocol.policy import plan_digest
 from archipel.protocol.sealed import Sealed, encode, unseal
@@ -144,10 +144,10 @@ class Agent:
             answer = transport.call("POST", "/v1/devices", EnrolmentResponse, body=encode(request))
         finally:
             transport.close()
-        record = self._device.identity.enrolled(token, request.chain, server)
-        if answer.device_id != record.device_id:
-            raise ClientError(f"enrolment: the server calls this device {answer.device_id}, it is {record.device_id}")
-        self._record = record
+        device_id, _ = read_chain(request.chain)
+        if answer.device_id != device_id:
+            raise ClientError(f"enrolment: the server calls this device {answer.device_id}, it is {device_id}")
+        self._record = record = self._device.identity.enrolled(token, request.chain, server)
         self._emit("enrolled", {"population": record.population})
         return record.device_id
 
