@@ -51,6 +51,7 @@ ArchipelError
 ├── ClientError                   the agent cannot go on
 │   ├── UnreachableError          the server did not answer
 │   ├── RefusedError              the server answered with an error
+│   │   └── SessionRefusedError   it does not answer to this device's key, or has revoked the device
 │   └── RoundAbandonedError       the device left the round, cleanly
 └── CommandError                  the command line was given something unusable
 """
@@ -257,6 +258,10 @@ class RefusedError(ClientError):
         self.kind = kind
         self.retry_after = retry_after
         self.request_id = request_id
+
+
+class SessionRefusedError(RefusedError):
+    """The server opens no session for this device: it does not know it, has revoked it, or answers to another key."""
 
 
 class RoundAbandonedError(ClientError): ...

@@ -146,6 +146,7 @@ class _Header(msgspec.Struct):
 
 
 _DECODER = msgspec.json.Decoder(Manifest)
+_HEADER_DECODER = msgspec.json.Decoder(_Header)
 _ENCODER = msgspec.json.Encoder(order="sorted")
 
 
@@ -163,7 +164,7 @@ def decode_manifest(data: bytes) -> Manifest:
     if len(data) > MAX_MANIFEST_BYTES:
         raise ManifestError(f"manifest: {len(data)} bytes, the limit is {MAX_MANIFEST_BYTES}")
     try:
-        header = msgspec.json.decode(data, type=_Header)
+        header = _HEADER_DECODER.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ManifestError(f"manifest: {error}") from None
     if header.format != FORMAT_VERSION:

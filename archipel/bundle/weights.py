@@ -37,6 +37,10 @@ class _Entry(msgspec.Struct, forbid_unknown_fields=True):
     data_offsets: tuple[int, int]
 
 
+# Made once, here: two threads that make the first decoder of a struct at the same time crash msgspec.
+_DECODER = msgspec.json.Decoder(dict[str, _Entry])
+
+
 class TensorPlace(msgspec.Struct, frozen=True):
     """Where a tensor's bytes lie in a safetensors file: `offset` from the start of the file, in bytes."""
 
@@ -67,7 +71,7 @@ def weights_layout(head: bytes, file_bytes: int) -> dict[str, TensorPlace]:
         raise TensorLayoutError(f"weights: the file ends inside its header ({len(head)} of {8 + header_bytes} bytes)")
     try:
         # The writer pads with spaces to align the data; JSON allows them.
-        entries = msgspec.json.decode(head[8 : 8 + header_bytes], type=dict[str, _Entry])
+        entries = _DECODER.decode(head[8 : 8 + header_bytes])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise TensorLayoutError(f"weights: header: {error}") from None
     start = 8 + header_bytes

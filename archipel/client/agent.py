@@ -31,11 +31,12 @@ from archipel.errors import (
     MessageError,
     RefusedError,
     RoundAbandonedError,
+    SessionRefusedError,
     UnreachableError,
 )
 from archipel.lite_runtime import Slots
 from archipel.lite_runtime.durable import sweep
-from archipel.protocol.identity import EnrolmentToken, enrolment_request
+from archipel.protocol.identity import EnrolmentToken, enrolment_request, read_chain
 from archipel.protocol.messages import CheckIn, CheckInResponse, EnrolmentResponse, RoundPlan
 from archipel.protocol.policy import plan_digest
 from archipel.protocol.sealed import Sealed, encode, unseal
@@ -162,10 +163,10 @@ class Agent:
             answer = transport.call("POST", "/v1/devices", EnrolmentResponse, body=encode(request))
         finally:
             transport.close()
-        record = self._device.identity.enrolled(token, request.chain, server)
-        if answer.device_id != record.device_id:
-            raise ClientError(f"enrolment: the server calls this device {answer.device_id}, it is {record.device_id}")
-        self._record = record
+        device_id, _ = read_chain(request.chain)
+        if answer.device_id != device_id:
+            raise ClientError(f"enrolment: the server calls this device {answer.device_id}, it is {device_id}")
+        self._record = record = self._device.identity.enrolled(token, request.chain, server)
         self._emit("enrolled", {"population": record.population})
         return record.device_id
 
@@ -200,7 +201,7 @@ class Agent:
                     wait = self.run_once().wait
                     failures = 0
                 except (UnreachableError, RefusedError) as error:
-                    if isinstance(error, RefusedError) and error.status not in {401, *LATER}:
+                    if isinstance(error, RefusedError) and error.status not in LATER:
                         raise
                     failures += 1
                     asked = error.retry_after if isinstance(error, RefusedError) else None
@@ -219,6 +220,15 @@ class Agent:
         Raises UnreachableError and RefusedError when the server cannot be asked for work; after that, failures are
         outcomes.
         """
+        try:
+            return self._run_once()
+        except SessionRefusedError:
+            # A request for the next key may be delivered long after its answer was given up.
+            if not self._device.identity.rotating or not self.rotate_key():
+                raise
+        return self._run_once()
+
+    def _run_once(self) -> Outcome:
         self._connected()
         reason = self._gate.why_not()
         if reason:

@@ -1,17 +1,6 @@
-"""What a device and the server say to each other in a round. Each answer of the server has one next step:
+"""What a device and the server say to each other in a round.
 
-| answer | next step |
-|---|---|
-| 200 | go on |
-| 409 "too early" | ask for the round's phase until it is reached, then the same bytes again |
-| 409 otherwise | another message of this device is stored: leave the round |
-| 410 before the survivors are known | the device is too late: leave the round |
-| 410 after that, or after a plain update was taken | its update is in the sum: wait for the result |
-| 400, 403, 404, 411, 413, 415, 422 | leave the round |
-| 401 | a new session, and the same again (session.py) |
-| 429, 500, 502, 503, 504, 401 again, silence, an answer cut short or undecodable | the same, for `patience` seconds |
-
-Leaving is silent: the server counts the device as dropped out, and the others' shares make up for it.
+Each answer of the server has one next step: docs/agent.md, "What the server may answer".
 """
 
 from __future__ import annotations
@@ -36,9 +25,8 @@ ORDER: tuple[Phase, ...] = (
     "assigning", "advertising", "sharing", "masking", "confirming", "unmasking", "buffering", "updating", "aggregating",
     "committed", "failed",
 )  # fmt: skip
-LATER = {429, 500, 502, 503, 504}
+LATER = {401, 429, 500, 502, 503, 504}
 """Statuses of a server that cannot answer now."""
-_TRANSIENT = {401, *LATER}
 _SHORTEST_WAIT = 0.01
 
 
@@ -143,7 +131,7 @@ class RoundExchange:
                 self._give_up_if_late(error)
                 wait = None
             except RefusedError as error:
-                if error.status not in _TRANSIENT:
+                if error.status not in LATER:
                     self._last_answer = time.monotonic()
                     raise
                 self._give_up_if_late(error)

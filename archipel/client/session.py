@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from archipel.client.identity import DeviceRecord
 from archipel.client.transport import Transport
-from archipel.errors import RefusedError, UnreachableError
+from archipel.errors import RefusedError, SessionRefusedError, UnreachableError
 from archipel.protocol.messages import Challenge, ChallengeRequest, SessionProof, SessionRequest, SessionResponse
 from archipel.protocol.sealed import encode, seal
 
@@ -65,14 +65,25 @@ class DeviceSession:
 
     def _open(self) -> None:
         # A nonce is good once, so what is tried again is challenge and answer together.
+        away: UnreachableError | None = None
         for attempt in range(1, self._transport.attempts + 1):
             try:
                 response = self._handshake()
                 break
-            except UnreachableError:
+            except UnreachableError as error:
+                away = error
                 if attempt == self._transport.attempts:
                     raise
-                self._transport.wait(attempt)
+            except RefusedError as error:
+                # 403: the nonce is too old, was pushed out by others, or the network delivered the proof twice. Only
+                # where that is all that was heard it is this device that the server refuses.
+                if error.status not in (403, 404):
+                    raise
+                if attempt == self._transport.attempts or error.status == 404:
+                    raise away or SessionRefusedError(
+                        error.status, error.kind, error.message, error.retry_after, error.request_id
+                    ) from None
+            self._transport.wait(attempt)
         now = self._transport.server_time()
         lifetime = 0.0 if now is None else response.expires - now
         # Without a usable clock the server's 401 says when the token is over.

@@ -10,7 +10,7 @@ from archipel.client.exchange import LATER, Ended, send_update
 from archipel.client.journal import OpenRound
 from archipel.client.session import DeviceSession
 from archipel.client.transport import Transport
-from archipel.errors import ClientError, RefusedError, RoundAbandonedError, UnreachableError
+from archipel.errors import ClientError, RefusedError, RoundAbandonedError, SessionRefusedError, UnreachableError
 from archipel.protocol.messages import RoundStatus
 
 
@@ -53,6 +53,8 @@ class Settling:
             return self.conclude(journal, Ended(True), wait)
         try:
             status = self._session.call("GET", f"/v1/rounds/{journal.entry.round_id}", RoundStatus)
+        except SessionRefusedError:
+            raise
         except RefusedError as error:
             return None if error.status in LATER else self.end(journal, "dropped", str(error), wait)
         except (UnreachableError, RoundAbandonedError):
@@ -85,7 +87,7 @@ class Settling:
                 send_update(self._session, journal.entry.round_id, *stored)
                 reason += "; the stored update was sent"
             except RefusedError as error:
-                if error.status in LATER:
+                if error.status in LATER or isinstance(error, SessionRefusedError):
                     raise
                 reason += f"; the stored update was not taken ({error})"
         journal.close("dropped", reason)

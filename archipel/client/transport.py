@@ -221,19 +221,22 @@ class Transport:
         status = response.status
         retry_after = _retry_after(response.headers.get("Retry-After"))
         kind, message = _KINDS.get(status, "error"), "the server gave no reason"
-        data = self._read(response, _MAX_PROBLEM_BYTES)
         try:
-            problem = decode("problem", data, Problem)
+            problem = decode("problem", self._read(response, _MAX_PROBLEM_BYTES), Problem)
             kind = problem.type
             message = f"{problem.message}: {problem.detail}" if problem.detail else problem.message
-        except MessageError:
-            # Some proxy's page: the status says enough.
+        except (MessageError, _TryAgainError):
+            # Some proxy's page, or a part of one: the status says enough.
             pass
         refused = RefusedError(status, kind, message, retry_after)
         return _TryAgainError(str(refused), retry_after, refused) if status in _TRY_AGAIN else refused
 
     def _read(self, response: urllib3.BaseHTTPResponse, limit: int) -> bytes:
-        return b"".join(self._chunks(response, limit))
+        try:
+            return b"".join(self._chunks(response, limit))
+        except ClientError as error:
+            # No message of this size was asked for: it is somebody else's answer.
+            raise _TryAgainError(str(error), None) from None
 
     def _chunks(self, response: urllib3.BaseHTTPResponse, limit: int) -> Iterator[bytes]:
         if response.headers.get("Content-Encoding", "identity") != "identity":

@@ -138,6 +138,8 @@ def opened(
         memory_limit=config.max_peak_bytes,
         state=state,
         seconds=config.max_step_seconds,
+        cpu_seconds=config.max_cpu_seconds,
+        niceness=config.niceness,
     ) as runtime:
         yield runtime
 

@@ -41,6 +41,9 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     validation: list[dict[str, float | None]]  # None stands for NaN, which JSON does not have
 
 
+_DECODER = msgspec.json.Decoder(Header)
+
+
 class Checkpoint:
     """One file that a fit writes and, after an interruption, goes on from."""
 
@@ -91,7 +94,7 @@ class Checkpoint:
             return None
         try:
             tensors = read_weights(self.path, MAX_CHECKPOINT_BYTES)
-            header = msgspec.json.decode(tensors.pop("header").tobytes(), type=Header)
+            header = _DECODER.decode(tensors.pop("header").tobytes())
             used = tensors.pop("used")
             moved = {key: array for key, array in tensors.items() if key.partition("/")[0] not in _MEASURED}
             measured = split_names({key: a for key, a in tensors.items() if key not in moved}, _MEASURED)

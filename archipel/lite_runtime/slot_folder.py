@@ -77,6 +77,9 @@ class SlotState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return other(self.active) if rest.status == "good" else ""
 
 
+_DECODER = msgspec.json.Decoder(SlotState)
+
+
 def other(name: SlotName) -> SlotName:
     return "b" if name == "a" else "a"
 
@@ -258,7 +261,7 @@ def read_state(folder: Path) -> SlotState:
     if len(data) > MAX_STATE_BYTES:
         raise SlotError(f"{path}: more than {MAX_STATE_BYTES} bytes; {hint}")
     try:
-        state = msgspec.json.decode(data, type=SlotState)
+        state = _DECODER.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise SlotError(f"{path}: damaged ({error}); {hint}") from None
     if state.format != FORMAT:

@@ -44,6 +44,9 @@ class _Entry(msgspec.Struct, forbid_unknown_fields=True):
     shape: tuple[int, ...]
 
 
+_DECODER = msgspec.json.Decoder(list[_Entry])
+
+
 class Layout:
     """The fields of a store's examples, by name in sorted order. Raises StoreError if they break a limit."""
 
@@ -91,7 +94,7 @@ class Layout:
         if len(data) > MAX_LAYOUT_BYTES:
             raise StoreError(f"example store: a layout of {len(data)} bytes; the limit is {MAX_LAYOUT_BYTES}")
         try:
-            entries = msgspec.json.decode(data, type=list[_Entry])
+            entries = _DECODER.decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise StoreError(f"example store: layout: {error}") from None
         layout = cls({entry.name: Field(entry.dtype, entry.shape) for entry in entries})

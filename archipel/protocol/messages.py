@@ -18,6 +18,8 @@ Key = Annotated[bytes, Meta(min_length=32, max_length=32)]
 Digest = Annotated[str, Meta(max_length=64, pattern="^[0-9a-f]{64}$")]
 DeviceId = Annotated[str, Meta(max_length=32, pattern="^[0-9a-f]{32}$")]
 RoundId = Annotated[str, Meta(max_length=32, pattern="^[0-9a-f]{32}$")]
+BearerToken = Annotated[str, Meta(max_length=1024, pattern="^[A-Za-z0-9._~+/=-]+$(?!\\n)")]
+"""It becomes part of a header, so it must not be able to end one."""
 Name = Annotated[str, Meta(min_length=1, max_length=128, pattern="^[A-Za-z0-9][A-Za-z0-9._-]*$(?!\\n)")]
 
 # Exact in every JSON reader, JavaScript's included.
@@ -139,7 +141,7 @@ class SessionRequest(Message, frozen=True, kw_only=True):
 class SessionResponse(Message, frozen=True, kw_only=True):
     """`token` goes into `Authorization: Bearer`; the server keeps its hash only."""
 
-    token: str
+    token: BearerToken
     expires: float
 
     def __repr__(self) -> str:

@@ -6,7 +6,8 @@ signature for one purpose (label) is worthless for another.
 
 from __future__ import annotations
 
-from typing import TypeVar
+import threading
+from typing import Any, TypeVar
 
 import msgspec
 from cryptography.exceptions import InvalidSignature
@@ -20,6 +21,8 @@ MAX_STATEMENT_BYTES = 1024
 
 T = TypeVar("T")
 _ENCODER = msgspec.json.Encoder(order="sorted")
+_DECODERS: dict[Any, msgspec.json.Decoder[Any]] = {}
+_MAKING = threading.Lock()
 
 
 class Sealed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -57,9 +60,19 @@ def unseal(label: str, sealed: Sealed, public_key: bytes, kind: type[T], *, limi
 def decode(label: str, data: bytes, kind: type[T]) -> T:
     """Strict JSON decoding. Raises MessageError that names `label` and the place in the message."""
     try:
-        return msgspec.json.decode(data, type=kind)
+        found: T = _decoder(kind).decode(data)
+        return found
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise MessageError(f"{label}: {error}") from None
+
+
+def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
+    made = _DECODERS.get(kind)
+    if made is None:
+        # What msgspec knows about a struct it finds out once, and crashes when two threads do so at the same time.
+        with _MAKING:
+            made = _DECODERS.setdefault(kind, msgspec.json.Decoder(kind))
+    return made
 
 
 def encode(message: msgspec.Struct) -> bytes:

@@ -192,7 +192,7 @@ def fail_round(session: Session, current: Round, task: Task, reason: str, *, now
         task.failed_rounds += 1
         if task.failed_rounds >= max_failed:
             fail_task(session, task, f"{task.failed_rounds} rounds in a row failed; the last one: {reason}", now=now)
-    _let_go(session, task)
+    let_go(session, task)
     return Transition(current.round_id, "failed", current.reason)
 
 
@@ -202,6 +202,7 @@ def fail_task(session: Session, task: Task, reason: str, *, now: float) -> None:
     task.reason = reason[:MAX_REASON]
     task.ended = now
     audit.append(session, now, "coordinator", "task.failed", task.task_id, reason=task.reason)
+    let_go(session, task)
 
 
 def commit_round(session: Session, current: Round, task: Task, *, now: float) -> None:
@@ -212,7 +213,7 @@ def commit_round(session: Session, current: Round, task: Task, *, now: float) ->
     if task.rounds_committed >= task.rounds:
         task.state = "completed"
         task.ended = now
-    _let_go(session, task)
+    let_go(session, task)
 
 
 def answered(session: Session, round_id: str, phase: str) -> list[str]:
@@ -255,8 +256,8 @@ def seat(session: Session, round_id: str, waiting: Sequence[str], number: int, *
     session.execute(update(CheckInRow).where(CheckInRow.device_id.in_(chosen)).values(round_id=round_id, due=0.0))
 
 
-def _let_go(session: Session, task: Task) -> None:
-    """Nobody works on for a buffered task that has ended."""
+def let_go(session: Session, task: Task) -> None:
+    """Nobody works on for a buffered task that has ended; its devices may be in rounds that ended before."""
     if task.buffered and not task.live:
         rounds = select(Round.round_id).where(Round.task_id == task.task_id)
         session.execute(update(CheckInRow).where(CheckInRow.round_id.in_(rounds)).values(round_id=None))

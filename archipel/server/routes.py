@@ -119,6 +119,9 @@ def blueprint(name: str, routes: Iterable[Route], door: Door) -> Blueprint:
 
 def _view(route: Route, door: Door) -> Callable[..., Response]:
     decoder = None if route.request is None else msgspec.json.Decoder(route.request)
+    for kind in (route.query, route.response):
+        # What handlers convert to is looked at before there are threads: see protocol.sealed.
+        msgspec.json.Decoder(kind)
     encoder = msgspec.json.Encoder(order="sorted")
     what = re.sub(r"[^A-Za-z]+", " ", getattr(route.request, "__name__", "")).strip()
 

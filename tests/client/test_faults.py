@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -16,118 +14,8 @@ import pytest
 
 from archipel.client import Agent
 from archipel.errors import RefusedError, UnreachableError
+from tests.client.faults import MENDED, Fault, Handler, Proxy, lost_request, running, status, twice
 
-Fault = Callable[["_Handler", Callable[[], tuple[int, list[tuple[str, str]], bytes]]], None]
-
-
-class Proxy(ThreadingHTTPServer):
-    """Passes requests on. `fault(method, path)` says what happens to one instead, None: nothing."""
-
-    daemon_threads = True
-
-    def __init__(self, port: int) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.target = port
-        self.fault: Callable[[str, str], Fault | None] = lambda method, path: None
-        self.seen: list[tuple[str, str, int, bytes]] = []
-        self.lock = threading.Lock()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}"
-
-    def puts(self, path: str) -> list[bytes]:
-        return [body for method, where, _, body in self.seen if method == "PUT" and where.endswith(path)]
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        pass
-
-
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    server: Proxy
-
-    def _pass(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length", "0")))
-
-        def forward() -> tuple[int, list[tuple[str, str]], bytes]:
-            connection = http.client.HTTPConnection("127.0.0.1", self.server.target, timeout=10)
-            try:
-                connection.request(self.command, self.path, body or None, dict(self.headers))
-                response = connection.getresponse()
-                result = response.status, response.getheaders(), response.read()
-            finally:
-                connection.close()
-            with self.server.lock:
-                self.server.seen.append((self.command, self.path, result[0], body))
-            return result
-
-        with self.server.lock:
-            fault = self.server.fault(self.command, self.path)
-        if fault is not None:
-            fault(self, forward)
-            self.close_connection = True
-        else:
-            self.answer(*forward())
-
-    def answer(self, status: int, headers: list[tuple[str, str]], body: bytes, cut: int | None = None) -> None:
-        self.send_response_only(status)
-        for name, value in headers:
-            if name.lower() not in ("connection", "transfer-encoding"):
-                self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(body[:cut])
-
-    do_GET = do_PUT = do_POST = _pass
-
-    def log_message(self, *args: Any) -> None:
-        pass
-
-
-def status(code: int, **headers: str) -> Fault:
-    def fault(handler: _Handler, forward: Any) -> None:
-        body = b'{"type":"made up","message":"by the proxy","request_id":"1"}'
-        more = [(name.replace("_", "-"), value) for name, value in headers.items()]
-        handler.answer(code, [("Content-Length", str(len(body))), ("Connection", "close"), *more], body)
-
-    return fault
-
-
-def lost_request(handler: _Handler, forward: Any) -> None:
-    handler.connection.close()
-
-
-def lost_answer(handler: _Handler, forward: Any) -> None:
-    forward()
-    handler.connection.close()
-
-
-def truncated(handler: _Handler, forward: Any) -> None:
-    code, headers, body = forward()
-    handler.answer(code, headers, body, cut=len(body) // 2)
-
-
-def garbage(handler: _Handler, forward: Any) -> None:
-    code, headers, body = forward()
-    handler.answer(code, headers, bytes(255 - byte for byte in body))
-
-
-def slow(handler: _Handler, forward: Any) -> None:
-    code, headers, body = forward()
-    time.sleep(0.1)
-    handler.answer(code, headers, body)
-
-
-MENDED: dict[str, Fault] = {
-    "request lost": lost_request,
-    "answer lost": lost_answer,
-    "truncated": truncated,
-    "garbage": garbage,
-    "slow": slow,
-    "429": status(429, Retry_After="0.05"),
-    "503": status(503, Retry_After="0.05"),
-    "401": status(401),
-}
 STEPS = (
     "PUT advertisement", "GET cohort", "PUT shares", "GET shares", "PUT update", "GET survivors", "PUT confirmation",
     "GET confirmations", "PUT unmasking",
@@ -136,13 +24,8 @@ STEPS = (
 
 @pytest.fixture
 def proxy(federation: Any) -> Iterator[Proxy]:
-    server = Proxy(federation.server.port)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield server
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with running(Proxy(federation.server.port)) as made:
+        yield made
 
 
 def run(federation: Any, proxy: Proxy, *, rounds: int = 1, **config: Any) -> tuple[Any, list[Agent]]:
@@ -164,7 +47,13 @@ def check_sum(federation: Any, task: Any, agents: list[Agent]) -> None:
     np.testing.assert_allclose(federation.operator.weights(info.weights_out)["w"], expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize("shift", [0, 4, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2, 3, 5, 6, 7))])
+@pytest.mark.parametrize(
+    "shift",
+    [
+        number if number in (0, len(STEPS)) else pytest.param(number, marks=pytest.mark.slow)
+        for number in range(len(MENDED))
+    ],
+)
 def test_every_step_survives_every_passing_fault(federation: Any, proxy: Proxy, shift: int) -> None:
     """Each step meets one fault; over all shifts each step meets each fault."""
     faults = list(MENDED.values())
@@ -230,7 +119,7 @@ def test_too_early_is_waited_out(federation: Any, proxy: Proxy) -> None:
             return ahead
         return None
 
-    def ahead(handler: _Handler, forward: Any) -> None:
+    def ahead(handler: Handler, forward: Any) -> None:
         code, headers, body = forward()
         body = body.replace(b'"advertising"', b'"sharing"')
         headers = [(name, value) for name, value in headers if name.lower() != "content-length"]
@@ -302,3 +191,12 @@ def test_random_faults_never_spoil_a_sum(federation: Any, proxy: Proxy) -> None:
         own = [entry.result for entry in agent.rounds if entry.round_id == info.round_id]
         # Only what counted is taken for counted; a device that was cut off after its upload cannot know.
         assert own != ["took_part"] or agent.device_id in info.survivors
+
+
+def test_a_proof_that_is_delivered_twice_is_made_anew(federation: Any, proxy: Proxy) -> None:
+    """The second delivery is refused: its nonce was used by the first."""
+    left = [twice, twice]
+    proxy.fault = lambda method, path: left.pop() if path == "/v1/sessions" and left else None
+    agent = federation.agent(0, server=proxy.url)
+    assert agent.run_once().kind == "waiting"
+    assert [code for _, path, code, _ in proxy.seen if path == "/v1/sessions"] == [200, 403, 200, 403, 200]

@@ -243,6 +243,19 @@ def test_size_is_limited_before_and_while_reading(script: Script, make: Any) -> 
         make().call("GET", "/v1/x", Receipt)
 
 
+def test_a_large_page_instead_of_an_answer_is_no_answer(script: Script, make: Any) -> None:
+    """As a network's login page, or a proxy's own page for an error: the device tries again later."""
+    script.answers = [b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999\r\n\r\n"]
+    with pytest.raises(UnreachableError, match="failed 3 times"):
+        make().call("GET", "/v1/x", Receipt)
+    script.answers = [ok(b"<p>" * 100_000, "503 Service Unavailable")]
+    with pytest.raises(RefusedError, match="HTTP 503"):
+        make().call("GET", "/v1/x", Receipt)
+    script.answers = [ok(b"<p>" * 100_000, "403 Forbidden")[:-1]]
+    with pytest.raises(RefusedError, match="HTTP 403"):
+        make().call("GET", "/v1/x", Receipt)
+
+
 def test_traffic_counts_bodies_exactly(script: Script, make: Any) -> None:
     script.answers = [ok(), problem("503 Service Unavailable", "unavailable"), ok()]
     transport = make()

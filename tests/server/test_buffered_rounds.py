@@ -82,6 +82,38 @@ def test_a_seat_is_given_up_in_time(world: Any) -> None:
     assert (status, "time" in answer["message"]) == (410, True)
 
 
+def between_rounds(world: Any, devices: list[Any], **settings: Any) -> str:
+    """A task whose round was committed with half of the devices while the task is paused: none follows."""
+    task = str(asynchronous(world, **settings)["task_id"])
+    assert seats(world, devices) == devices
+    world.operator("POST", f"/v1/tasks/{task}/pause")
+    for index, device in enumerate(devices[:3]):
+        device.updating(**update(index))
+    world.settle()
+    assert [row["phase"] for row in world.rounds(task)] == ["committed"]
+    return task
+
+
+def test_a_task_that_is_cancelled_between_rounds_lets_its_devices_go(world: Any) -> None:
+    devices = world.add_devices(6)
+    task = between_rounds(world, devices)
+    world.operator("POST", f"/v1/tasks/{task}/cancel")
+    asynchronous(world)
+    assert seats(world, devices) == devices
+
+
+def test_a_paused_task_keeps_devices_no_longer_than_their_seats_last(world: Any) -> None:
+    devices = world.add_devices(6)
+    between_rounds(world, devices, deadlines={"updating": 60})
+    other = asynchronous(world)
+    assert seats(world, devices[:3]) == devices[:3]
+    world.clock.now += 61
+    for device in devices:
+        device.open_session()
+    assert seats(world, devices[3:]) == devices[3:]
+    assert {device.plan.task_id for device in devices} == {other["task_id"]}
+
+
 def test_an_update_beyond_the_allowed_staleness_is_refused(world: Any) -> None:
     task = asynchronous(world, max_staleness=0)
     devices = world.add_devices(6)

@@ -47,15 +47,18 @@ def check_in(call: Call[CheckIn]) -> CheckInResponse:
         raise refuse(413, f"{len(call.raw)} bytes of attributes, the limit is {MAX_BYTES}")
     services = call.services
     now = services.clock()
-    device_id = call.identity.device_id
+    device_id, over = call.identity.device_id, ""
     row = services.database.look(_CHECK_IN, device_id=device_id)
     if row is not None and row.round_id is not None:
         given = select(Answer.phase).where(Answer.of(row.round_id, device_id))
         with services.database.read() as session:
             answers = set(session.scalars(given))
         wanted = has_part(row.phase, answers) if row.ends is None else (not answers and now < row.ends)
-        plan = decode("plan", row.plan, Sealed) if wanted else None
-        return CheckInResponse(plan=plan, retry_after=services.settings.retry_after)
+        if wanted or row.ends is None:
+            plan = decode("plan", row.plan, Sealed) if wanted else None
+            return CheckInResponse(plan=plan, retry_after=services.settings.retry_after)
+        # Its seat in a buffer is over. The coordinator sees to that only while the task has a round.
+        over = row.round_id
     wait = services.pace.retry_after(now)
     # Where all come every second, most check-ins only read: the time is written a few times per window.
     stale = services.settings.check_in_window / WRITES_PER_WINDOW
@@ -64,7 +67,7 @@ def check_in(call: Call[CheckIn]) -> CheckInResponse:
         population, serial = row.population, row.serial
     fresh = row is not None and row.due >= now + wait - stale
     if row is None or not fresh or row.attributes != told.attributes or row.versions != told.versions:
-        population = services.database.together(lambda connection: _store(connection, device_id, told, now, wait))
+        population = services.database.together(lambda connection: _store(connection, device_id, told, now, wait, over))
         if row is None and told.versions is not None:
             with services.database.read() as session:
                 serial = session.scalar(_SERIAL, {"population": population})
@@ -74,8 +77,8 @@ def check_in(call: Call[CheckIn]) -> CheckInResponse:
     return CheckInResponse(retry_after=wait, offers=offers)
 
 
-def _store(connection: Connection, device_id: str, told: CheckIn, now: float, wait: float) -> str:
-    """Write down that the device waits and what it told. Returns its population."""
+def _store(connection: Connection, device_id: str, told: CheckIn, now: float, wait: float, over: str) -> str:
+    """Write down that the device waits, no longer in the round `over`, and what it told. Returns its population."""
     device = require_member(connection.execute(_DEVICE, {"device": device_id}).one_or_none(), device_id)
     if device.kind != "device":
         raise refuse(403, f"a member of kind {device.kind!r} takes no part in this server's rounds")
@@ -86,6 +89,8 @@ def _store(connection: Connection, device_id: str, told: CheckIn, now: float, wa
         "now": now,
         "due": now + wait,
     }
+    if over:
+        connection.execute(_LEFT, {"device": device_id, "over": over})
     if not connection.execute(_AGAIN, row).rowcount:
         connection.execute(_FIRST, {**row, "population": device.population})
     return str(device.population)
@@ -106,6 +111,11 @@ _AGAIN = (
         last_seen=case((_WAITS, bindparam("now")), else_=CheckInRow.last_seen),
         due=case((_WAITS, bindparam("due")), else_=CheckInRow.due),
     )
+)
+_LEFT = (
+    update(CheckInRow)
+    .where(CheckInRow.device_id == bindparam("device"), CheckInRow.round_id == bindparam("over"))
+    .values(round_id=None)
 )
 _FIRST = insert(CheckInRow).values(
     device_id=bindparam("device"),

@@ -20,6 +20,7 @@ from archipel.server.resources import (
     TaskPage,
     TaskRequest,
 )
+from archipel.server.rounds import let_go
 from archipel.server.routes import OPERATOR, READ, Call, Route
 from archipel.server.services import Services
 from archipel.server.task_checks import check_task
@@ -96,6 +97,7 @@ def cancel_task(call: Call[None], task_id: str) -> TaskInfo:
             task.ended = call.services.clock()
             session.flush()
             audit.append(session, task.ended, call.identity.actor, "task.cancel", task_id)
+            let_go(session, task)
         return _info(call.services, session, task)
 
 

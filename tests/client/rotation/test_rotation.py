@@ -19,6 +19,7 @@ from archipel.client.keystore import DATA_KEY, DEVICE_KEY, NEXT_DEVICE_KEY
 from archipel.errors import CertificateError, ClientError, RefusedError, UnreachableError
 from archipel.protocol import messages
 from archipel.protocol.sealed import public_bytes
+from tests.client.faults import Proxy, running, status
 
 
 def key_of(agent: Agent, name: str = DEVICE_KEY) -> bytes:
@@ -205,3 +206,33 @@ def test_killed_again_and_again(federation: Any) -> None:
     with Agent(agent.config, examples=dict) as again:
         assert again.run_once().kind == "waiting"
         assert rotations(federation, again) == 1
+
+
+def test_a_request_that_is_delivered_long_after_its_answer_was_given_up(federation: Any) -> None:
+    """The server answers to the next key from one moment to the next, while the device goes on with the old one."""
+    late: list[Any] = []
+
+    def hold(handler: Any, forward: Any) -> None:
+        late.append(forward)
+        status(409)(handler, forward)
+
+    def deliver(handler: Any, forward: Any) -> None:
+        late.pop()()
+        handler.answer(*forward())
+
+    def fault(method: str, path: str) -> Any:
+        if path.endswith("/key") and len(held) < 2:
+            held.append(path)
+            return hold
+        return deliver if path == "/v1/check-ins" and len(held) == 2 and late else None
+
+    held: list[str] = []
+    with running(Proxy(federation.server.port)) as proxy:
+        agent = federation.agent(0, server=proxy.url)
+        proxy.fault = fault
+        assert not agent.rotate_key()
+        new = key_of(agent, NEXT_DEVICE_KEY)
+        late.clear()
+        assert agent.run_once().kind == "waiting"
+        assert (key_of(agent), rotations(federation, agent)) == (new, 1)
+        assert agent.run_once().kind == "waiting"

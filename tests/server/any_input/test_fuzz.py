@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from pathlib import Path
 from typing import Any
@@ -12,40 +11,18 @@ import pytest
 
 from archipel.protocol.messages import Problem
 from archipel.server.api import ROUTES
+from tests.mutations import mutations
 from tests.server.conftest import NO_LIMITS
 from tests.server.registry.fleet import MODEL, Fleet
 
 CORPUS = Path(__file__).parent / "corpus"
 TABLE = {route.name: route for routes in ROUTES.values() for route in routes if route.request is not None}
 CASES = 150
-OTHER_VALUES = (None, True, 0, -1, 1e308, 2**70, "", "x" * 5000, "\ud83d\ude00", [], {}, [[]], "0" * 32, "0" * 64)
 
 
 @pytest.fixture
 def server_settings() -> dict[str, Any]:
     return NO_LIMITS
-
-
-def mutations(seed: bytes, generator: random.Random) -> Any:
-    """Endlessly: broken bytes, and well-formed JSON with something else in one place."""
-    while True:
-        if generator.random() < 0.5:
-            data = bytearray(seed)
-            for _ in range(generator.randint(1, 4)):
-                start = generator.randrange(len(data) + 1)
-                stop = min(len(data), start + generator.randint(0, 8))
-                data[start:stop] = generator.randbytes(generator.randint(0, 8))
-            yield bytes(data)
-        else:
-            document = json.loads(seed)
-            place, key = document, None
-            while isinstance(place, dict | list) and place and (key is None or generator.random() < 0.7):
-                parent = place
-                key = generator.choice(list(place) if isinstance(place, dict) else range(len(place)))
-                place = parent[key]
-            if key is not None:
-                parent[key] = generator.choice(OTHER_VALUES)
-            yield json.dumps(document).encode()
 
 
 def test_the_corpus_has_every_route_that_takes_a_body() -> None:

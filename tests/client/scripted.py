@@ -1,0 +1,312 @@
+"""A server that plays every part of the protocol for one device, with real peers, and answers as it is told.
+
+Each request is a step of the protocol by name (see STEPS). What `changes[step]` has is done instead of the answer, one
+entry for each request of that step, None: nothing; then the answers are right again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from archipel import bundle as b
+from archipel.protocol import messages as m
+from archipel.protocol.identity import EnrolmentToken, issue_identity, mint_token, verify_chain, verify_rotation
+from archipel.protocol.policy import plan_digest
+from archipel.protocol.sealed import Sealed, decode, encode, public_bytes, seal
+from archipel.protocol.secagg import Participant
+from tests.client.conftest import POPULATION, W0, make_bundle
+
+STEPS = {
+    "POST /v1/devices": "enrol",
+    "PUT /v1/devices/ID/key": "rotate",
+    "POST /v1/challenges": "challenge",
+    "POST /v1/sessions": "session",
+    "POST /v1/check-ins": "check-in",
+    "GET /v1/bundles/DIGEST": "bundle",
+    "GET /v1/blobs/DIGEST": "weights",
+    "GET /v1/rounds/ID": "status",
+    "PUT /v1/rounds/ID/advertisement": "advertisement",
+    "GET /v1/rounds/ID/cohort": "cohort",
+    "PUT /v1/rounds/ID/shares": "shares",
+    "GET /v1/rounds/ID/shares": "inbox",
+    "PUT /v1/rounds/ID/update": "update",
+    "GET /v1/rounds/ID/survivors": "survivors",
+    "PUT /v1/rounds/ID/confirmation": "confirmation",
+    "GET /v1/rounds/ID/confirmations": "confirmations",
+    "PUT /v1/rounds/ID/unmasking": "unmasking",
+}
+PHASE_AFTER: dict[str, m.Phase] = {
+    "advertisement": "sharing", "shares": "masking", "update": "confirming", "confirmation": "unmasking",
+    "unmasking": "committed",
+}  # fmt: skip
+
+
+@dataclass
+class Reply:
+    """One answer, before it is written."""
+
+    status: int
+    body: bytes
+    headers: dict[str, str] = field(default_factory=dict)
+
+    def raw(self) -> bytes:
+        lines = [f"HTTP/1.1 {self.status} X", f"Content-Length: {len(self.body)}", "Connection: close"]
+        lines += [f"{name}: {value}" for name, value in self.headers.items()]
+        return "\r\n".join(lines).encode() + b"\r\n\r\n" + self.body
+
+
+Change = Callable[[Reply], Reply | bytes | None]
+"""From the right answer to what is sent: another one, raw bytes, or None for silence and a closed connection."""
+
+
+def refused(status: int, message: str = "no", **headers: str) -> Change:
+    problem = m.Problem(type="made_up", message=message, request_id="1")
+    return lambda reply: Reply(status, encode(problem), {k.replace("_", "-"): v for k, v in headers.items()})
+
+
+def before(status: int, **headers: str) -> Change:
+    """Refused, and the server has not taken the message."""
+    change = refused(status, **headers)
+    change.early = True  # type: ignore[attr-defined]
+    return change
+
+
+class Scripted(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.key, self.enrolment_key, self.publisher = b.generate_key(), b.generate_key(), b.generate_key()
+        file = make_bundle(folder / "bundle", self.publisher, modes=("secure", "plain"))
+        weights = b.write_weights({"w": W0})
+        self.bundle = b.open_bundle(file, [public_bytes(self.publisher)]).digest
+        self.weights = hashlib.sha256(weights).hexdigest()
+        self.files = {"bundle": file.read_bytes(), "weights": weights}
+        self.changes: dict[str, list[Change | None]] = defaultdict(list)
+        self.steps: list[str] = []
+        """Every request so far, by its step."""
+        self.bodies: dict[str, list[bytes]] = defaultdict(list)
+        self.chain: m.Chain | None = None
+        self.plan: m.RoundPlan | None = None
+        self.phase: m.Phase = "committed"
+        self.lock = threading.RLock()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+    def token(self) -> EnrolmentToken:
+        seed = secrets.token_bytes(32)
+        return EnrolmentToken(
+            server=self.url, server_key=public_bytes(self.key), enrolment_key=public_bytes(self.enrolment_key),
+            publisher_keys=[public_bytes(self.publisher)], population=POPULATION, seed=seed,
+            certificate=mint_token(self.enrolment_key, population=POPULATION, not_after=2**40, seed=seed),
+        )  # fmt: skip
+
+    def forget(self) -> None:
+        """What was asked so far, and changes that were not made."""
+        self.steps.clear()
+        self.bodies.clear()
+        self.changes.clear()
+
+    def begin(self, **changes: Any) -> str:
+        """The device's next check-in brings a plan. Returns the round's id."""
+        values: dict[str, Any] = {
+            "round_id": secrets.token_hex(16), "task_id": "b" * 32, "number": 1, "bundle": self.bundle,
+            "weights": self.weights, "privacy": "secure", "min_cohort": 3, "max_cohort": 4, "threshold": 3,
+            "modulus_bits": 32, **changes,
+        }  # fmt: skip
+        self.plan = m.RoundPlan(**values)
+        self.sealed = seal("plan", self.plan, self.key)
+        self.phase = "advertising"
+        if self.plan.privacy == "plain":
+            self.phase = "buffering" if self.plan.buffered else "updating"
+            return self.plan.round_id
+        self.peers = {}
+        for _ in range(2):
+            key, token = b.generate_key(), self.token()
+            chain = issue_identity(token.seed, token.certificate, public_bytes(key))
+            digest = plan_digest(self.sealed)
+            peer = Participant(self.plan, digest, key, chain, public_bytes(self.enrolment_key), secrets.token_bytes)
+            self.peers[peer.device_id] = peer, m.Member(chain=chain, advertisement=peer.advertise())
+        return self.plan.round_id
+
+    # --- answers --------------------------------------------------------------------------------------------------
+
+    def reply(self, method: str, path: str, body: bytes, headers: Any) -> Reply | bytes | None:
+        step = step_of(method, path)
+        with self.lock:
+            self.steps.append(step)
+            self.bodies[step].append(body)
+            change = self.changes[step].pop(0) if self.changes[step] else None
+            if change is not None and getattr(change, "early", False):
+                return change(Reply(200, b""))
+            answer = self._right(step, body, headers)
+            return answer if change is None else change(answer)
+
+    def _right(self, step: str, body: bytes, headers: Any) -> Reply:
+        if step in self.files:
+            return self._file(self.files[step], headers.get("Range"))
+        answer = getattr(self, "_" + step.replace("-", "_"), None)
+        made = answer(body) if answer else m.Problem(type="not_found", message="no such thing", request_id="1")
+        return Reply(404 if isinstance(made, m.Problem) else 200, encode(made))
+
+    @staticmethod
+    def _file(data: bytes, wanted: str | None) -> Reply:
+        if wanted is None:
+            return Reply(200, data)
+        first = int(wanted.removeprefix("bytes=").rstrip("-"))
+        if first >= len(data):
+            return Reply(416, b"")
+        return Reply(206, data[first:], {"Content-Range": f"bytes {first}-{len(data) - 1}/{len(data)}"})
+
+    def _enrol(self, body: bytes) -> msgspec.Struct:
+        self.chain = decode("enrolment", body, m.EnrolmentRequest).chain
+        return m.EnrolmentResponse(device_id=self._device)
+
+    def _rotate(self, body: bytes) -> msgspec.Struct:
+        assert self.chain is not None
+        request = decode("rotation", body, m.RotationRequest)
+        self.chain, device = verify_rotation(
+            request, self.chain, public_bytes(self.enrolment_key), public_bytes(self.key)
+        )
+        return m.RotationResponse(device_id=device.device_id, rotations=device.rotations)
+
+    def _challenge(self, body: bytes) -> msgspec.Struct:
+        return m.Challenge(nonce=secrets.token_bytes(32), expires=0.0)
+
+    def _session(self, body: bytes) -> msgspec.Struct:
+        return m.SessionResponse(token="t", expires=0.0)
+
+    def _check_in(self, body: bytes) -> msgspec.Struct:
+        over = self.plan is None or self.phase in ("committed", "failed")
+        return m.CheckInResponse(plan=None if over else self.sealed, retry_after=0.01)
+
+    def _status(self, body: bytes) -> msgspec.Struct:
+        assert self.plan is not None
+        return m.RoundStatus(round_id=self.plan.round_id, phase=self.phase, phase_ends=0.0, retry_after=0.01)
+
+    def _advertisement(self, body: bytes) -> msgspec.Struct:
+        if self.phase == "advertising":
+            assert self.chain is not None
+            own = m.Member(chain=self.chain, advertisement=decode("", body, m.AdvertiseRequest).advertisement)
+            self.members = m.Cohort(members=[own, *(member for _, member in self.peers.values())])
+            self.shared = {name: peer.share(self.members) for name, (peer, _) in self.peers.items()}
+        return self._stored("advertisement")
+
+    def _cohort(self, body: bytes) -> msgspec.Struct:
+        return self.members
+
+    def _shares(self, body: bytes) -> msgspec.Struct:
+        if self.phase == "sharing":
+            self.shared[self._device] = decode("", body, m.Shares)
+            for name, (peer, _) in self.peers.items():
+                peer.mask(np.zeros(4, np.uint32), self._inbox_of(name))
+        return self._stored("shares")
+
+    def _inbox(self, body: bytes) -> msgspec.Struct:
+        return self._inbox_of(self._device)
+
+    def _update(self, body: bytes) -> msgspec.Struct:
+        if self.phase == "masking":
+            self.survived = m.Survivors(devices=sorted(self.shared))
+            self.confirmed = {name: peer.confirm(self.survived) for name, (peer, _) in self.peers.items()}
+        if self.phase in ("updating", "buffering"):
+            self.phase = "committed"
+        return self._stored("update")
+
+    def _survivors(self, body: bytes) -> msgspec.Struct:
+        return self.survived
+
+    def _confirmation(self, body: bytes) -> msgspec.Struct:
+        self.confirmed[self._device] = decode("", body, m.ConfirmRequest).confirmation
+        return self._stored("confirmation")
+
+    def _confirmations(self, body: bytes) -> msgspec.Struct:
+        return m.Confirmations(
+            confirmations=[m.Confirmed(device=name, confirmation=each) for name, each in self.confirmed.items()]
+        )
+
+    def _unmasking(self, body: bytes) -> msgspec.Struct:
+        return self._stored("unmasking")
+
+    def _stored(self, step: str) -> m.Receipt:
+        order = list(PHASE_AFTER)
+        if self.phase == "advertising" or self.phase == PHASE_AFTER[order[max(order.index(step) - 1, 0)]]:
+            self.phase = PHASE_AFTER[step]
+        return m.Receipt()
+
+    def _inbox_of(self, recipient: str) -> m.Shares:
+        found = [
+            m.EncryptedShare(peer=sender, ciphertext=share.ciphertext)
+            for sender, shares in self.shared.items()
+            for share in shares.shares
+            if share.peer == recipient
+        ]
+        return m.Shares(shares=found)
+
+    @property
+    def _device(self) -> str:
+        assert self.chain is not None
+        return verify_chain(self.chain, public_bytes(self.enrolment_key)).device_id
+
+
+def step_of(method: str, path: str) -> str:
+    return STEPS[method + " " + re.sub("[0-9a-f]{32}", "ID", re.sub("[0-9a-f]{64}", "DIGEST", path))]
+
+
+@contextmanager
+def scripted(folder: Path) -> Iterator[Scripted]:
+    server = Scripted(folder)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def sealed_again(server: Scripted, change: Callable[[bytes], bytes]) -> Change:
+    """A plan whose body was changed before the server signed it."""
+
+    def made(reply: Reply) -> Reply:
+        answer = decode("", reply.body, m.CheckInResponse)
+        if answer.plan is None:
+            return reply
+        body = change(answer.plan.body)
+        sealed = Sealed(body=body, signature=server.key.sign(b"archipel/v1/plan\0" + body))
+        return Reply(200, encode(msgspec.structs.replace(answer, plan=sealed)))
+
+    return made
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Scripted
+
+    def _answer(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", "0")))
+        reply = self.server.reply(self.command, self.path, body, self.headers)
+        if reply is not None:
+            self.wfile.write(reply if isinstance(reply, bytes) else reply.raw())
+        self.close_connection = True
+
+    do_GET = do_PUT = do_POST = _answer
+
+    def log_message(self, *args: Any) -> None:
+        pass
