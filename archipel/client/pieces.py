@@ -17,7 +17,7 @@ from archipel.client.session import DeviceSession
 from archipel.errors import RefusedError, UnreachableError
 from archipel.protocol.messages import Piece, Pieces
 
-MAX_FETCHES = 32
+MAX_FETCHES = 128
 """Requests for one file, at most: the smallest parts are rather fetched than copied."""
 _CHUNK = 1 << 20
 
