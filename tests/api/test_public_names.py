@@ -17,7 +17,8 @@ PUBLIC = {
     "PrivacyPolicy Program SelfTest Statistic TensorPlace TensorSpec decode_manifest encode_manifest generate_key "
     "load_private_key load_public_key open_bundle pack parameter_specs read_weights release_pages role_of "
     "save_private_key save_public_key unpack weights_layout write_bundle write_weights",
-    "archipel.client": "Agent AgentConfig Entry Event Outcome",
+    "archipel.client": "Agent AgentConfig ConditionSettings Conditions Entry Event FileKeys KeyStore Outcome Probe "
+    "data_key erase pause paused resume",
     "archipel.compression": "Comparison CompressedModel Distil DynamicInt8 Examples FineTune Float16 LowRank Measured "
     "Progress PruneChannels PruneNM PruneWeights QuantizationAware Report StaticInt8 Step WeightOnly Work compare "
     "compress load_recipe parse_recipe write_recipe",
