@@ -14,8 +14,8 @@ PUBLIC = {
     "archipel": "Model __version__ compress convert",
     "archipel.autodiff": "RULES RuleContext differentiate gradient rule vjp",
     "archipel.bundle": "FORMAT_VERSION MAX_ARCHIVE_BYTES WEIGHTS_FILE Bundle Limits Lineage Manifest Phase "
-    "PrivacyPolicy Program SelfTest Statistic TensorPlace TensorSpec decode_manifest encode_manifest generate_key "
-    "load_private_key load_public_key open_bundle pack parameter_specs read_weights release_pages role_of "
+    "PrivacyPolicy Program SelfTest Statistic TensorPlace TensorSpec decode_manifest decode_private_key "
+    "encode_manifest encode_private_key generate_key load_private_key load_public_key open_bundle pack parameter_specs read_weights release_pages role_of "
     "save_private_key save_public_key unpack weights_layout write_bundle write_weights",
     "archipel.client": "Agent AgentConfig ConditionSettings Conditions Entry Event FileKeys KeyStore Outcome Probe "
     "data_key erase pause paused resume",
@@ -27,7 +27,7 @@ PUBLIC = {
     "fashion_mnist har_windows mnist split_own_digits split_writers",
     "archipel.graph": "IMPORTERS Builder ImportReport Model TensorInfo check_model promote",
     "archipel.lite_runtime": "Control DeviceState ExampleStore History IsolatedRuntime LocalUpdate Profile Progress "
-    "Runtime Slots load",
+    "Runtime Slots load running_slot",
     "archipel.models": "autoencoder char_rnn cnn_1d digits_cnn ds_cnn fedavg_cnn lenet mlp mobilenet_v2 resnet8 "
     "transformer unet",
     "archipel.server": "OperatorClient Settings TaskRequest back_up copy_files create_app init_data_folder "

@@ -33,12 +33,3 @@ def test_nor_does_one_that_has_checked_in(federation: Any) -> None:
         [sys.executable, "-c", code, agent.config.folder], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-
-
-def test_public_names() -> None:
-    import archipel.client
-
-    assert sorted(archipel.client.__all__) == [
-        "Agent", "AgentConfig", "ConditionSettings", "Conditions", "Entry", "Event", "FileKeys", "KeyStore", "Outcome",
-        "Probe", "data_key", "erase", "pause", "paused", "resume",
-    ]  # fmt: skip
