@@ -29,6 +29,9 @@ THRESHOLD = 0.67  # above two thirds, as secure aggregation asks against an acti
 class Standardize(nn.Module):
     """Sensor units to what the network learnt with: part of the bundle, so phones keep windows as they measure them."""
 
+    mean: torch.Tensor
+    deviation: torch.Tensor
+
     def __init__(self, mean: np.ndarray, deviation: np.ndarray) -> None:
         super().__init__()
         for name, values in (("mean", mean), ("deviation", deviation)):
@@ -65,7 +68,7 @@ def train(windows: HarByPerson, volunteers: Sequence[int], seed: int) -> nn.Modu
     standardize = Standardize(inputs.mean(axis=(0, 2)), inputs.std(axis=(0, 2)))
 
     def standard(values: np.ndarray) -> np.ndarray:
-        return standardize(torch.tensor(values)).numpy()
+        return standardize.forward(torch.tensor(values)).numpy()
 
     # So small a network is slower on several threads.
     torch.set_num_threads(1)

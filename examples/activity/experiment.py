@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import cloud
-import numpy as np
 from federation import Federation, Phones, cohort_of, least_of, personalise, persons_of
 from people import draw_groups
 from phones import Personal
 from results import Person, Round, Run
+from safetensors.numpy import save_file
 
 from archipel.bundle import generate_key
 from archipel.cli.demo.processes import Processes
@@ -74,8 +74,8 @@ def run(options: Options, folder: Path, say: Callable[[str], None] = lambda text
         }
         if last.weights_out is None:
             raise RuntimeError("a committed round of training without weights")
-        parameters = folder / "federated.npz"
-        np.savez(parameters, **federation.operator.weights(last.weights_out))
+        parameters = folder / "federated.safetensors"
+        save_file(federation.operator.weights(last.weights_out), parameters)
     finally:
         processes.close()
 

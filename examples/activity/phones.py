@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 from people import earlier_and_later
+from safetensors.numpy import load_file
 
 from archipel.bundle import open_bundle
 from archipel.cli.demo.host import HostEvent, Output
@@ -45,7 +46,7 @@ class PhoneConfig(msgspec.Struct, forbid_unknown_fields=True):
 class Personal(msgspec.Struct, forbid_unknown_fields=True):
     """How phones fit the model to their owners.
 
-    `bundle`: the published one's folder, `key`: its publisher's, `parameters`: npz file of the federated ones.
+    `bundle`: the published one's folder, `key`: its publisher's, `parameters`: safetensors of the federated ones.
     """
 
     bundle: str
@@ -108,8 +109,7 @@ class Phone:
         def measure(name: str) -> None:
             correct[name] = int((runtime.predict(later["input"]).argmax(axis=1) == later["label"]).sum())
 
-        with np.load(personal.parameters, allow_pickle=False) as archive:
-            federated = dict(archive)
+        federated = load_file(personal.parameters)
         for name, parameters in (("cloud", runtime.parameters()), ("federated", federated)):
             runtime.set_parameters(parameters)
             measure(name)
@@ -170,10 +170,9 @@ def main(path: str) -> None:
         for phone in config.phones:
             run(config, phone, stop, output)
 
+    works: list[Callable[[], None]] = [in_turn]
     if config.personal is None:
         works = [partial(run, config, phone, stop, output) for phone in config.phones]
-    else:
-        works = [in_turn]
     threads = [threading.Thread(target=work, daemon=True) for work in works]
     for thread in threads:
         thread.start()

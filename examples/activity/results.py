@@ -68,7 +68,7 @@ def people_table(runs: Sequence[Run]) -> str:
         groups = sorted({one.group for one in each}, key=lambda name: name != "volunteer")
         group = groups[0] if len(runs) == 1 else "newcomer" if groups == ["newcomer"] else "took part"
         rounds = np.mean([one.rounds for one in each])
-        values = [100 * np.mean([one.accuracy(model) for one in each]) for model in MODELS]
+        values = [float(100 * np.mean([one.accuracy(model) for one in each])) for model in MODELS]
         lines.append(
             _row(f"{person.person}", group, f"{person.earlier}, {person.later}", f"{rounds:.3g}", *map(_figure, values))
         )

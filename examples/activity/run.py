@@ -34,14 +34,14 @@ def main() -> int:
         parser.error("--rounds and --seeds: expected at least 1")
     rounds, seeds = (3, 1) if options.quick else (options.rounds, options.seeds)
     # So that `kill` ends the other processes in order, as Ctrl-C does.
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    signal.signal(signal.SIGTERM, terminate)
     runs = []
     try:
         options.out.mkdir(parents=True, exist_ok=True)
         for seed in range(seeds):
             with tempfile.TemporaryDirectory(prefix="archipel-activity-") as folder:
-                chosen = Options(options.data, rounds, seed=seed)
-                runs.append(run(chosen, Path(folder), lambda text, seed=seed: say(f"seed {seed}: {text}")))
+                say(f"seed {seed}")
+                runs.append(run(Options(options.data, rounds, seed=seed), Path(folder), say))
     except (ArchipelError, OSError) as error:
         print(f"activity: {error}", file=sys.stderr)
         return 1
@@ -51,6 +51,10 @@ def main() -> int:
     draw_people(runs, options.out / "people.png")
     print(text)
     return 0
+
+
+def terminate(number: int, frame: object) -> None:
+    sys.exit(128 + number)
 
 
 def say(text: str) -> None:
