@@ -34,7 +34,7 @@ test-all: $(READY) web-if-possible postgres-if-possible lint
 
 lint: $(READY)
 	@echo "== lint";         $(BIN)/ruff check --quiet . && $(BIN)/ruff format --quiet --check .
-	@echo "== types";        $(BIN)/mypy --no-error-summary
+	@echo "== types";        $(BIN)/mypy --no-error-summary && MYPYPATH=examples/activity $(BIN)/mypy --no-error-summary examples/activity/*.py
 	@echo "== import rules"; $(BIN)/lint-imports --no-cache >$(VENV)/.imports 2>&1 || { cat $(VENV)/.imports; exit 1; }
 
 # The stamp holds until what decides the installation changes.

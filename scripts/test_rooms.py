@@ -24,7 +24,19 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 BUDGET_SECONDS = 75
 NO_TESTS_COLLECTED = 5
-WAITING = {"browser", "cli", "client", "docs", "end_to_end", "install", "lite_runtime", "server", "web", "web_library"}
+WAITING = {
+    "browser",
+    "cli",
+    "client",
+    "docs",
+    "end_to_end",
+    "examples",
+    "install",
+    "lite_runtime",
+    "server",
+    "web",
+    "web_library",
+}
 SHOWING = threading.Lock()
 SUMMARY = re.compile(r"(\d+) (passed|failed|skipped|error)")
 

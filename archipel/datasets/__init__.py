@@ -5,13 +5,14 @@ from __future__ import annotations
 from archipel.datasets.cifar10 import cifar10
 from archipel.datasets.digits import DigitsByWriter
 from archipel.datasets.digits_file import digits_by_writer
-from archipel.datasets.har import HarWindows, har_windows
+from archipel.datasets.har import HarByPerson, HarWindows, har_by_person, har_windows
 from archipel.datasets.labelled import Labelled, LabelledSplits
 from archipel.datasets.mnist import fashion_mnist, mnist
 from archipel.datasets.splits import WriterSplit, split_own_digits, split_writers
 
 __all__ = [
     "DigitsByWriter",
+    "HarByPerson",
     "HarWindows",
     "Labelled",
     "LabelledSplits",
@@ -19,6 +20,7 @@ __all__ = [
     "cifar10",
     "digits_by_writer",
     "fashion_mnist",
+    "har_by_person",
     "har_windows",
     "mnist",
     "split_own_digits",

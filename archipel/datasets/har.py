@@ -8,6 +8,7 @@ activity each.
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,6 +52,62 @@ class HarWindows(LabelledSplits):
     people: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 
 
+@dataclass(frozen=True, eq=False)
+class HarByPerson:
+    """Windows in their units, recording after recording, in the order of time. Row i of all arrays is one window.
+
+    inputs      float32 [n, 6, 128]: acceleration x y z in g, angular velocity x y z in rad/s
+    labels      int64 [n]: numbers of the activities, as in `har_windows`
+    people      int64 [n]: who
+    recordings  int64 [n]: which of the file's recordings, from 0
+    bouts       int64 [n]: one number, from 0, for each stretch of one activity without a pause; windows of two of them
+                have no sample in common
+    train_people, test_people  the published split by person
+    """
+
+    inputs: NDArray[np.float32]
+    labels: NDArray[np.int64]
+    people: NDArray[np.int64]
+    recordings: NDArray[np.int64]
+    bouts: NDArray[np.int64]
+    train_people: tuple[int, ...]
+    test_people: tuple[int, ...]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def take(self, rows: NDArray[np.bool_] | NDArray[np.intp]) -> HarByPerson:
+        """The windows at these rows: numbers in the order given, or a mask [n]."""
+        return HarByPerson(
+            self.inputs[rows],
+            self.labels[rows],
+            self.people[rows],
+            self.recordings[rows],
+            self.bouts[rows],
+            self.train_people,
+            self.test_people,
+        )
+
+
+def har_by_person(folder: str | os.PathLike[str], people: Collection[int] | None = None) -> HarByPerson:
+    """The windows of `har_windows` as they were measured, of these people (None: of all 30).
+
+    Raises DatasetError if the file in `folder` is missing or damaged, or somebody has no window in it.
+    """
+    path = Path(folder) / FILE
+    columns = read_npz(path, COLUMNS, REMEDY)
+    _check(columns, path)
+    train, test = (tuple(sorted(set(columns[name].tolist()))) for name in ("train_users", "test_users"))
+    wanted = (*train, *test) if people is None else people
+    windows, labels, users, recordings, starts = _windows(columns, wanted)
+    absent = sorted(set(wanted) - set(users.tolist()))
+    if absent:
+        raise DatasetError(f"{path}: no window of one activity for the people {absent}; {REMEDY}")
+    # Within a bout windows begin a step apart, of two bouts (so too of two recordings) they have no sample in common.
+    bouts = np.cumsum(np.diff(starts, prepend=starts[0] - STEP) != STEP)
+    return HarByPerson(windows.astype(np.float32), labels, users, recordings, bouts, train, test)
+
+
 def har_windows(folder: str | os.PathLike[str], *, seed: int = 0, validation: int = 4) -> HarWindows:
     """Windows of 128 samples, float32 [n, 6, 128], normalised by the training windows, and six activities.
 
@@ -72,7 +129,7 @@ def har_windows(folder: str | os.PathLike[str], *, seed: int = 0, validation: in
         tuple(sorted(order[:validation])),
         tuple(sorted(set(columns["test_users"].tolist()))),
     )
-    windows, labels, users = _windows(columns)
+    windows, labels, users, _, _ = _windows(columns, [person for group in people for person in group])
     rows = [np.flatnonzero(np.isin(users, group)) for group in people]
     for group, own in zip(people, rows, strict=True):
         if not len(own):
@@ -85,21 +142,24 @@ def har_windows(folder: str | os.PathLike[str], *, seed: int = 0, validation: in
     return HarWindows(train, held_out, test, CLASSES, mean, deviation, people)
 
 
-def _windows(columns: dict[str, np.ndarray]) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.uint8]]:
-    """(float64 [n, 6, 128] in g and rad/s, labels int64 [n], persons uint8 [n]), recording after recording."""
+_Found = tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
+
+
+def _windows(columns: dict[str, np.ndarray], people: Collection[int]) -> _Found:
+    """(windows float64 [n, 6, 128] in g and rad/s; int64 [n]: labels, persons, recordings, first rows in the file)."""
     activity, offset = columns["activity"], columns["offset"]
-    starts: list[int] = []
-    users: list[int] = []
-    for begin, end, user in zip(offset[:-1], offset[1:], columns["user"], strict=True):
-        for start in range(int(begin), int(end) - LENGTH + 1, STEP):
+    found: list[tuple[int, int, int]] = []
+    for recording, user in enumerate(columns["user"].tolist()):
+        if user not in people:
+            continue
+        for start in range(int(offset[recording]), int(offset[recording + 1]) - LENGTH + 1, STEP):
             own = activity[start : start + LENGTH]
             if 1 <= own[0] <= len(CLASSES) and np.all(own == own[0]):
-                starts.append(start)
-                users.append(int(user))
-    rows = np.array(starts, np.intp)
+                found.append((user, recording, start))
+    users, recordings, rows = np.array(found, np.int64).reshape(-1, 3).T
     picked = columns["signal"][rows[:, None] + np.arange(LENGTH)]
     windows = (picked * columns["scale"]).transpose(0, 2, 1)
-    return windows, activity[rows].astype(np.int64) - 1, np.array(users, np.uint8)
+    return windows, activity[rows].astype(np.int64) - 1, users, recordings, rows
 
 
 def _check(columns: dict[str, np.ndarray], path: Path) -> None:

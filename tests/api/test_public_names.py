@@ -23,8 +23,8 @@ PUBLIC = {
     "Progress PruneChannels PruneNM PruneWeights QuantizationAware Report StaticInt8 Step WeightOnly Work compare "
     "compress load_recipe parse_recipe write_recipe",
     "archipel.converter": "Histogram Mean Quantiles Sum convert",
-    "archipel.datasets": "DigitsByWriter HarWindows Labelled LabelledSplits WriterSplit cifar10 digits_by_writer "
-    "fashion_mnist har_windows mnist split_own_digits split_writers",
+    "archipel.datasets": "DigitsByWriter HarByPerson HarWindows Labelled LabelledSplits WriterSplit cifar10 "
+    "digits_by_writer fashion_mnist har_by_person har_windows mnist split_own_digits split_writers",
     "archipel.graph": "IMPORTERS Builder ImportReport Model TensorInfo check_model promote",
     "archipel.lite_runtime": "Control DeviceState ExampleStore History IsolatedRuntime LocalUpdate Profile Progress "
     "Runtime Slots load running_slot",

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from archipel.datasets import har_windows
+from archipel.datasets import har_by_person, har_windows
 from archipel.datasets.har import FILE
 from archipel.errors import DatasetError
 
@@ -55,6 +55,29 @@ def test_the_seed_draws_who_is_held_out(tmp_path: Path) -> None:
     drawn = {har_windows(tmp_path, seed=seed, validation=1).people[1] for seed in range(12)}
     assert drawn == {(1,), (2,), (3,)}
     assert len({har_windows(tmp_path, seed=seed, validation=1).people[2] for seed in range(12)}) == 1
+
+
+def test_a_person_has_windows_of_own_recordings_in_their_order(tmp_path: Path) -> None:
+    raw, own = columns(), har_by_person(write(tmp_path), [3])
+    starts = [400 * 2 + 64, 400 * 2 + 128, 400 * 4 + 64, 400 * 4 + 128]
+    expected = np.stack([(raw["signal"][s : s + 128] * raw["scale"]).T for s in starts])
+    np.testing.assert_array_equal(own.inputs, expected.astype(np.float32))
+    assert own.labels.tolist() == [3] * 4
+    assert own.people.tolist() == [3] * 4
+    assert own.recordings.tolist() == [2, 2, 4, 4]
+    assert own.bouts.tolist() == [0, 0, 1, 1]
+    assert (own.train_people, own.test_people) == ((1, 2, 3), (4,))
+    assert len(har_by_person(tmp_path)) == 10
+    with pytest.raises(DatasetError, match=r"no window of one activity for the people \[7\]"):
+        har_by_person(tmp_path, [3, 7])
+
+
+def test_a_pause_begins_a_new_bout(tmp_path: Path) -> None:
+    activity = columns()["activity"].copy()
+    activity[:400] = np.repeat([1, 0, 1], [150, 1, 249])  # windows begin at 0, 192 and 256
+    own = har_by_person(write(tmp_path, activity=activity), [1])
+    assert own.labels.tolist() == [0, 0, 0]
+    assert own.bouts.tolist() == [0, 1, 1]
 
 
 SOUND = columns()

@@ -16,9 +16,10 @@ from typing import IO
 import msgspec
 import psutil
 
-from archipel.cli.demo.host import HostConfig, HostEvent
+from archipel.cli.demo.host import HostEvent
 from archipel.errors import CommandError
 
+HOST = (sys.executable, "-m", "archipel.cli.demo.host")
 START_SECONDS = 60.0
 STOP_SECONDS = 8.0
 READER_SECONDS = 2.0
@@ -67,13 +68,13 @@ class Processes:
                     raise CommandError(f"the server did not start: {_last_line(log)}") from None
         raise CommandError(f"the server did not start within {START_SECONDS:.0f} s: {_last_line(log)}")
 
-    def start_hosts(self, configs: Sequence[HostConfig]) -> None:
-        """Start one host process for each configuration; their events arrive in `events`."""
+    def start_hosts(self, configs: Sequence[msgspec.Struct], command: Sequence[str] = HOST) -> None:
+        """Start one host process for each configuration, which gets its file; their events arrive in `events`."""
         for index, config in enumerate(configs):
             path = self._folder / f"host-{index}.json"
             path.write_bytes(msgspec.json.encode(config))
             with open(self._folder / f"host-{index}.log", "wb") as errors:
-                child = self._start([sys.executable, "-m", "archipel.cli.demo.host", str(path)], errors)
+                child = self._start([*command, str(path)], errors)
 
             def read(child: subprocess.Popen[bytes] = child) -> None:
                 for line in _stdout(child):

@@ -1,0 +1,189 @@
+"""A process full of phones: `python phones.py CONFIG.json`.
+
+Each phone has a folder, a key and an encrypted example store of its own. It is filled when the phone takes part for the
+first time; the process reads nobody else's windows. Every line on standard output is an event of one phone, as JSON.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from people import earlier_and_later
+from safetensors.numpy import load_file
+
+from archipel.bundle import open_bundle
+from archipel.cli.demo.host import HostEvent, Output
+from archipel.client import Agent, AgentConfig, Event, FileKeys, data_key
+from archipel.datasets import HarByPerson, har_by_person
+from archipel.errors import ArchipelError
+from archipel.lite_runtime import ExampleStore, Runtime
+from archipel.protocol.identity import EnrolmentToken
+from archipel.protocol.sealed import decode
+from archipel.server.parent import end_with_parent
+
+STOP_SECONDS = 3.0
+
+
+class PhoneConfig(msgspec.Struct, forbid_unknown_fields=True):
+    """One phone: whose it is, its folder, its token file, and whether its owner lets it take part in training."""
+
+    name: str
+    person: int
+    folder: str
+    token: str
+    contributes: bool
+
+
+class Personal(msgspec.Struct, forbid_unknown_fields=True):
+    """How phones fit the model to their owners.
+
+    `bundle`: the published one's folder, `key`: its publisher's, `parameters`: safetensors of the federated ones.
+    """
+
+    bundle: str
+    key: bytes
+    parameters: str
+    epochs: int
+    batch_size: int
+    lr: float
+    seed: int
+
+
+class PhonesConfig(msgspec.Struct, forbid_unknown_fields=True):
+    """`data`: folder of the data set. With `personal` the phones fit and measure, without it they take part."""
+
+    parent: int
+    data: str
+    phones: list[PhoneConfig]
+    personal: Personal | None = None
+
+
+class Measured(msgspec.Struct, forbid_unknown_fields=True):
+    """What a phone found on its owner's later windows: right answers of `later`, by model. All that it tells."""
+
+    earlier: int
+    later: int
+    correct: dict[str, int]
+
+
+class Phone:
+    """`own`: its owner's windows, which go into the stores if these are empty."""
+
+    def __init__(self, config: PhoneConfig, own: HarByPerson | None = None) -> None:
+        self.config = config
+        self.folder = Path(config.folder)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        key = data_key(FileKeys(self.folder))
+        self.earlier = ExampleStore.open(self.folder / "examples", key)
+        self.later = ExampleStore.open(self.folder / "later", key)
+        if own is not None and not len(self.earlier):
+            for store, part in zip((self.earlier, self.later), earlier_and_later(own), strict=True):
+                store.add_many({"input": part.inputs, "label": part.labels})
+
+    def take_part(self, stop: threading.Event, output: Output) -> None:
+        config = AgentConfig(
+            folder=self.folder,
+            attributes={"contributes": self.config.contributes},
+            # A phone has a process of its own for this; here many share one.
+            isolated=False,
+        )
+        with Agent(config, examples=lambda: self._examples(agent), on_event=self._teller(output)) as agent:
+            agent.enrol(decode("enrolment token", Path(self.config.token).read_bytes(), EnrolmentToken))
+            agent.run_forever(stop)
+
+    def personalise(self, personal: Personal) -> Measured:
+        """Fit the cloud's model and the federated one to the owner, on this device; the latter is kept."""
+        runtime = Runtime(open_bundle(Path(personal.bundle), [personal.key]))
+        own, later = self.earlier.arrays(), self.later.arrays()
+        correct: dict[str, int] = {}
+
+        def measure(name: str) -> None:
+            correct[name] = int((runtime.predict(later["input"]).argmax(axis=1) == later["label"]).sum())
+
+        federated = load_file(personal.parameters)
+        for name, parameters in (("cloud", runtime.parameters()), ("federated", federated)):
+            runtime.set_parameters(parameters)
+            measure(name)
+            runtime.fit(
+                own,
+                epochs=personal.epochs,
+                batch_size=personal.batch_size,
+                seed=personal.seed,
+                hyperparameters={"lr": personal.lr},
+            )
+            measure(f"{name}, personalised")
+        runtime.save(self.folder / "personal")
+        return Measured(len(self.earlier), len(self.later), correct)
+
+    def _examples(self, agent: Agent) -> Mapping[str, np.ndarray]:
+        """Evaluations are of windows that no model has learnt from."""
+        return (self.later if agent.rounds[-1].kind == "evaluation" else self.earlier).arrays()
+
+    def _teller(self, output: Output) -> Callable[[Event], None]:
+        def tell(event: Event) -> None:
+            output.write(
+                HostEvent(
+                    device=self.config.name,
+                    event=event.name,
+                    device_id=event.device_id,
+                    round_id=event.round_id,
+                    sent=event.bytes_sent,
+                    received=event.bytes_received,
+                    text=str(event.detail.get("reason", "")),
+                )
+            )
+
+        return tell
+
+
+def run(config: PhonesConfig, phone: PhoneConfig, stop: threading.Event, output: Output) -> None:
+    """What one phone does, until `stop` or until it has measured."""
+    try:
+        if config.personal is None:
+            Phone(phone, har_by_person(config.data, [phone.person])).take_part(stop, output)
+        else:
+            found = Phone(phone).personalise(config.personal)
+            output.write(HostEvent(device=phone.name, event="measured", text=msgspec.json.encode(found).decode()))
+    except ArchipelError as error:
+        output.write(HostEvent(device=phone.name, event="failed", text=str(error)))
+
+
+def main(path: str) -> None:
+    config = msgspec.json.decode(Path(path).read_bytes(), type=PhonesConfig)
+    stop = threading.Event()
+    # Waited for instead of handled: a handler must not set an event, its lock may be held by the thread it interrupts.
+    signals = {signal.SIGTERM, signal.SIGINT}
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    end_with_parent(config.parent)
+    output = Output()
+
+    def in_turn() -> None:
+        for phone in config.phones:
+            run(config, phone, stop, output)
+
+    works: list[Callable[[], None]] = [in_turn]
+    if config.personal is None:
+        works = [partial(run, config, phone, stop, output) for phone in config.phones]
+    threads = [threading.Thread(target=work, daemon=True) for work in works]
+    for thread in threads:
+        thread.start()
+    signal.sigwait(signals)
+    stop.set()
+    deadline = time.monotonic() + STOP_SECONDS
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    # A thread may be inside a long computation; nothing of it needs to be finished.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,150 @@
+"""What was measured, and the table that shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from archipel.cli.demo.measure import paired_interval
+
+MODELS = ("cloud", "federated", "federated, personalised", "cloud, personalised")
+HEADS = ("cloud", "federated", "personalised", "cloud, personalised")
+
+
+class Person(msgspec.Struct):
+    """`earlier` windows to learn from and `later` ones to measure on; `rounds` whose sums have this person's update;
+    `sent` bytes in them; `correct` answers on the later windows, by model."""
+
+    person: int
+    group: str
+    earlier: int
+    later: int
+    rounds: int
+    sent: int
+    correct: dict[str, int]
+
+    def accuracy(self, model: str) -> float:
+        return self.correct[model] / self.later
+
+
+class Round(msgspec.Struct):
+    """A committed round: `devices` of `assigned` are in its sum."""
+
+    number: int
+    assigned: int
+    devices: int
+    seconds: float
+
+
+class Run(msgspec.Struct):
+    """`secure`: accuracy over all later windows, by model, as a secure sum told it to the server."""
+
+    seed: int
+    people: list[Person]
+    rounds: list[Round]
+    secure: dict[str, float]
+    seconds: float
+
+    def accuracies(self, model: str, group: str = "") -> np.ndarray:
+        """One for each person (of this group), 0..1."""
+        return np.array([each.accuracy(model) for each in self.people if _is_of(each, group)])
+
+    def over_windows(self, model: str) -> float:
+        """Over all later windows of all people."""
+        return sum(each.correct[model] for each in self.people) / sum(each.later for each in self.people)
+
+
+def _is_of(person: Person, group: str) -> bool:
+    return not group or person.group == group or (group == "took part" and person.group != "newcomer")
+
+
+def people_table(runs: Sequence[Run]) -> str:
+    """Markdown: a row for each person, means over the runs, in percent."""
+    lines = _heading(("person", "group", "windows to learn, to measure", "rounds"))
+    for index, person in enumerate(runs[0].people):
+        each = [run.people[index] for run in runs]
+        groups = sorted({one.group for one in each}, key=lambda name: name != "volunteer")
+        group = groups[0] if len(runs) == 1 else "newcomer" if groups == ["newcomer"] else "took part"
+        rounds = np.mean([one.rounds for one in each])
+        values = [float(100 * np.mean([one.accuracy(model) for one in each])) for model in MODELS]
+        lines.append(
+            _row(f"{person.person}", group, f"{person.earlier}, {person.later}", f"{rounds:.3g}", *map(_figure, values))
+        )
+    return "\n".join(lines)
+
+
+def summary_table(runs: Sequence[Run]) -> str:
+    """Markdown: mean person and worst person of each group; over several runs the mean and from where to where."""
+    lines = _heading(("people", "which"))
+    for name, group in (("all", ""), ("took part", "took part"), ("newcomers", "newcomer")):
+        for which, reduce in (("mean", np.mean), ("worst person", np.min)):
+            values = [[100 * reduce(run.accuracies(model, group)) for run in runs] for model in MODELS]
+            lines.append(_row(name, which, *map(_spread, values)))
+    return "\n".join(lines)
+
+
+def differences(runs: Sequence[Run]) -> str:
+    """Lines: paired differences of means over the runs, with intervals that resample people."""
+    lines = []
+    for better, worse in (
+        ("federated", "cloud"),
+        ("federated, personalised", "federated"),
+        ("federated, personalised", "cloud, personalised"),
+    ):
+        for name, group in (("all", ""), ("newcomers", "newcomer")):
+            # A volunteer of one run is another's contributor, so these two groups are the same in all runs.
+            pair = [np.mean([run.accuracies(model, group) for run in runs], axis=0) for model in (better, worse)]
+            found = paired_interval(pair[0], pair[1], np.ones(len(pair[0])), seed=0)
+            lines.append(
+                f"{better} - {worse}, {name}: {found.difference:+.1f} points [{found.low:+.1f}, {found.high:+.1f}]"
+            )
+    return "\n".join(f"- {line}" for line in lines)
+
+
+def report(runs: Sequence[Run]) -> str:
+    """All of it as Markdown."""
+    cohorts = [each.devices for run in runs for each in run.rounds]
+    seconds = [each.seconds for run in runs for each in run.rounds]
+    secure = "; ".join(
+        f"seed {run.seed}: {', '.join(f'{name} {100 * value:.2f}%' for name, value in run.secure.items())}"
+        for run in runs
+    )
+    sent = [each.sent / each.rounds for run in runs for each in run.people if each.rounds]
+    return f"""Accuracy in percent on each person's own later windows; {len(runs)} {
+        "seed" if len(runs) == 1 else "seeds"
+    }{"" if len(runs) == 1 else ", mean [lowest, highest]"}.
+
+{summary_table(runs)}
+
+Paired differences, with 95% intervals over people:
+
+{differences(runs)}
+
+{people_table(runs)}
+
+{len(runs[0].rounds)} secure rounds a seed, {min(cohorts)} to {max(cohorts)} phones in each sum, {
+        np.median(seconds):.1f} s a round, {np.mean(sent) / 1e3:.0f} kB sent by a phone in a round;
+{
+        " + ".join(f"{run.seconds:.0f}" for run in runs)
+    } s in all. Over all later windows together, as secure sums told it to the server:
+{secure}.
+"""
+
+
+def _heading(columns: tuple[str, ...]) -> list[str]:
+    return [_row(*columns, *HEADS), "|" + "---|" * len(columns) + "---:|" * len(HEADS)]
+
+
+def _row(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _figure(value: float) -> str:
+    return f"{value:.1f}"
+
+
+def _spread(values: Sequence[float]) -> str:
+    middle = _figure(float(np.mean(values)))
+    return middle if len(values) == 1 else f"{middle} [{_figure(min(values))}, {_figure(max(values))}]"
