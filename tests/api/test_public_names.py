@@ -15,7 +15,8 @@ PUBLIC = {
     "archipel.autodiff": "RULES RuleContext differentiate gradient rule vjp",
     "archipel.bundle": "FORMAT_VERSION MAX_ARCHIVE_BYTES WEIGHTS_FILE Bundle Limits Lineage Manifest Phase "
     "PrivacyPolicy Program SelfTest Statistic TensorPlace TensorSpec decode_manifest decode_private_key "
-    "encode_manifest encode_private_key generate_key load_private_key load_public_key open_bundle pack parameter_specs read_weights release_pages role_of "
+    "encode_manifest encode_private_key generate_key load_private_key load_public_key open_bundle pack "
+    "parameter_specs read_weights release_pages role_of "
     "save_private_key save_public_key unpack weights_layout write_bundle write_weights",
     "archipel.client": "Agent AgentConfig ConditionSettings Conditions Entry Event FileKeys KeyStore Outcome Probe "
     "data_key erase pause paused resume",
