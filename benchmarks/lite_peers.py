@@ -32,11 +32,11 @@ class PeerError(Exception):
     """A peer cannot do what was asked; the text says why."""
 
 
-def python_of(folder: Path, environment: str) -> Path:
-    """Raises PeerError where that environment is not installed."""
+def python_of(folder: Path, environment: str, benchmark: str = "benchmarks/lite.py") -> Path:
+    """Raises PeerError where that environment is not installed; `benchmark` is what installs it."""
     path = folder / environment / "bin" / "python"
     if not (folder / environment / ".installed").exists():
-        raise PeerError(f"{environment} is not installed in {folder}; run: python benchmarks/lite.py --install-peers")
+        raise PeerError(f"{environment} is not installed in {folder}; run: python {benchmark} --install-peers")
     return path
 
 

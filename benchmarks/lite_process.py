@@ -25,6 +25,7 @@ from measure import Row, compare
 
 PYTORCH = "PyTorch"
 TORCH = "torch==2.13.0"
+CONSTRAINTS = ("--constraint", str(ROOT / "constraints.txt"))
 SOURCES = ("archipel", "pyproject.toml", "README.md", "LICENSE", "LICENSES")
 _PIP = ("pip", "setuptools", "pkg_resources", "_distutils_hack", "distutils-precedence.pth", "wheel")
 
@@ -33,20 +34,24 @@ class Environments:
     """The two environments below `folder`; the device install is made anew when the sources change."""
 
     def __init__(self, folder: Path) -> None:
-        constraints = ["--constraint", str(ROOT / "constraints.txt")]
-        with tempfile.TemporaryDirectory(prefix="archipel-sources-") as copy:
-            # Of a copy: setuptools builds in the folder that it is given.
-            for name in SOURCES:
-                source, target = ROOT / name, Path(copy) / name
-                if source.is_dir():
-                    shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
-                else:
-                    shutil.copy(source, target)
-            self.device = install(folder, "device", [copy, *constraints], stamp=_digest(Path(copy)))
-        self.torch = install(folder, "torch", [TORCH, "numpy", *constraints], stamp=TORCH)
+        self.device = device_environment(folder)
+        self.torch = install(folder, "torch", [TORCH, "numpy", *CONSTRAINTS], stamp=TORCH)
 
     def python(self, name: str) -> Path:
         return self.device if name == OURS else self.torch
+
+
+def device_environment(folder: Path) -> Path:
+    """The Python of an environment with this repository's device install. Raises PeerError."""
+    with tempfile.TemporaryDirectory(prefix="archipel-sources-") as copy:
+        # Of a copy: setuptools builds in the folder that it is given.
+        for name in SOURCES:
+            source, target = ROOT / name, Path(copy) / name
+            if source.is_dir():
+                shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
+            else:
+                shutil.copy(source, target)
+        return install(folder, "device", [copy, *CONSTRAINTS], stamp=_digest(Path(copy)))
 
 
 def process_rows(

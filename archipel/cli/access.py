@@ -8,7 +8,8 @@ import click
 import msgspec
 
 from archipel.cli.files import new_secret
-from archipel.cli.remote import as_json, moment, remote, show, table
+from archipel.cli.remote import remote
+from archipel.cli.tables import as_json, moment, show, table
 from archipel.errors import CommandError
 from archipel.server import OperatorClient
 from archipel.server.resources import TokenRequest

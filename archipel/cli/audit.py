@@ -8,7 +8,8 @@ from pathlib import Path
 import click
 
 from archipel.bundle import load_public_key
-from archipel.cli.remote import as_json, moment, remote, show, table
+from archipel.cli.remote import remote
+from archipel.cli.tables import as_json, moment, show, table
 from archipel.errors import CommandError, ProtocolError
 from archipel.protocol.sealed import Sealed, decode, encode, unseal
 from archipel.server import OperatorClient

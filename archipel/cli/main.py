@@ -21,6 +21,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "compress": ("archipel.cli.compress:compress_command", "Make an ONNX model small by a recipe, or search for one."),
     "convert": ("archipel.cli.convert:convert_command", "Make a signed bundle of an ONNX model."),
     "demo": ("archipel.cli.demo.command:demo", "Run the main job end to end on real data and write report.html."),
+    "device": ("archipel.cli.device:device", "Take part in a federation with this machine; its owner's view."),
     "doctor": ("archipel.cli.doctor:doctor", "Show what is installed and what is missing."),
     "fit": ("archipel.cli.fit:fit", "Train a bundle further on data in files."),
     "inspect": ("archipel.cli.inspect:inspect", "Show what a bundle or an ONNX file is made of."),

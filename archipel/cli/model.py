@@ -6,7 +6,8 @@ from pathlib import Path
 
 import click
 
-from archipel.cli.remote import as_json, fields, metrics_line, moment, remote, save, show, table
+from archipel.cli.remote import fields, metrics_line, remote, save
+from archipel.cli.tables import as_json, moment, show, table
 from archipel.errors import CommandError
 from archipel.server import OperatorClient
 from archipel.server.registry_resources import ModelInfo, VersionDetail, VersionInfo, VersionRequest

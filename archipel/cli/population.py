@@ -6,7 +6,8 @@ from pathlib import Path
 
 import click
 
-from archipel.cli.remote import as_json, moment, remote, show, table
+from archipel.cli.remote import remote
+from archipel.cli.tables import as_json, moment, show, table
 from archipel.errors import CommandError
 from archipel.protocol.identity import EnrolmentToken
 from archipel.protocol.sealed import decode

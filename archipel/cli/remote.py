@@ -1,4 +1,4 @@
-"""What the commands share that talk to a server as an operator: where it is, the token, tables and JSON."""
+"""What the commands share that talk to a server as an operator: where it is, the token, and results."""
 
 from __future__ import annotations
 
@@ -7,19 +7,20 @@ import hashlib
 import os
 import re
 import ssl
-import time
 import tomllib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 import msgspec
 
+from archipel.cli.tables import moment
 from archipel.errors import ClientError, CommandError
+from archipel.protocol import written
 from archipel.protocol.address import check_url
 from archipel.protocol.tls import client_context
-from archipel.server import OperatorClient, written
+from archipel.server import OperatorClient
 from archipel.server.operator import ACCESS_TOKEN
 from archipel.server.resources import RoundResult
 
@@ -28,7 +29,6 @@ SERVER, TOKEN, TOKEN_FILE = "ARCHIPEL_SERVER", "ARCHIPEL_TOKEN", "ARCHIPEL_TOKEN
 CA, CERTIFICATE, KEY = "ARCHIPEL_CA", "ARCHIPEL_CLIENT_CERTIFICATE", "ARCHIPEL_CLIENT_KEY"
 KEY_PATTERN = re.compile("[A-Za-z0-9_-]{16,64}")
 MAX_TOKEN_FILE_BYTES = 4096
-as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
 
 
 def _file(name: str, variable: str, text: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -153,22 +153,6 @@ def metrics_line(metrics: Mapping[str, float], clamped: Mapping[str, float]) -> 
     return ", ".join(f"{name} {value:.6g}{beyond.get(name, '')}" for name, value in metrics.items())
 
 
-def show(values: msgspec.Struct | Sequence[msgspec.Struct], as_json: bool, lines: Iterable[str]) -> None:
-    """`values` as JSON, or `lines` for people."""
-    if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(values), indent=2).decode())
-        return
-    for line in lines:
-        click.echo(line)
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Columns as wide as they must be."""
-    everything = [head, *rows]
-    widths = [max(len(row[column]) for row in everything) for column in range(len(head))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in everything]
-
-
 def fields(values: msgspec.Struct, *, times: Collection[str] = (), without: Collection[str] = ()) -> list[str]:
     """Name and value of each field, one a line, those of a table below its name; what is empty is left out.
 
@@ -196,8 +180,3 @@ def _text(value: Any) -> str:
     if isinstance(value, dict):
         return " ".join(f"{name}={_text(each)}" for name, each in value.items())
     return str(value)
-
-
-def moment(seconds: float | None) -> str:
-    """Unix seconds as UTC to the second, "-" for None."""
-    return "-" if seconds is None else time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(seconds))

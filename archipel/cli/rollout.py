@@ -6,7 +6,8 @@ from pathlib import Path
 
 import click
 
-from archipel.cli.remote import as_json, fields, moment, read_request, remote, request_key, show, table
+from archipel.cli.remote import fields, read_request, remote, request_key
+from archipel.cli.tables import as_json, moment, show, table
 from archipel.errors import CommandError
 from archipel.server import OperatorClient
 from archipel.server.registry_resources import RolloutInfo, RolloutRequest, StageEvaluation, StageInfo

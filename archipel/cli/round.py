@@ -6,7 +6,8 @@ from itertools import pairwise
 
 import click
 
-from archipel.cli.remote import as_json, moment, remote, result_line, show, table
+from archipel.cli.remote import remote, result_line
+from archipel.cli.tables import as_json, moment, show, table
 from archipel.server import OperatorClient
 from archipel.server.resources import RoundInfo, RoundResult
 

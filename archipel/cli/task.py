@@ -7,19 +7,8 @@ from pathlib import Path
 import click
 import msgspec
 
-from archipel.cli.remote import (
-    as_json,
-    fields,
-    moment,
-    read_request,
-    read_toml,
-    remote,
-    request_key,
-    result_line,
-    save,
-    show,
-    table,
-)
+from archipel.cli.remote import fields, read_request, read_toml, remote, request_key, result_line, save
+from archipel.cli.tables import as_json, moment, show, table
 from archipel.errors import CommandError
 from archipel.server import OperatorClient, TaskRequest
 from archipel.server.resources import TaskInfo

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Mapping
 from typing import Self
 
+from archipel.client.adoption import Adoption
 from archipel.client.cache import Cache
 from archipel.client.config import AgentConfig
 from archipel.client.device import Device, Examples
@@ -33,6 +34,7 @@ from archipel.errors import (
     SessionRefusedError,
     UnreachableError,
 )
+from archipel.lite_runtime import Slots
 from archipel.lite_runtime.durable import sweep
 from archipel.protocol.identity import EnrolmentToken, enrolment_request, read_chain
 from archipel.protocol.messages import CheckIn, CheckInResponse, EnrolmentResponse, RoundPlan
@@ -89,6 +91,7 @@ class Agent:
                 state_folder=state_folder,
             )
             self._record = self._device.identity.record()
+            self._adoption = Adoption(self._device)
         except BaseException:
             os.close(self._lock)
             raise
@@ -107,6 +110,7 @@ class Agent:
         if self._transport is not None:
             self._transport.close()
             self._transport = None
+        self._adoption.close()
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
@@ -120,6 +124,21 @@ class Agent:
     def rounds(self) -> list[Entry]:
         """What this device did and sent, the oldest round first."""
         return self._device.journal.entries()
+
+    @property
+    def models(self) -> dict[str, int]:
+        """The models that this device runs, each with the number of its version."""
+        return self._adoption.versions()
+
+    def model(self, name: str) -> Slots:
+        """What predicts with the version of a model that runs, also after another was adopted; until `close`.
+
+        May be called from any thread. Raises ClientError where no version was adopted yet, SlotError where another
+        process owns the model's slots.
+        """
+        if self._record is None or self._lock < 0:
+            raise ClientError(f"{self.config.folder}: this device is not enrolled, or its agent was closed")
+        return self._adoption.model(name, self._record)
 
     # --- enrolment ------------------------------------------------------------------------------------------------
 
@@ -223,7 +242,7 @@ class Agent:
         if pending:
             self._emit("waiting", {"retry_after": self.config.pause_seconds}, pending)
             return Outcome("waiting", self.config.pause_seconds, pending, "the round's result is still to come")
-        body = encode(CheckIn(attributes=dict(self.config.attributes)))
+        body = encode(CheckIn(attributes=dict(self.config.attributes), versions=self._adoption.told()))
         answer = session.call("POST", "/v1/check-ins", CheckInResponse, body=body)
         wait = min(max(answer.retry_after, _SHORTEST_WAIT), _LONGEST_WAIT)
         try:
@@ -235,6 +254,7 @@ class Agent:
             if not journal.keys_sent and (plan is None or journal.entry.round_id != plan.round_id):
                 journal.close("dropped", "interrupted before keys were sent; the round went on without this device")
         if plan is None or answer.plan is None or self._was_in(plan):
+            self._adoption.consider(answer.offers, session, record)
             self._emit("waiting", {"retry_after": wait})
             return Outcome("waiting", wait)
         return self._take_part(plan, answer.plan, wait)

@@ -15,8 +15,8 @@ from archipel.bundle import Bundle, open_bundle, read_weights
 from archipel.errors import BundleError, DigestError
 from archipel.lite_runtime.durable import sync_folder
 
-Download = Callable[[str, Path, int], None]
-"""(path on the server, file to write or continue, largest size in bytes)."""
+Download = Callable[[str, Path, int], bool | None]
+"""(path on the server, file to write or continue, largest size in bytes). True: parts of it came from elsewhere."""
 
 T = TypeVar("T")
 
@@ -36,6 +36,11 @@ class Cache:
         for path in (folder / _BUNDLES).glob(".unpack-*"):
             # Left by a process that was killed while unpacking.
             _remove(path)
+
+    @property
+    def folders(self) -> list[Path]:
+        """Where verified files lie: weights, and the unpacked bundles' own."""
+        return [self._folder / _BLOBS, self._folder / _BUNDLES]
 
     def bundle(self, digest: str, trusted_keys: Sequence[bytes], download: Download, limit: int) -> Bundle:
         """The bundle whose manifest has this SHA-256, fetched if it is not here. Signature and digests are verified.
@@ -100,9 +105,10 @@ class Cache:
 
 
 def _fetch(url: str, part: Path, limit: int, download: Download, check: Callable[[Path], T]) -> T:
-    # A part left by an earlier attempt may be what is wrong, so that one is given up once; a fresh one is not.
+    # A part left by an earlier attempt, or made of what was here, may be what is wrong, so that one is given up once; a
+    # fresh one is not.
     resumed = part.exists()
-    download(url, part, limit)
+    resumed = bool(download(url, part, limit)) or resumed
     try:
         return check(part)
     except BundleError:

@@ -36,6 +36,11 @@ class AgentConfig:
     threads: of one operator while training.
     isolated: whether graphs run in a child process, which is held to these limits by the system (Linux only).
     max_step_seconds: so long may one training step, or an evaluation, take in that process.
+    max_cpu_seconds: so much processor time may a round take in that process, all its threads together.
+    niceness: how far that process stands back behind others, as of nice(1), from 0 to 19.
+    adopt: whether the device takes the versions of models that the server offers, and tells which ones it runs.
+    max_worse: a version that is for the device's own examples worse than the running one by more than this share of
+        its loss (or accuracy) is kept out.
 
     Patience:
 
@@ -65,6 +70,10 @@ class AgentConfig:
     threads: int = 1
     isolated: bool = sys.platform == "linux"
     max_step_seconds: float = 300.0
+    max_cpu_seconds: float = 3600.0
+    niceness: int = 10
+    adopt: bool = False
+    max_worse: float = 0.05
     connect_timeout: float = 10.0
     read_timeout: float = 30.0
     request_timeout: float = 300.0
@@ -103,8 +112,13 @@ class AgentConfig:
             "resume_within",
             "max_offline_wait",
             "max_step_seconds",
+            "max_cpu_seconds",
         ):
             if not 0 < getattr(self, name) < float("inf"):
                 raise ClientError(f"{name} must be above 0 seconds and finite, is {getattr(self, name)}")
+        if not 0 <= self.max_worse < float("inf"):
+            raise ClientError(f"max_worse must not be negative and be finite, is {self.max_worse}")
+        if not 0 <= self.niceness <= 19:
+            raise ClientError(f"niceness must be from 0 to 19, is {self.niceness}")
         if not 0 <= self.poll_jitter < 1:
             raise ClientError(f"poll_jitter must be from 0 to below 1, is {self.poll_jitter}")

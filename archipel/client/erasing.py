@@ -18,7 +18,7 @@ MARK = "erasing"
 EXAMPLES = "examples"
 # The agent's own, and nothing else: the folder may be anybody's.
 _FOLDERS = (EXAMPLES, "state", "rounds", "models", "cache")
-_FILES = ("device.json", "paused")
+_FILES = ("device.json", "paused", "adoption.json")
 
 
 def erase(folder: Path, keys: KeyStore | None = None) -> None:

@@ -45,9 +45,9 @@ class DeviceSession:
             lambda bearer: self._transport.call(method, path, kind, body=body, headers={**(headers or {}), **bearer})
         )
 
-    def download(self, path: str, target: Path, limit: int) -> None:
+    def download(self, path: str, target: Path, limit: int, *, stop: int | None = None) -> None:
         """As Transport.download."""
-        self._authorized(lambda bearer: self._transport.download(path, target, limit, bearer))
+        self._authorized(lambda bearer: self._transport.download(path, target, limit, bearer, stop=stop))
 
     def _authorized(self, request: Callable[[Mapping[str, str]], T]) -> T:
         if not self._token or time.monotonic() >= self._renew_at:

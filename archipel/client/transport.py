@@ -111,11 +111,19 @@ class Transport:
 
         return self._attempts(method, path, read, body, headers or {}, retry)
 
-    def download(self, path: str, target: Path, limit: int, headers: Mapping[str, str] | None = None) -> None:
+    def download(
+        self,
+        path: str,
+        target: Path,
+        limit: int,
+        headers: Mapping[str, str] | None = None,
+        *,
+        stop: int | None = None,
+    ) -> None:
         """Fetch `path` into the file `target`; a part of it that is there already is kept and continued.
 
-        The bytes are not verified here. Raises ClientError when there are more than `limit`, RefusedError,
-        UnreachableError, or OSError when the file cannot be written.
+        With `stop` only as far as that byte. The bytes are not verified here. Raises ClientError when there are more
+        than `limit`, RefusedError, UnreachableError, or OSError when the file cannot be written.
         """
 
         def read(response: urllib3.BaseHTTPResponse) -> None:
@@ -126,16 +134,19 @@ class Transport:
             if response.status not in (200, 206):
                 raise _unexpected(response.status)
             there = target.stat().st_size if response.status == 206 and target.exists() else 0
-            if response.status == 206 and not response.headers.get("Content-Range", "").startswith(f"bytes {there}-"):
+            part = f"bytes {there}-" if stop is None else f"bytes {there}-{stop - 1}/"
+            if response.status == 206 and not response.headers.get("Content-Range", "").startswith(part):
                 target.unlink(missing_ok=True)
                 raise _TryAgainError("the server sent another part than the one asked for", None)
             with open(target, "ab" if there else "wb") as file:
-                for chunk in self._chunks(response, limit - there):
+                most = limit if stop is None or response.status == 200 else min(stop, limit)
+                for chunk in self._chunks(response, most - there):
                     file.write(chunk)
 
         def with_range() -> Mapping[str, str]:
             size = target.stat().st_size if target.exists() else 0
-            return {**(headers or {}), **({"Range": f"bytes={size}-"} if size else {})}
+            last = "" if stop is None else stop - 1
+            return {**(headers or {}), **({"Range": f"bytes={size}-{last}"} if size or stop is not None else {})}
 
         self._attempts("GET", path, read, None, with_range, True)
 

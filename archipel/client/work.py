@@ -15,6 +15,7 @@ from archipel.bundle import Bundle
 from archipel.client.cache import Cache
 from archipel.client.config import AgentConfig
 from archipel.client.identity import DeviceRecord
+from archipel.client.pieces import PieceDownload
 from archipel.client.session import DeviceSession
 from archipel.errors import PolicyError, RuntimeLimitError
 from archipel.lite_runtime import DeviceState, Progress, Runtime
@@ -50,7 +51,8 @@ def prepare(
     allows), RuntimeProgramError, ClientError, RefusedError, UnreachableError.
     """
     limit = config.max_download_bytes
-    bundle = cache.bundle(plan.bundle, record.publisher_keys, session.download, limit)
+    download = PieceDownload(session, cache.folders)
+    bundle = cache.bundle(plan.bundle, record.publisher_keys, download, limit)
     manifest = bundle.manifest
     layout = upload_layout(manifest, plan.kind, plan.program, plan.metrics)
     secure = plan.privacy == "secure"
@@ -71,8 +73,8 @@ def prepare(
             "(setting allow_plain)"
         )
     check_plan(plan, manifest.privacy, layout)
-    parameters = cache.weights(plan.weights, session.download, limit)
-    broadcast = {} if plan.broadcast is None else cache.weights(plan.broadcast, session.download, limit)
+    parameters = cache.weights(plan.weights, download, limit)
+    broadcast = {} if plan.broadcast is None else cache.weights(plan.broadcast, download, limit)
     cache.prune(keep=[name for name in (plan.bundle, plan.weights, plan.broadcast) if name is not None])
     return Prepared(bundle, layout, parameters, broadcast)
 
@@ -136,6 +138,8 @@ def opened(
         memory_limit=config.max_peak_bytes,
         state=state,
         seconds=config.max_step_seconds,
+        cpu_seconds=config.max_cpu_seconds,
+        niceness=config.niceness,
     ) as runtime:
         yield runtime
 

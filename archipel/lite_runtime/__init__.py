@@ -11,6 +11,7 @@ from archipel.lite_runtime.runtime import Runtime, load
 if TYPE_CHECKING:
     from archipel.lite_runtime.isolated import IsolatedRuntime as IsolatedRuntime
     from archipel.lite_runtime.profile import Profile as Profile
+    from archipel.lite_runtime.slot_folder import running_slot as running_slot
     from archipel.lite_runtime.slots import Slots as Slots
     from archipel.lite_runtime.store import ExampleStore as ExampleStore
 
@@ -26,10 +27,17 @@ __all__ = [
     "Runtime",
     "Slots",
     "load",
+    "running_slot",
 ]
 
 # Imported when asked for: a device that only predicts starts without them.
-_LATER = {"ExampleStore": "store", "IsolatedRuntime": "isolated", "Profile": "profile", "Slots": "slots"}
+_LATER = {
+    "ExampleStore": "store",
+    "IsolatedRuntime": "isolated",
+    "Profile": "profile",
+    "Slots": "slots",
+    "running_slot": "slot_folder",
+}
 
 
 def __getattr__(name: str) -> Any:

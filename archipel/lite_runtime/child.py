@@ -1,7 +1,7 @@
 """The process that runs the graphs for an IsolatedRuntime: `python -m archipel.lite_runtime.child SOCKET LIFELINE`.
 
-It believes what its parent says, holds itself to the memory that it is given before it opens the bundle, and ends with
-its parent. Both arguments are numbers of open files.
+It believes what its parent says, holds itself to the memory that it is given before it opens the bundle and to the CPU
+time of each request, and ends with its parent. Both arguments are numbers of open files.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from archipel.errors import ArchipelError, NonFiniteLossError, RuntimeInputError
 from archipel.lite_runtime import sessions
 from archipel.lite_runtime.control import Control
 from archipel.lite_runtime.isolated_messages import (
+    Analyze,
+    Analyzed,
     Between,
     Channel,
     Done,
@@ -72,6 +74,7 @@ class Service:
         self._channel = channel
         self._runtime: Runtime | None = None
         self._training = False
+        self._cpu_seconds = 0.0
 
     def serve(self) -> None:
         """Until the parent closes the connection."""
@@ -80,7 +83,9 @@ class Service:
                 request, arrays = self._channel.receive()
             except (EOFError, ConnectionError):
                 return
+            limit_cpu(self._cpu_seconds)
             self._answer(request, arrays)  # type: ignore[arg-type]
+            limit_cpu(0)
 
     def _answer(self, request: Request, arrays: Mapping[str, np.ndarray]) -> None:
         reply: Reply
@@ -124,6 +129,15 @@ class Service:
             case Evaluate():
                 x, y = unpack("x", arrays), arrays.get("y")
                 return Done(metrics=runtime.evaluate(x, y, batch_size=request.batch_size)), {}
+            case Analyze():
+                sums, examples = runtime.analyze(
+                    group("x", arrays),
+                    program=request.program,
+                    seed=request.seed,
+                    hyperparameters=request.hyperparameters,
+                    batch_size=request.batch_size,
+                )
+                return Analyzed(examples=examples), join_names({"update": sums})
             case Fit() | LocalRound():
                 self._training = True
                 try:
@@ -141,6 +155,10 @@ class Service:
             raise RuntimeInputError("isolated: a bundle is open already")
         sessions.error_types()  # everything is imported now, so that the limit is for the model alone
         limit_memory(request.allowance)
+        # Threads are as nice as the one that starts them, and none that runs graphs was started yet.
+        os.nice(request.niceness)
+        self._cpu_seconds = request.cpu_seconds or 0.0
+        limit_cpu(self._cpu_seconds)
         self._runtime = load(
             request.folder,
             request.keys,
@@ -250,6 +268,15 @@ def limit_memory(allowance: int) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (used + allowance, used + allowance))
 
 
+def limit_cpu(seconds: float) -> None:
+    """Let SIGPROF end this process when its threads have used so many seconds of CPU time together; 0: never.
+
+    A timer and not RLIMIT_CPU: that counts from the start of the process, in whole seconds of a clock that nothing else
+    tells, so that what is left to a request could not be said.
+    """
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+
+
 def confine(lifeline: int) -> None:
     """End with the parent, leave no core file with the caller's data, gain nothing by starting other programs."""
     # The kernel sends SIGIO, which nobody handles, when the parent's end of the pipe closes: also to a process that is
@@ -261,6 +288,7 @@ def confine(lifeline: int) -> None:
     if poll.poll(0):
         os.kill(os.getpid(), signal.SIGIO)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)  # whatever the parent does with it
     files = min(MAX_OPEN_FILES, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
     resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
     if sys.platform == "linux":

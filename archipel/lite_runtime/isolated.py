@@ -17,13 +17,16 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from archipel.bundle import WEIGHTS_FILE, Bundle, Program, open_bundle
-from archipel.bundle.roles import Metric, Parameter, Personal, State, Update, role_of
+from archipel.bundle.manifest import TensorSpec
+from archipel.bundle.roles import Metric, Parameter, Personal, Port, State, Update, role_of
 from archipel.errors import RuntimeInputError, RuntimeProgramError
 from archipel.lite_runtime.control import Control
 from archipel.lite_runtime.device_state import DeviceState
 from archipel.lite_runtime.driver import find_program, need_program
-from archipel.lite_runtime.fields import check_array
+from archipel.lite_runtime.fields import FIELD_ROLES, check_array, collect
 from archipel.lite_runtime.isolated_messages import (
+    Analyze,
+    Analyzed,
     Done,
     Evaluate,
     Fit,
@@ -53,6 +56,8 @@ CLAIM_FACTOR = 4
 """How much private memory may become of a byte of the manifest's `peak_bytes`: arenas grow in powers of two, each
 program has its own, and training holds two or three sets of what it moves (2.4 to 3.6 measured)."""
 
+MAX_CPU_SECONDS = 10**9
+
 
 def load_isolated(
     path: Path | str,
@@ -64,12 +69,15 @@ def load_isolated(
     cache: Path | str | None = None,
     state: DeviceState | None = None,
     seconds: float | None = None,
+    cpu_seconds: float | None = None,
+    niceness: int = 0,
 ) -> IsolatedRuntime:
     """As `load`, with a child process that runs the graphs; close it, or let it be collected.
 
     `memory_limit` bounds the private memory (bytes) that the model's programs take together in that process; without
-    one it follows from what the manifest claims. `seconds` bounds one prediction, evaluation or training step. Raises
-    what `load` raises, and RuntimeProgramError where there are no such processes.
+    one it follows from what the manifest claims. `seconds` bounds one prediction, evaluation, analysis or training
+    step; `cpu_seconds` the CPU time of one request in all threads, also of a whole fit or round. `niceness` (0 to 19)
+    lets other processes go first. Raises what `load` raises, and RuntimeProgramError where there are no such processes.
     """
     path = Path(path)
     slot = is_slot(path)
@@ -82,6 +90,8 @@ def load_isolated(
         delegates=delegates,
         state=state,
         seconds=seconds,
+        cpu_seconds=cpu_seconds,
+        niceness=niceness,
     )
     if slot:
         runtime.restore(read_learned(path))
@@ -91,8 +101,8 @@ def load_isolated(
 class IsolatedRuntime:
     """Methods and errors are those of Runtime; requests of several threads are answered one after the other.
 
-    Where the child exceeds its memory or `seconds`, or dies, the request raises RuntimeLimitError, has no effect, and
-    the next one starts a new child.
+    Where the child exceeds its memory, `seconds` or `cpu_seconds`, or dies, the request raises RuntimeLimitError, has
+    no effect, and the next one starts a new child.
     """
 
     def __init__(
@@ -105,6 +115,8 @@ class IsolatedRuntime:
         delegates: Delegates = "auto",
         state: DeviceState | None = None,
         seconds: float | None = None,
+        cpu_seconds: float | None = None,
+        niceness: int = 0,
     ) -> None:
         if sys.platform != "linux":
             raise RuntimeProgramError(
@@ -112,6 +124,10 @@ class IsolatedRuntime:
             )
         if seconds is not None and not seconds > 0:
             raise RuntimeInputError(f"seconds must be above 0, got {seconds}")
+        if cpu_seconds is not None and not 0 < cpu_seconds <= MAX_CPU_SECONDS:
+            raise RuntimeInputError(f"cpu_seconds must be above 0 and at most {MAX_CPU_SECONDS}, got {cpu_seconds}")
+        if niceness not in range(20):
+            raise RuntimeInputError(f"niceness must be from 0 to 19, got {niceness}")
         # Holds and checks what was learned; no graph is ever loaded by it.
         self._model = Runtime(bundle, threads=threads, memory_limit=memory_limit, delegates=delegates, state=state)
         self.bundle = bundle
@@ -126,6 +142,8 @@ class IsolatedRuntime:
             memory_limit=claim + max(0, (memory_limit or 0) - CLAIM_FACTOR * claim),
             allowance=self.allowance,
             delegates=delegates,
+            cpu_seconds=cpu_seconds,
+            niceness=int(niceness),
         )
         limit = f"{claim} bytes that its manifest claims" if memory_limit is None else f"{memory_limit} bytes"
         weights = bundle.folder / WEIGHTS_FILE
@@ -174,6 +192,30 @@ class IsolatedRuntime:
         assert isinstance(reply, Done)
         self._check_names("evaluate", reply.metrics, _metrics(program))
         return reply.metrics
+
+    def analyze(
+        self,
+        x: np.ndarray | Arrays,
+        *,
+        program: str = "",
+        seed: int = 0,
+        hyperparameters: Mapping[str, float] | None = None,
+        batch_size: int = 256,
+    ) -> tuple[dict[str, np.ndarray], int]:
+        """As `Runtime.analyze`; the process gets the fields that the program reads."""
+        name = program or need_program(self.bundle, "analyze", "analyze")
+        look = self.bundle.program(name)
+        fields = collect("analyze", [port for port in look.inputs if isinstance(port, FIELD_ROLES)], x)
+        body = Analyze(
+            program=name, seed=int(seed), hyperparameters=_floats(hyperparameters), batch_size=int(batch_size)
+        )
+        reply, found = self._ask("analyze", body, pack("analyze", "x", fields.arrays), Analyzed)
+        assert isinstance(reply, Analyzed)
+        kinds = {f"update/{port.name}": _kind(port) for port in look.outputs if isinstance(port, Update)}
+        self._check_kinds("analyze", found, kinds)
+        if set(found) != set(kinds) or reply.examples != fields.count:
+            raise self._requests.disbelieve("analyze", f"it made {sorted(found)} of {reply.examples} examples")
+        return group("update", found), fields.count
 
     def parameters(self) -> dict[str, np.ndarray]:
         return self._model.parameters()
@@ -306,13 +348,9 @@ class IsolatedRuntime:
             specs = {spec.name: spec for spec in self.bundle.manifest.parameters}
             if set(update) != set(ports) or set(trained) != set(specs):
                 raise self._requests.disbelieve("local_round", f"it made {sorted(found)}")
-            kinds = {f"update/{name}": (port.dtype, port.shape) for name, port in ports.items()}
-            kinds.update({f"trained/{name}": (spec.dtype, spec.shape) for name, spec in specs.items()})
-            for name, kind in kinds.items():
-                if (found[name].dtype.name, found[name].shape) != kind:
-                    raise self._requests.disbelieve(
-                        "local_round", f"{name!r} is {found[name].dtype}{list(found[name].shape)}"
-                    )
+            kinds = {f"update/{name}": _kind(port) for name, port in ports.items()}
+            kinds.update({f"trained/{name}": _kind(spec) for name, spec in specs.items()})
+            self._check_kinds("local_round", found, kinds)
             self._check_columns("local_round", {"loss": found.get("loss")}, reply.steps)
             self._take("local_round", {n: a for n, a in found.items() if n.startswith(("personal/", "state/"))})
         return LocalUpdate(
@@ -376,6 +414,11 @@ class IsolatedRuntime:
         if not set(found) <= expected:
             raise self._requests.disbelieve(what, f"metrics {sorted(found)}, expected {sorted(expected)}")
 
+    def _check_kinds(self, what: str, found: Arrays, kinds: Mapping[str, tuple[str, tuple[int | str, ...]]]) -> None:
+        for name, kind in kinds.items():
+            if name in found and (found[name].dtype.name, found[name].shape) != kind:
+                raise self._requests.disbelieve(what, f"{name!r} is {found[name].dtype}{list(found[name].shape)}")
+
     def _check_columns(self, what: str, columns: Mapping[str, np.ndarray | None], steps: int) -> None:
         for name, array in columns.items():
             if array is None or array.dtype != np.float64 or array.shape not in ((steps,), (0,)):
@@ -384,6 +427,10 @@ class IsolatedRuntime:
 
 def _floats(values: Mapping[str, float] | None) -> dict[str, float]:
     return {name: float(value) for name, value in (values or {}).items()}
+
+
+def _kind(of: Port | TensorSpec) -> tuple[str, tuple[int | str, ...]]:
+    return of.dtype, of.shape
 
 
 def _metrics(program: Program) -> set[str]:

@@ -36,7 +36,10 @@ class _Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Open(_Message, frozen=True, kw_only=True):
-    """First of all: what to load, and `allowance`, the bytes of private memory that the process may add from now on."""
+    """First of all: what to load, and `allowance`, the bytes of private memory that the process may add from now on.
+
+    `cpu_seconds` is for each request, `niceness` is added to the parent's.
+    """
 
     folder: str
     keys: tuple[bytes, ...]
@@ -44,6 +47,8 @@ class Open(_Message, frozen=True, kw_only=True):
     memory_limit: int
     allowance: int
     delegates: Any
+    cpu_seconds: float | None = None
+    niceness: int = 0
 
 
 class Learn(_Message, frozen=True, kw_only=True):
@@ -57,6 +62,15 @@ class Predict(_Message, frozen=True, kw_only=True):
 class Evaluate(_Message, frozen=True, kw_only=True):
     """Arrays: `x` or `x/NAME`, and `y`."""
 
+    batch_size: int
+
+
+class Analyze(_Message, frozen=True, kw_only=True):
+    """Arrays: `x/NAME`."""
+
+    program: str
+    seed: int
+    hyperparameters: dict[str, float]
     batch_size: int
 
 
@@ -110,6 +124,12 @@ class Done(_Message, frozen=True, kw_only=True):
     metrics: dict[str, float] = {}
 
 
+class Analyzed(_Message, frozen=True, kw_only=True):
+    """Arrays: `update/NAME`."""
+
+    examples: Annotated[int, msgspec.Meta(ge=0)]
+
+
 class Fitted(_Message, frozen=True, kw_only=True):
     """A History. Arrays: `loss` and `metric/NAME` (float64, one element a step), and all that was learned."""
 
@@ -148,8 +168,8 @@ class Failed(_Message, frozen=True, kw_only=True):
     learned: bool = False
 
 
-Request = Open | Learn | Predict | Evaluate | Fit | LocalRound | Proceed | WriteCheckpoint
-Reply = Done | Fitted | Rounded | Report | Between | Failed
+Request = Open | Learn | Predict | Evaluate | Analyze | Fit | LocalRound | Proceed | WriteCheckpoint
+Reply = Done | Analyzed | Fitted | Rounded | Report | Between | Failed
 Arrays = Mapping[str, np.ndarray]
 
 

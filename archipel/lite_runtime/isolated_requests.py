@@ -186,6 +186,11 @@ class Requests:
         code, words = self._drop(child)
         how = f"exit code {code}" if code >= 0 else f"signal {_name(-code)}"
         said = f": {words}" if words else ""
+        if -code == signal.SIGPROF and self._open.cpu_seconds is not None:
+            return RuntimeLimitError(
+                f"{what}: more than the {self._open.cpu_seconds:g} seconds of CPU time allowed; the process was ended. "
+                "Allow more cpu_seconds, give less data at once, or use a smaller model"
+            )
         if code < 0 and (_OUT_OF_MEMORY.search(words) or -code == signal.SIGKILL):
             return self._exceeded(what, f"the process ended with {how}{said}")
         if code < 0:

@@ -64,6 +64,8 @@ def load(
     state: DeviceState | None = ...,
     isolated: Literal[True],
     seconds: float | None = ...,
+    cpu_seconds: float | None = ...,
+    niceness: int = ...,
 ) -> IsolatedRuntime: ...
 def load(
     path: Path | str,
@@ -76,23 +78,27 @@ def load(
     state: DeviceState | None = None,
     isolated: bool = False,
     seconds: float | None = None,
+    cpu_seconds: float | None = None,
+    niceness: int = 0,
 ) -> Runtime | IsolatedRuntime:
     """Open a bundle (folder or file) whose manifest one of `trusted_keys` signed, or what `Runtime.save` wrote of one.
 
     `threads` run one operator together; `memory_limit` is in bytes, and a bundle that says it needs more is refused;
     `delegates` says what runs the graphs (docs/device.md); a file is unpacked below `cache`. `isolated` runs the graphs
-    in a child process that cannot take more memory than allowed, nor more than `seconds` for one call. Raises the
-    BundleError that says what is wrong, RuntimeLimitError, DelegateError, or RuntimeProgramError.
+    in a child process that cannot take more memory than allowed, nor more than `seconds` or `cpu_seconds` for one call,
+    and is as nice as `niceness` says (docs/device.md). Raises the BundleError that says what is wrong,
+    RuntimeLimitError, DelegateError, or RuntimeProgramError.
     """
     if isolated:
         from archipel.lite_runtime.isolated import load_isolated
 
         return load_isolated(
             path, trusted_keys, threads=threads, memory_limit=memory_limit, delegates=delegates, cache=cache,
-            state=state, seconds=seconds,
+            state=state, seconds=seconds, cpu_seconds=cpu_seconds, niceness=niceness,
         )  # fmt: skip
-    if seconds is not None:
-        raise RuntimeInputError("seconds: only a child process can be stopped at any time; pass isolated=True too")
+    for name, given in (("seconds", seconds), ("cpu_seconds", cpu_seconds), ("niceness", niceness or None)):
+        if given is not None:
+            raise RuntimeInputError(f"{name}: only a child process can be held to it; pass isolated=True too")
     path = Path(path)
     slot = is_slot(path)
     bundle = open_bundle(path / BUNDLE_FOLDER if slot else path, trusted_keys, cache)

@@ -2,7 +2,7 @@
 
 FOLDER/lock          held by the process that owns the folder
 FOLDER/state.json    SlotState
-FOLDER/a, FOLDER/b   slot folders: `bundle/` and, once something was learned, `learned.safetensors`
+FOLDER/a, FOLDER/b   slot folders: `bundle/` and, where its parameters are others, `learned.safetensors`
 """
 
 from __future__ import annotations
@@ -12,18 +12,19 @@ import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Annotated, Literal
 
 import msgspec
+import numpy as np
 
-from archipel.bundle import Bundle, open_bundle, unpack
+from archipel.bundle import Bundle, open_bundle, unpack, write_weights
 from archipel.bundle.manifest import MANIFEST_FILE, SIGNATURE_FILE
 from archipel.errors import SlotError
 from archipel.lite_runtime.durable import sweep, sync_folder, write_durably
-from archipel.lite_runtime.learned import BUNDLE_FOLDER
+from archipel.lite_runtime.learned import BUNDLE_FOLDER, LEARNED_FILE
 
 FORMAT = 1
 STATE_FILE = "state.json"
@@ -42,6 +43,7 @@ class Slot(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     `staged`: installed, never active. `trying`: active and not confirmed yet. `good`: active, or what to return to.
     `bad`: failed, or was given up, for `reason`. `attempts` are the loads that are left to a staged or trying slot.
+    `version` and `weights` are what it was installed with.
     """
 
     status: Status = "empty"
@@ -49,6 +51,8 @@ class Slot(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     digest: Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{64})?$")] = ""
     attempts: Annotated[int, msgspec.Meta(ge=0, le=MAX_ATTEMPTS)] = 0
     reason: Annotated[str, msgspec.Meta(max_length=_MAX_REASON)] = ""
+    version: Annotated[int, msgspec.Meta(ge=0, le=2**53 - 1)] = 0
+    weights: Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{64})?$")] = ""
 
 
 class SlotState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -61,6 +65,16 @@ class SlotState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     def slot(self, name: SlotName) -> Slot:
         return self.a if name == "a" else self.b
+
+    @property
+    def running(self) -> Literal["", "a", "b"]:
+        """The slot that answers requests now, or at the next start: empty where none would."""
+        if not self.active:
+            return ""
+        slot, rest = self.slot(self.active), self.slot(other(self.active))
+        if slot.status == "good" or slot.attempts:
+            return self.active
+        return other(self.active) if rest.status == "good" else ""
 
 
 _DECODER = msgspec.json.Decoder(SlotState)
@@ -78,7 +92,7 @@ class SlotFolder:
         self.folder = Path(folder)
         self._unlock = weakref.finalize(self, os.close, _lock(self.folder))
         try:
-            self.state = _read_state(self.folder / STATE_FILE)
+            self.state = read_state(self.folder)
             self._clear_up()
         except OSError as error:
             self.close()
@@ -111,12 +125,15 @@ class SlotFolder:
         source: Path | str,
         trusted_keys: Sequence[bytes],
         attempts: int,
-        check: Callable[[Bundle], object],
+        learned: Callable[[Bundle], Mapping[str, np.ndarray]],
+        *,
+        version: int = 0,
+        weights: str = "",
     ) -> SlotName:
         """Verify the bundle (folder or file), copy it to the slot that is not in use and mark that one "staged".
 
-        `check` raises for a bundle that this device cannot use. Raises what is wrong with the bundle, or SlotError;
-        before the copy is complete and verified nothing changes.
+        `learned` gives the contents of LEARNED_FILE, and raises for a bundle that this device cannot use. Raises what
+        is wrong with the bundle, or SlotError; before the copy is complete and verified nothing changes.
         """
         self.check_open()
         name = self._free_slot()
@@ -130,7 +147,9 @@ class SlotFolder:
                 unpack(source, copy)
             # What counts is what lies here now, whatever happened to the source in between.
             bundle = open_bundle(copy, trusted_keys)
-            check(bundle)
+            tensors = learned(bundle)
+            if tensors:
+                write_durably(staging / LEARNED_FILE, write_weights(tensors))
             sync_folder(copy)
             sync_folder(staging)
             self.update(name, Slot())
@@ -140,7 +159,15 @@ class SlotFolder:
         finally:
             if staging.name:
                 shutil.rmtree(staging, ignore_errors=True)
-        self.update(name, Slot(status="staged", name=bundle.manifest.name, digest=bundle.digest, attempts=attempts))
+        staged = Slot(
+            status="staged",
+            name=bundle.manifest.name,
+            digest=bundle.digest,
+            attempts=attempts,
+            version=version,
+            weights=weights,
+        )
+        self.update(name, staged)
         return name
 
     def update(self, name: SlotName, slot: Slot, *, active: SlotName | None = None, rest: Slot | None = None) -> None:
@@ -211,7 +238,20 @@ def _lock(folder: Path) -> int:
     return handle
 
 
-def _read_state(path: Path) -> SlotState:
+def running_slot(folder: Path | str) -> Path:
+    """The slot folder, for `load`, of the model that runs from these slots, whoever owns them.
+
+    It stays as it is until two others were switched to. Raises SlotError where no slot is active.
+    """
+    running = read_state(Path(folder)).running
+    if not running:
+        raise SlotError(f"{folder}: no slot is active; install a bundle, then switch")
+    return Path(folder) / running
+
+
+def read_state(folder: Path) -> SlotState:
+    """What the state file of these slots says, whoever owns them. Raises SlotError where it is damaged."""
+    path = folder / STATE_FILE
     try:
         with open(path, "rb") as file:
             data = file.read(MAX_STATE_BYTES + 1)

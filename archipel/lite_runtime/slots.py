@@ -6,8 +6,8 @@
     rollback   asked for, or by itself when the model fails: "bad", and the last good one is active again
 
 Each load of a model on trial is counted on disk before it happens, so that one that takes the process down with it is
-given up after a few starts. A new bundle starts from its own published parameters; what was learned on top of the old
-one stays in the old slot.
+given up after a few starts. A new bundle starts from its own published parameters, or those that it is installed with;
+what was learned on top of the old one stays in the old slot.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from archipel.bundle import Bundle, open_bundle
+from archipel.bundle import Bundle
 from archipel.errors import ArchipelError, RuntimeInputError, RuntimeLimitError, RuntimeProgramError, SlotError
-from archipel.lite_runtime.learned import BUNDLE_FOLDER, LEARNED_FILE, read_learned
-from archipel.lite_runtime.runtime import Runtime
-from archipel.lite_runtime.self_test import SelfTestReport, answer_zeros, run_self_test
+from archipel.lite_runtime.self_test import SelfTestReport
 from archipel.lite_runtime.slot_folder import MAX_ATTEMPTS, SlotFolder, SlotName, SlotState, bad, other
+from archipel.lite_runtime.slot_loading import Loader, OwnState
 
 if TYPE_CHECKING:
     from archipel.lite_runtime.delegates import Delegates
     from archipel.lite_runtime.isolated import IsolatedRuntime
+    from archipel.lite_runtime.runtime import Runtime
 
 _FAILURES = (RuntimeProgramError, RuntimeLimitError)
 
@@ -39,10 +39,13 @@ _FAILURES = (RuntimeProgramError, RuntimeLimitError)
 class _Serving:
     """A loaded slot. `trying` is read and `served` counted without the lock of changes."""
 
-    def __init__(self, name: SlotName, runtime: Runtime | IsolatedRuntime, trying: bool) -> None:
+    def __init__(
+        self, name: SlotName, runtime: Runtime | IsolatedRuntime, tested: SelfTestReport | None = None
+    ) -> None:
         self.name = name
         self.runtime = runtime
-        self.trying = trying
+        self.tested = tested
+        self.trying = tested is not None
         self._served = 0
         self._counting = threading.Lock()
 
@@ -71,13 +74,15 @@ class Slots:
         attempts: int = 3,
         confirm_after: int | None = 100,
         load: bool = True,
+        own: OwnState | None = None,
     ) -> None:
         """Own `folder` and load its active slot, or the last good one if that fails.
 
         A model on trial is given up when it was loaded `attempts` times without being confirmed; `confirm_after`
         requests without an error confirm it (None: only `confirm` does). `isolated` runs the models in child
         processes, one request of `seconds` at most (see `isolated.load_isolated`): then a model that crashes takes
-        nothing down. `load=False` leaves loading to the first request. Raises SlotError.
+        nothing down. `load=False` leaves loading to the first request. `own` gives the personal tensors and state that
+        the device keeps elsewhere, for the bundle of a slot that is loaded. Raises SlotError.
         """
         if not 1 <= attempts <= MAX_ATTEMPTS or (confirm_after is not None and confirm_after < 1):
             raise SlotError(
@@ -85,11 +90,15 @@ class Slots:
                 f"{confirm_after}"
             )
         self._keys = list(trusted_keys)
-        self._threads = threads
-        self._memory_limit = memory_limit
-        self._delegates = delegates
-        self._isolated = isolated
-        self._seconds = seconds
+        self._loader = Loader(
+            trusted_keys=self._keys,
+            threads=threads,
+            memory_limit=memory_limit,
+            delegates=delegates,
+            isolated=isolated,
+            seconds=seconds,
+            own=own,
+        )
         self._attempts = attempts
         self._confirm_after = confirm_after
         self._changing = threading.RLock()
@@ -138,25 +147,43 @@ class Slots:
         return answer
 
     def save(self) -> None:
-        """Store what the active runtime has learned in its slot, durably."""
+        """Store what the active runtime has learned in its slot, durably. Raises SlotError where `own` is given."""
+        if self._loader.own is not None:
+            raise SlotError(f"{self._folder.folder}: what the device learns is kept elsewhere, not in these slots")
         with self._changing:
             serving = self._active()
             serving.runtime.save(self._folder.path(serving.name))
 
+    def renew(self) -> None:
+        """Give the running model what `own` says now."""
+        with self._changing:
+            for serving in (self._serving, self._last_good):
+                if serving is not None:
+                    self._loader.renew(serving.runtime)
+
     # --- changes --------------------------------------------------------------------------------------------------
 
-    def install(self, bundle: Path | str) -> SlotName:
+    def install(
+        self,
+        bundle: Path | str,
+        parameters: Mapping[str, np.ndarray] | None = None,
+        *,
+        version: int = 0,
+        weights: str = "",
+    ) -> SlotName:
         """Verify a bundle (folder or file) and copy it to the slot that is not in use; the slot's name.
 
-        Raises the BundleError that says what is wrong, RuntimeLimitError for one that needs more memory than allowed,
-        SlotError while a model is on trial that could still return to the other slot.
+        With `parameters` (all of them) it runs with these and not with its own. `version` is a number that the slot is
+        known by, `weights` the digest of where the parameters came from. Raises the BundleError that says what is
+        wrong, RuntimeLimitError for one that needs more memory than allowed, RuntimeInputError for parameters that are
+        not this bundle's, SlotError while a model is on trial that could still return to the other slot.
         """
         with self._changing:
 
-            def check(bundle: Bundle) -> None:
-                Runtime(bundle, memory_limit=self._memory_limit)
+            def learned(opened: Bundle) -> Mapping[str, np.ndarray]:
+                return self._loader.learned(opened, parameters)
 
-            return self._folder.install(bundle, self._keys, self._attempts, check)
+            return self._folder.install(bundle, self._keys, self._attempts, learned, version=version, weights=weights)
 
     def switch(self) -> SelfTestReport:
         """Load the staged slot beside the running one, test it, and make it active; what the self-test found.
@@ -169,7 +196,6 @@ class Slots:
             before = self.state.active
             try:
                 serving = self._load(name, trying=True)
-                report = run_self_test(serving.runtime)
             except ArchipelError as error:
                 self._folder.update(name, bad(self.state.slot(name), str(error)))
                 raise
@@ -180,7 +206,8 @@ class Slots:
             self._folder.update(name, tried, active=name, rest=rest)
             self._last_good = self._serving if rest is None else None
             self._serving = serving
-            return report
+            assert serving.tested is not None
+            return serving.tested
 
     def confirm(self) -> None:
         """End the trial of the active slot: it is good. Raises SlotError if no slot is active."""
@@ -271,10 +298,7 @@ class Slots:
             reasons.append(f"slot {active}: it was started several times and never confirmed")
         else:
             try:
-                serving = self._load(active, trying)
-                if trying:
-                    self._check_start(serving)
-                self._serving = serving
+                self._serving = self._load(active, trying)
                 return
             except ArchipelError as error:
                 reasons.append(f"slot {active}: {error}")
@@ -291,42 +315,15 @@ class Slots:
             f"{self._folder.folder}: no usable model; {'; '.join(reasons)}. Install a bundle and switch to it"
         )
 
-    def _check_start(self, serving: _Serving) -> None:
-        # Sessions are made with the first request, and what may crash is making them.
-        if (self._folder.path(serving.name) / LEARNED_FILE).exists():
-            answer_zeros(serving.runtime)
-        else:
-            run_self_test(serving.runtime)
-
     def _load(self, name: SlotName, trying: bool) -> _Serving:
-        """A runtime of the slot. A trial is counted after the bundle was verified and before anything is made of it."""
-        slot = self.state.slot(name)
-        path = self._folder.path(name)
-        bundle = open_bundle(path / BUNDLE_FOLDER, self._keys)
-        if bundle.digest != slot.digest:
-            raise SlotError(f"{path}: holds bundle {bundle.digest}, the state says {slot.digest}; install it again")
-        if trying:
-            self._folder.update(name, msgspec.structs.replace(slot, attempts=slot.attempts - 1))
-        runtime = self._make(bundle)
-        learned = read_learned(path)
-        if learned:
-            runtime.restore(learned)
-        return _Serving(name, runtime, trying)
-
-    def _make(self, bundle: Bundle) -> Runtime | IsolatedRuntime:
-        limit, delegates = self._memory_limit, self._delegates
-        if not self._isolated:
-            return Runtime(bundle, threads=self._threads, memory_limit=limit, delegates=delegates)
-        from archipel.lite_runtime.isolated import IsolatedRuntime
-
-        return IsolatedRuntime(
-            bundle,
-            self._keys,
-            threads=self._threads,
-            memory_limit=limit,
-            delegates=delegates,
-            seconds=self._seconds,
-        )
+        """A slot's model, tested if it is on trial: counted after the bundle was verified and before anything is made
+        of it."""
+        slot, path = self.state.slot(name), self._folder.path(name)
+        bundle = self._loader.open(path, slot.digest)
+        if not trying:
+            return _Serving(name, self._loader.make(path, bundle))
+        self._folder.update(name, msgspec.structs.replace(slot, attempts=slot.attempts - 1))
+        return _Serving(name, *self._loader.make_tested(path, bundle))
 
     def _return_to(self, serving: _Serving, reason: str) -> None:
         failed = other(serving.name)

@@ -33,6 +33,8 @@ Metrics = Annotated[
 MAX_COHORT = 4096
 MAX_ROTATIONS = 8
 """How often a device may replace its key: every peer in a cohort checks the whole chain."""
+MAX_PIECES = 4096
+"""Of one file."""
 MAX_MODELS = 16
 """Of one population, and so on one device."""
 VersionNumber = Annotated[int, Meta(ge=1, le=1_000_000_000)]
@@ -208,13 +210,14 @@ class CheckInResponse(Message, frozen=True, kw_only=True):
 
 
 class Offer(Message, frozen=True, kw_only=True):
-    """Label "offer"; sealed by the server key: the version of `model` that this device is to run.
+    """Label "offer"; sealed by the server key: the version of `model` that devices of `population` are to run.
 
     `weights` is the digest of its parameters (safetensors), None for those in the bundle. `rollout` is there while the
     version is tried on a part of the devices. `serial` grows with every change of what the population is offered: an
     offer with a smaller one than a device has seen is an old one, sent again.
     """
 
+    population: Name
     model: Name
     version: VersionNumber
     bundle: Digest
@@ -326,6 +329,22 @@ class Receipt(Message, frozen=True, kw_only=True):
     """The server has stored the message durably."""
 
     stored: Literal[True] = True
+
+
+class Piece(Message, frozen=True, kw_only=True):
+    """Bytes `offset` to `offset + length` of a file."""
+
+    offset: Whole
+    length: Annotated[int, Meta(ge=1, le=2**53 - 1)]
+    sha256: Digest
+
+
+class Pieces(Message, frozen=True, kw_only=True):
+    """Parts of a file of `size` bytes that other files may have too, so that a device need not fetch them again. Of
+    the rest nothing is said."""
+
+    size: Whole
+    pieces: Annotated[list[Piece], Meta(max_length=MAX_PIECES)]
 
 
 class Problem(Message, frozen=True, kw_only=True):

@@ -100,13 +100,14 @@ class Offers:
         serial, found = rows[0].serial if rows else 0, []
         for row in rows:
             promoted = self._offered(
-                model=row.name, version=row.number, bundle=row.bundle, weights=row.weights, serial=serial
-            )
+                population=population, model=row.name, version=row.number, bundle=row.bundle, weights=row.weights,
+                serial=serial,
+            )  # fmt: skip
             if row.rollout_id is None:
                 found.append(Standing(row.name, promoted))
                 continue
             candidate = self._offered(
-                model=row.name, version=row.candidate_number, bundle=row.candidate_bundle,
+                population=population, model=row.name, version=row.candidate_number, bundle=row.candidate_bundle,
                 weights=row.candidate_weights, rollout=row.rollout_id, serial=serial,
             )  # fmt: skip
             found.append(Standing(row.name, promoted, candidate, Target(row.eligibility, row.salt, row.percent)))

@@ -12,6 +12,7 @@ from archipel.server.database import Database
 from archipel.server.frozen import FrozenRounds
 from archipel.server.offers import Offers
 from archipel.server.pace import Pace
+from archipel.server.pieces import PieceTable
 from archipel.server.session_cache import SessionCache
 from archipel.server.settings import Settings
 from archipel.server.spool import UpdateSpool
@@ -30,6 +31,7 @@ class Services:
     blobs: BlobStore
     spool: UpdateSpool
     frozen: FrozenRounds
+    pieces: PieceTable
     pace: Pace
     sessions: SessionCache
     tally: Tally
@@ -41,12 +43,14 @@ class Services:
         """Nothing is read or written yet. Raises ServerError for an unusable database URL or a missing extra."""
         storage = open_storage(settings)
         database = Database(settings.database_url, connections=connections)
+        blobs = BlobStore(storage)
         return cls(
             settings=settings,
             database=database,
-            blobs=BlobStore(storage),
+            blobs=blobs,
             spool=UpdateSpool(storage),
             frozen=FrozenRounds(),
+            pieces=PieceTable(blobs),
             pace=Pace(database, shortest=settings.retry_after, per_second=settings.check_ins_per_second),
             sessions=SessionCache(),
             tally=Tally(),

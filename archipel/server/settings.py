@@ -20,7 +20,7 @@ from msgspec import Meta
 
 from archipel.bundle import generate_key, load_private_key, load_public_key, save_private_key, save_public_key
 from archipel.errors import BundleError, ServerError
-from archipel.server import written
+from archipel.protocol import written
 
 SETTINGS_FILE = "server.toml"
 SERVER_KEY_FILE = "server.key"

@@ -2,7 +2,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import Any
 
+CHECKS_IN = """
+import sys
+from archipel.client import Agent, AgentConfig
+with Agent(AgentConfig(folder=sys.argv[1]), examples=dict) as agent:
+    assert agent.run_once().kind == "waiting"
+"""
 CODE = """
 import sys
 import archipel.client
@@ -18,7 +25,20 @@ def test_a_waiting_device_loads_neither_server_nor_converter_nor_onnx_runtime() 
     subprocess.run([sys.executable, "-c", CODE], check=True)
 
 
+def test_nor_does_one_that_has_checked_in(federation: Any) -> None:
+    agent = federation.agent(1)
+    agent.close()
+    code = CHECKS_IN + CODE
+    done = subprocess.run(
+        [sys.executable, "-c", code, agent.config.folder], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
 def test_public_names() -> None:
     import archipel.client
 
-    assert sorted(archipel.client.__all__) == ["Agent", "AgentConfig", "Entry", "Event", "Outcome"]
+    assert sorted(archipel.client.__all__) == [
+        "Agent", "AgentConfig", "ConditionSettings", "Conditions", "Entry", "Event", "FileKeys", "KeyStore", "Outcome",
+        "Probe", "data_key", "erase", "pause", "paused", "resume",
+    ]  # fmt: skip

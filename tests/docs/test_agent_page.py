@@ -9,11 +9,14 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from sqlalchemy import select
 
 from archipel.client import AgentConfig
+from archipel.client.settings import load_device_settings
 from archipel.protocol.sealed import encode
 from archipel.server.models import CheckInRow
+from tests.client.adoption.conftest import FIRST, Registry
 from tests.client.conftest import *  # noqa: F403  (fixtures)
 from tests.docs.conftest import ROOT, blocks
 
@@ -21,17 +24,40 @@ from tests.docs.conftest import ROOT, blocks
 def test_the_page_runs(federation: Any, tmp_path: Path, shell: dict[str, str]) -> None:
     (tmp_path / "device.token").write_bytes(encode(federation.token()))
     federation.task(eligibility='app == "2.2" and ram >= 1GiB and charging', min_cohort=3, cohort=3)
+    Registry(federation, {}).add(FIRST, model="readings")
     code = "\n".join(text for language, _, text in blocks("docs/agent.md") if language == "python")
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, env=shell, capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0, done.stderr
     assert re.match(r"enrolled  \{'population': 'pupils'\}\nwaiting  .*\nwaiting \n", done.stdout)
+    assert "\nadopted  {'model': 'readings', 'version': 1," in done.stdout
+    assert "{'readings': 1}\n[0.6" in done.stdout
     [task] = federation.operator.tasks()
     assert task.waiting_for == "1 device waiting; 3 needed, 1 enrolled in population 'pupils'"
     with federation.server._services.database.read() as session:
         [told] = session.scalars(select(CheckInRow.attributes))
     assert told == {"app": "2.2", "ram": 4 * 2**30, "charging": True}
+
+
+def test_the_commands_run(federation: Any, tmp_path: Path, shell: dict[str, str]) -> None:
+    (tmp_path / "my.token").write_bytes(encode(federation.token()))
+    np.savez(tmp_path / "data.npz", **federation.data(0))
+    code = "\n".join(text for language, _, text in blocks("docs/agent.md") if language == "sh")
+    done = subprocess.run(
+        ["bash", "-e", "-c", code], cwd=tmp_path, env=shell, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "done        outcome waiting\n" in done.stdout
+    assert "population  pupils\n" in done.stdout
+
+
+def test_a_device_s_settings(tmp_path: Path) -> None:
+    [text] = [text for language, _, text in blocks("docs/agent.md") if language == "toml"]
+    (tmp_path / "device.toml").write_text(text)
+    found = load_device_settings(tmp_path / "device.toml", environment={})
+    assert found.report == ("charging", "battery")
+    assert found.config.attributes == {"site": "north", "cameras": 2}
 
 
 def test_settings_are_those_of_the_agent() -> None:
@@ -40,8 +66,8 @@ def test_settings_are_those_of_the_agent() -> None:
     for name, default in table:
         size = re.fullmatch(r"(\d+) MiB", default)
         told = int(size[1]) << 20 if size else {"`False`": False, "`True` on Linux": True}.get(default)
-        if default.isdigit():
-            told = int(default)
+        if re.fullmatch(r"[0-9.]+", default):
+            told = float(default)
         assert name == "attributes" or told == defaults[name], name
     assert {"attributes", "allow_plain", "max_peak_bytes"} <= {name for name, _ in table}
     documented = set(re.findall(r"\w+", AgentConfig.__doc__ or ""))

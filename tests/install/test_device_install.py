@@ -114,13 +114,17 @@ print(len(own), runtime.predict(own.inputs()).shape[0], history.losses[0] > hist
     assert out == [count, count, "True", count]
 
 
-def test_commands_say_which_extra_is_missing(clean: Path) -> None:
+def test_commands_say_which_extra_is_missing(clean: Path, tmp_path: Path) -> None:
     archipel = clean.parent / "archipel"
     out = subprocess.run([archipel, "--help"], capture_output=True, text=True, check=True).stdout
     assert "demo" in out
     out = subprocess.run([archipel, "doctor"], capture_output=True, text=True, check=True).stdout
     assert "device (base) ok" in out
     assert "pip install 'archipel[server]'" in out
+    settings = str(tmp_path / "device.toml")
+    subprocess.run([archipel, "device", "init", settings], capture_output=True, check=True)
+    done = subprocess.run([archipel, "device", "run", settings], capture_output=True, text=True, check=False)
+    assert (done.returncode, "not enrolled yet" in done.stderr) == (78, True), done.stderr
     for command, extra in ((["demo"], "demo"), (["serve", "start", "x"], "server")):
         done = subprocess.run([archipel, *command], capture_output=True, text=True, check=False)
         assert done.returncode == 1

@@ -24,6 +24,7 @@ from archipel.errors import (
     SignatureError,
     SlotError,
 )
+from archipel.lite_runtime import DeviceState, load, running_slot
 from archipel.lite_runtime.slot_folder import SlotFolder
 from archipel.lite_runtime.slots import Slots
 
@@ -183,6 +184,59 @@ def test_enough_requests_confirm(model: MakeModel, trusted: list[bytes], tmp_pat
         for expected in ("trying", "trying", "good"):
             slots.predict(X)
             assert slots.state.a.status == expected
+
+
+def test_installed_with_parameters_of_its_own(
+    running: Slots, model: MakeModel, trusted: list[bytes], tmp_path: Path
+) -> None:
+    w = {"w": np.full(3, 7, np.float32)}
+    running.install(model(3), w, version=12, weights="ab" * 32)
+    assert running.switch().vectors  # those of the published parameters
+    np.testing.assert_array_equal(running.predict(X), X * 7)
+    slot = running.state.b
+    assert (slot.version, slot.weights, running.state.running) == (12, "ab" * 32, "b")
+    np.testing.assert_array_equal(load(running_slot(tmp_path / "slots"), trusted).predict(X), X * 7)
+    running.rollback("no")
+    assert (running.state.b.version, running.state.running) == (12, "a")
+    for wrong in ({}, {"w": np.zeros(4, np.float32)}, {**w, "v": w["w"]}):
+        with pytest.raises(RuntimeInputError):
+            running.install(model(5), wrong)
+    assert running.state.b.version == 12
+    running.install(model(3, tested=3.5), w)
+    with pytest.raises(SelfTestError, match="deviates"):
+        running.switch()
+    running.install(model(3), {"w": np.full(3, np.inf, np.float32)})
+    with pytest.raises(SelfTestError, match="not finite"):
+        running.switch()
+
+
+def test_what_runs_when_a_model_on_trial_was_given_up(running: Slots, model: MakeModel, tmp_path: Path) -> None:
+    running.install(model(3), version=3)
+    running.switch()
+    running.close()
+    for left, found in ((1, "b"), (0, "a")):
+        with SlotFolder(tmp_path / "slots") as folder:
+            folder.update("b", msgspec.structs.replace(folder.state.b, attempts=left))
+        assert running_slot(tmp_path / "slots").name == found
+
+
+def test_what_the_device_keeps_elsewhere(make_bundle: Any, r: Any, trusted: list[bytes], tmp_path: Path) -> None:
+    own = DeviceState({"b": np.full(3, 10, np.float32)})
+    meaning = {"x": r.example, "w": r.parameter("w"), "b": r.personal("b"), "y": r.output}
+    graph = "predict (float[n, 3] x, float[3] w, float[3] b) => (float[n, 3] y) { z = Mul(x, w) \n y = Add(z, b) }"
+    first = [{name: np.full(3, value, np.float32)} for name, value in (("w", 2), ("b", 0))]
+    bundle = make_bundle({"predict": ("predict", graph, meaning)}, *first)
+    with Slots(tmp_path / "slots", trusted, own=lambda bundle: own) as slots:
+        slots.install(bundle)
+        slots.switch()
+        np.testing.assert_array_equal(slots.predict(X), X * 2 + 10)
+        own.personal = {"b": np.full(3, 20, np.float32)}
+        np.testing.assert_array_equal(slots.predict(X), X * 2 + 10)
+        slots.renew()
+        np.testing.assert_array_equal(slots.predict(X), X * 2 + 20)
+        with pytest.raises(SlotError, match="kept elsewhere"):
+            slots.save()
+    assert {path.name for path in (tmp_path / "slots").rglob("*")}.isdisjoint({"learned.safetensors"})
 
 
 # --- what is not let in -------------------------------------------------------------------------------------------

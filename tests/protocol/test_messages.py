@@ -55,7 +55,9 @@ def examples(make_round, fixed, signing_key) -> dict[type, msgspec.Struct]:
         round_.plan,
         messages.CheckIn(attributes={"battery": 0.5, "model": "x", "charging": True}, versions={"digits": 3}),
         messages.CheckInResponse(plan=round_.sealed_plan, offers=[round_.sealed_plan]),
-        messages.Offer(model="digits", version=3, bundle="0" * 64, weights="1" * 64, rollout="2" * 32, serial=5),
+        messages.Offer(
+            population="p", model="digits", version=3, bundle="0" * 64, weights="1" * 64, rollout="2" * 32, serial=5
+        ),
         messages.RoundStatus(round_id=round_.plan.round_id, phase="masking", phase_ends=1.0, retry_after=0.5),
         decode("advertisement", round_.advertisements[0].body, messages.Advertisement),
         round_.cohort.members[0],

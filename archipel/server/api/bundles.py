@@ -11,6 +11,7 @@ from sqlalchemy import select
 
 from archipel.bundle import encode_manifest, open_bundle
 from archipel.errors import BundleError, SignatureError
+from archipel.protocol.messages import Pieces
 from archipel.server import audit
 from archipel.server.durable import CHUNK_BYTES
 from archipel.server.models import Blob, BundleRow
@@ -63,20 +64,39 @@ def publish_bundle(call: Call[None]) -> tuple[BundleInfo, int]:
 
 def download_bundle(call: Call[None], digest: str) -> Response:
     """The .bundle file; ranges and ETag are honoured, so that a device can resume."""
-    with call.services.database.read() as session:
-        file_digest = session.scalar(select(BundleRow.file_digest).where(BundleRow.digest == digest))
-    if file_digest is None:
-        raise refuse(404, f"no bundle {digest}")
-    return _file(call, file_digest, digest, "application/zip")
+    return _file(call, _bundle_file(call, digest), digest, "application/zip")
+
+
+def bundle_pieces(call: Call[None], digest: str) -> Pieces:
+    """Parts of the .bundle file that others may have too: tensors, larger members. Ask for ranges to fetch the rest."""
+    return call.services.pieces.of(_bundle_file(call, digest))
 
 
 def download_blob(call: Call[None], digest: str) -> Response:
     """Weights (safetensors) by digest; ranges and ETag are honoured."""
+    _check_blob(call, digest)
+    return _file(call, digest, digest, "application/octet-stream")
+
+
+def blob_pieces(call: Call[None], digest: str) -> Pieces:
+    """Tensors of the weights that other files may have too. Ask for ranges to fetch the rest."""
+    _check_blob(call, digest)
+    return call.services.pieces.of(digest)
+
+
+def _bundle_file(call: Call[None], digest: str) -> str:
+    with call.services.database.read() as session:
+        file_digest = session.scalar(select(BundleRow.file_digest).where(BundleRow.digest == digest))
+    if file_digest is None:
+        raise refuse(404, f"no bundle {digest}")
+    return file_digest
+
+
+def _check_blob(call: Call[None], digest: str) -> None:
     query = select(Blob.digest).where(Blob.digest == digest, Blob.kind.in_(DEVICE_KINDS)).limit(1)
     with call.services.database.read() as session:
         if session.scalar(query) is None:
             raise refuse(404, f"no blob {digest}")
-    return _file(call, digest, digest, "application/octet-stream")
 
 
 def declared_length(limit: int) -> int:
@@ -124,4 +144,6 @@ ROUTES = (
     Route("POST", "/v1/bundles", OPERATOR, publish_bundle, response=BundleInfo, status=201, takes="application/zip"),
     Route("GET", "/v1/bundles/<digest:digest>", DEVICE | READ, download_bundle, gives="application/zip"),
     Route("GET", "/v1/blobs/<digest:digest>", DEVICE | READ, download_blob, gives="application/octet-stream"),
+    Route("GET", "/v1/bundles/<digest:digest>/pieces", DEVICE | READ, bundle_pieces, response=Pieces),
+    Route("GET", "/v1/blobs/<digest:digest>/pieces", DEVICE | READ, blob_pieces, response=Pieces),
 )

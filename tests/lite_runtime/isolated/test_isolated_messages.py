@@ -17,7 +17,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from archipel.errors import RuntimeInputError, RuntimeLimitError, RuntimeProgramError
-from archipel.lite_runtime import isolated_requests
 from archipel.lite_runtime.isolated import IsolatedRuntime, load_isolated
 from archipel.lite_runtime.isolated_messages import (
     MAX_HEADER_BYTES,
@@ -26,7 +25,6 @@ from archipel.lite_runtime.isolated_messages import (
     Done,
     Failed,
     Fitted,
-    Learn,
     Open,
     Predict,
     Proceed,
@@ -166,42 +164,9 @@ TRAIN = """train (float[n, 3] x, float[3] w) => (float[3] w_new, float loss) {
 X = np.ones((2, 3), np.float32)
 
 
-class TakenOver:
-    """Stands where the child process does, and answers what the test says."""
-
-    script: list[tuple[Reply, dict[str, np.ndarray]]] = []
-
-    def __init__(self, request: Open, max_reply: int) -> None:
-        ours, self._theirs = socket.socketpair()
-        self.channel = Channel(ours, max_reply)
-        self.opened = True
-        self.last_words = ""
-        self.ended = False
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
-
-    def _run(self) -> None:
-        other = Channel(self._theirs, 1 << 30)
-        try:
-            for reply, arrays in self.script:
-                while isinstance(other.receive(10.0)[0], Learn):
-                    other.send(Done())
-                other.send(reply, arrays)
-        except (EOFError, OSError):
-            return
-
-    def end(self) -> int:
-        if not self.ended:
-            self.ended = True
-            self.channel.close()
-            self._thread.join(10)
-            self._theirs.close()
-        return -9
-
-
 @pytest.fixture
 def taken_over(
-    make_bundle: Callable[..., Path], r: Any, key: Any, monkeypatch: pytest.MonkeyPatch
+    make_bundle: Callable[..., Path], r: Any, key: Any, stand_in: Callable[..., None]
 ) -> Iterator[Callable[..., IsolatedRuntime]]:
     w = r.parameter("w")
     folder = make_bundle(
@@ -211,11 +176,10 @@ def taken_over(
         },
         {"w": W},
     )
-    monkeypatch.setattr(isolated_requests, "Child", TakenOver)
     made: list[IsolatedRuntime] = []
 
     def start(*script: tuple[Reply, dict[str, np.ndarray]]) -> IsolatedRuntime:
-        TakenOver.script = list(script)
+        stand_in(*script)
         made.append(load_isolated(folder, [key.public_key().public_bytes_raw()]))
         return made[-1]
 

@@ -28,6 +28,7 @@ def test_the_promoted_version_is_offered_to_who_asks_and_does_not_run_it(world: 
     assert (offered(silent), offered(asking)) == ({}, {MODEL: 1})
     [offer] = asking.offers
     assert (offer.bundle, offer.weights, offer.rollout) == (fleet.bundles[0], None, None)
+    assert offer.population == POPULATION
     asking.versions = {MODEL: 1}
     assert offered(asking) == {}
     fleet.promote(2)

@@ -1,0 +1,212 @@
+"""What a device's owner sees and decides: status, pause, resume, erase."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from archipel.cli.device_process import seconds
+from archipel.cli.tables import as_json as json_option
+from archipel.cli.tables import moment, one_line, show, table
+from archipel.client import erase as erase_folder
+from archipel.client import pause as pause_folder
+from archipel.client import paused
+from archipel.client import resume as resume_folder
+from archipel.client.conditions import Conditions
+from archipel.client.erasing import MARK
+from archipel.client.journal import KEPT_ROUNDS
+from archipel.client.owner_view import OwnerView, Spent, look, read_entries, read_record, running, size
+from archipel.client.settings import load_device_settings
+from archipel.errors import ClientError, CommandError
+
+_PLACE = click.argument("place", metavar="FOLDER_OR_CONFIG", type=click.Path(path_type=Path))
+
+
+@click.command()
+@_PLACE
+@click.option("--last", type=click.IntRange(0, KEPT_ROUNDS), default=10, show_default=True, help="Rounds to show.")
+@json_option
+def status(place: Path, last: int, as_json: bool) -> None:
+    """Show who the device is, whether it may work, and what it did, sent and spent.
+
+    FOLDER_OR_CONFIG is the device's folder, or its file of settings, with which the conditions are known, too. An agent
+    may be at work meanwhile; the server is not asked.
+    """
+    folder, conditions = _opened(place)
+    view = look(folder, conditions, last=last)
+    show(view, as_json, _lines(view))
+
+
+@click.command()
+@_PLACE
+@click.option("--for", "duration", metavar="TIME", help="So long, such as 90s, 45m, 2h or 3d; else until `resume`.")
+def pause(place: Path, duration: str | None) -> None:
+    """No work from now on. A running agent stops between two steps, and leaves a round if that takes long."""
+    folder, _ = _opened(place)
+    pause_folder(folder, None if duration is None else time.time() + seconds(duration))
+    click.echo(paused(folder))
+
+
+@click.command()
+@_PLACE
+def resume(place: Path) -> None:
+    """End a pause: work goes on when the conditions hold."""
+    folder, _ = _opened(place)
+    click.echo("resumed" if resume_folder(folder) else "it was not paused")
+
+
+@click.command()
+@_PLACE
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def erase(place: Path, yes: bool) -> None:
+    """Destroy the device's keys, and all that it learned and kept. Stop its agent first.
+
+    What others have stays there: updates that were summed, and the server's record of this device. It can take part
+    again only with a new token. A file of examples outside the folder is not touched.
+    """
+    folder, _ = _opened(place)
+    click.echo(f"{folder}: this destroys, for good:")
+    for line in _what_goes(folder):
+        click.echo(f"  {line}")
+    if not yes and not _confirmed():
+        raise CommandError("nothing was erased; --yes does it without asking")
+    if running(folder):
+        raise CommandError(f"{folder}: its agent is running; stop that first. Nothing was erased")
+    erase_folder(folder)
+    click.echo("erased")
+
+
+def _confirmed() -> bool:
+    try:
+        return click.confirm("Erase?")
+    except click.Abort:
+        # Nobody is there to answer.
+        return False
+
+
+def _opened(place: Path) -> tuple[Path, Conditions | None]:
+    """A device's folder, and its conditions where `place` is its file of settings."""
+    if place.is_dir():
+        # Nothing is written into folders that are somebody else's.
+        if not any((place / name).exists() for name in ("device.key", "device.json", "rounds", "lock", MARK)):
+            raise CommandError(f"{place}: not a device's folder; give that, or the device's file of settings")
+        return place, None
+    settings = load_device_settings(place)
+    if not settings.config.folder.is_dir():
+        raise CommandError(
+            f"{settings.config.folder}: no such folder; `archipel device enroll {place} TOKEN_FILE` makes it"
+        )
+    return settings.config.folder, settings.prepared()[1]
+
+
+def _what_goes(folder: Path) -> Iterator[str]:
+    try:
+        record = read_record(folder)
+        yield (
+            "no enrolment"
+            if record is None
+            else f"device {record.device_id}, its keys, its place in {record.population!r}"
+        )
+        yield f"journal of {len(read_entries(folder))} rounds"
+    except ClientError as error:
+        # What is damaged can be erased, too.
+        yield f"device and journal ({error})"
+    for name, what in (
+        ("examples", "examples in the store"),
+        ("state", "what the models learned for this device alone"),
+        ("models", "models"),
+        ("cache", "cache"),
+    ):
+        yield f"{what}: {size(folder / name):,} bytes"
+
+
+def _lines(view: OwnerView) -> Iterator[str]:
+    rotated = f"  (key replaced {view.rotations} times)" if view.rotations else ""
+    yield f"device      {view.device_id or '- (not enrolled)'}{rotated}"
+    yield f"server      {view.server or '-'}"
+    yield f"population  {view.population or '-'}"
+    yield f"folder      {view.folder}"
+    yield f"agent       {'not known' if view.running is None else 'running' if view.running else 'not running'}"
+    yield f"paused      {view.paused or 'no'}"
+    yield f"cache       {view.cache_bytes:,} bytes"
+    yield f"examples    {view.example_bytes:,} bytes in the store"
+    yield ""
+    if view.conditions is None:
+        yield "conditions  not known here: give the device's file of settings"
+    elif not view.conditions:
+        yield "conditions  none: it may work at any time"
+    else:
+        rows = [
+            (
+                each.name,
+                "-" if each.value is None else _value(each.value),
+                "yes" if each.holds else f"no: {each.why_not}",
+            )
+            for each in view.conditions
+        ]
+        yield from table(("condition", "now", "holds"), rows)
+    if view.models:
+        yield ""
+        yield from table(("model", "status", "bundle"), ((each.name, each.status, each.digest) for each in view.models))
+    yield ""
+    if view.rounds:
+        head = ("began", "task", "kind", "privacy", "examples", "sent", "received", "result", "reason")
+        rounds = [
+            (
+                moment(each.started), each.task_id[:8], each.kind, each.privacy, str(each.examples), f"{each.sent:,}",
+                f"{each.received:,}", each.result or f"open ({each.step})", one_line(each.reason),
+            )
+            for each in view.rounds
+        ]  # fmt: skip
+        yield from table(head, rounds)
+    totals = view.totals
+    if not totals.rounds:
+        yield "rounds      none yet"
+        return
+    forgotten = "" if totals.complete else f" (only the last {KEPT_ROUNDS} are kept)"
+    yield (
+        f"rounds      {totals.rounds} since {moment(totals.since)}{forgotten}: {totals.took_part} took part, "
+        f"{totals.dropped} dropped, {totals.refused} refused, {totals.open} open; {totals.sent:,} bytes sent, "
+        f"{totals.received:,} received"
+    )
+    yield from _privacy(view.privacy)
+
+
+def _privacy(spent: list[Spent]) -> Iterator[str]:
+    yield ""
+    if not spent:
+        yield "privacy     nothing spent: no update was sent"
+        return
+    head = ("task", "model", "kind", "secure", "hidden among", "plain", "unsure", "sent", "noise")
+    rows = [
+        (
+            each.task_id[:8], each.model or "-", each.kind, str(each.secure), _cohorts(each), str(each.plain),
+            str(each.unsure), f"{each.sent:,}", each.noise,
+        )
+        for each in spent
+    ]  # fmt: skip
+    yield from table(head, rows)
+    yield "secure: the server saw the sum over so many devices. plain: it saw this device's update, or may have."
+    yield "unsure: the masked update was sent, and is in a sum or lost."
+    if any(each.noise in ("added", "partly") for each in spent):
+        yield "noise: added on this device for differential privacy. Its epsilon is not accounted: ask the publisher."
+    elif any(each.noise == "unknown" for each in spent):
+        yield "noise: not known where the bundle is no longer in the cache. No epsilon is accounted."
+    else:
+        yield "noise: none is added, so there is no epsilon: the sums themselves are not differentially private."
+
+
+def _cohorts(spent: Spent) -> str:
+    if spent.smallest is None:
+        return "not told" if spent.untold else "-"
+    untold = f", {spent.untold} not told" if spent.untold else ""
+    return f"{spent.smallest} at least, median {spent.median}{untold}"
+
+
+def _value(value: str | float | bool) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,37 @@
+"""What commands print: tables for people, JSON for scripts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+
+import click
+import msgspec
+
+as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
+
+
+def show(values: msgspec.Struct | Sequence[msgspec.Struct], as_json: bool, lines: Iterable[str]) -> None:
+    """`values` as JSON, or `lines` for people."""
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(values), indent=2).decode())
+        return
+    for line in lines:
+        click.echo(line)
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Columns as wide as they must be."""
+    everything = [head, *rows]
+    widths = [max(len(row[column]) for row in everything) for column in range(len(head))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in everything]
+
+
+def moment(seconds: float | None) -> str:
+    """Unix seconds as UTC to the second, "-" for None."""
+    return "-" if seconds is None else time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(seconds))
+
+
+def one_line(text: str) -> str:
+    """What a server said, harmless in a terminal and in a log."""
+    return "".join(each if each.isprintable() else "?" for each in text)

@@ -1,0 +1,356 @@
+"""The models that a device runs, in the versions that it is offered: FOLDER/models/NAME are their slots.
+
+    offered     signed by the server's key, of this population, not older than one that was seen
+    fetched     within the owner's limits, the bundle signed by a pinned publisher
+    compared    with the version that runs, on the device's own examples; one that is worse is kept out
+    adopted     installed beside the running version, tested, and switched to: the old one stays to return to
+
+A version that takes back the one that runs is not compared. What is killed in between is begun again at the next offer;
+the slots alone say which version runs.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from archipel.bundle import Bundle, open_bundle
+from archipel.client.comparing import Content, Verdict, compare
+from archipel.client.device import Device
+from archipel.client.exchange import LATER
+from archipel.client.identity import DeviceRecord
+from archipel.client.offer_book import MAX_STARTS, OfferBook
+from archipel.client.pieces import PieceDownload
+from archipel.client.session import DeviceSession
+from archipel.client.work import state_name
+from archipel.errors import (
+    ArchipelError,
+    BundleError,
+    ClientError,
+    MessageError,
+    ProtocolError,
+    RefusedError,
+    RoundAbandonedError,
+    RuntimeLimitError,
+    SlotError,
+    UnreachableError,
+)
+from archipel.lite_runtime import DeviceState, Slots
+from archipel.lite_runtime.learned import BUNDLE_FOLDER, read_learned
+from archipel.lite_runtime.slot_folder import Slot, SlotState, other, read_state
+from archipel.lite_runtime.slot_loading import differing
+from archipel.protocol.messages import MAX_MODELS, Offer
+from archipel.protocol.sealed import Sealed, unseal
+
+FOLDER = "models"
+WITHDRAWN = "the server took it back"
+
+Parameters = Mapping[str, np.ndarray] | None
+"""None: the bundle's own."""
+
+
+class Adoption:
+    """`versions` and `consider` are for the agent's thread, `model` for any. `clock` gives Unix seconds."""
+
+    def __init__(self, device: Device, clock: Callable[[], float] = time.time) -> None:
+        self._device = device
+        self._folder = device.config.folder / FOLDER
+        self._book = OfferBook(device.config.folder, clock)
+        self._lock = threading.RLock()
+        self._open: dict[str, Slots] = {}
+        self._own: dict[Path, tuple[int, int]] = {}
+        """The files of what the device keeps for itself that running models were given, as they were then."""
+
+    def close(self) -> None:
+        """End the models that were given out."""
+        with self._lock:
+            for slots in self._open.values():
+                slots.close()
+            self._open.clear()
+
+    # --- what runs ------------------------------------------------------------------------------------------------
+
+    def versions(self) -> dict[str, int]:
+        """The number of each model's version that runs; models whose slots are damaged, or all bad, are left out."""
+        found: dict[str, int] = {}
+        for path in sorted(self._folder.iterdir()) if self._folder.is_dir() else ():
+            with suppress(SlotError, OSError):
+                running = _running(read_state(path))
+                if running is not None and running.version:
+                    found[path.name] = running.version
+        return found
+
+    def told(self) -> dict[str, int] | None:
+        """What a check-in tells: None where the owner does not want to be offered versions."""
+        self._renew()
+        return self.versions() if self._device.config.adopt else None
+
+    def model(self, name: str, record: DeviceRecord) -> Slots:
+        """The slots of a model, theirs is the version that runs now; the same object until `close`.
+
+        Raises ClientError where no version was adopted yet, SlotError where another process owns the slots.
+        """
+        with self._lock:
+            if name not in self._open:
+                running = self.versions()
+                if name not in running:
+                    raise ClientError(
+                        f"model {name!r}: this device runs no version of it; it runs: {', '.join(running) or 'none'}"
+                    )
+                self._open[name] = self._slots(name, record)
+            return self._open[name]
+
+    # --- what is offered ------------------------------------------------------------------------------------------
+
+    def consider(self, offers: Sequence[Sealed], session: DeviceSession, record: DeviceRecord) -> None:
+        """Adopt what is offered, or keep what runs and remember why; the events say which.
+
+        Raises UnreachableError and RefusedError as a check-in does, and what `device.examples` raises.
+        """
+        for offer in self._read(offers, record) if self._device.config.adopt else ():
+            try:
+                self._consider(offer, session, record)
+            except RoundAbandonedError as error:
+                self._device.emit("paused", {"reason": str(error)})
+                return
+
+    def _read(self, offers: Sequence[Sealed], record: DeviceRecord) -> list[Offer]:
+        """Those that the server's key has signed for this population, the newest of each model."""
+        found: dict[str, Offer] = {}
+        for sealed in offers:
+            try:
+                offer = unseal("offer", sealed, record.server_key, Offer)
+                if offer.population != record.population:
+                    raise MessageError(f"offer: for population {offer.population!r}, this is {record.population!r}")
+            except ProtocolError as error:
+                self._device.emit("refused", {"reason": str(error)})
+                continue
+            before = found.get(offer.model)
+            if before is None or before.serial < offer.serial:
+                found[offer.model] = offer
+        return list(found.values())
+
+    def _consider(self, offer: Offer, session: DeviceSession, record: DeviceRecord) -> None:
+        try:
+            seen = self._book.of(offer.model)
+            if offer.serial < seen.serial:
+                raise ProtocolError(f"offer: serial {offer.serial} is older than {seen.serial}, which was seen")
+            path = self._folder / offer.model
+            state = read_state(path)
+            if not path.is_dir() and len(list(self._folder.glob("*"))) >= MAX_MODELS:
+                raise ProtocolError(f"offer: a model more than {MAX_MODELS}, which this device has")
+        except (ArchipelError, OSError) as error:
+            self._device.emit("refused", {"model": offer.model, "version": offer.version, "reason": str(error)})
+            return
+        running = _running(state)
+        if running is not None and running.version == offer.version:
+            return
+        try:
+            if not self._due(offer, state):
+                return
+            self._device.emit("offered", {"model": offer.model, "version": offer.version})
+            self._adopt(offer, state, session, record)
+        except (RoundAbandonedError, UnreachableError):
+            raise
+        except (ArchipelError, OSError) as error:
+            if isinstance(error, RefusedError) and error.status in {401, *LATER}:
+                raise
+            self._keep(offer, running, Verdict(False, str(error)))
+
+    def _due(self, offer: Offer, state: SlotState) -> bool:
+        """Whether the version is to be tried now."""
+        self._book.see(offer)
+        failed = _failed(state, offer)
+        if failed and self._book.of(offer.model).entry(offer.version) is None:
+            self._keep(offer, _running(state), Verdict(False, failed))
+        entry = self._book.kept_out(offer)
+        return entry is None or (entry.worse and _takes_back(offer, state))
+
+    def _adopt(self, offer: Offer, state: SlotState, session: DeviceSession, record: DeviceRecord) -> None:
+        running, verdict = _running(state), None
+        if running is None:
+            verdict = Verdict(True, "the first version of this model on this device")
+        elif _takes_back(offer, state):
+            verdict = Verdict(True, f"in place of version {running.version}, which the server took back")
+            if self._return(offer, record):
+                self._tell("adopted", offer, running, verdict)
+                return
+        new, weights = self._fetch(offer, session, record)
+        self._device.gate.pass_or_wait()
+        if self._book.begin(offer) > MAX_STARTS:
+            raise SlotError(f"the agent ended {MAX_STARTS} times while it tried this version")
+        adopted = False
+        try:
+            if verdict is None:
+                verdict = self._compare(new, offer.model, state, record)
+                self._device.gate.pass_or_wait()
+            if verdict.adopt:
+                self._switch(offer, new, weights, record)
+            adopted = verdict.adopt
+        finally:
+            with suppress(OSError):
+                self._book.end(offer, adopted=adopted)
+        if verdict.adopt:
+            self._tell("adopted", offer, running, verdict)
+        else:
+            self._keep(offer, running, verdict)
+
+    def _fetch(self, offer: Offer, session: DeviceSession, record: DeviceRecord) -> tuple[Content, Parameters]:
+        """Raises what the cache raises, RuntimeLimitError, RuntimeInputError for parameters that are not the
+        bundle's."""
+        config, cache = self._device.config, self._device.cache
+        download = PieceDownload(session, cache.folders)
+        bundle = cache.bundle(offer.bundle, record.publisher_keys, download, config.max_download_bytes)
+        need = bundle.manifest.limits.peak_bytes
+        if need > config.max_peak_bytes:
+            raise RuntimeLimitError(
+                f"bundle {bundle.manifest.name!r}: up to {need} bytes of memory, its owner allows "
+                f"{config.max_peak_bytes} (max_peak_bytes)"
+            )
+        weights = None
+        if offer.weights is not None:
+            weights = cache.weights(offer.weights, download, config.max_download_bytes)
+        cache.prune(keep=[name for name in (offer.bundle, offer.weights) if name is not None])
+        learned = {} if weights is None else differing(bundle, weights)
+        return Content(offer.version, bundle, learned), weights
+
+    def _compare(self, new: Content, model: str, state: SlotState, record: DeviceRecord) -> Verdict:
+        """With what runs now."""
+        running, path = _running(state), self._folder / model / state.running
+        assert running is not None
+        try:
+            bundle = open_bundle(path / BUNDLE_FOLDER, record.publisher_keys)
+            present = Content(running.version, bundle, read_learned(path))
+        except BundleError as error:
+            return Verdict(True, f"version {running.version}, which ran, is damaged: {error}")
+        return compare(self._device, record.publisher_keys, new, present)
+
+    # --- the slots ------------------------------------------------------------------------------------------------
+
+    def _return(self, offer: Offer, record: DeviceRecord) -> bool:
+        """Go back to the version in the other slot, if it is the one offered and can be loaded."""
+        with self._borrowed(offer.model, record) as slots:
+            state = slots.state
+            if not state.active or not _is(state.slot(other(state.active)), offer):
+                return False
+            try:
+                slots.rollback(WITHDRAWN)
+            except SlotError:
+                return False
+            return True
+
+    def _switch(self, offer: Offer, new: Content, weights: Parameters, record: DeviceRecord) -> None:
+        """Raises SelfTestError or what loading raises: then what runs goes on."""
+        with self._borrowed(offer.model, record) as slots:
+            running = _running(slots.state)
+            if running is not None and slots.state.running == slots.state.active:
+                # It has run until now without an error: what makes room is the one before it.
+                slots.confirm()
+            elif slots.state.active:
+                with suppress(ArchipelError):
+                    slots.runtime  # noqa: B018  (gives up the one that was never confirmed)
+            slots.install(new.bundle.folder, weights, version=offer.version, weights=offer.weights or "")
+            slots.switch()
+
+    @contextmanager
+    def _borrowed(self, name: str, record: DeviceRecord) -> Iterator[Slots]:
+        """The slots that were given out, or else for this time: nobody waits for a model in memory then, and other
+        processes may own them the rest of the time."""
+        with self._lock:
+            if name in self._open:
+                yield self._open[name]
+                return
+            with self._slots(name, record) as slots:
+                yield slots
+
+    def _slots(self, name: str, record: DeviceRecord) -> Slots:
+        config = self._device.config
+        return Slots(
+            self._folder / name,
+            record.publisher_keys,
+            threads=config.threads,
+            memory_limit=config.max_peak_bytes,
+            isolated=config.isolated,
+            seconds=config.max_step_seconds if config.isolated else None,
+            load=False,
+            own=self._state,
+        )
+
+    def _state(self, bundle: Bundle) -> DeviceState:
+        """What the device keeps for itself of the bundle's model."""
+        path = self._device.state_folder / state_name(bundle)
+        self._own[path] = _stamp(path)
+        return self._device.state(path.name)
+
+    def _renew(self) -> None:
+        """A round may have changed what models that were given out predict with."""
+        # A copy: a model may be loaded in another thread now.
+        if all(_stamp(path) == before for path, before in list(self._own.items())):
+            return
+        with self._lock:
+            for slots in self._open.values():
+                with suppress(ArchipelError):  # the next round says what is wrong with it
+                    slots.renew()
+
+    # --- the owner ------------------------------------------------------------------------------------------------
+
+    def _keep(self, offer: Offer, running: Slot | None, verdict: Verdict) -> None:
+        with suppress(OSError, ClientError):  # in memory it is kept out all the same
+            self._book.keep_out(offer, verdict.reason, worse=bool(verdict.values))
+        self._tell("kept", offer, running, verdict)
+
+    def _tell(self, what: Literal["adopted", "kept"], offer: Offer, running: Slot | None, verdict: Verdict) -> None:
+        detail: dict[str, str | float] = {
+            "model": offer.model,
+            "version": offer.version,
+            "before" if what == "adopted" else "runs": 0 if running is None else running.version,
+            "reason": verdict.reason,
+        }
+        if verdict.values:
+            detail |= {"metric": verdict.metric, "offered": verdict.values[0], "running": verdict.values[1]}
+        self._device.emit(what, detail)
+
+
+def _running(state: SlotState) -> Slot | None:
+    name = state.running
+    return state.slot(name) if name else None
+
+
+def _is(slot: Slot, offer: Offer) -> bool:
+    """Whether that is what lies in the slot, and ran well."""
+    content = (slot.version, slot.digest, slot.weights)
+    return slot.status == "good" and content == (offer.version, offer.bundle, offer.weights or "")
+
+
+def _takes_back(offer: Offer, state: SlotState) -> bool:
+    """Whether the server has taken back the version that runs: what is for all devices is an older one, or the one that
+    ran before."""
+    running = _running(state)
+    if offer.rollout is not None or running is None:
+        return False
+    return offer.version < running.version or any(_is(slot, offer) for slot in (state.a, state.b))
+
+
+def _failed(state: SlotState, offer: Offer) -> str:
+    """Why a version that was adopted was given up while it ran; empty where it was not."""
+    for slot in (state.a, state.b):
+        if (slot.version, slot.digest, slot.weights) == (offer.version, offer.bundle, offer.weights or ""):
+            if slot.status == "bad" and slot.reason != WITHDRAWN:
+                return slot.reason or "it failed while it ran"
+            if slot.status == "trying" and not slot.attempts:
+                return "it was started several times and never confirmed"
+    return ""
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return 0, 0
+    return found.st_mtime_ns, found.st_ino
