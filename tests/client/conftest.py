@@ -197,8 +197,9 @@ class _Handler(WSGIRequestHandler):
 class ServerProcess:
     """The web application in threads and a coordinator in another, in this process, on one port."""
 
-    def __init__(self, settings: Any) -> None:
+    def __init__(self, settings: Any, host: str = "127.0.0.1") -> None:
         self.settings = settings
+        self._host = host
         self._services = Services.open(settings)
         self._services.prepare()
         self._stop = threading.Event()
@@ -208,7 +209,7 @@ class ServerProcess:
     def start(self) -> None:
         self._app = create_app(self.settings)
         self._web: BaseWSGIServer = make_server(
-            "127.0.0.1", self.port, self._app, threaded=True, request_handler=_Handler
+            self._host, self.port, self._app, threaded=True, request_handler=_Handler
         )
         self.port = self._web.server_port
         self._stop.clear()
@@ -365,7 +366,13 @@ class Federation:
 
 
 @pytest.fixture
-def federation(tmp_path: Path) -> Iterator[Federation]:
+def server_host() -> str:
+    """The address that the server listens at; the operator is at 127.0.0.1 in any case."""
+    return "127.0.0.1"
+
+
+@pytest.fixture
+def federation(tmp_path: Path, server_host: str) -> Iterator[Federation]:
     enrolment, publisher = b.generate_key(), b.generate_key()
     operator_token = init_data_folder(
         tmp_path / "server", enrolment_key=public_bytes(enrolment), publisher_keys=[public_bytes(publisher)]
@@ -373,7 +380,7 @@ def federation(tmp_path: Path) -> Iterator[Federation]:
     settings = load_settings(
         tmp_path / "server", environment={}, retry_after=0.02, check_in_window=1.0, poll_seconds=0.01
     )
-    server = ServerProcess(settings)
+    server = ServerProcess(settings, server_host)
     operator = OperatorClient(f"http://127.0.0.1:{server.port}", operator_token)
     made = Federation(
         folder=tmp_path,

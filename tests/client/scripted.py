@@ -37,6 +37,8 @@ STEPS = {
     "POST /v1/check-ins": "check-in",
     "GET /v1/bundles/DIGEST": "bundle",
     "GET /v1/blobs/DIGEST": "weights",
+    "GET /v1/bundles/DIGEST/pieces": "pieces",
+    "GET /v1/blobs/DIGEST/pieces": "pieces",
     "GET /v1/rounds/ID": "status",
     "PUT /v1/rounds/ID/advertisement": "advertisement",
     "GET /v1/rounds/ID/cohort": "cohort",
@@ -99,6 +101,8 @@ class Scripted(ThreadingHTTPServer):
         self.steps: list[str] = []
         """Every request so far, by its step."""
         self.bodies: dict[str, list[bytes]] = defaultdict(list)
+        self.pieces = m.Pieces(size=0, pieces=[])
+        self.offers: list[Sealed] = []
         self.chain: m.Chain | None = None
         self.plan: m.RoundPlan | None = None
         self.phase: m.Phase = "committed"
@@ -168,10 +172,11 @@ class Scripted(ThreadingHTTPServer):
     def _file(data: bytes, wanted: str | None) -> Reply:
         if wanted is None:
             return Reply(200, data)
-        first = int(wanted.removeprefix("bytes=").rstrip("-"))
+        start, _, last = wanted.removeprefix("bytes=").partition("-")
+        first, stop = int(start), min(int(last or len(data)) + 1, len(data))
         if first >= len(data):
             return Reply(416, b"")
-        return Reply(206, data[first:], {"Content-Range": f"bytes {first}-{len(data) - 1}/{len(data)}"})
+        return Reply(206, data[first:stop], {"Content-Range": f"bytes {first}-{stop - 1}/{len(data)}"})
 
     def _enrol(self, body: bytes) -> msgspec.Struct:
         self.chain = decode("enrolment", body, m.EnrolmentRequest).chain
@@ -193,7 +198,11 @@ class Scripted(ThreadingHTTPServer):
 
     def _check_in(self, body: bytes) -> msgspec.Struct:
         over = self.plan is None or self.phase in ("committed", "failed")
-        return m.CheckInResponse(plan=None if over else self.sealed, retry_after=0.01)
+        offers = [] if decode("check-in", body, m.CheckIn).versions is None else self.offers
+        return m.CheckInResponse(plan=None if over else self.sealed, retry_after=0.01, offers=offers)
+
+    def _pieces(self, body: bytes) -> msgspec.Struct:
+        return self.pieces
 
     def _status(self, body: bytes) -> msgspec.Struct:
         assert self.plan is not None
@@ -282,15 +291,17 @@ def scripted(folder: Path) -> Iterator[Scripted]:
 
 
 def sealed_again(server: Scripted, change: Callable[[bytes], bytes]) -> Change:
-    """A plan whose body was changed before the server signed it."""
+    """A plan, and offers, whose bodies were changed before the server signed them."""
+
+    def again(label: str, sealed: Sealed) -> Sealed:
+        body = change(sealed.body)
+        return Sealed(body=body, signature=server.key.sign(f"archipel/v1/{label}\0".encode() + body))
 
     def made(reply: Reply) -> Reply:
         answer = decode("", reply.body, m.CheckInResponse)
-        if answer.plan is None:
-            return reply
-        body = change(answer.plan.body)
-        sealed = Sealed(body=body, signature=server.key.sign(b"archipel/v1/plan\0" + body))
-        return Reply(200, encode(msgspec.structs.replace(answer, plan=sealed)))
+        plan = None if answer.plan is None else again("plan", answer.plan)
+        offers = [again("offer", offer) for offer in answer.offers]
+        return Reply(200, encode(msgspec.structs.replace(answer, plan=plan, offers=offers)))
 
     return made
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 import threading
 from collections.abc import Callable, Iterator
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from archipel import bundle as b
@@ -16,7 +18,7 @@ from archipel.client import Agent, AgentConfig, Event, Outcome
 from archipel.errors import ClientError, RefusedError, SessionRefusedError, UnreachableError
 from archipel.protocol import messages as m
 from archipel.protocol.sealed import decode, encode, seal
-from tests.client.conftest import local_data, states
+from tests.client.conftest import POPULATION, local_data, states
 from tests.client.scripted import Change, Reply, Scripted, before, refused, scripted
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "agent.md").read_text()
@@ -195,6 +197,16 @@ def _(world: World) -> None:
         assert world.agent.run_once().wait == wait
 
 
+@case("to a check-in", "200 with an offered version that the pinned key did not sign")
+def _(world: World) -> None:
+    world.restart(adopt=True)
+    offer = m.Offer(population=POPULATION, model="linear", version=1, bundle=world.server.bundle, serial=1)
+    world.server.offers = [seal("offer", offer, b.generate_key())]
+    assert world.agent.run_once().kind == "waiting"
+    assert world.events == ["refused", "waiting"]
+    assert world.asked("bundle") == 0
+
+
 @case("to a check-in", "401")
 def _(world: World) -> None:
     world.agent.run_once()
@@ -267,6 +279,25 @@ def _(world: World) -> None:
     part(world, world.server.files["weights"] + b"more")
     assert world.round().kind == "took_part"
     assert world.asked("weights") == 2
+
+
+@case("to a download", "no list of the parts that a file has, or a wrong one")
+def _(world: World) -> None:
+    tensor = np.arange(8 << 10, dtype=np.float32)
+    data = b.write_weights({"a": tensor, "w": np.ones(3, np.float32)})
+    shared = hashlib.sha256(tensor.tobytes()).hexdigest()
+    blobs = world.agent.config.folder / "cache" / "blobs"
+    (blobs / "another").write_bytes(b.write_weights({"a": tensor}))
+    misplaced = m.Pieces(size=len(data), pieces=[m.Piece(offset=0, length=tensor.nbytes, sha256=shared)])
+    for number, change in enumerate((before(404), NO_ANSWER[0], lambda reply: Reply(200, encode(misplaced)))):
+        world.server.forget()
+        world.server.files["weights"] = b.write_weights({"a": tensor, "w": np.full(3, number, np.float32)})
+        digest = hashlib.sha256(world.server.files["weights"]).hexdigest()
+        world.answers("pieces", *[change] * 4)
+        world.round(weights=digest)
+        assert world.asked("pieces") >= 1
+        # It is there as a whole, though this model has no use for it.
+        assert (blobs / digest).read_bytes() == world.server.files["weights"]
 
 
 @case("to a download", "other bytes than the plan says")

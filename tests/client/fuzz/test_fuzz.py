@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import ast
 import base64
+import contextlib
+import dataclasses
 import hashlib
 import inspect
 import json
@@ -20,15 +22,20 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 import archipel.client
+from archipel.bundle import write_weights
 from archipel.client import Agent, AgentConfig
+from archipel.client.cache import Cache
 from archipel.client.identity import DeviceRecord
 from archipel.client.journal import Entry
-from archipel.errors import CertificateError, ClientError
+from archipel.client.pieces import PieceDownload
+from archipel.errors import BundleError, CertificateError, ClientError
 from archipel.protocol import identity, messages
-from tests.client.conftest import local_data
+from archipel.protocol.sealed import seal
+from tests.client.conftest import POPULATION, local_data
 from tests.client.scripted import STEPS, Change, Reply, Scripted, scripted, sealed_again
 from tests.mutations import mutations
 
@@ -53,6 +60,8 @@ KINDS = {
     messages.Survivors: "survivors",
     messages.Confirmations: "confirmations",
     messages.Problem: "status",
+    messages.Offer: "check-in",
+    messages.Pieces: "pieces",
 }
 """Every kind of message that archipel.client decodes, and a step in which it is changed."""
 OWN_FILES = {DeviceRecord, Entry}
@@ -212,7 +221,7 @@ def any_change(step: str, rng: random.Random, server: Scripted) -> Change:
 
 
 @pytest.mark.parametrize("cases", [CASES, pytest.param(MANY, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("step", sorted(set(STEPS.values())))
+@pytest.mark.parametrize("step", sorted(set(STEPS.values()) - {"pieces"}))
 def test_an_answer_that_is_not_right(fuzzed: Fuzzed, step: str, cases: int) -> None:
     rng = random.Random(f"{step} {cases}")
     if step == "rotate":
@@ -230,6 +239,60 @@ def test_weights_that_are_the_ones_of_the_plan_and_not_right(fuzzed: Fuzzed, cas
         wrong = mutated(right, rng)
         digest = hashlib.sha256(wrong).hexdigest()
         fuzzed.case("weights", lambda reply, wrong=wrong: Reply(200, wrong), weights=digest)
+
+
+@pytest.mark.parametrize("cases", [CASES, pytest.param(MANY, marks=pytest.mark.slow)])
+def test_parts_that_a_file_is_said_to_have(fuzzed: Fuzzed, cases: int) -> None:
+    """The file is the right one, or not there."""
+    rng, server, agent = random.Random(cases), fuzzed.server, fuzzed.agent
+    shared, own = (np.frombuffer(rng.randbytes(32 << 10), np.uint8) for _ in range(2))
+    before, after = (write_weights({"a": shared, "b": array}) for array in (own, own[::-1].copy()))
+    digest = hashlib.sha256(after).hexdigest()
+    right, start = server.files["weights"], after.index(shared.tobytes())
+    server.files["weights"] = after
+    piece = messages.Piece(offset=start, length=len(shared), sha256=hashlib.sha256(shared.tobytes()).hexdigest())
+    server.pieces = messages.Pieces(size=len(after), pieces=[piece])
+    agent.run_once()
+    session: Any = agent._session
+    try:
+        for number in range(cases):
+            server.forget()
+            cache = Cache(fuzzed.folder / f"cache {cases} {number}", 1 << 20)
+            (cache.folders[0] / hashlib.sha256(before).hexdigest()).write_bytes(before)
+            server.changes["pieces"] = [any_change("pieces", rng, server) if number else None]
+            try:
+                found = cache.weights(digest, PieceDownload(session, cache.folders), 1 << 20)
+            except (ClientError, BundleError):
+                assert number
+                continue
+            assert found["b"].tobytes() == own[::-1].tobytes()
+            assert number or server.steps == ["pieces", "weights", "weights"]
+    finally:
+        server.files["weights"] = right
+
+
+@pytest.mark.parametrize("cases", [CASES, pytest.param(MANY, marks=pytest.mark.slow)])
+def test_versions_that_are_offered(fuzzed: Fuzzed, cases: int) -> None:
+    rng, server = random.Random(cases), fuzzed.server
+    folder = fuzzed.folder / f"offered {cases}"
+    config = dataclasses.replace(fuzzed.agent.config, folder=folder, adopt=True)
+    chain = server.chain
+    server.forget()
+    server.plan = None
+    with Agent(config, examples=lambda: local_data(0)) as agent:
+        agent.enrol(server.token())
+        for number in range(1, cases + 1):
+            offer = messages.Offer(
+                population=POPULATION, model="linear", version=number, bundle=server.bundle, serial=number
+            )
+            server.offers = [seal("offer", offer, server.key)]
+            change = sealed_again(server, lambda body: mutated(body, rng))
+            server.changes["check-in"] = [rng.choice([change, any_change("check-in", rng, server)])]
+            began = time.monotonic()
+            with contextlib.suppress(ClientError):
+                agent.run_once()
+            assert time.monotonic() - began < LONGEST
+    server.chain, server.offers = chain, []
 
 
 @pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in range(1, 6))])
