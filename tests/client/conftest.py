@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 import secrets
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from onnx import parser
 from sqlalchemy import select
-from werkzeug.serving import BaseWSGIServer, WSGIRequestHandler, make_server
+from werkzeug.serving import WSGIRequestHandler, make_server
 
 from archipel import bundle as b
 from archipel.bundle import roles
@@ -190,6 +192,15 @@ def local_data(number: int) -> dict[str, np.ndarray]:
 class _Handler(WSGIRequestHandler):
     protocol_version = "HTTP/1.1"
 
+    def setup(self) -> None:
+        super().setup()
+        self.server.connections.add(self.connection)
+
+    def finish(self) -> None:
+        self.server.connections.discard(self.connection)
+        with suppress(OSError):
+            super().finish()
+
     def log(self, type: str, message: str, *args: Any) -> None:
         pass
 
@@ -208,9 +219,9 @@ class ServerProcess:
 
     def start(self) -> None:
         self._app = create_app(self.settings)
-        self._web: BaseWSGIServer = make_server(
-            self._host, self.port, self._app, threaded=True, request_handler=_Handler
-        )
+        self._web: Any = make_server(self._host, self.port, self._app, threaded=True, request_handler=_Handler)
+        self._web.connections = set()
+        self._web.daemon_threads = False
         self.port = self._web.server_port
         self._stop.clear()
         self._threads = [
@@ -225,6 +236,10 @@ class ServerProcess:
         self._web.shutdown()
         for thread in self._threads:
             thread.join()
+        for connection in list(self._web.connections):
+            # Nothing more is read; what is being answered is answered.
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RD)
         self._web.server_close()
         self._app.extensions["archipel"].database.dispose()
 
