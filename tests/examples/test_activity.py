@@ -169,6 +169,14 @@ def test_what_is_wrong_is_said_in_a_line(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_the_readme_says_what_was_measured() -> None:
+    measured = (FOLDER / "results" / "report.md").read_text().splitlines()
+    rows = [line for line in (FOLDER / "README.md").read_text().splitlines() if line.startswith("| all |")]
+    rows += [line for line in (FOLDER / "README.md").read_text().splitlines() if line.startswith("| newcomers |")]
+    assert len(rows) == 4
+    assert set(rows) <= set(measured)
+
+
 @pytest.mark.slow
 def test_thirty_people_gain(example: Any, tmp_path: Path) -> None:
     """What README.md claims, of a single seed and half of its rounds."""
