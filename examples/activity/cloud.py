@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from people import lab
 from torch import nn
 
-from archipel.bundle import Bundle, PrivacyPolicy, pack
+from archipel.bundle import PrivacyPolicy
 from archipel.converter import convert
 from archipel.datasets import HarByPerson
 from archipel.training import losses, optimizers
@@ -83,11 +83,12 @@ def train(windows: HarByPerson, volunteers: Sequence[int], seed: int) -> nn.Modu
     return nn.Sequential(OrderedDict(standardize=standardize, network=trained.module)).eval()
 
 
-def publish(module: nn.Module, key: Ed25519PrivateKey, folder: Path, min_cohort: int) -> tuple[Bundle, Path]:
-    """The signed bundle, as a folder and as a file. It allows secure rounds of `min_cohort` devices or more only."""
-    bundle = convert(
+def publish(module: nn.Module, key: Ed25519PrivateKey, folder: Path, min_cohort: int) -> Path:
+    """The file of the signed bundle, which allows secure rounds of `min_cohort` devices or more only."""
+    file = folder / "activity.bundle"
+    convert(
         module,
-        folder / "activity",
+        file,
         example=np.zeros((2, 6, 128), np.float32),
         loss=losses.cross_entropy(),
         optimizer=optimizers.sgd(),
@@ -100,6 +101,4 @@ def publish(module: nn.Module, key: Ed25519PrivateKey, folder: Path, min_cohort:
         ),
         sign_key=key,
     )
-    file = folder / "activity.bundle"
-    pack(bundle.folder, file)
-    return bundle, file
+    return file

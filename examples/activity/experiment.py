@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import cloud
+import msgspec
 from federation import Federation, Phones, cohort_of, least_of, personalise, persons_of
 from people import draw_groups
 from phones import Personal
@@ -17,6 +18,7 @@ from safetensors.numpy import save_file
 from archipel.bundle import generate_key
 from archipel.cli.demo.processes import Processes
 from archipel.datasets import har_by_person
+from archipel.server.registry_resources import VersionRequest
 from archipel.server.resources import RoundInfo
 
 PERSONAL_RATE = 0.01
@@ -43,7 +45,7 @@ def run(options: Options, folder: Path, say: Callable[[str], None] = lambda text
     say(f"cloud: training on {len(groups.volunteers)} volunteers")
     module = cloud.train(windows, groups.volunteers, options.seed)
     least = least_of(cohort_of(len(groups.contributors)))
-    bundle, file = cloud.publish(module, key, folder, least)
+    file = cloud.publish(module, key, folder, least)
     # From here on this process knows nobody's windows.
     del windows, module
 
@@ -66,7 +68,10 @@ def run(options: Options, folder: Path, say: Callable[[str], None] = lambda text
             say(f"round {info.number}: {len(info.survivors)} of {len(info.participants)} phones, {took:.1f} s")
 
         digest = federation.operator.upload_bundle(file).digest
-        last = federation.train(phones, digest, len(groups.contributors), options.rounds, on_round)[-1]
+        federation.promote(phones, VersionRequest(bundle=digest))
+        last = federation.train(phones, digest, len(groups.contributors), options.rounds, on_round)
+        adopted = federation.promote(phones, VersionRequest(task_id=last.task_id))
+        say(f"the federated version: adopted by {len(adopted)} of {len(phones.configs)} phones")
         say("secure evaluations on everybody's later windows")
         secure = {
             "cloud": federation.evaluate(phones, digest),
@@ -78,22 +83,18 @@ def run(options: Options, folder: Path, say: Callable[[str], None] = lambda text
         save_file(federation.operator.weights(last.weights_out), parameters)
     finally:
         processes.close()
+    peak_memory = processes.peak_memory
 
     say("every phone: fitting to its owner, measuring")
     processes = Processes(folder)
     try:
-        personalise(
-            phones,
-            processes,
-            Personal(
-                str(bundle.folder), public, str(parameters),
-                PERSONAL_EPOCHS, cloud.BATCH_SIZE, PERSONAL_RATE, options.seed,
-            ),
-        )  # fmt: skip
+        personal = Personal(public, str(parameters), PERSONAL_EPOCHS, cloud.BATCH_SIZE, PERSONAL_RATE, options.seed)
+        personalise(phones, processes, personal)
     finally:
         processes.close()
+    peak_memory = max(peak_memory, processes.peak_memory)
     people = [
-        Person(person, groups.of(person), found.earlier, found.later, joined[person], sent[person], found.correct)
+        Person(person, groups.of(person), joined[person], sent[person], **msgspec.structs.asdict(found))
         for person, found in sorted(phones.measured.items())
     ]
-    return Run(options.seed, people, rounds, secure, time.monotonic() - started)
+    return Run(options.seed, people, rounds, secure, time.monotonic() - started, peak_memory)

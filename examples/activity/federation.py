@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 from cloud import THRESHOLD
 from people import Groups
-from phones import Measured, Personal, PhoneConfig, PhonesConfig
+from phones import MODEL, Measured, Personal, PhoneConfig, PhonesConfig
 
 from archipel.bundle import generate_key
 from archipel.cli.demo.host import HostEvent
@@ -23,6 +23,7 @@ from archipel.errors import CommandError
 from archipel.protocol.identity import EnrolmentToken, mint_token
 from archipel.protocol.sealed import encode
 from archipel.server import OperatorClient, TaskRequest, init_data_folder, load_settings
+from archipel.server.registry_resources import VersionRequest
 from archipel.server.resources import RoundInfo
 
 POPULATION = "walkers"
@@ -59,6 +60,7 @@ class Phones:
         ]
         self.ids: dict[str, int] = {}  # device id: person
         self.sent: dict[tuple[int, str], int] = {}  # person, round: bytes of bodies
+        self.offered: dict[int, dict[int, str]] = {}  # version, person: "adopted" or "kept" (the one before)
         self.measured: dict[int, Measured] = {}
         self._persons = {config.name: config.person for config in self.configs}
 
@@ -86,6 +88,8 @@ class Phones:
         if event.event == "measured":
             self.measured[person] = msgspec.json.decode(event.text, type=Measured)
             return
+        if event.event in ("adopted", "kept"):
+            self.offered.setdefault(int(event.text), {})[person] = event.event
         if event.device_id:
             self.ids[event.device_id] = person
         if event.round_id:
@@ -123,8 +127,8 @@ class Federation:
 
     def train(
         self, phones: Phones, bundle: str, count: int, rounds: int, on_round: Callable[[RoundInfo], None]
-    ) -> list[RoundInfo]:
-        """`rounds` secure rounds on the phones of the `count` contributors. Returns those that were committed."""
+    ) -> RoundInfo:
+        """`rounds` secure rounds on the phones of the `count` contributors. Returns the last."""
         cohort = cohort_of(count)
         request = TaskRequest(
             name="learn",
@@ -137,7 +141,21 @@ class Federation:
             eligibility="contributes",
             hyperparameters={"lr": LEARNING_RATE},
         )
-        return self._watch(phones, request, on_round)
+        return self._watch(phones, request, on_round)[-1]
+
+    def promote(self, phones: Phones, content: VersionRequest, seconds: float = 120.0) -> list[int]:
+        """Offer a version to everybody and wait until each phone has decided. Returns who adopted it."""
+        if not any(model.name == MODEL for model in self.operator.models()):
+            self.operator.create_model(MODEL, POPULATION)
+        number = self.operator.register_version(MODEL, content).number
+        self.operator.promote(MODEL, number)
+        decided = phones.offered.setdefault(number, {})
+        deadline = time.monotonic() + seconds
+        while len(decided) < len(phones.configs):
+            phones.listen(self._processes, 0.2)
+            if time.monotonic() > deadline:
+                raise CommandError(f"{len(phones.configs) - len(decided)} phones did not look at version {number}")
+        return [person for person, what in decided.items() if what == "adopted"]
 
     def evaluate(self, phones: Phones, bundle: str, weights: str | None = None) -> float:
         """The accuracy over everybody's later windows, as a secure sum tells it to the server."""

@@ -20,16 +20,16 @@ import numpy as np
 from people import earlier_and_later
 from safetensors.numpy import load_file
 
-from archipel.bundle import open_bundle
 from archipel.cli.demo.host import HostEvent, Output
 from archipel.client import Agent, AgentConfig, Event, FileKeys, data_key
 from archipel.datasets import HarByPerson, har_by_person
 from archipel.errors import ArchipelError
-from archipel.lite_runtime import ExampleStore, Runtime
+from archipel.lite_runtime import ExampleStore, load, running_slot
 from archipel.protocol.identity import EnrolmentToken
 from archipel.protocol.sealed import decode
 from archipel.server.parent import end_with_parent
 
+MODEL = "activity"
 STOP_SECONDS = 3.0
 
 
@@ -46,10 +46,9 @@ class PhoneConfig(msgspec.Struct, forbid_unknown_fields=True):
 class Personal(msgspec.Struct, forbid_unknown_fields=True):
     """How phones fit the model to their owners.
 
-    `bundle`: the published one's folder, `key`: its publisher's, `parameters`: safetensors of the federated ones.
+    `key`: the publisher's, `parameters`: safetensors file of the federated version.
     """
 
-    bundle: str
     key: bytes
     parameters: str
     epochs: int
@@ -68,10 +67,14 @@ class PhonesConfig(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Measured(msgspec.Struct, forbid_unknown_fields=True):
-    """What a phone found on its owner's later windows: right answers of `later`, by model. All that it tells."""
+    """What a phone found on its owner's later windows: right answers of `later`, by model. All that it tells.
+
+    `adopted`: it runs the federated version; otherwise it found that worse for its owner and kept the cloud's.
+    """
 
     earlier: int
     later: int
+    adopted: bool
     correct: dict[str, int]
 
 
@@ -93,6 +96,7 @@ class Phone:
         config = AgentConfig(
             folder=self.folder,
             attributes={"contributes": self.config.contributes},
+            adopt=True,
             # A phone has a process of its own for this; here many share one.
             isolated=False,
         )
@@ -101,35 +105,43 @@ class Phone:
             agent.run_forever(stop)
 
     def personalise(self, personal: Personal) -> Measured:
-        """Fit the cloud's model and the federated one to the owner, on this device; the latter is kept."""
-        runtime = Runtime(open_bundle(Path(personal.bundle), [personal.key]))
+        """Fit the version that this phone runs to its owner, and keep the result; the cloud's too, to compare."""
+        runtime = load(running_slot(self.folder / "models" / MODEL), [personal.key])
         own, later = self.earlier.arrays(), self.later.arrays()
+        running, federated = runtime.parameters(), load_file(personal.parameters)
+        runtime.reset("parameters")
+        cloud = runtime.parameters()
         correct: dict[str, int] = {}
 
-        def measure(name: str) -> None:
+        def measure(name: str, parameters: Mapping[str, np.ndarray], fit: bool = False) -> None:
+            runtime.set_parameters(parameters)
+            if fit:
+                runtime.fit(
+                    own,
+                    epochs=personal.epochs,
+                    batch_size=personal.batch_size,
+                    seed=personal.seed,
+                    hyperparameters={"lr": personal.lr},
+                )
             correct[name] = int((runtime.predict(later["input"]).argmax(axis=1) == later["label"]).sum())
 
-        federated = load_file(personal.parameters)
-        for name, parameters in (("cloud", runtime.parameters()), ("federated", federated)):
-            runtime.set_parameters(parameters)
-            measure(name)
-            runtime.fit(
-                own,
-                epochs=personal.epochs,
-                batch_size=personal.batch_size,
-                seed=personal.seed,
-                hyperparameters={"lr": personal.lr},
-            )
-            measure(f"{name}, personalised")
+        measure("cloud", cloud)
+        measure("federated", federated)
+        measure("cloud, personalised", cloud, fit=True)
+        measure("personalised", running, fit=True)
         runtime.save(self.folder / "personal")
-        return Measured(len(self.earlier), len(self.later), correct)
+        adopted = all(np.array_equal(running[name], federated[name]) for name in federated)
+        return Measured(len(self.earlier), len(self.later), adopted, correct)
 
     def _examples(self, agent: Agent) -> Mapping[str, np.ndarray]:
-        """Evaluations are of windows that no model has learnt from."""
-        return (self.later if agent.rounds[-1].kind == "evaluation" else self.earlier).arrays()
+        """Evaluations are of windows that no model has learnt from; an offered version is compared on the others."""
+        newest = agent.rounds[-1:]
+        evaluates = [entry.kind == "evaluation" and entry.step != "closed" for entry in newest] == [True]
+        return (self.later if evaluates else self.earlier).arrays()
 
     def _teller(self, output: Output) -> Callable[[Event], None]:
         def tell(event: Event) -> None:
+            about = "version" if event.name in ("adopted", "kept") else "reason"
             output.write(
                 HostEvent(
                     device=self.config.name,
@@ -138,7 +150,7 @@ class Phone:
                     round_id=event.round_id,
                     sent=event.bytes_sent,
                     received=event.bytes_received,
-                    text=str(event.detail.get("reason", "")),
+                    text=str(event.detail.get(about, "")),
                 )
             )
 

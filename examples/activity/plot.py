@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from results import Run
 
-COLORS = {"cloud": "#9aa3ad", "federated": "#2563a8", "federated, personalised": "#2f8f5b"}
+COLORS = {"cloud": "#9aa3ad", "federated": "#2563a8", "personalised": "#2f8f5b"}
 
 
 def draw_people(runs: Sequence[Run], path: Path) -> None:

