@@ -45,6 +45,9 @@ def main() -> int:
     except (ArchipelError, OSError) as error:
         print(f"activity: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("activity: interrupted", file=sys.stderr)
+        return 130
     text = report(runs)
     (options.out / "results.json").write_bytes(msgspec.json.format(msgspec.json.encode(runs), indent=1) + b"\n")
     (options.out / "report.md").write_text(text)
