@@ -42,7 +42,7 @@ from tests.mutations import mutations
 # What is left of a connection that broke off is closed when it is collected.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 CORPUS = Path(__file__).parent / "corpus"
-CASES, MANY = 10, 500
+CASES, MANY = 10, 150
 LONGEST = 5.0
 MOST_MEMORY = 256 << 20
 
