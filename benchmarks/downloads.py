@@ -79,7 +79,7 @@ def cost(agent: Agent, folder: Path, first: Bundle, second: Bundle, *, pieces: b
     cache = Cache(folder, LIMIT)
     cache.bundle(first.digest, record.publisher_keys, session.download, LIMIT)
     transport.traffic.take()
-    download = PieceDownload(session, cache.folders) if pieces else session.download
+    download = PieceDownload(session, cache.index) if pieces else session.download
     found = cache.bundle(second.digest, record.publisher_keys, download, LIMIT)
     assert found.digest == second.digest
     traffic = transport.traffic.take()

@@ -61,7 +61,7 @@ def unpack(file: Path | str, folder: Path | str) -> None:
         size = file.stat().st_size
         if size > MAX_ARCHIVE_BYTES:
             raise ArchiveError(f"{file}: {size} bytes, the limit is {MAX_ARCHIVE_BYTES} (4 GiB)")
-        _check_directory_size(file, size)
+        check_directory_size(file, size)
         with zipfile.ZipFile(file) as archive:
             members = archive.infolist()
             check_members(file, members, size)
@@ -100,8 +100,9 @@ def check_members(file: Path, members: list[zipfile.ZipInfo], size: int) -> None
         raise ArchiveError(f"{file}: members overlap")
 
 
-def _check_directory_size(file: Path, size: int) -> None:
-    # zipfile reads the whole central directory into memory before it can be asked how many members there are.
+def check_directory_size(file: Path, size: int) -> None:
+    """Before zipfile reads the whole central directory into memory, when it cannot be asked yet how many members there
+    are."""
     with open(file, "rb") as source:
         source.seek(max(0, size - (1 << 16) - 22))
         tail = source.read()

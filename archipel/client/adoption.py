@@ -205,7 +205,7 @@ class Adoption:
         """Raises what the cache raises, RuntimeLimitError, RuntimeInputError for parameters that are not the
         bundle's."""
         config, cache = self._device.config, self._device.cache
-        download = PieceDownload(session, cache.folders)
+        download = PieceDownload(session, cache.index)
         bundle = cache.bundle(offer.bundle, record.publisher_keys, download, config.max_download_bytes)
         need = bundle.manifest.limits.peak_bytes
         if need > config.max_peak_bytes:
@@ -215,7 +215,8 @@ class Adoption:
             )
         weights = None
         if offer.weights is not None:
-            weights = cache.weights(offer.weights, download, config.max_download_bytes)
+            for_weights = download.for_weights(bundle.manifest)
+            weights = cache.weights(offer.weights, for_weights, config.max_download_bytes)
         cache.prune(keep=[name for name in (offer.bundle, offer.weights) if name is not None])
         learned = {} if weights is None else differing(bundle, weights)
         return Content(offer.version, bundle, learned), weights

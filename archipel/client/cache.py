@@ -12,6 +12,7 @@ from typing import TypeVar
 import numpy as np
 
 from archipel.bundle import Bundle, open_bundle, read_weights
+from archipel.client.piece_index import PieceIndex
 from archipel.errors import BundleError, DigestError
 from archipel.lite_runtime.durable import sync_folder
 
@@ -23,10 +24,14 @@ T = TypeVar("T")
 _BUNDLES = "bundles"
 _BLOBS = "blobs"
 _PARTS = "parts"
+_PIECES = "pieces"
 
 
 class Cache:
-    """A folder of unpacked bundles, weights, and downloads that are not finished. One process uses it at a time."""
+    """A folder of unpacked bundles, weights, and downloads that are not finished. One process uses it at a time.
+
+    `index` finds parts of new files in those that are here.
+    """
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
         self._folder = folder
@@ -36,11 +41,7 @@ class Cache:
         for path in (folder / _BUNDLES).glob(".unpack-*"):
             # Left by a process that was killed while unpacking.
             _remove(path)
-
-    @property
-    def folders(self) -> list[Path]:
-        """Where verified files lie: weights, and the unpacked bundles' own."""
-        return [self._folder / _BLOBS, self._folder / _BUNDLES]
+        self.index = PieceIndex(folder / _PIECES, [folder / _BLOBS, folder / _BUNDLES])
 
     def bundle(self, digest: str, trusted_keys: Sequence[bytes], download: Download, limit: int) -> Bundle:
         """The bundle whose manifest has this SHA-256, fetched if it is not here. Signature and digests are verified.

@@ -1,4 +1,4 @@
-"""Fetching only what is not here yet: a file is put together from tensors of others in the cache, and what is missing.
+"""Fetching only what is not here yet: a file is put together from parts of others in the cache, and what is missing.
 
 The server says which parts a file has, by SHA-256. Nothing of that is believed: a part is taken from the cache if its
 bytes have that digest, and the whole file is verified afterwards like any other; if it is wrong, it is fetched whole.
@@ -7,27 +7,21 @@ The file is filled from its front, so that its length is all that there is to kn
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from archipel.bundle.ranges import MIN_RANGE_BYTES, shareable_ranges
+from archipel.bundle import Manifest
+from archipel.client.piece_index import PieceIndex, Place
 from archipel.client.session import DeviceSession
 from archipel.errors import RefusedError, UnreachableError
 from archipel.protocol.messages import Piece, Pieces
 
 MAX_FETCHES = 128
 """Requests for one file, at most: the smallest parts are rather fetched than copied."""
+MIN_FILE_BYTES = 64 << 10
+"""Of a smaller file the parts are not asked for, and nothing is where all files together are smaller."""
 _CHUNK = 1 << 20
-
-
-@dataclass(frozen=True)
-class Place:
-    """Bytes in a file of the cache."""
-
-    file: Path
-    offset: int
 
 
 @dataclass(frozen=True)
@@ -67,56 +61,32 @@ def plan(size: int, pieces: Sequence[Piece], there: Mapping[str, Place]) -> list
         copies = sorted(copies[excess:], key=lambda step: step.start)
 
 
-def find(wanted: Iterable[Piece], files: Iterable[Path]) -> dict[str, Place]:
-    """Which of these lie in `files`, by SHA-256. Only what has the length of one is read."""
-    lengths = {piece.length for piece in wanted}
-    missing = {piece.sha256 for piece in wanted}
-    found: dict[str, Place] = {}
-    for file in files:
-        if not missing:
-            break
-        try:
-            for offset, length in _ranges(file):
-                if length in lengths:
-                    digest = _sha256(file, offset, length)
-                    if digest in missing:
-                        missing.remove(digest)
-                        found[digest] = Place(file, offset)
-        except OSError:
-            # Another process may be making room.
-            continue
-    return found
-
-
 class PieceDownload:
-    """A `cache.Download` for one device's session that uses what lies in the folders `folders`."""
+    """A `cache.Download` for one device's session that uses what the cache has by its `index`."""
 
-    def __init__(self, session: DeviceSession, folders: Sequence[Path]) -> None:
+    def __init__(self, session: DeviceSession, index: PieceIndex) -> None:
         self._session = session
-        self._folders = folders
+        self._index = index
         self._tried: set[str] = set()
 
     def __call__(self, url: str, target: Path, limit: int) -> bool:
         """As DeviceSession.download. True where the file has parts of others: if it turns out to be wrong, the next
         call fetches it whole."""
-        files = [] if url in self._tried else self._files()
-        if files:
+        if url not in self._tried and self._index.bytes_there() >= MIN_FILE_BYTES:
             self._tried.add(url)
             pieces = self._ask(url)
             if pieces is not None and pieces.size <= limit:
-                steps = plan(pieces.size, pieces.pieces, find(pieces.pieces, files))
+                steps = plan(pieces.size, pieces.pieces, self._index.find(pieces.pieces))
                 if any(step.place is not None for step in steps):
                     self._assemble(url, target, steps, limit)
                     return True
         self._session.download(url, target, limit)
         return False
 
-    def _files(self) -> list[Path]:
-        """Those that may have parts of others, the last used first."""
-        found = [path for folder in self._folders for path in folder.rglob("*") if path.is_file()]
-        sizes = {path: path.stat() for path in found}
-        large = [path for path in found if sizes[path].st_size >= MIN_RANGE_BYTES]
-        return sorted(large, key=lambda path: sizes[path].st_mtime, reverse=True)
+    def for_weights(self, manifest: Manifest) -> Callable[[str, Path, int], bool | None]:
+        """The `cache.Download` for a model's weights: a question costs as much as small ones do."""
+        large = sum(spec.nbytes for spec in manifest.parameters) >= MIN_FILE_BYTES
+        return self if large else self._session.download
 
     def _ask(self, url: str) -> Pieces | None:
         try:
@@ -131,13 +101,17 @@ class PieceDownload:
             if there >= step.stop:
                 continue
             if there < step.start:
-                # A server that did not keep to ranges: the verification will find it, and fetch the whole.
+                # The file that the last step was copied from has gone.
+                self._session.download(url, target, limit)
                 return
             if step.place is not None:
                 _copy(step.place, there - step.start, step.stop - there, target)
                 continue
             try:
                 self._session.download(url, target, limit, stop=step.stop)
+                if target.stat().st_size < step.stop:
+                    # A whole file that is not this one: the verification will find it.
+                    return
             except UnreachableError:
                 if target.exists():
                     # It goes on from here.
@@ -147,31 +121,14 @@ class PieceDownload:
                 return
 
 
-def _ranges(file: Path) -> list[tuple[int, int]]:
-    size = file.stat().st_size
-    # Weights are shared by tensors; a graph of an unpacked bundle as a whole.
-    return shareable_ranges(file) or [(0, size)]
-
-
-def _sha256(file: Path, offset: int, length: int) -> str:
-    digest = hashlib.sha256()
-    with open(file, "rb") as source:
-        source.seek(offset)
-        while length:
-            chunk = source.read(min(length, _CHUNK))
-            if not chunk:
-                break
-            digest.update(chunk)
-            length -= len(chunk)
-    return digest.hexdigest()
-
-
 def _copy(place: Place, skip: int, length: int, target: Path) -> None:
-    with open(place.file, "rb") as source, open(target, "ab") as out:
+    """Append these bytes to `target`, or as many of them as there are."""
+    try:
+        source = open(place.file, "rb")  # noqa: SIM115
+    except OSError:
+        return
+    with source, open(target, "ab") as out:
         source.seek(place.offset + skip)
-        while length:
-            chunk = source.read(min(length, _CHUNK))
-            if not chunk:
-                return
+        while chunk := source.read(min(length, _CHUNK)):
             out.write(chunk)
             length -= len(chunk)

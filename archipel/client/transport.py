@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import random
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -28,6 +29,7 @@ from archipel.protocol.tls import client_context
 MAX_MESSAGE_BYTES = 16 << 20
 _MAX_PROBLEM_BYTES = 64 << 10
 _CHUNK = 64 << 10
+_CONTENT_RANGE = re.compile(r"bytes (\d{1,16})-(\d{1,16})/(\d{1,16})", re.ASCII)
 _TRY_AGAIN = {429, 500, 502, 503, 504}
 _KINDS = {
     400: "bad_request", 401: "unauthorized", 403: "forbidden", 404: "not_found", 409: "conflict", 410: "gone",
@@ -128,20 +130,30 @@ class Transport:
 
         def read(response: urllib3.BaseHTTPResponse) -> None:
             if response.status == 416:
+                if target.exists() and response.headers.get("Content-Range") == f"bytes */{target.stat().st_size}":
+                    # All of it was there.
+                    self._read(response, _MAX_PROBLEM_BYTES)
+                    return
                 # The part does not fit what the server has: start again.
                 target.unlink(missing_ok=True)
                 raise _TryAgainError("the server cannot continue the download", None)
             if response.status not in (200, 206):
                 raise _unexpected(response.status)
             there = target.stat().st_size if response.status == 206 and target.exists() else 0
-            part = f"bytes {there}-" if stop is None else f"bytes {there}-{stop - 1}/"
-            if response.status == 206 and not response.headers.get("Content-Range", "").startswith(part):
-                target.unlink(missing_ok=True)
-                raise _TryAgainError("the server sent another part than the one asked for", None)
+            end = None
+            if response.status == 206:
+                end = _part_end(response.headers.get("Content-Range", ""), there, stop)
+                if end is None:
+                    target.unlink(missing_ok=True)
+                    raise _TryAgainError("the server sent another part than the one asked for", None)
             with open(target, "ab" if there else "wb") as file:
-                most = limit if stop is None or response.status == 200 else min(stop, limit)
-                for chunk in self._chunks(response, most - there):
+                for chunk in self._chunks(response, limit - there):
                     file.write(chunk)
+                size = file.tell()
+            if end is not None and size != end:
+                if size > end:
+                    target.unlink()
+                raise _TryAgainError(f"the answer has {size - there} bytes, not the {end - there} that it says", None)
 
         def with_range() -> Mapping[str, str]:
             size = target.stat().st_size if target.exists() else 0
@@ -299,6 +311,15 @@ class _TryAgainError(Exception):
 
 def _unexpected(status: int) -> RefusedError:
     return RefusedError(status, "error", "the server answered with a status that this request does not have")
+
+
+def _part_end(content_range: str, start: int, stop: int | None) -> int | None:
+    """Where the part ends; None unless it is the one from `start` to `stop`, or to the end of the file."""
+    found = _CONTENT_RANGE.fullmatch(content_range)
+    if found is None:
+        return None
+    first, last, size = map(int, found.groups())
+    return last + 1 if (first, last + 1) == (start, size if stop is None else stop) and last < size else None
 
 
 def _header_bytes(headers: Mapping[str, str]) -> int:

@@ -51,7 +51,7 @@ def prepare(
     allows), RuntimeProgramError, ClientError, RefusedError, UnreachableError.
     """
     limit = config.max_download_bytes
-    download = PieceDownload(session, cache.folders)
+    download = PieceDownload(session, cache.index)
     bundle = cache.bundle(plan.bundle, record.publisher_keys, download, limit)
     manifest = bundle.manifest
     layout = upload_layout(manifest, plan.kind, plan.program, plan.metrics)
@@ -73,8 +73,9 @@ def prepare(
             "(setting allow_plain)"
         )
     check_plan(plan, manifest.privacy, layout)
-    parameters = cache.weights(plan.weights, download, limit)
-    broadcast = {} if plan.broadcast is None else cache.weights(plan.broadcast, download, limit)
+    for_weights = download.for_weights(manifest)
+    parameters = cache.weights(plan.weights, for_weights, limit)
+    broadcast = {} if plan.broadcast is None else cache.weights(plan.broadcast, for_weights, limit)
     cache.prune(keep=[name for name in (plan.bundle, plan.weights, plan.broadcast) if name is not None])
     return Prepared(bundle, layout, parameters, broadcast)
 

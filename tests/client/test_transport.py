@@ -288,12 +288,13 @@ def ranged(handler: Any) -> None:
     if wanted is None:
         handler.wfile.write(ok(DATA))
         return
-    first = int(wanted.removeprefix("bytes=").rstrip("-"))
+    start, last = wanted.removeprefix("bytes=").split("-")
+    first, stop = int(start), min(int(last or len(DATA)) + 1, len(DATA))
     if first >= len(DATA):
-        handler.wfile.write(ok(b"", "416 Range Not Satisfiable"))
+        handler.wfile.write(ok(b"", "416 Range Not Satisfiable", Content_Range=f"bytes */{len(DATA)}"))
         return
-    span = f"bytes {first}-{len(DATA) - 1}/{len(DATA)}"
-    handler.wfile.write(ok(DATA[first:], "206 Partial Content", Content_Range=span))
+    span = f"bytes {first}-{stop - 1}/{len(DATA)}"
+    handler.wfile.write(ok(DATA[first:stop], "206 Partial Content", Content_Range=span))
 
 
 def cut_off(handler: Any) -> None:
@@ -335,15 +336,53 @@ def test_a_part_that_is_too_long_is_dropped(script: Script, make: Any, tmp_path:
     assert target.read_bytes() == DATA
 
 
-def test_another_part_than_asked_for_is_not_taken(script: Script, make: Any, tmp_path: Path) -> None:
-    script.answers = [
-        ok(DATA[5:], "206 Partial Content", Content_Range=f"bytes 5-{len(DATA) - 1}/{len(DATA)}"),
-        ok(DATA),
-    ]
+def test_a_part_that_is_the_whole_is_not_fetched_again(script: Script, make: Any, tmp_path: Path) -> None:
+    script.answers = [ranged, ok(DATA)]
     target = tmp_path / "file"
-    target.write_bytes(DATA[:77])
+    target.write_bytes(DATA)
     make().download("/v1/f", target, len(DATA))
-    assert hashlib.sha256(target.read_bytes()).digest() == hashlib.sha256(DATA).digest()
+    assert target.read_bytes() == DATA
+    assert len(script.seen) == 1
+
+
+def test_another_part_than_asked_for_is_not_taken(script: Script, make: Any, tmp_path: Path) -> None:
+    last = len(DATA) - 1
+    for span in (
+        f"bytes 5-{last}/{len(DATA)}",
+        f"bytes 77-{last - 1}/{len(DATA)}",
+        f"bytes 77-{last}/{last}",
+        f"bytes 77-{last}/*",
+        "bytes 77-",
+        "77",
+    ):
+        script.answers = [ok(DATA[77:], "206 Partial Content", Content_Range=span), ok(DATA)]
+        target = tmp_path / "file"
+        target.write_bytes(b"x" * 77)
+        make().download("/v1/f", target, len(DATA))
+        assert hashlib.sha256(target.read_bytes()).digest() == hashlib.sha256(DATA).digest(), span
+
+
+def test_a_range_ends_where_it_was_asked_to(script: Script, make: Any, tmp_path: Path) -> None:
+    target, transport = tmp_path / "file", make()
+    script.answers = [ranged, ranged]
+    for stop in (1000, 1001):
+        transport.download("/v1/f", target, len(DATA), stop=stop)
+        assert target.read_bytes() == DATA[:stop]
+    assert [headers["Range"] for _, _, headers, *_ in script.seen] == ["bytes=0-999", "bytes=1000-1000"]
+    assert transport.traffic.received == 1001
+
+
+@pytest.mark.parametrize("body", [DATA[:40], DATA[:60]], ids=["short", "long"])
+def test_a_range_with_other_bytes_than_it_says_is_asked_for_again(
+    script: Script, make: Any, tmp_path: Path, body: bytes
+) -> None:
+    """Without Content-Length, so that only the range tells."""
+    head = f"HTTP/1.1 206 Partial Content\r\nContent-Range: bytes 0-49/{len(DATA)}\r\nConnection: close\r\n\r\n"
+    script.answers = [head.encode() + body, ranged]
+    target = tmp_path / "file"
+    make().download("/v1/f", target, len(DATA), stop=50)
+    assert target.read_bytes() == DATA[:50]
+    assert script.seen[1][2]["Range"] == ("bytes=40-49" if len(body) == 40 else "bytes=0-49")
 
 
 def test_a_download_has_a_limit(script: Script, make: Any, tmp_path: Path) -> None:

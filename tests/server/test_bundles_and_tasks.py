@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from archipel.bundle import generate_key, open_bundle
-from archipel.protocol.sealed import public_bytes
+from archipel.protocol.messages import Pieces
+from archipel.protocol.sealed import decode, public_bytes
+from archipel.server import pieces
 
 
 def test_a_bundle_goes_in_once_and_comes_out_the_same(world: Any, tmp_path: Path) -> None:
@@ -50,6 +54,62 @@ def test_ranges_and_etags(world: Any) -> None:
             assert (only.status_code, only.content_length, only.get_data()) == (200, len(data), b"")
 
 
+def test_what_files_are_made_of(world: Any) -> None:
+    digest, data = world.publish(), world.bundle_file.read_bytes()
+    task = world.create_task()
+    world.settle()
+    weights = world.task(task["task_id"])["model"]
+    (device,) = world.add_devices(1)
+    for path, content in (
+        (f"bundles/{digest}", data),
+        (f"blobs/{weights}", device.call("GET", f"/v1/blobs/{weights}")[1]),
+    ):
+        status, answer = device.call("GET", f"/v1/{path}/pieces")
+        assert (status, answer["size"]) == (200, len(content))
+        at = 0
+        for piece in answer["pieces"]:
+            assert piece["offset"] >= at
+            at = piece["offset"] + piece["length"]
+            assert hashlib.sha256(content[piece["offset"] : at]).hexdigest() == piece["sha256"]
+        assert at <= len(content)
+        if path.startswith("bundles"):
+            # The rest is signature, headers and directory of the archive.
+            assert sum(piece["length"] for piece in answer["pieces"]) > len(data) - 2500
+
+
+def test_pieces_are_worked_out_once_and_the_last_few_files_are_kept(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blobs = world.app.extensions["archipel"].blobs
+    table = pieces.PieceTable(blobs)
+    digests = [blobs.put(np.random.default_rng(n).bytes(1000 + n)) for n in range(pieces.KEPT + 1)]
+    opened: list[str] = []
+    right = pieces.pieces_of
+    monkeypatch.setattr(pieces, "pieces_of", lambda path: opened.append(path.name) or right(path))
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(table.of, [*digests[:3] * 20]))
+    assert sorted(opened) == sorted(digests[:3])
+    assert answers[:3] * 20 == answers
+    assert [decode("pieces", answer, Pieces).size for answer in answers[:3]] == [1000, 1001, 1002]
+    for digest in digests:
+        table.of(digests[0])
+        table.of(digest)
+    assert sorted(opened) == sorted(digests)
+    table.of(digests[1])
+    assert opened[-1] == digests[1]
+
+
+def test_of_many_parts_the_largest_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(np.random.default_rng(0).bytes(200_000))
+    every = pieces.pieces_of(path).pieces
+    monkeypatch.setattr(pieces, "MAX_PIECES", 5)
+    some = pieces.pieces_of(path)
+    assert [piece.offset for piece in some.pieces] == sorted(piece.offset for piece in some.pieces)
+    lengths = sorted((piece.length for piece in every), reverse=True)
+    assert sorted((piece.length for piece in some.pieces), reverse=True) == lengths[:5]
+
+
 def test_bundles_that_are_refused(world: Any, tmp_path: Path, bundle_maker: Any) -> None:
     foreign = bundle_maker(tmp_path / "foreign", generate_key()).read_bytes()
     data = world.bundle_file.read_bytes()
@@ -83,9 +143,10 @@ def test_blobs_that_are_not_weights_are_not_given_out(world: Any) -> None:
     (device,) = world.add_devices(1)
     file_digest = hashlib.sha256(world.bundle_file.read_bytes()).hexdigest()
     assert f"{file_digest[:2]}/{file_digest}" in world.stored("sha256")
-    assert device.call("GET", f"/v1/blobs/{file_digest}")[0] == 404
-    assert device.call("GET", f"/v1/blobs/{'0' * 64}")[0] == 404
-    assert device.call("GET", f"/v1/bundles/{'0' * 64}")[0] == 404
+    for path in ("", "/pieces"):
+        assert device.call("GET", f"/v1/blobs/{file_digest}{path}")[0] == 404
+        assert device.call("GET", f"/v1/blobs/{'0' * 64}{path}")[0] == 404
+        assert device.call("GET", f"/v1/bundles/{'0' * 64}{path}")[0] == 404
 
 
 def test_a_task_begins_with_the_bundles_own_parameters(world: Any) -> None:

@@ -67,8 +67,8 @@ def download_bundle(call: Call[None], digest: str) -> Response:
     return _file(call, _bundle_file(call, digest), digest, "application/zip")
 
 
-def bundle_pieces(call: Call[None], digest: str) -> Pieces:
-    """Parts of the .bundle file that others may have too: tensors, larger members. Ask for ranges to fetch the rest."""
+def bundle_pieces(call: Call[None], digest: str) -> bytes:
+    """Parts of the .bundle file that others may have too: tensors, bits of graphs. Ask for ranges to fetch the rest."""
     return call.services.pieces.of(_bundle_file(call, digest))
 
 
@@ -78,8 +78,8 @@ def download_blob(call: Call[None], digest: str) -> Response:
     return _file(call, digest, digest, "application/octet-stream")
 
 
-def blob_pieces(call: Call[None], digest: str) -> Pieces:
-    """Tensors of the weights that other files may have too. Ask for ranges to fetch the rest."""
+def blob_pieces(call: Call[None], digest: str) -> bytes:
+    """Parts of the weights that other files may have too, mostly tensors. Ask for ranges to fetch the rest."""
     _check_blob(call, digest)
     return call.services.pieces.of(digest)
 

@@ -257,11 +257,12 @@ def test_parts_that_a_file_is_said_to_have(fuzzed: Fuzzed, cases: int) -> None:
     try:
         for number in range(cases):
             server.forget()
-            cache = Cache(fuzzed.folder / f"cache {cases} {number}", 1 << 20)
-            (cache.folders[0] / hashlib.sha256(before).hexdigest()).write_bytes(before)
+            folder = fuzzed.folder / f"cache {cases} {number}"
+            cache = Cache(folder, 1 << 20)
+            (folder / "blobs" / hashlib.sha256(before).hexdigest()).write_bytes(before)
             server.changes["pieces"] = [any_change("pieces", rng, server) if number else None]
             try:
-                found = cache.weights(digest, PieceDownload(session, cache.folders), 1 << 20)
+                found = cache.weights(digest, PieceDownload(session, cache.index), 1 << 20)
             except (ClientError, BundleError):
                 assert number
                 continue

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+import zipfile
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from archipel import bundle as b
-from archipel.bundle.ranges import MIN_RANGE_BYTES, shareable_ranges
-from archipel.client.pieces import MAX_FETCHES, Place, find, plan
+from archipel.bundle.ranges import MAX_CUT_BYTES, MIN_CUT_BYTES, MIN_RANGE_BYTES, shareable_ranges
+from archipel.client.piece_index import PieceIndex, Place
+from archipel.client.pieces import MAX_FETCHES, plan
 from archipel.protocol.messages import Piece
 from archipel.server.pieces import pieces_of
 
@@ -54,45 +59,83 @@ def test_the_smallest_parts_are_fetched_where_requests_would_be_too_many() -> No
 def tensors(seed: int) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(seed)
     large = {f"large{n}": rng.standard_normal((100, 64)).astype(np.float32) for n in range(3)}
-    return {**large, "small": rng.standard_normal(5).astype(np.float32)}
+    return {**large, "small": rng.standard_normal(500).astype(np.float32)}
 
 
-def test_ranges_are_the_tensors_bytes(tmp_path: Path) -> None:
-    made = tensors(0)
+def naive_cuts(data: bytes) -> set[int]:
+    """Where the sum of the last 32 bytes' numbers, each twice as much as the one after it, begins with 13 zero bits."""
+    numbers = [int(hashlib.sha256(bytes([n])).hexdigest()[:8], 16) for n in range(256)]
+    return {
+        end
+        for end in range(1, len(data) + 1)
+        if sum(numbers[data[end - 1 - k]] << k for k in range(min(32, end))) % 2**32 < 2**19
+    }
+
+
+@pytest.mark.parametrize("size", [0, 1, 40, 5_000, 300_000])
+def test_other_files_are_cut_where_their_bytes_say(tmp_path: Path, size: int) -> None:
+    data = b"{}" + np.random.default_rng(size).bytes(size)
+    path = tmp_path / "any"
+    path.write_bytes(data)
+    expected, begin, cuts = [], 0, naive_cuts(data)
+    for end in range(1, len(data) + 1):
+        may = end - begin >= MIN_CUT_BYTES and end <= len(data) - MIN_CUT_BYTES
+        if end == len(data) or end - begin == MAX_CUT_BYTES or (may and end in cuts):
+            expected.append((begin, end - begin))
+            begin = end
+    assert shareable_ranges(path) == [each for each in expected if each[1] >= MIN_RANGE_BYTES]
+    assert len(expected) >= size // 20_000
+
+
+def test_what_is_the_same_gives_the_same_parts_wherever_it_lies(tmp_path: Path) -> None:
+    data = np.random.default_rng(0).bytes(400_000)
+    path = tmp_path / "any"
+
+    def parts(content: bytes) -> set[bytes]:
+        path.write_bytes(content)
+        return {content[offset : offset + length] for offset, length in shareable_ranges(path)}
+
+    before = parts(data)
+    for changed in (b"more" + data, data[:200_000] + data[200_007:], data[:90_000] + b"x" + data[90_001:]):
+        assert sum(map(len, before - parts(changed))) < 3 * MAX_CUT_BYTES
+    assert parts(bytes(300_000)) <= {bytes(MAX_CUT_BYTES), bytes(300_000 % MAX_CUT_BYTES)}
+
+
+def test_ranges_are_the_tensors_bytes_and_what_is_between(tmp_path: Path) -> None:
+    made = {**tensors(0), "middle": np.arange(100, dtype=np.float32), "tiny": np.ones(1, np.float32)}
     path = tmp_path / "weights"
     path.write_bytes(b.write_weights(made))
     data = path.read_bytes()
-    found = {data[offset : offset + length] for offset, length in shareable_ranges(path)}
-    assert found == {array.tobytes() for name, array in made.items() if name != "small"}
-    for damaged in (data[:-1], data[:100], b"", b"PK\x03\x04" + data, data[:8] + b"[" + data[9:], bytes(8) + data):
+    found = [data[offset : offset + length] for offset, length in shareable_ranges(path)]
+    *large, rest = (made[name].tobytes() for name in ("large0", "large1", "large2", "middle"))
+    header = data[: data.index(large[0])]
+    assert found == [header, *large, rest + made["small"].tobytes() + made["tiny"].tobytes()]
+    for damaged in (data[:-1], data[:3000], b"", b"PK\x03\x04" + data, data[:8] + b"[" + data[9:], bytes(8) + data):
         path.write_bytes(damaged)
-        assert shareable_ranges(path) == []
+        ranges = shareable_ranges(path)
+        assert all(length <= MAX_CUT_BYTES for _, length in ranges)
+        assert sum(length for _, length in ranges) <= len(damaged)
 
 
-def test_ranges_of_a_bundle_file_are_tensors_and_larger_members(tmp_path: Path) -> None:
-    """Against zipfile's own reading, and the tensors' bytes."""
-    import zipfile
-
-    from archipel.bundle import write_weights
-
+def test_ranges_of_a_bundle_file_are_those_of_its_members(tmp_path: Path) -> None:
     made = tensors(1)
     path = tmp_path / "x.bundle"
-    graph = bytes(range(256)) * 100
+    graph = np.random.default_rng(1).bytes(60_000)
+    (tmp_path / "train.onnx").write_bytes(graph)
+    (tmp_path / "weights").write_bytes(b.write_weights(made))
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
         archive.writestr("manifest.json", b"{}")
         archive.writestr("manifest.sig", b"s" * 64)
-        archive.writestr("train.onnx", graph)
+        archive.write(tmp_path / "train.onnx", "train.onnx")
         archive.writestr("tiny.onnx", graph[:50])
-        archive.writestr("weights.safetensors", write_weights(made))
+        archive.write(tmp_path / "weights", "weights.safetensors")
     data = path.read_bytes()
-    found = {data[offset : offset + length] for offset, length in shareable_ranges(path)}
-    assert found == {graph, *(array.tobytes() for name, array in made.items() if name != "small")}
-    assert len(graph) > MIN_RANGE_BYTES
     said = pieces_of(path)
     assert said.size == len(data)
-    assert {hashlib.sha256(data[p.offset : p.offset + p.length]).hexdigest() for p in said.pieces} == {
-        p.sha256 for p in said.pieces
-    }
+    assert all(hashlib.sha256(data[p.offset : p.offset + p.length]).hexdigest() == p.sha256 for p in said.pieces)
+    unpacked = {p.sha256 for name in ("train.onnx", "weights") for p in pieces_of(tmp_path / name).pieces}
+    assert {p.sha256 for p in said.pieces} == unpacked
+    assert sum(p.length for p in said.pieces) > len(data) - 3000
     # Members that claim more than there is.
     for at in range(0, len(data), 997):
         changed = bytearray(data)
@@ -101,15 +144,56 @@ def test_ranges_of_a_bundle_file_are_tensors_and_larger_members(tmp_path: Path) 
         assert all(offset + length <= len(data) for offset, length in shareable_ranges(path))
 
 
-def test_found_are_only_those_whose_bytes_are_here(tmp_path: Path) -> None:
-    made = tensors(2)
-    path = tmp_path / "weights"
-    path.write_bytes(b.write_weights(made))
-    pieces = pieces_of(path).pieces
+@pytest.fixture
+def stored(tmp_path: Path) -> tuple[Path, PieceIndex, list[Piece]]:
+    """A file of an index, the index, and what the server says of that file."""
+    path = tmp_path / "blobs" / "first"
+    path.parent.mkdir()
+    path.write_bytes(b.write_weights(tensors(2)))
+    index = PieceIndex(tmp_path / "pieces", [path.parent])
+    return path, index, pieces_of(path).pieces
+
+
+def test_found_are_only_those_whose_bytes_are_here(stored: Any) -> None:
+    path, index, pieces = stored
     foreign = Piece(offset=0, length=pieces[0].length, sha256="f" * 64)
-    found = find([*pieces, foreign], [tmp_path / "gone", path])
-    assert found == {piece.sha256: Place(path, piece.offset) for piece in pieces}
+    other_length = Piece(offset=0, length=5, sha256=pieces[0].sha256)
+    expected = {piece.sha256: Place(path, piece.offset) for piece in pieces}
+    assert index.find([*pieces, foreign]) == expected
+    assert index.find([other_length]) == {}
     changed = bytearray(path.read_bytes())
     changed[pieces[1].offset] ^= 1
     path.write_bytes(bytes(changed))
-    assert set(find(pieces, [path])) == {pieces[0].sha256, pieces[2].sha256}
+    del expected[pieces[1].sha256]
+    assert index.find(pieces) == expected
+    path.unlink()
+    assert index.find(pieces) == {}
+
+
+def test_files_are_read_once_and_lists_that_are_lost_or_damaged_are_made_again(
+    stored: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, index, pieces = stored
+    expected = index.find(pieces)
+    assert len(expected) == len(pieces)
+    kept = path.parent.parent / "pieces" / "first"
+    right = kept.read_bytes()
+    with monkeypatch.context() as without:
+        without.setattr("archipel.client.piece_index.shareable_ranges", None)
+        again = PieceIndex(kept.parent, [path.parent])
+        assert again.find(pieces) == expected
+    for wrong in (b"", right[:-1], right + b"x", b"\x90", bytes(100), msgspec.msgpack.encode([("gone", 0, 4, b"")])):
+        kept.write_bytes(wrong)
+        again.find(pieces)
+        again.find(pieces)
+    kept.write_bytes(right[:-1])
+    assert again.find(pieces) == expected
+    assert kept.read_bytes() == right
+    moved = [("", piece.offset + 1, piece.length, bytes.fromhex(piece.sha256)) for piece in pieces]
+    for wrong in (moved, [("gone", *part[1:]) for part in moved], [("", -1, *part[2:]) for part in moved]):
+        kept.write_bytes(msgspec.msgpack.encode(wrong))
+        assert again.find(pieces) == {}
+        assert again.find(pieces) == expected
+    path.unlink()
+    again.find(pieces)
+    assert not kept.exists()
