@@ -34,7 +34,8 @@ def test_the_page_runs(federation: Any, tmp_path: Path, shell: dict[str, str]) -
     assert "\nadopted  {'model': 'readings', 'version': 1," in done.stdout
     assert "{'readings': 1}\n[0.6" in done.stdout
     [task] = federation.operator.tasks()
-    assert task.waiting_for == "1 device waiting; 3 needed, 1 enrolled in population 'pupils'"
+    # Whether the device still counts as waiting depends on how long the page's last part took.
+    assert task.waiting_for.endswith("waiting; 3 needed, 1 enrolled in population 'pupils'")
     with federation.server._services.database.read() as session:
         [told] = session.scalars(select(CheckInRow.attributes))
     assert told == {"app": "2.2", "ram": 4 * 2**30, "charging": True}
