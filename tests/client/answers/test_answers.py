@@ -274,7 +274,16 @@ def _(world: World) -> None:
     assert world.asked("weights") == 2
 
 
-@case("to a download", "416")
+@case("to a download", "416 with the size of the part that is there")
+def _(world: World) -> None:
+    data = world.server.files["weights"]
+    part(world, data)
+    world.answers("weights", lambda reply: Reply(416, b"", {"Content-Range": f"bytes */{len(data)}"}))
+    assert world.round().kind == "took_part"
+    assert world.asked("weights") == 1
+
+
+@case("to a download", "416 otherwise")
 def _(world: World) -> None:
     part(world, world.server.files["weights"] + b"more")
     assert world.round().kind == "took_part"
@@ -283,21 +292,19 @@ def _(world: World) -> None:
 
 @case("to a download", "no list of the parts that a file has, or a wrong one")
 def _(world: World) -> None:
-    tensor = np.arange(8 << 10, dtype=np.float32)
-    data = b.write_weights({"a": tensor, "w": np.ones(3, np.float32)})
+    assert world.round().kind == "took_part"
+    cache = world.agent.config.folder / "cache"
+    tensor = np.arange(20 << 10, dtype=np.float32)
+    (cache / "blobs" / "another").write_bytes(b.write_weights({"a": tensor}))
     shared = hashlib.sha256(tensor.tobytes()).hexdigest()
-    blobs = world.agent.config.folder / "cache" / "blobs"
-    (blobs / "another").write_bytes(b.write_weights({"a": tensor}))
-    misplaced = m.Pieces(size=len(data), pieces=[m.Piece(offset=0, length=tensor.nbytes, sha256=shared)])
-    for number, change in enumerate((before(404), NO_ANSWER[0], lambda reply: Reply(200, encode(misplaced)))):
+    piece = m.Piece(offset=0, length=tensor.nbytes, sha256=shared)
+    wrong = [m.Pieces(size=size, pieces=[piece]) for size in (tensor.nbytes, 2**40, 1)]
+    for change in (before(404), NO_ANSWER[0], *(lambda reply, said=said: Reply(200, encode(said)) for said in wrong)):
+        shutil.rmtree(cache / "bundles" / world.server.bundle)
         world.server.forget()
-        world.server.files["weights"] = b.write_weights({"a": tensor, "w": np.full(3, number, np.float32)})
-        digest = hashlib.sha256(world.server.files["weights"]).hexdigest()
         world.answers("pieces", *[change] * 4)
-        world.round(weights=digest)
-        assert world.asked("pieces") >= 1
-        # It is there as a whole, though this model has no use for it.
-        assert (blobs / digest).read_bytes() == world.server.files["weights"]
+        assert world.round().kind == "took_part"
+        assert (world.asked("pieces") >= 1, world.asked("bundle")) == (True, 1)
 
 
 @case("to a download", "other bytes than the plan says")
