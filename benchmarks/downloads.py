@@ -1,32 +1,35 @@
-"""Bytes over the wire for a new version, with the one before in the device's cache: by pieces, against the whole file.
+"""Bytes over the wire for what is new, with the version before in the device's cache: by pieces, and as whole files.
 
     python benchmarks/downloads.py [--quick] [--json]
 
-A real server on loopback; bodies and headers of both directions are counted. Two bundles as `convert` makes them, whose
-parameters differ: in the last layer, or everywhere.
+A real server on loopback; bodies and headers of both directions are counted. Bundles as `convert` makes them, and their
+parameters as the weights of a round, whose parameters differ: in the last layer, in the adapters, or everywhere.
 """
 
 from __future__ import annotations
 
 import tempfile
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
-from agent_federation import Federation
+from agent_federation import POPULATION, Federation
 from measure import Report, Row, arguments
 
 from archipel import bundle as b
-from archipel.bundle import Bundle
 from archipel.client import Agent, AgentConfig
 from archipel.client.cache import Cache
 from archipel.client.pieces import PieceDownload
 from archipel.converter import convert
 from archipel.models import mobilenet_v2, resnet8
-from archipel.protocol.sealed import public_bytes
+from archipel.server import OperatorClient, TaskRequest
 from archipel.training import losses, optimizers
 
 LIMIT = 1 << 30
 MODELS = {"ResNet-8": resnet8, "MobileNetV2": mobilenet_v2}
+CHANGES = {"last layer": "fedavg", "adapters": "lora", "everything": "fedavg"}
+"""What changes, and the strategy of its bundles."""
 
 
 def main() -> None:
@@ -34,54 +37,65 @@ def main() -> None:
     report = Report(options.json)
     with tempfile.TemporaryDirectory(prefix="archipel-downloads-") as name:
         for model in list(MODELS)[: 1 if options.quick else 2]:
-            report.add(measure(Path(name) / model, model))
+            for changed in CHANGES:
+                report.add(measure(Path(name) / f"{model} {changed}", model, changed))
 
 
-def measure(folder: Path, model: str) -> list[Row]:
+def measure(folder: Path, model: str, changed: str) -> Iterator[Row]:
     federation = Federation(folder, 5.0)
-    first = made(federation, folder / "first", model, "nothing")
-    size = sum(array.nbytes for array in first.parameters().values())
-    rows = []
+    for number in range(2):
+        made(federation, folder / f"{number}", model, changed, number)
     with federation.serving() as operator:
         device = federation.enrolled("device")
-        operator.upload_bundle(folder / "first.bundle")
+        bundles = [operator.upload_bundle(folder / f"{number}.bundle").digest for number in range(2)]
+        weights = [first_weights(operator, digest) for digest in bundles]
         with Agent(AgentConfig(folder=device, server=federation.url), examples=dict) as agent:
             agent.run_once()
-            for changed in ("the head", "everything"):
-                second = made(federation, folder / changed, model, changed)
-                operator.upload_bundle(folder / f"{changed}.bundle")
+            for what, digests in (("bundle", bundles), ("weights", weights)):
                 ours, peer = (
-                    cost(agent, folder / f"cache-{changed}-{pieces}", first, second, pieces=pieces)
-                    for pieces in (True, False)
+                    cost(agent, folder / f"{what} {pieces}", what, digests, pieces=pieces) for pieces in (True, False)
                 )
-                case = f"{model}, {size / 1e6:.1f} MB, {changed}"
-                rows.append(Row("downloads", case, ours / 1e3, peer / 1e3, "the whole bundle", ours / peer, "kB"))
-    return rows
+                case = f"{model}, {what}, {changed}"
+                yield Row("downloads", case, ours / 1e3, peer / 1e3, "the whole file", ours / peer, "kB")
 
 
-def made(federation: Federation, folder: Path, model: str, changed: str) -> Bundle:
+def made(federation: Federation, folder: Path, model: str, changed: str, number: int) -> None:
     network = MODELS[model](0)
     last = list(network.parameters())[-2:]
     with torch.no_grad():
-        for tensor in {"nothing": [], "the head": last, "everything": network.parameters()}[changed]:
-            tensor.mul_(1.01)
+        for tensor in {"last layer": last, "adapters": [], "everything": network.parameters()}[changed]:
+            tensor.mul_(1 + number / 100)
+    lora = {"rank": 4, "seed": number} if changed == "adapters" else {}
     convert(
         network, folder, example=torch.zeros(2, 3, 32, 32), loss=losses.cross_entropy(),
-        optimizer=optimizers.sgd(lr=0.1), sign_key=federation.publisher,
+        optimizer=optimizers.sgd(lr=0.1), strategy=CHANGES[changed], strategy_options=lora,
+        sign_key=federation.publisher,
     )  # fmt: skip
     b.pack(folder, folder.with_suffix(".bundle"))
-    return b.open_bundle(folder, [public_bytes(federation.publisher)])
 
 
-def cost(agent: Agent, folder: Path, first: Bundle, second: Bundle, *, pieces: bool) -> float:
-    """Bytes for the second bundle, where the first one is in the cache."""
+def first_weights(operator: OperatorClient, bundle: str) -> str:
+    """The parameters of a bundle, stored as the weights of a task's first round; their digest."""
+    task = operator.create_task(
+        TaskRequest(name="weights", population=POPULATION, bundle=bundle, rounds=1, min_cohort=3, cohort=3)
+    )
+    while (model := operator.task(task.task_id).model) is None:
+        time.sleep(0.05)
+    operator.cancel(task.task_id)
+    return model
+
+
+def cost(agent: Agent, folder: Path, what: str, digests: Sequence[str], *, pieces: bool) -> float:
+    """Bytes for the second file, where the first one is in the cache."""
     transport, session, record = agent._connected()
     cache = Cache(folder, LIMIT)
-    cache.bundle(first.digest, record.publisher_keys, session.download, LIMIT)
-    transport.traffic.take()
-    download = PieceDownload(session, cache.index) if pieces else session.download
-    found = cache.bundle(second.digest, record.publisher_keys, download, LIMIT)
-    assert found.digest == second.digest
+    for digest in digests:
+        transport.traffic.take()
+        download = PieceDownload(session, cache.index) if pieces else session.download
+        if what == "bundle":
+            cache.bundle(digest, record.publisher_keys, download, LIMIT)
+        else:
+            cache.weights(digest, download, LIMIT)
     traffic = transport.traffic.take()
     return float(traffic.received + traffic.sent + traffic.headers_received + traffic.headers_sent)
 
