@@ -19,7 +19,7 @@ import pytest
 
 from archipel.protocol.sealed import encode
 from tests.cli.conftest import archipel  # noqa: F401  (fixture)
-from tests.client.conftest import Federation, federation, local_data  # noqa: F401  (fixture)
+from tests.client.conftest import Federation, federation, local_data, server_host  # noqa: F401  (fixtures)
 
 Command = Callable[..., tuple[str, str]]
 QUICK = "backoff = 0.02\nattempts = 3\npatience = 3.0\npause_seconds = 0.05\nmax_wait = 1.0\n"
