@@ -133,10 +133,13 @@ class Noise(Port, frozen=True, kw_only=True, tag="noise"):
     """Exact samples for differential privacy, drawn by the runtime from a cryptographic generator, never from `seed`.
 
     `scale` is the standard deviation (gaussian) or the parameter sigma (discrete_gaussian; Canonne et al. 2020).
+    `multiplier` is that over the L2 norm of what one example adds at most to what this noise is added to, in all the
+    program's noised tensors together; 0 where the publisher does not state it. All that the program writes has noise.
     """
 
     distribution: Literal["gaussian", "discrete_gaussian"]
     scale: float
+    multiplier: float = 0.0
 
 
 class Output(Port, frozen=True, kw_only=True, tag="output"):

@@ -160,6 +160,8 @@ def _validate_port(where: str, port: Port, parameters: dict[str, TensorSpec], st
         raise ManifestError(f"{here}: must be a scalar, has shape {list(port.shape)}")
     if role == "noise" and not getattr(port, "scale", 0.0) > 0:
         raise ManifestError(f"{here}: scale must be above 0")
+    if role == "noise" and not 0 <= getattr(port, "multiplier", 0.0) < math.inf:
+        raise ManifestError(f"{here}: multiplier must be at least 0")
 
 
 def _validate_features(programs: dict[str, Program]) -> None:

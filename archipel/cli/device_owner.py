@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import click
@@ -18,25 +18,29 @@ from archipel.client import resume as resume_folder
 from archipel.client.conditions import Conditions
 from archipel.client.erasing import MARK
 from archipel.client.journal import KEPT_ROUNDS
-from archipel.client.owner_view import OwnerView, Spent, look, read_entries, read_record, running, size
+from archipel.client.owner_view import OwnerView, Privacy, TaskPrivacy, look, read_record, rounds, running, size
+from archipel.client.privacy import DELTA
 from archipel.client.settings import load_device_settings
+from archipel.client.spending import Spent
 from archipel.errors import ClientError, CommandError
 
+_DELTA = click.FloatRange(0.0, 1.0, min_open=True, max_open=True)
 _PLACE = click.argument("place", metavar="FOLDER_OR_CONFIG", type=click.Path(path_type=Path))
 
 
 @click.command()
 @_PLACE
 @click.option("--last", type=click.IntRange(0, KEPT_ROUNDS), default=10, show_default=True, help="Rounds to show.")
+@click.option("--delta", type=_DELTA, default=DELTA, show_default=True, help="Of the epsilons of rounds with noise.")
 @json_option
-def status(place: Path, last: int, as_json: bool) -> None:
+def status(place: Path, last: int, delta: float, as_json: bool) -> None:
     """Show who the device is, whether it may work, and what it did, sent and spent.
 
     FOLDER_OR_CONFIG is the device's folder, or its file of settings, with which the conditions are known, too. An agent
     may be at work meanwhile; the server is not asked.
     """
     folder, conditions = _opened(place)
-    view = look(folder, conditions, last=last)
+    view = look(folder, conditions, last=last, delta=delta)
     show(view, as_json, _lines(view))
 
 
@@ -110,7 +114,7 @@ def _what_goes(folder: Path) -> Iterator[str]:
             if record is None
             else f"device {record.device_id}, its keys, its place in {record.population!r}"
         )
-        yield f"journal of {len(read_entries(folder))} rounds"
+        yield f"journal of {rounds(folder)[1].totals.rounds} rounds"
     except ClientError as error:
         # What is damaged can be erased, too.
         yield f"device and journal ({error})"
@@ -150,60 +154,66 @@ def _lines(view: OwnerView) -> Iterator[str]:
         yield from table(("condition", "now", "holds"), rows)
     if view.models:
         yield ""
-        yield from table(("model", "status", "bundle"), ((each.name, each.status, each.digest) for each in view.models))
+        models = ((each.name, str(each.version or "-"), each.status, each.digest) for each in view.models)
+        yield from table(("model", "version", "status", "bundle"), models)
     yield ""
     if view.rounds:
         head = ("began", "task", "kind", "privacy", "examples", "sent", "received", "result", "reason")
-        rounds = [
+        last = [
             (
                 moment(each.started), each.task_id[:8], each.kind, each.privacy, str(each.examples), f"{each.sent:,}",
                 f"{each.received:,}", each.result or f"open ({each.step})", one_line(each.reason),
             )
             for each in view.rounds
         ]  # fmt: skip
-        yield from table(head, rounds)
+        yield from table(head, last)
     totals = view.totals
     if not totals.rounds:
         yield "rounds      none yet"
         return
-    forgotten = "" if totals.complete else f" (only the last {KEPT_ROUNDS} are kept)"
     yield (
-        f"rounds      {totals.rounds} since {moment(totals.since)}{forgotten}: {totals.took_part} took part, "
+        f"rounds      {totals.rounds} since {moment(totals.since)}: {totals.took_part} took part, "
         f"{totals.dropped} dropped, {totals.refused} refused, {totals.open} open; {totals.sent:,} bytes sent, "
         f"{totals.received:,} received"
     )
     yield from _privacy(view.privacy)
 
 
-def _privacy(spent: list[Spent]) -> Iterator[str]:
+def _privacy(found: Privacy) -> Iterator[str]:
     yield ""
-    if not spent:
+    if not found.tasks:
         yield "privacy     nothing spent: no update was sent"
         return
-    head = ("task", "model", "kind", "secure", "hidden among", "plain", "unsure", "sent", "noise")
-    rows = [
-        (
-            each.task_id[:8], each.model or "-", each.kind, str(each.secure), _cohorts(each), str(each.plain),
-            str(each.unsure), f"{each.sent:,}", each.noise,
-        )
-        for each in spent
-    ]  # fmt: skip
-    yield from table(head, rows)
+    head = ("task", "model", "kind", "secure", "hidden among", "plain", "unsure", "sent", "noise", "epsilon")
+    yield from table(head, map(_spent, found.tasks))
     yield "secure: the server saw the sum over so many devices. plain: it saw this device's update, or may have."
     yield "unsure: the masked update was sent, and is in a sum or lost."
-    if any(each.noise in ("added", "partly") for each in spent):
-        yield "noise: added on this device for differential privacy. Its epsilon is not accounted: ask the publisher."
-    elif any(each.noise == "unknown" for each in spent):
-        yield "noise: not known where the bundle is no longer in the cache. No epsilon is accounted."
-    else:
-        yield "noise: none is added, so there is no epsilon: the sums themselves are not differentially private."
+    if found.epsilon is not None:
+        yield (
+            f"noise: in {found.noised} of {found.rounds} rounds, which are together differentially private for each "
+            f"example with epsilon {found.epsilon:.3g} at most, at delta {found.delta:g}"
+        )
+    if found.noised < found.rounds:
+        yield (
+            f"no epsilon: {found.rounds - found.noised} rounds added no noise, or none of a strength that the bundle "
+            "states; what hides an example there is the sum alone"
+        )
+
+
+def _spent(task: TaskPrivacy) -> Sequence[str]:
+    each = task.spent
+    return (
+        each.task_id[:8] or "(older)", each.model or "-", each.kind, str(each.secure), _cohorts(each), str(each.plain),
+        str(each.unsure), f"{each.sent:,}", f"{each.noised} of {each.rounds}",
+        "-" if task.epsilon is None else f"{task.epsilon:.3g}",
+    )  # fmt: skip
 
 
 def _cohorts(spent: Spent) -> str:
-    if spent.smallest is None:
-        return "not told" if spent.untold else "-"
-    untold = f", {spent.untold} not told" if spent.untold else ""
-    return f"{spent.smallest} at least, median {spent.median}{untold}"
+    if not spent.told:
+        return "not told" if spent.secure else "-"
+    untold = f", {spent.secure - spent.told} not told" if spent.secure > spent.told else ""
+    return f"{spent.smallest} at least, {spent.devices / spent.told:.3g} on average{untold}"
 
 
 def _value(value: str | float | bool) -> str:

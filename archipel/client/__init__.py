@@ -3,9 +3,9 @@
 from archipel.client.agent import Agent
 from archipel.client.conditions import Conditions, ConditionSettings, Probe
 from archipel.client.config import AgentConfig
+from archipel.client.entry import Entry
 from archipel.client.erasing import erase
 from archipel.client.events import Event, Outcome
-from archipel.client.journal import Entry
 from archipel.client.keystore import FileKeys, KeyStore, data_key
 from archipel.client.pause import pause, paused, resume
 

@@ -11,13 +11,14 @@ from archipel.client.adoption import Adoption
 from archipel.client.cache import Cache
 from archipel.client.config import AgentConfig
 from archipel.client.device import Device, Examples
+from archipel.client.entry import Entry
 from archipel.client.erasing import finish_erasing
 from archipel.client.events import Event, EventName, OnEvent, Outcome
 from archipel.client.exchange import LATER
 from archipel.client.folder import lock_folder
 from archipel.client.gate import Gate, MayWork
 from archipel.client.identity import DeviceRecord, IdentityStore
-from archipel.client.journal import Entry, Journal
+from archipel.client.journal import Journal
 from archipel.client.keystore import FileKeys, KeyStore, data_key
 from archipel.client.participation import Participation
 from archipel.client.rotation import rotate

@@ -12,53 +12,29 @@ import hashlib
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 
+from archipel.client.entry import Entry, Result, Step
+from archipel.client.spending import Sums
 from archipel.client.vault import Vault
 from archipel.errors import ClientError, MessageError
 from archipel.lite_runtime.durable import sweep, write_durably
-from archipel.protocol.messages import Digest, Kind, RoundId, RoundPlan
+from archipel.protocol.messages import RoundId, RoundPlan
 from archipel.protocol.sealed import decode, encode
 
-Step = Literal["assigned", "advertising", "sharing", "masked", "confirming", "unmasking", "closed"]
-Result = Literal["", "took_part", "dropped", "refused"]
-
 KEPT_ROUNDS = 256
+_FORGOTTEN = "forgotten"
 _MAX_ENTRY_BYTES = 64 << 10
+_MAX_FORGOTTEN_BYTES = 1 << 20
 _MASKED, _STATE = _BESIDE = (".masked", ".state")
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One round. `step` is the last one begun; `sent` and `received` are bytes of bodies, times Unix seconds.
+class Forgotten(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What rounds whose entries are gone add up to; the entries of `rounds`, the last ones that went, may be there."""
 
-    `model` is the bundle's name. `cohort` is how many devices' updates are in the sum, 0 where the device was not told;
-    `steps` are those of its training. `state` is the name of the file that the device's new state goes to if the round
-    is committed. In a `buffered` round an update that was taken counts, whatever becomes of the round.
-    """
-
-    round_id: RoundId
-    task_id: RoundId
-    number: int
-    plan: Digest
-    bundle: Digest
-    step: Step
-    started: float
-    changed: float
-    masked: Digest | None = None
-    state: str = ""
-    result: Result = ""
-    reason: str = ""
-    examples: int = 0
-    sent: int = 0
-    received: int = 0
-    buffered: bool = False
-    kind: Kind = "training"
-    privacy: Literal["secure", "plain"] = "secure"
-    model: str = ""
-    cohort: int = 0
-    steps: int = 0
+    sums: Sums = Sums()
+    rounds: list[RoundId] = []
 
 
 class Journal:
@@ -82,6 +58,8 @@ class Journal:
         before = self.get(plan.round_id)
         if before is not None and before.step != "assigned":
             raise ClientError(f"round {plan.round_id}: this device has been in it already (step {before.step!r})")
+        if plan.round_id in read_forgotten(self._folder).rounds:
+            raise ClientError(f"round {plan.round_id}: this device has been in it already")
         now = self._clock()
         entry = Entry(
             round_id=plan.round_id,
@@ -101,22 +79,11 @@ class Journal:
 
     def get(self, round_id: str) -> Entry | None:
         """Raises ClientError when the entry is damaged."""
-        path = self._path(round_id)
-        try:
-            data = path.read_bytes()
-        except FileNotFoundError:
-            return None
-        try:
-            if len(data) > _MAX_ENTRY_BYTES:
-                raise MessageError(f"{len(data)} bytes, the limit is {_MAX_ENTRY_BYTES}")
-            return decode("journal entry", data, Entry)
-        except MessageError as error:
-            raise ClientError(f"{path}: damaged ({error}); remove it, and its round is forgotten") from None
+        return _read_entry(self._path(round_id))
 
     def entries(self) -> list[Entry]:
-        """All rounds, the oldest first."""
-        found = [self.get(path.stem) for path in self._folder.glob("*.json")]
-        return sorted((entry for entry in found if entry is not None), key=lambda entry: entry.started)
+        """The rounds that are kept, the oldest first."""
+        return read_entries(self._folder)
 
     def unfinished(self) -> list[OpenRound]:
         """Rounds that are not closed: after a restart, what was interrupted."""
@@ -127,7 +94,15 @@ class Journal:
 
     def _forget_old(self) -> None:
         closed = [entry for entry in self.entries() if entry.step == "closed"]
-        for entry in closed[:-KEPT_ROUNDS]:
+        old = closed[:-KEPT_ROUNDS]
+        if not old:
+            return
+        # Their sums first, with their names: whatever is still there when they are read is not added twice.
+        before = read_forgotten(self._folder)
+        sums = before.sums.plus(entry for entry in old if entry.round_id not in before.rounds)
+        gone = Forgotten(sums=sums, rounds=[entry.round_id for entry in old])
+        write_durably(self._folder / _FORGOTTEN, encode(gone))
+        for entry in old:
             self._path(entry.round_id).unlink(missing_ok=True)
 
     def _path(self, round_id: str, kind: str = ".json") -> Path:
@@ -198,3 +173,41 @@ class OpenRound:
         for kind in _BESIDE:
             self._journal._path(self.entry.round_id, kind).unlink(missing_ok=True)
         self._journal._forget_old()
+
+
+def read_entries(folder: Path) -> list[Entry]:
+    """The rounds whose entries are in the journal's folder, the oldest first. Raises ClientError for a damaged one."""
+    found = [_read_entry(path) for path in folder.glob("*.json")]
+    return sorted((entry for entry in found if entry is not None), key=lambda entry: entry.started)
+
+
+def read_forgotten(folder: Path) -> Forgotten:
+    """What is known of the rounds before them. Raises ClientError where it is damaged."""
+    path = folder / _FORGOTTEN
+    data = contents(path, _MAX_FORGOTTEN_BYTES)
+    try:
+        return Forgotten() if data is None else decode("sums of old rounds", data, Forgotten)
+    except MessageError as error:
+        raise ClientError(f"{path}: damaged ({error}); remove it, and what old rounds cost is forgotten") from None
+
+
+def _read_entry(path: Path) -> Entry | None:
+    data = contents(path, _MAX_ENTRY_BYTES)
+    try:
+        return None if data is None else decode("journal entry", data, Entry)
+    except MessageError as error:
+        raise ClientError(f"{path}: damaged ({error}); remove it, and its round is forgotten") from None
+
+
+def contents(path: Path, limit: int) -> bytes | None:
+    """The bytes of one of the agent's files; None where there is none. Raises ClientError beyond `limit` bytes."""
+    try:
+        with open(path, "rb") as file:
+            data = file.read(limit + 1)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ClientError(f"{path}: cannot be read ({error.strerror})") from None
+    if len(data) > limit:
+        raise ClientError(f"{path}: damaged (more than {limit} bytes, so not one of the agent's); remove it")
+    return data

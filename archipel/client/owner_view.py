@@ -6,26 +6,23 @@ Everything is read from the device's folder, without its lock, so an agent may b
 from __future__ import annotations
 
 import os
-import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 
-from archipel.bundle import open_bundle
-from archipel.bundle.roles import Noise
 from archipel.client.conditions import Conditions
+from archipel.client.entry import Entry
 from archipel.client.identity import RECORD_FILE, DeviceRecord
-from archipel.client.journal import KEPT_ROUNDS, Entry
+from archipel.client.journal import contents, read_entries, read_forgotten
 from archipel.client.pause import paused
-from archipel.errors import ArchipelError, ClientError, MessageError
+from archipel.client.privacy import DELTA, epsilon
+from archipel.client.spending import Spent, Sums, Totals
+from archipel.errors import ClientError, MessageError
 from archipel.lite_runtime.slot_folder import STATE_FILE, SlotState
 from archipel.protocol.sealed import decode
 
-Added = Literal["added", "none", "partly", "unknown"]
 _MAX_FILE_BYTES = 64 << 10
-_DRAWING = {"training": ("train", "finish"), "analytics": ("analyze",), "evaluation": ("evaluate",)}
 
 
 class ConditionNow(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,50 +35,31 @@ class ConditionNow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelNow(msgspec.Struct, frozen=True, kw_only=True):
-    """A model in the device's slots; `status` as in `archipel slots show`, `digest` its bundle's."""
+    """A model in the device's slots; `status` as in `archipel slots show`, `digest` its bundle's, `version` what it was
+    offered as (0: installed without one)."""
 
     name: str
+    version: int
     status: str
     digest: str
 
 
-class Totals(msgspec.Struct, frozen=True, kw_only=True):
-    """Of the rounds in the journal, which forgets all but the last KEPT_ROUNDS. `since` is when the first began."""
+class TaskPrivacy(msgspec.Struct, frozen=True, kw_only=True):
+    """What one task spent. Its `noised` rounds together are (`epsilon`, `delta`)-differentially private for each of the
+    device's examples, at least: None where there are none."""
 
+    spent: Spent
+    epsilon: float | None
+
+
+class Privacy(msgspec.Struct, frozen=True, kw_only=True):
+    """What all tasks spent. `epsilon` is that of all `noised` rounds together; the other `rounds` have none."""
+
+    tasks: list[TaskPrivacy] = []
     rounds: int = 0
-    took_part: int = 0
-    dropped: int = 0
-    refused: int = 0
-    open: int = 0
-    sent: int = 0
-    received: int = 0
-    since: float | None = None
-    complete: bool = True
-
-
-class Spent(msgspec.Struct, frozen=True, kw_only=True):
-    """What the rounds of one task and model told others about this device's examples.
-
-    `secure`: rounds whose sum has this device's update in it, which the server could not see by itself; `smallest` and
-    `median` are the numbers of devices in those sums, this one among them, where they were told (`untold`: not).
-    `plain`: rounds in which the update went to the server as it is. `unsure`: secure rounds that this device left after
-    it sent its masked update, which may be in a sum or not. `noise`: whether this device adds noise for differential
-    privacy. How much that protects (an epsilon) is not accounted: the noise's scale is a constant of the bundle's
-    signed graph and not of its manifest.
-    """
-
-    task_id: str
-    model: str
-    kind: str
-    secure: int
-    smallest: int | None
-    median: int | None
-    untold: int
-    plain: int
-    unsure: int
-    sent: int
-    received: int
-    noise: Added
+    noised: int = 0
+    epsilon: float | None = None
+    delta: float = DELTA
 
 
 class OwnerView(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,15 +79,18 @@ class OwnerView(msgspec.Struct, frozen=True, kw_only=True):
     example_bytes: int = 0
     rounds: list[Entry] = []
     totals: Totals = Totals()
-    privacy: list[Spent] = []
+    privacy: Privacy = Privacy()
 
 
-def look(folder: Path, conditions: Conditions | None = None, *, last: int = 10) -> OwnerView:
-    """The view of the device in `folder`, with the `last` rounds. Raises ClientError for a damaged file in it."""
+def look(folder: Path, conditions: Conditions | None = None, *, last: int = 10, delta: float = DELTA) -> OwnerView:
+    """The view of the device in `folder`, with the `last` rounds, and its epsilons at `delta`.
+
+    Raises ClientError for a damaged file in the folder.
+    """
     if not folder.is_dir():
         raise ClientError(f"{folder}: no such folder; `archipel device enroll` makes a device's")
     record = read_record(folder)
-    entries = read_entries(folder)
+    entries, sums = rounds(folder)
     known = {}
     if record is not None:
         known = {
@@ -128,53 +109,31 @@ def look(folder: Path, conditions: Conditions | None = None, *, last: int = 10) 
         cache_bytes=size(folder / "cache"),
         example_bytes=size(folder / "examples"),
         rounds=entries[::-1][:last],
-        totals=totals(entries),
-        privacy=spent(entries, folder / "cache" / "bundles", [] if record is None else record.publisher_keys),
+        totals=sums.totals,
+        privacy=privacy(sums.spent, delta),
     )
 
 
-def totals(entries: Sequence[Entry]) -> Totals:
-    """The sums over `entries`, the oldest first."""
-    results = [entry.result if entry.step == "closed" else "open" for entry in entries]
-    return Totals(
-        rounds=len(entries),
-        **{name: results.count(name) for name in ("took_part", "dropped", "refused", "open")},
-        sent=sum(entry.sent for entry in entries),
-        received=sum(entry.received for entry in entries),
-        since=entries[0].started if entries else None,
-        complete=len(entries) < KEPT_ROUNDS,
+def rounds(folder: Path) -> tuple[list[Entry], Sums]:
+    """The rounds in the journal, the oldest first, and the sums over these and all before them."""
+    folder = folder / "rounds"
+    before, kept, gone = None, [], read_forgotten(folder)
+    while before != gone:  # An agent may be at work: what it forgets meanwhile must not be counted twice.
+        before, kept, gone = gone, read_entries(folder), read_forgotten(folder)
+    entries = [entry for entry in kept if entry.round_id not in gone.rounds]
+    return entries, gone.sums.plus(entries)
+
+
+def privacy(spent: Sequence[Spent], delta: float = DELTA) -> Privacy:
+    """With the epsilons at `delta`."""
+    noised = sum(each.noised for each in spent)
+    return Privacy(
+        tasks=[TaskPrivacy(spent=each, epsilon=epsilon(each.rho, delta) if each.noised else None) for each in spent],
+        rounds=sum(each.rounds for each in spent),
+        noised=noised,
+        epsilon=epsilon(sum(each.rho for each in spent), delta) if noised else None,
+        delta=delta,
     )
-
-
-def spent(entries: Iterable[Entry], bundles: Path, publisher_keys: Sequence[bytes]) -> list[Spent]:
-    """What was spent, by task, model and kind, in the order of their first rounds. Refused rounds sent nothing."""
-    groups: dict[tuple[str, str, str], list[Entry]] = {}
-    for entry in entries:
-        if entry.result == "took_part" or entry.masked is not None:
-            groups.setdefault((entry.task_id, entry.model, entry.kind), []).append(entry)
-    found = []
-    for (task_id, model, kind), group in groups.items():
-        counted = [entry for entry in group if entry.privacy == "secure" and entry.result == "took_part"]
-        cohorts = [entry.cohort for entry in counted if entry.cohort]
-        plain = sum(entry.privacy == "plain" for entry in group)
-        noises = {_noise(bundles / digest, kind, publisher_keys) for digest in {entry.bundle for entry in group}}
-        found.append(
-            Spent(
-                task_id=task_id,
-                model=model,
-                kind=kind,
-                secure=len(counted),
-                smallest=min(cohorts, default=None),
-                median=statistics.median_low(cohorts) if cohorts else None,
-                untold=len(counted) - len(cohorts),
-                plain=plain,
-                unsure=len(group) - len(counted) - plain,
-                sent=sum(entry.sent for entry in group),
-                received=sum(entry.received for entry in group),
-                noise=_together(noises),
-            )
-        )
-    return found
 
 
 def now(conditions: Conditions) -> list[ConditionNow]:
@@ -188,24 +147,11 @@ def now(conditions: Conditions) -> list[ConditionNow]:
 
 def read_record(folder: Path) -> DeviceRecord | None:
     """Who the device is, None before enrolment. Nothing is repaired. Raises ClientError where the file is damaged."""
-    data = _contents(folder / RECORD_FILE)
+    data = contents(folder / RECORD_FILE, _MAX_FILE_BYTES)
     try:
         return None if data is None else decode("device record", data, DeviceRecord)
     except MessageError as error:
         raise ClientError(f"{folder / RECORD_FILE}: damaged ({error}); enrol again with a new token") from None
-
-
-def read_entries(folder: Path) -> list[Entry]:
-    """The journal, the oldest round first. Raises ClientError where an entry is damaged."""
-    found = []
-    for path in (folder / "rounds").glob("*.json"):
-        data = _contents(path)
-        try:
-            if data is not None:
-                found.append(decode("journal entry", data, Entry))
-        except MessageError as error:
-            raise ClientError(f"{path}: damaged ({error}); remove it, and its round is forgotten") from None
-    return sorted(found, key=lambda entry: entry.started)
 
 
 def running(folder: Path) -> bool | None:
@@ -241,7 +187,7 @@ def _models(folder: Path) -> list[ModelNow]:
     found = []
     for path in sorted(folder.glob(f"*/{STATE_FILE}")):
         try:
-            state = msgspec.json.decode(_contents(path) or b"", type=SlotState)
+            state = msgspec.json.decode(contents(path, _MAX_FILE_BYTES) or b"", type=SlotState)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise ClientError(
                 f"{path}: damaged ({error}); remove {path.parent}, and the model is fetched anew"
@@ -250,36 +196,5 @@ def _models(folder: Path) -> list[ModelNow]:
             slot = state.slot(name)
             if slot.status != "empty":
                 status = f"{slot.status}, active" if state.active == name else slot.status
-                found.append(ModelNow(name=path.parent.name, status=status, digest=slot.digest))
+                found.append(ModelNow(name=path.parent.name, version=slot.version, status=status, digest=slot.digest))
     return found
-
-
-def _noise(bundle: Path, kind: str, publisher_keys: Sequence[bytes]) -> Added:
-    if not bundle.is_dir():
-        return "unknown"
-    try:
-        programs = open_bundle(bundle, publisher_keys).manifest.programs.values()
-    except (ArchipelError, OSError):
-        # Its agent may be removing it just now.
-        return "unknown"
-    drawing = [program for program in programs if program.kind in _DRAWING[kind]]
-    return "added" if any(isinstance(port, Noise) for each in drawing for port in each.inputs) else "none"
-
-
-def _together(found: set[Added]) -> Added:
-    if "unknown" in found:
-        return "unknown"
-    return found.pop() if len(found) == 1 else "partly"
-
-
-def _contents(path: Path) -> bytes | None:
-    try:
-        with open(path, "rb") as file:
-            data = file.read(_MAX_FILE_BYTES + 1)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise ClientError(f"{path}: cannot be read ({error.strerror})") from None
-    if len(data) > _MAX_FILE_BYTES:
-        raise ClientError(f"{path}: more than {_MAX_FILE_BYTES} bytes, so not one of the agent's")
-    return data

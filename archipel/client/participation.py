@@ -11,6 +11,7 @@ from archipel.client.exchange import LATER, Ended, Owner
 from archipel.client.identity import DeviceRecord
 from archipel.client.journal import OpenRound
 from archipel.client.plain_round import PlainRound
+from archipel.client.privacy import noise_of
 from archipel.client.round import SecureRound
 from archipel.client.session import DeviceSession
 from archipel.client.settling import Settling
@@ -145,7 +146,9 @@ class Participation:
             config=self._device.config,
             check=self._device.gate.pass_or_wait,
         )
-        journal.advance("assigned", examples=done.examples, steps=done.steps)
+        manifest, plan = prepared.bundle.manifest, self._plan
+        noise, rho = noise_of(manifest, plan.kind, plan.program, done.examples)
+        journal.advance("assigned", examples=done.examples, steps=done.steps, noise=noise, rho=rho)
         detail = {"examples": done.examples, "steps": done.steps, "seconds": time.monotonic() - started}
         self._device.emit("trained", {**detail, **({} if done.loss is None else {"loss": done.loss})})
         return done

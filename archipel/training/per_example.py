@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -133,9 +134,13 @@ def _clip(op: Builder, gradients: Sequence[ir.Value], limit: float) -> list[ir.V
 
 def _noised(work: Assembly, total: ir.Value, parameter: ir.Value, options: PerExample) -> ir.Value:
     op, unit = work.op, options.noise * options.clip / NOISE_UNITS
+    # What one example changes: rounded sums of d elements are up to sqrt(d) units further apart than the sums.
+    elements = sum(math.prod(map(int, TensorInfo.of(each).shape)) for each in work.parameters)
+    sensitivity = options.clip + math.sqrt(elements) * unit
     noise = work.input(
         Noise, f"{parameter.name}.noise", ir.DataType.INT32, TensorInfo.of(parameter).shape,
         distribution="discrete_gaussian", scale=float(NOISE_UNITS),
+        multiplier=options.noise * options.clip / sensitivity,
     )  # fmt: skip
     # In float64, whose integers go as far as sums of many examples in units of the grid.
     wide = int(ir.DataType.DOUBLE)

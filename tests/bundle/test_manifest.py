@@ -37,6 +37,11 @@ def test_round_trip_is_the_identity(folder: Any) -> None:
     assert canonical(json.loads(data)) == data
 
 
+def _noised(document: dict[str, Any], **changes: float) -> None:
+    noise = {"role": "noise", "name": "z", "dtype": "float32", "shape": [3], "distribution": "gaussian", "scale": 1.0}
+    document["programs"]["train"]["inputs"].append({**noise, **changes})
+
+
 def _in_steps(document: dict[str, Any], steps: int) -> dict[str, Any]:
     """Add a program that makes several steps of `train` at once."""
     program: dict[str, Any] = copy.deepcopy(document["programs"]["train"])
@@ -108,6 +113,8 @@ def test_self_test(document: dict[str, Any]) -> None:
         (lambda d: d["programs"]["finish"]["outputs"][0].update(bits=40), ManifestError, "bits"),
         (lambda d: d["programs"]["finish"]["outputs"][0].update(range=0.0), ManifestError, "range"),
         (lambda d: d["programs"]["finish"]["outputs"][0].update(shape=["n"]), ManifestError, "must be fixed"),
+        (lambda d: _noised(d, scale=0.0), ManifestError, "scale must be above 0"),
+        (lambda d: _noised(d, multiplier=-1.0), ManifestError, "multiplier must be at least 0"),
         (lambda d: d["programs"]["train"].update(outputs=[]), ManifestError, "no outputs"),
         (lambda d: d["programs"]["train"].update(steps=0), ManifestError, "steps must be 1"),
         (lambda d: d["programs"]["predict"].update(steps=2), ManifestError, "or more in a train program; it is 2"),

@@ -303,15 +303,16 @@ def test_phases_are_those_of_the_protocol() -> None:
 
 def test_no_other_round_begins_before_the_result_of_one_that_it_counts_in(federation: Any) -> None:
     """The first has confirmed and was stopped; its peers do not confirm, so that the round hangs until its deadline."""
-    silent = {"now": False}
+    uploaded: list[str] = []
 
     def on_event(event: Event) -> None:
         federation.events.append(event)
         if event.name == "uploaded":
-            silent["now"] = True
+            uploaded.append(event.device_id)
 
     def conditions() -> bool:
-        return not silent["now"]
+        # Both go on until the other's update is there, too.
+        return len(uploaded) < 2
 
     first = federation.agent(0)
     peers = [federation.agent(n, on_event=on_event, conditions=conditions, resume_within=30.0) for n in (1, 2)]

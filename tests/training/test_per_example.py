@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from archipel import Model, training
-from archipel.bundle.roles import role_of
+from archipel.bundle.roles import Noise, role_of
 from archipel.errors import TrainingError
 from archipel.graph import check_model
 from archipel.training import StepRunner, losses, optimizers
@@ -111,6 +111,31 @@ def test_noised_sums_lie_on_the_grid(model: Model, batches: Batches) -> None:
     moved = np.concatenate([runner.tensors[name].ravel() for name in step.initial]).astype(np.float64) * 7
     assert np.abs(moved).max() > 65536
     np.testing.assert_allclose(moved, np.round(moved), atol=0.05)
+
+
+def test_the_stated_multiplier_covers_what_an_example_changes(model: Model, batches: Batches) -> None:
+    """With the same noise, the sums over a batch and over the same without one of its examples differ by no more than
+    scale / multiplier, in units of the noise; an example that is clipped uses what is not for rounding."""
+    noise, (x, y) = 300.0, batches[0]
+    step = training.step_graph(
+        model, losses.cross_entropy(), optimizers.sgd(), per_example=training.per_example(CLIP, noise)
+    )
+    ports = [port for port in step.signature.inputs if isinstance(port, Noise)]
+    elements = sum(value.size for value in step.initial.values())
+    [(scale, multiplier)] = {(port.scale, port.multiplier) for port in ports}
+    assert scale / multiplier == pytest.approx(scale / noise + np.sqrt(elements))
+
+    def sums(rows: np.ndarray) -> np.ndarray:
+        runner = StepRunner(step, {"lr": 1.0}, randomness=np.random.default_rng(3).bytes)
+        runner.step((x[rows], y[rows]))
+        moved = [(runner.tensors[name] - value).ravel() for name, value in step.initial.items()]
+        return np.concatenate(moved).astype(np.float64) * len(rows)
+
+    unit = noise * CLIP / scale
+    every = np.arange(7)
+    changes = [np.linalg.norm(sums(every) - sums(np.delete(every, row))) / unit for row in every]
+    assert max(changes) <= scale / multiplier
+    assert max(changes) > 0.8 * scale / noise
 
 
 def test_each_example_draws_its_own_mask() -> None:

@@ -29,8 +29,9 @@ import archipel.client
 from archipel.bundle import write_weights
 from archipel.client import Agent, AgentConfig
 from archipel.client.cache import Cache
+from archipel.client.entry import Entry
 from archipel.client.identity import DeviceRecord
-from archipel.client.journal import Entry
+from archipel.client.journal import Forgotten
 from archipel.client.pieces import PieceDownload
 from archipel.errors import BundleError, CertificateError, ClientError
 from archipel.protocol import identity, messages
@@ -64,8 +65,8 @@ KINDS = {
     messages.Pieces: "pieces",
 }
 """Every kind of message that archipel.client decodes, and a step in which it is changed."""
-OWN_FILES = {DeviceRecord, Entry}
-"""Decoded, but written by the device itself: see test_identity and test_journal."""
+OWN_FILES = {DeviceRecord, Entry, Forgotten}
+"""Decoded, but written by the device itself: see test_identity, test_journal and privacy/test_spending."""
 HEADERS = {"Retry-After", "Date", "Content-Range", "Content-Length", "Content-Encoding"}
 HEADER_VALUES = (
     "", "0", "-1", "1e308", "1e999", "nan", "inf", "99999999999999999999", "soon", "\xff\xfe", "x" * 5000, "0x10",
@@ -329,7 +330,8 @@ def client_code() -> Iterator[ast.AST]:
 
 def test_every_kind_that_the_agent_decodes_is_fuzzed() -> None:
     """A class that is handed over, not called, is what an answer is decoded as."""
-    known: dict[str, Any] = {**vars(messages), **vars(identity), "DeviceRecord": DeviceRecord, "Entry": Entry}
+    own = {kind.__name__: kind for kind in OWN_FILES}
+    known: dict[str, Any] = {**vars(messages), **vars(identity), **own}
     found = set()
     for node in client_code():
         if isinstance(node, ast.Call):
