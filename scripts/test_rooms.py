@@ -91,7 +91,7 @@ def run_room(room: str, slow: bool, counts: dict[str, int]) -> tuple[str, float,
         "-m",
         "pytest",
         *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests" / room).glob("test_*.py")),
-        *(["--cov", "--cov-report=", "-m", ""] if slow else ["-m", "not slow"]),
+        *(["-p", "pytest_cov", "--cov", "--cov-report=", "-m", ""] if slow else ["-m", "not slow"]),
     ]
     environment = {**os.environ, "COVERAGE_FILE": str(ROOT / f".coverage.{room.replace(os.sep, '-')}")}
     started = time.monotonic()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Self
 
 from archipel.client.adoption import Adoption
@@ -258,7 +259,12 @@ class Agent:
             self._adoption.consider(answer.offers, session, record)
             self._emit("waiting", {"retry_after": wait})
             return Outcome("waiting", wait)
-        return self._take_part(plan, answer.plan, wait)
+        outcome = self._take_part(plan, answer.plan, wait)
+        if outcome.kind != "paused" and not self._gate.stop.is_set():
+            # What is not told now is offered again.
+            with suppress(UnreachableError, RefusedError):
+                self._adoption.consider(answer.offers, session, record)
+        return outcome
 
     def _was_in(self, plan: RoundPlan) -> bool:
         """Whether this device sent something in the round already: then it is over for it."""

@@ -90,19 +90,19 @@ class Cache:
         return _used(target, read_weights(target, limit))
 
     def prune(self, keep: Collection[str] = ()) -> None:
-        """Remove what was not used for longest until the rest fits; the digests in `keep` stay."""
+        """Remove what was not used for longest until the rest fits; the digests in `keep` stay, even if they do not."""
         entries = [
             (path.stat().st_mtime_ns, _size(path), path)
             for name in (_BUNDLES, _BLOBS, _PARTS)
             for path in (self._folder / name).iterdir()
-            if path.name not in keep
         ]
-        total = sum(size for _, size, _ in entries)
+        total = sum(size for _, size, _ in entries) + _size(self._folder / _PIECES)
         for _, size, path in sorted(entries, key=lambda entry: entry[:2]):
             if total <= self._max_bytes:
                 break
-            _remove(path)
-            total -= size
+            if path.name not in keep:
+                _remove(path)
+                total -= size
 
 
 def _fetch(url: str, part: Path, limit: int, download: Download, check: Callable[[Path], T]) -> T:

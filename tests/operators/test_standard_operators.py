@@ -47,7 +47,7 @@ def test_rules_emit_standard_operators(key: tuple[str, str], gradient_cases: dic
     check()
 
 
-FAST = ("MLP", "LeNet", "LSTM")
+FAST = ("MLP", "LeNet")
 
 
 @pytest.mark.parametrize(

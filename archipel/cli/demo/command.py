@@ -8,15 +8,17 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from archipel.cli.demo.processes import Processes
-from archipel.cli.demo.report import print_results, write_report
-from archipel.cli.demo.story import Options, Story
 from archipel.errors import CommandError
+
+if TYPE_CHECKING:
+    from archipel.cli.demo.processes import Processes
+    from archipel.cli.demo.story import Story
 
 LEAST_DEVICES = 12
 
@@ -43,6 +45,11 @@ def demo(rounds: int, devices: int, output: Path, seed: int, keep_running: bool)
     if output.is_dir():
         output = output / "report.html"
     _check_writable(output)
+    # Seconds of PyTorch, which what was wrong with the arguments need not wait for.
+    from archipel.cli.demo.processes import Processes
+    from archipel.cli.demo.report import print_results, write_report
+    from archipel.cli.demo.story import Options, Story
+
     console = Console()
     # So that `kill` ends the other processes in order, as Ctrl-C does.
     signal.signal(signal.SIGTERM, _terminate)

@@ -12,6 +12,7 @@ from archipel.server.registry_tables import OfferSerial
 from archipel.server.revocation import SHARED, require_member
 from archipel.server.rounds import ORDER, RULES
 from archipel.server.routes import DEVICE, Call, Route
+from archipel.server.services import Services
 
 WRITES_PER_WINDOW = 4
 MAX_BYTES = 16 << 10
@@ -47,7 +48,7 @@ def check_in(call: Call[CheckIn]) -> CheckInResponse:
         raise refuse(413, f"{len(call.raw)} bytes of attributes, the limit is {MAX_BYTES}")
     services = call.services
     now = services.clock()
-    device_id, over = call.identity.device_id, ""
+    told, device_id, over = call.body, call.identity.device_id, ""
     row = services.database.look(_CHECK_IN, device_id=device_id)
     if row is not None and row.round_id is not None:
         given = select(Answer.phase).where(Answer.of(row.round_id, device_id))
@@ -56,13 +57,18 @@ def check_in(call: Call[CheckIn]) -> CheckInResponse:
         wanted = has_part(row.phase, answers) if row.ends is None else (not answers and now < row.ends)
         if wanted or row.ends is None:
             plan = decode("plan", row.plan, Sealed) if wanted else None
-            return CheckInResponse(plan=plan, retry_after=services.settings.retry_after)
+            wait = services.settings.retry_after
+            if told.versions is not None and row.versions != told.versions:
+                services.database.together(lambda connection: _store(connection, device_id, told, now, wait, ""))
+            # A device that goes from round to round would never hear of them otherwise.
+            offers = _offers(services, row.population, row.serial, device_id, told)
+            return CheckInResponse(plan=plan, retry_after=wait, offers=offers)
         # Its seat in a buffer is over. The coordinator sees to that only while the task has a round.
         over = row.round_id
     wait = services.pace.retry_after(now)
     # Where all come every second, most check-ins only read: the time is written a few times per window.
     stale = services.settings.check_in_window / WRITES_PER_WINDOW
-    told, population, serial = call.body, "", None
+    population, serial = "", None
     if row is not None:
         population, serial = row.population, row.serial
     fresh = row is not None and row.due >= now + wait - stale
@@ -71,10 +77,13 @@ def check_in(call: Call[CheckIn]) -> CheckInResponse:
         if row is None and told.versions is not None:
             with services.database.read() as session:
                 serial = session.scalar(_SERIAL, {"population": population})
+    return CheckInResponse(retry_after=wait, offers=_offers(services, population, serial, device_id, told))
+
+
+def _offers(services: Services, population: str, serial: int | None, device_id: str, told: CheckIn) -> list[Sealed]:
     if told.versions is None or serial is None:
-        return CheckInResponse(retry_after=wait)
-    offers = services.offers.to(population, serial, device_id, told.attributes, told.versions)
-    return CheckInResponse(retry_after=wait, offers=offers)
+        return []
+    return services.offers.to(population, serial, device_id, told.attributes, told.versions)
 
 
 def _store(connection: Connection, device_id: str, told: CheckIn, now: float, wait: float, over: str) -> str:

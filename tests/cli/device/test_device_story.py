@@ -51,16 +51,16 @@ def test_from_enrolment_to_erasing(
     assert view["totals"]["took_part"] == len(view["rounds"]) == 2
     assert view["cache_bytes"] > 0
     assert view["totals"]["sent"] == sum(each["sent"] for each in view["rounds"]) > 0
-    [spent] = view["privacy"]
+    [spent] = [each["spent"] for each in view["privacy"]["tasks"]]
     expected = {
-        "task_id": task.task_id, "model": "linear", "kind": "training", "secure": 2, "smallest": 3, "median": 3,
-        "untold": 0, "plain": 0, "unsure": 0, "noise": "none",
+        "task_id": task.task_id, "model": "linear", "kind": "training", "secure": 2, "told": 2, "smallest": 3,
+        "devices": 6, "plain": 0, "unsure": 0, "noised": 0,
     }  # fmt: skip
     assert {name: spent[name] for name in expected} == expected
     text, _ = archipel("device", "status", str(device.folder))
     assert "agent       running\n" in text
     assert "rounds      2 since " in text
-    assert "3 at least, median 3" in text
+    assert "3 at least, 3 on average" in text
 
     assert archipel("device", "pause", str(device.config), "--for", "1h")[0].startswith("paused by its owner until ")
     assert device.until("paused")["detail"]["reason"].startswith("paused by its owner until ")

@@ -119,6 +119,26 @@ def test_a_worse_version_is_kept_out_and_tried_again(registry: Any) -> None:
     assert agent.models == {MODEL: 1, "another": 1}
 
 
+def test_a_device_that_goes_from_round_to_round_adopts_too(registry: Any) -> None:
+    agents = [registry.device(number) for number in range(3)]
+    for agent in agents:
+        agent.run_once()
+    federation, operator = registry.federation, registry.federation.operator
+    plain: dict[str, Any] = {"privacy": "plain", "threshold": None, "deadlines": {"assigning": 3, "updating": 5}}
+    task = federation.task(bundle=operator.version(MODEL, 1).bundle, min_cohort=3, cohort=3, rounds=50, **plain)
+    while not any(each.phase == "updating" for each in federation.rounds(task)):
+        time.sleep(0.02)
+    registry.add(BETTER)
+    federation.run(agents, lambda: all(agent.models == {MODEL: 2} for agent in agents))
+    operator.cancel(task.task_id)
+    for agent in agents:
+        names = federation.names(agent)
+        assert names[:4] == ["enrolled", "offered", "adopted", "assigned"]
+        # With the plan of the first round, and when that was over.
+        assert names[4 : names.index("adopted", 4)].count("assigned") == 0
+        assert "committed" in names[: names.index("adopted", 4)]
+
+
 def test_how_much_worse_is_the_owners_to_say(registry: Any) -> None:
     agents = [registry.device(number, max_worse=worse) for number, worse in ((0, 0.0), (1, 1e6))]
     for agent in agents:

@@ -32,7 +32,7 @@ from tests.client.conftest import POPULATION, W0, Federation, make_bundle
 from tests.server.processes.test_processes import SERVE, Server
 
 AGENTS = 4
-SHORT, LONG = 12.0, 240.0
+SHORT, LONG = 8.0, 240.0
 GOALS = {"secure": {"threshold": 3}, "plain": {"privacy": "plain"}}
 
 

@@ -160,6 +160,23 @@ def test_how_many_devices_run_which_version(world: Any, fleet: Fleet) -> None:
     assert counts() == [0, 0]
 
 
+def test_a_device_in_a_round_is_offered_versions_too(world: Any, fleet: Fleet) -> None:
+    """One that goes from round to round never comes without one."""
+    devices = world.add_devices(3)
+    for device in devices:
+        device.versions = {MODEL: 1}
+    world.create_task(cohort=3, min_cohort=3)
+    world.start_round(devices)
+    fleet.promote(2)
+    for device in devices:
+        assert device.check_in() is not None
+        assert [offer.version for offer in device.offers] == [2]
+    devices[0].versions = {MODEL: 2}
+    assert devices[0].check_in() is not None
+    assert devices[0].offers == []
+    assert fleet.get(f"models/{MODEL}/versions/2")["devices"] == 1
+
+
 def test_what_a_device_runs_is_written_when_it_changes_only(world: Any) -> None:
     (device,) = world.add_devices(1)
 

@@ -133,7 +133,12 @@ OUTCOMES = {
 }
 
 
-@pytest.mark.parametrize("outcome", OUTCOMES)
+SHORT = ("completed", "worse in stage 1")
+
+
+@pytest.mark.parametrize(
+    "outcome", [pytest.param(each, marks=[] if each in SHORT else pytest.mark.slow) for each in OUTCOMES]
+)
 def test_killed_at_every_step_of_the_rollout(mortal: Any, outcome: str) -> None:
     assert kill_at_every_step(mortal, outcome) == OUTCOMES[outcome]
 

@@ -186,6 +186,7 @@ def test_rounds_that_are_over(place: Any) -> None:
     assert (place.files(), place.storage.folders("updates")) == ({}, [])
 
 
+@pytest.mark.slow
 def test_a_round_of_more_files_than_one_request_lists_or_deletes(place: Any) -> None:
     """1000 of S3's."""
     place.spool.open_round("r")

@@ -145,8 +145,8 @@ class Course:
     [
         ("folder", "blob"),
         ("folder", "round"),
-        ("object store", "round"),
-        pytest.param("object store", "blob", marks=pytest.mark.slow),
+        ("object store", "blob"),
+        pytest.param("object store", "round", marks=pytest.mark.slow),
         pytest.param("object store", "blob in parts", marks=pytest.mark.slow),
     ],
     indirect=["place"],
