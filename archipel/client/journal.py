@@ -44,6 +44,8 @@ class Journal:
         self._folder = folder
         self._vault = vault
         self._clock = clock
+        self._open: dict[str, Entry] | None = None
+        """The entries that are not closed, once they were asked for: that is what every check-in asks."""
         folder.mkdir(parents=True, exist_ok=True)
         sweep(folder)
         for kind in _BESIDE:
@@ -87,10 +89,16 @@ class Journal:
 
     def unfinished(self) -> list[OpenRound]:
         """Rounds that are not closed: after a restart, what was interrupted."""
-        return [OpenRound(self, entry) for entry in self.entries() if entry.step != "closed"]
+        if self._open is None:
+            self._open = {entry.round_id: entry for entry in self.entries() if entry.step != "closed"}
+        return [OpenRound(self, entry) for entry in self._open.values()]
 
     def _write(self, entry: Entry) -> None:
+        opened, self._open = self._open, None  # read again, should this fail half-way
         write_durably(self._path(entry.round_id), encode(entry))
+        if opened is not None:
+            opened.pop(entry.round_id, None)
+            self._open = opened if entry.step == "closed" else {**opened, entry.round_id: entry}
 
     def _forget_old(self) -> None:
         closed = [entry for entry in self.entries() if entry.step == "closed"]

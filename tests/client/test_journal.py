@@ -106,6 +106,28 @@ def test_leftovers_of_a_killed_process_are_removed(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == [f"{0:032x}.json"]
 
 
+def test_a_write_that_fails_half_way_is_seen_as_it_is_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = journal_in(tmp_path)
+    opened = [begin(journal, number) for number in range(2)]
+    assert [each.entry for each in journal.unfinished()] == [each.entry for each in opened]
+    real = j.write_durably
+
+    def fails(path: Path, data: bytes) -> None:
+        real(path, data)
+        raise OSError("no space left for the folder")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(j, "write_durably", fails)
+        for change in (lambda: opened[0].close("dropped"), lambda: opened[1].advance("advertising")):
+            with pytest.raises(OSError, match="no space"):
+                change()
+    [left] = journal.unfinished()
+    assert [left.entry] == [each.entry for each in journal_in(tmp_path).unfinished()]
+    assert left.entry.step == "advertising"
+    left.close("dropped")
+    assert journal.unfinished() == []
+
+
 def test_old_rounds_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(j, "KEPT_ROUNDS", 3)
     times = iter(range(1000))

@@ -81,6 +81,7 @@ def test_readme(tmp_path: Path, shell: dict[str, str]) -> None:
     assert {"digits.bundle", "step.onnx"} <= {path.name for path in tmp_path.iterdir()}
 
 
+@pytest.mark.slow
 def test_training(tmp_path: Path, shell: dict[str, str]) -> None:
     code = "\n".join(text for _, _, text in blocks("docs/training.md"))
     done = subprocess.run(

@@ -67,9 +67,8 @@ def cpu_seconds() -> float:
     return sum(os.times()[:4])
 
 
-@pytest.mark.parametrize(
-    "sign", [signal.SIGINT, *(pytest.param(each, marks=pytest.mark.slow) for each in (signal.SIGKILL, signal.SIGTERM))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGKILL, signal.SIGTERM])
 def test_no_process_is_left_behind(sign: signal.Signals, tmp_path: Path) -> None:
     """Interrupt the command while server and devices run; SIGKILL leaves them to notice by themselves."""
     stacks = tmp_path / "stacks"

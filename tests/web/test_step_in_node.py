@@ -66,7 +66,7 @@ def node() -> str:
     return program
 
 
-LONG = {"GRU", "LeNet", "DS-CNN, frozen", "ResNet-8", "Transformer, dropout"}
+LONG = {"GRU", "LeNet", "DS-CNN, frozen", "ResNet-8", "Transformer, dropout", "LSTM"}
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in LONG else n for n in CASES])
