@@ -109,6 +109,7 @@ def test_python_blocks(page: str, tmp_path: Path, shell: dict[str, str]) -> None
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_device(tmp_path: Path, shell: dict[str, str]) -> None:
     """Publisher and device in Python, then the commands on what they made."""
     page = blocks("docs/device.md")

@@ -143,7 +143,7 @@ class Course:
 @pytest.mark.parametrize(
     ("place", "kind"),
     [
-        ("folder", "blob"),
+        pytest.param("folder", "blob", marks=pytest.mark.slow),
         ("folder", "round"),
         ("object store", "blob"),
         pytest.param("object store", "round", marks=pytest.mark.slow),

@@ -265,7 +265,7 @@ def test_settings_that_contradict_each_other(data_folder: Any) -> None:
             load_settings(data_folder[0], environment={}, **{name: "x.pem"})
 
 
-@pytest.mark.parametrize("secured", [False, True])
+@pytest.mark.parametrize("secured", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_clients_that_fall_silent_do_not_keep_the_threads(
     server: Server, authority: Authority, data_folder: Any, secured: bool
 ) -> None:
