@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import signal
@@ -26,7 +27,6 @@ from archipel.protocol.sealed import public_bytes
 from archipel.server import OperatorClient, TaskRequest, init_data_folder, load_settings
 
 POPULATION = "devices"
-HERE = Path(__file__).resolve().parent
 PRIVACY = b.PrivacyPolicy(modes=("secure", "plain"), min_cohort=2, threshold=0.51, max_clip=10.0, max_bits=24)
 _PHASES = ("assigning", "advertising", "sharing", "masking", "confirming", "unmasking", "updating")
 
@@ -144,9 +144,15 @@ def agents(
 
 @contextmanager
 def device(python: Path, environment: Mapping[str, str], folder: Path, server: str, data: str = "") -> Iterator[int]:
-    """The agent's process; its id."""
-    command = [str(python), str(HERE / "peers" / "agent_run.py"), str(folder), server, *([data] if data else [])]
-    process = subprocess.Popen(command, env=environment)
+    """`archipel device run` in that folder; the id of its process."""
+    settings = folder.with_suffix(".toml")
+    examples = f"file = {json.dumps(data)}" if data else "store = true"
+    settings.write_text(
+        f"folder = {json.dumps(str(folder))}\nserver = {json.dumps(server)}\nallow_plain = true\n"
+        f"[conditions]\nmin_free_disk = 1_000_000\n[examples]\n{examples}\n"
+    )
+    command = [str(python.parent / "archipel"), "device", "run", str(settings)]
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
     try:
         yield process.pid
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import time
 from pathlib import Path
@@ -127,6 +128,7 @@ def run(config: Path, once: bool, as_json: bool) -> None:
             )
             return
         stop.on_signals()
+        gc.freeze()  # what starting made stays: collections need not look through it
         agent.run_forever(stop)
         supervisor.stopping()
         log.line("stopped", {}, {"device": agent.device_id})
