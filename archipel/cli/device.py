@@ -199,7 +199,7 @@ folder = "device"
 # max_offline_wait = 900.0          # until a server that could not be reached is tried again
 
 # What the device tells about itself whenever it checks in: nothing but this, and what the probes in `report` measure.
-# report = ["charging"]             # of those that [conditions] sets
+# report = ["charging", "battery"]  # of those that [conditions] sets; min_free_disk is "disk", and so on
 [attributes]
 # site = "north"
 

@@ -219,4 +219,6 @@ def _cohorts(spent: Spent) -> str:
 def _value(value: str | float | bool) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1e5 else f"{value:.6g}"  # bytes are to be read
+    return str(value)
