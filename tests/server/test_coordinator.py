@@ -122,7 +122,7 @@ def test_no_round_without_enough_devices(world: Any) -> None:
     assert world.rounds(task["task_id"]) == []
     assert world.task(task["task_id"])["waiting"] == 2
     # The third comes when the first two are long gone.
-    world.clock.now += 11
+    world.clock.now += 13
     devices[2].check_in()
     world.settle()
     assert world.rounds(task["task_id"]) == []

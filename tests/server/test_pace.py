@@ -59,10 +59,10 @@ def told(device: Any) -> float:
 
 def test_a_crowd_is_told_to_come_more_rarely(crowded: Any) -> None:
     first = [told(device) for device in crowded.devices]
-    assert first == [1.0] * 30  # not yet counted
+    assert first == [2.0] * 30  # not yet counted
     crowded.clock.now += 11
     second = np.array([told(device) for device in crowded.devices])
-    assert 1.0 <= second.min() < second.max() <= 180.0
+    assert 2.0 <= second.min() < second.max() <= 180.0
     assert 10 < second.mean() < 75  # the mean of 30 draws of mean 30 and as much spread
     with crowded.services.database.read() as session:
         for device, wait in zip(crowded.devices, second):

@@ -291,5 +291,5 @@ def test_populations(world: Any) -> None:
     token = limited(world, "staff", role="auditor")
     assert world.operator("GET", "/v1/populations", headers=token)[1]["items"] == [staff]
     assert world.operator("GET", "/v1/populations/pupils", headers=token)[0] == 403
-    world.clock.now += 11  # too late to be taken
+    world.clock.now += 13  # too late to be taken
     assert world.operator("GET", "/v1/populations/pupils")[1]["waiting"] == 0
