@@ -153,7 +153,7 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-LONG = {"GRU", "LSTM", "ResNet-8", "MobileNetV2", "U-Net", "FedAvg CNN"}
+LONG = {"GRU", "LSTM", "ResNet-8", "DS-CNN", "MobileNetV2", "U-Net", "FedAvg CNN"}
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in LONG else n for n in TASKS])

@@ -25,7 +25,7 @@ FLOAT32_ONLY = {("", "MaxPool")}
 @pytest.mark.parametrize("key", OWN, ids=lambda key: key[1])
 def test_rules_emit_standard_operators(key: tuple[str, str], gradient_cases: dict) -> None:
     @settings(
-        max_examples=8,
+        max_examples=5,
         phases=[Phase.generate],
         deadline=None,
         derandomize=True,
@@ -47,7 +47,7 @@ def test_rules_emit_standard_operators(key: tuple[str, str], gradient_cases: dic
     check()
 
 
-FAST = ("MLP", "LeNet")
+FAST = ("MLP",)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from archipel.protocol.sealed import decode, encode
 from archipel.server.models import UPDATE_PHASES, Answer
 from tests.client.kills.victim import Victim
 
-STRIDE = 40
+STRIDE = 64
 """The short suite kills at every so manieth point, a different one for each scenario; the long one at all."""
 PHASES = dict.fromkeys(("advertising", "sharing", "masking", "confirming", "unmasking", "updating"), 1.2)
 COMMON: dict[str, Any] = {"cohort": 4, "min_cohort": 3, "deadlines": {**PHASES, "assigning": 15.0}}

@@ -10,7 +10,7 @@ import pytest
 from archipel.bundle import generate_key, read_weights
 from archipel.protocol import identity, messages
 from archipel.server.app import create_app
-from tests.server.test_buffered_rounds import asynchronous, seats
+from tests.server.coordinator.test_buffered_rounds import asynchronous, seats
 from tests.server.test_plain_rounds import mean, parameters, same, update
 
 PHASES = ("advertising", "sharing", "masking", "confirming", "unmasking")

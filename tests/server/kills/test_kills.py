@@ -20,7 +20,7 @@ from tests.server.kills.killed import Died, Server
 from tests.server.test_plain_rounds import mean, update
 from tests.server.test_secure_round import expected_parameters, give_updates
 
-STRIDE = 24
+STRIDE = 40
 """The short suite kills at every so manieth point, a different one for each scenario; the long one at all."""
 
 

@@ -10,8 +10,8 @@ from tests.server.api.test_enrolment_tokens import *  # noqa: F403
 from tests.server.api.test_paging import *  # noqa: F403
 from tests.server.api.test_permissions import *  # noqa: F403
 from tests.server.api.test_rotations import *  # noqa: F403
+from tests.server.coordinator.test_candidates import *  # noqa: F403
 from tests.server.test_bundles_and_tasks import *  # noqa: F403
-from tests.server.test_candidates import *  # noqa: F403
 from tests.server.test_enrolment import *  # noqa: F403
 from tests.server.test_messages_of_a_round import *  # noqa: F403
 from tests.server.test_secure_round import *  # noqa: F403

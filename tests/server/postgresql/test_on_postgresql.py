@@ -16,8 +16,8 @@ from archipel.server.audit_chain import verify
 from archipel.server.models import Base
 from archipel.server.resources import AuditEntry
 from tests.server.api.test_task_control import *  # noqa: F403
-from tests.server.test_coordinator import *  # noqa: F403
-from tests.server.test_lease import *  # noqa: F403
+from tests.server.coordinator.test_coordinator import *  # noqa: F403
+from tests.server.coordinator.test_lease import *  # noqa: F403
 from tests.server.test_rounds import *  # noqa: F403
 
 

@@ -17,7 +17,7 @@ from tests.server.kills.killed import Server
 from tests.server.kills.test_kills import Through
 from tests.server.registry.fleet import GATE, MODEL, Fleet
 
-STRIDE = 24
+STRIDE = 40
 """The short suite kills at every so manieth point, the long one at all."""
 STAGES = [{"percent": 100, "soak_seconds": 60}]
 

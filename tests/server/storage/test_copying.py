@@ -19,9 +19,9 @@ from archipel.server.coordinator import Coordinator
 from archipel.server.lock import LOCK_FILE, only_one
 from archipel.server.services import Services
 from archipel.server.settings import load_settings
+from tests.server.coordinator.test_coordinator import set_updates
 from tests.server.storage.conftest import InBucket, InFolder
 from tests.server.storage.moto_process import TestBucket
-from tests.server.test_coordinator import set_updates
 
 
 @pytest.fixture

@@ -145,7 +145,7 @@ class Course:
     [
         pytest.param("folder", "blob", marks=pytest.mark.slow),
         ("folder", "round"),
-        ("object store", "blob"),
+        pytest.param("object store", "blob", marks=pytest.mark.slow),
         pytest.param("object store", "round", marks=pytest.mark.slow),
         pytest.param("object store", "blob in parts", marks=pytest.mark.slow),
     ],

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tests.server.coordinator.test_coordinator import *  # noqa: F403
 from tests.server.test_bundles_and_tasks import *  # noqa: F403
-from tests.server.test_coordinator import *  # noqa: F403
 from tests.server.test_messages_of_a_round import *  # noqa: F403
 from tests.server.test_secure_round import *  # noqa: F403
 

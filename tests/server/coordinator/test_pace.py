@@ -83,11 +83,11 @@ def test_only_devices_that_come_soon_are_taken(crowded: Any) -> None:
     task = crowded.create_task(cohort=3)
     for device in crowded.devices:
         told(device)
-    crowded.clock.now += 11
+    crowded.clock.now += 13
     for device in crowded.devices[:20]:
         told(device)
     with crowded.services.database.read() as session:
         due = [session.get_one(CheckInRow, device.id).due - crowded.clock.now for device in crowded.devices]
     soon = sum(-10 < seconds <= 10 for seconds in due)
-    assert soon < 20  # the ten that did not come again are late by ten seconds
+    assert soon < 20  # the ten that did not come again are late by more than ten seconds
     assert crowded.task(task["task_id"])["waiting"] == soon
