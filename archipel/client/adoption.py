@@ -21,7 +21,7 @@ from typing import Literal
 import numpy as np
 
 from archipel.bundle import Bundle, open_bundle
-from archipel.client.comparing import Content, Verdict, compare
+from archipel.client.comparing import Content, ExamplesError, Verdict, compare
 from archipel.client.device import Device
 from archipel.client.exchange import LATER
 from archipel.client.identity import DeviceRecord
@@ -161,7 +161,7 @@ class Adoption:
         except (ArchipelError, OSError) as error:
             if isinstance(error, RefusedError) and error.status in {401, *LATER}:
                 raise
-            self._keep(offer, running, Verdict(False, str(error)))
+            self._keep(offer, running, Verdict(False, str(error)), soon=isinstance(error, (ExamplesError, OSError)))
 
     def _due(self, offer: Offer, state: SlotState) -> bool:
         """Whether the version is to be tried now."""
@@ -301,9 +301,9 @@ class Adoption:
 
     # --- the owner ------------------------------------------------------------------------------------------------
 
-    def _keep(self, offer: Offer, running: Slot | None, verdict: Verdict) -> None:
+    def _keep(self, offer: Offer, running: Slot | None, verdict: Verdict, *, soon: bool = False) -> None:
         with suppress(OSError, ClientError):  # in memory it is kept out all the same
-            self._book.keep_out(offer, verdict.reason, worse=bool(verdict.values))
+            self._book.keep_out(offer, verdict.reason, worse=bool(verdict.values), soon=soon)
         self._tell("kept", offer, running, verdict)
 
     def _tell(self, what: Literal["adopted", "kept"], offer: Offer, running: Slot | None, verdict: Verdict) -> None:

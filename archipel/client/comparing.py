@@ -12,13 +12,17 @@ from archipel.bundle import Bundle, Program
 from archipel.bundle.roles import Label
 from archipel.client.device import Device
 from archipel.client.work import opened, some, state_name
-from archipel.errors import ArchipelError, RoundAbandonedError
+from archipel.errors import ArchipelError, ClientError, RoundAbandonedError
 from archipel.lite_runtime.driver import find_program, need_program
 from archipel.protocol.measures import ACCURACY, measured, measures
 
 LOSS = "loss"
 MAX_EXAMPLES = 10_000
 """Of more, so many are taken: the same for both."""
+
+
+class ExamplesError(ClientError):
+    """The device's examples cannot be had, which says nothing about the version."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +48,8 @@ class Verdict:
 def compare(device: Device, publisher_keys: Sequence[bytes], new: Content, running: Content) -> Verdict:
     """Evaluate both with the device's personal tensors on the same examples.
 
-    Raises what evaluating the new version raises, RoundAbandonedError where the device may not work any more, and what
-    `device.examples` raises.
+    Raises what evaluating the new version raises, RoundAbandonedError where the device may not work any more,
+    ExamplesError, and what else than an ArchipelError or OSError `device.examples` raises.
     """
     name = find_program(new.bundle, "evaluate")
     if name is None:
@@ -56,7 +60,10 @@ def compare(device: Device, publisher_keys: Sequence[bytes], new: Content, runni
     metric = next(iter(of_both or there), "")
     if not metric:
         return Verdict(True, f"after the self-test alone: it measures neither {LOSS} nor {ACCURACY}")
-    fields = some(device.examples(), MAX_EXAMPLES, seed=0)
+    try:
+        fields = some(device.examples(), MAX_EXAMPLES, seed=0)
+    except (ArchipelError, OSError) as error:
+        raise ExamplesError(f"not compared, the examples cannot be read: {error}") from error
     if not _labelled(program, fields):
         return Verdict(True, "after the self-test alone: there are no labelled examples on this device")
     value = _evaluate(device, publisher_keys, new, fields).get(metric, math.nan)

@@ -18,6 +18,8 @@ from archipel.protocol.sealed import decode, encode
 
 FILE = "adoption.json"
 RETRY_SECONDS = 86400.0
+RETRY_SOON_SECONDS = 600.0
+"""After what says nothing about the version: a full disk, examples that cannot be read."""
 MAX_STARTS = 3
 _MAX_KEPT_OUT = 8
 _MAX_BYTES = 1 << 20
@@ -86,12 +88,13 @@ class OfferBook:
         left = tuple(each for each in entries if not adopted or each.version != offer.version)
         self._change(offer.model, kept_out=left, begun=0, starts=0)
 
-    def keep_out(self, offer: Offer, reason: str, *, worse: bool = False) -> None:
+    def keep_out(self, offer: Offer, reason: str, *, worse: bool = False, soon: bool = False) -> None:
+        """`soon`: until RETRY_SOON_SECONDS from now."""
         seen = self.of(offer.model)
         entry = KeptOut(
             version=offer.version,
             serial=max(offer.serial, seen.serial),
-            until=self._clock() + RETRY_SECONDS,
+            until=self._clock() + (RETRY_SOON_SECONDS if soon else RETRY_SECONDS),
             reason=reason[:MAX_REASON],
             worse=worse,
         )

@@ -13,7 +13,7 @@ import pytest
 
 from archipel.bundle import generate_key
 from archipel.client.adoption import Adoption
-from archipel.client.offer_book import RETRY_SECONDS
+from archipel.client.offer_book import RETRY_SECONDS, RETRY_SOON_SECONDS
 from archipel.errors import ClientError
 from archipel.protocol.sealed import public_bytes
 from archipel.server.registry_resources import Gate, RolloutRequest, Stage
@@ -236,6 +236,35 @@ def test_what_cannot_be_compared_is_adopted_after_the_self_test(registry: Any, h
     reason = registry.told(agent, "adopted")[-1]["reason"]
     assert reason.startswith("after the self-test alone")
     assert how in reason
+
+
+@pytest.mark.parametrize("error", [OSError(5, "Input/output error", "data.npz"), ClientError("the store is damaged")])
+def test_examples_that_cannot_be_read_say_nothing_about_the_version(registry: Any, error: Exception) -> None:
+    now, broken = [1e9], [True]
+
+    def examples() -> dict[str, np.ndarray]:
+        if broken[0]:
+            raise error
+        return local_data(0)
+
+    agent = registry.device(examples=examples)
+    agent._adoption = Adoption(agent._device, lambda: now[0])
+    agent.run_once()
+    registry.add(BETTER)
+    for _ in range(2):
+        assert agent.run_once().kind == "waiting"
+    [kept] = registry.told(agent, "kept")
+    assert "the examples cannot be read" in kept["reason"]
+    assert str(error) in kept["reason"]
+    broken[0] = False
+    now[0] += RETRY_SOON_SECONDS - 1
+    agent.run_once()
+    assert agent.models == {MODEL: 1}
+    now[0] += 2
+    agent.run_once()
+    assert agent.models == {MODEL: 2}
+    [adopted] = registry.told(agent, "adopted")[1:]
+    assert adopted["running"] == pytest.approx(registry.loss(1), rel=1e-5)
 
 
 WRONG = [
