@@ -1,0 +1,92 @@
+"""What the server may answer to a check-in: a case for each row of docs/agent.md."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from archipel import bundle as b
+from archipel.errors import RefusedError, UnreachableError
+from archipel.protocol import messages as m
+from archipel.protocol.sealed import encode, seal
+from tests.client.answers.world import NO_ANSWER, World, case
+from tests.client.conftest import POPULATION
+from tests.client.scripted import Reply, before, refused
+
+
+@case("to a check-in", "200 with a plan")
+def _(world: World) -> None:
+    assert world.round().kind == "took_part"
+
+
+@case("to a check-in", "200 with a plan that the pinned key did not sign")
+def _(world: World) -> None:
+    def signed(reply: Reply) -> Reply:
+        return Reply(200, encode(m.CheckInResponse(plan=seal("plan", world.server.plan, b.generate_key()))))
+
+    world.answers("check-in", signed)
+    assert world.round().kind == "refused"
+    assert world.agent.rounds == []
+    assert world.agent.run_once().kind == "took_part"
+
+
+@case("to a check-in", "200 with a plan of a round that this device was in")
+def _(world: World) -> None:
+    world.answers("shares", refused(422))
+    assert world.round().kind == "dropped"
+    world.server.phase = "advertising"
+    assert world.agent.run_once().kind == "waiting"
+    assert world.asked("advertisement") == 1
+
+
+@case("to a check-in", "200 without a plan")
+def _(world: World) -> None:
+    world.answers("bundle", *[before(503)] * 2)
+    with pytest.raises(RefusedError):
+        world.round()
+    world.server.plan = None
+    outcome = world.agent.run_once()
+    assert (outcome.kind, outcome.wait) == ("waiting", 0.01)
+    assert [(entry.step, entry.result) for entry in world.agent.rounds] == [("closed", "dropped")]
+    for told, wait in ((-5.0, 0.01), (1e300, 86400.0)):
+        world.answers("check-in", lambda reply, told=told: Reply(200, encode(m.CheckInResponse(retry_after=told))))
+        assert world.agent.run_once().wait == wait
+
+
+@case("to a check-in", "200 with an offered version that the pinned key did not sign")
+def _(world: World) -> None:
+    world.restart(adopt=True)
+    offer = m.Offer(population=POPULATION, model="linear", version=1, bundle=world.server.bundle, serial=1)
+    world.server.offers = [seal("offer", offer, b.generate_key())]
+    assert world.agent.run_once().kind == "waiting"
+    assert world.events == ["refused", "waiting"]
+    assert world.asked("bundle") == 0
+
+
+@case("to a check-in", "401")
+def _(world: World) -> None:
+    world.agent.run_once()
+    world.server.forget()
+    world.answers("check-in", before(401))
+    assert world.round().kind == "took_part"
+    assert world.server.steps[:4] == ["check-in", "challenge", "session", "check-in"]
+
+
+@case("to a check-in", "401 again, no answer")
+def _(world: World) -> None:
+    for change in (before(401), *NO_ANSWER):
+        world.answers("check-in", change, change)
+        with pytest.raises((UnreachableError, RefusedError)):
+            world.agent.run_once()
+    world.answers("check-in", *[change for change in NO_ANSWER for _ in range(2)], *[before(401)] * 4)
+    world.server.begin()
+    world.runs_on()
+
+
+@case("to a check-in", "400, 403, 404, another status")
+def _(world: World) -> None:
+    for status in (400, 403, 404, 418, 302):
+        world.answers("check-in", refused(status))
+        with pytest.raises(RefusedError, match=f"HTTP {status}"):
+            world.agent.run_forever(threading.Event())
