@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-SCALE = "predict (float[n, 3] x, float[3] w) => (float[n, 3] y) { y = Mul(x, w) }"
+from tests.lite_runtime.slots.conftest import SCALE
 
 # The states that the course below goes through: active slot, status of a and b.
 COURSE = [
