@@ -11,6 +11,7 @@ the slots alone say which version runs.
 
 from __future__ import annotations
 
+import errno
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -50,6 +51,7 @@ from archipel.protocol.sealed import Sealed, unseal
 
 FOLDER = "models"
 WITHDRAWN = "the server took it back"
+_OF_THE_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EACCES, errno.EPERM}
 
 Parameters = Mapping[str, np.ndarray] | None
 """None: the bundle's own."""
@@ -161,7 +163,7 @@ class Adoption:
         except (ArchipelError, OSError) as error:
             if isinstance(error, RefusedError) and error.status in {401, *LATER}:
                 raise
-            self._keep(offer, running, Verdict(False, str(error)), soon=isinstance(error, (ExamplesError, OSError)))
+            self._keep(offer, running, Verdict(False, str(error)), soon=_own_trouble(error))
 
     def _due(self, offer: Offer, state: SlotState) -> bool:
         """Whether the version is to be tried now."""
@@ -316,6 +318,15 @@ class Adoption:
         if verdict.values:
             detail |= {"metric": verdict.metric, "offered": verdict.values[0], "running": verdict.values[1]}
         self._device.emit(what, detail)
+
+
+def _own_trouble(error: BaseException | None) -> bool:
+    """Whether what failed is the device's own, whatever was made of it on the way: its examples, or its disk."""
+    while error is not None:
+        if isinstance(error, ExamplesError) or (isinstance(error, OSError) and error.errno in _OF_THE_DISK):
+            return True
+        error = error.__context__
+    return False
 
 
 def _running(state: SlotState) -> Slot | None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import itertools
+import os
 import subprocess
 import sys
 import threading
@@ -265,6 +268,44 @@ def test_examples_that_cannot_be_read_say_nothing_about_the_version(registry: An
     assert agent.models == {MODEL: 2}
     [adopted] = registry.told(agent, "adopted")[1:]
     assert adopted["running"] == pytest.approx(registry.loss(1), rel=1e-5)
+
+
+def test_a_full_disk_says_nothing_about_the_version(registry: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At each write of an adoption: it is tried again soon, unless it had been adopted by then."""
+    now = [1e9]
+    before: int | None = None
+
+    def full(handle: int) -> None:
+        nonlocal before
+        if before is not None and threading.current_thread() is threading.main_thread():
+            before -= 1
+            if before < 0:
+                raise OSError(errno.ENOSPC, "No space left on device")
+        fsync(handle)
+
+    fsync = os.fsync
+    monkeypatch.setattr(os, "fsync", full)
+    agent = registry.device()
+    agent._adoption = Adoption(agent._device, lambda: now[0])
+    agent.run_once()
+    kept = 0
+    for writes in itertools.count():
+        version = 2 + writes
+        registry.add((0.5 + writes / 1e4, -0.5, 1.0))  # no two alike
+        before = writes
+        agent.run_once()
+        left, before = before, None
+        if left >= 0:
+            break
+        told = registry.told(agent, "kept")[kept:]
+        kept += len(told)
+        if agent.models == {MODEL: version - 1}:
+            assert all("No space left" in each["reason"] for each in told)
+            now[0] += RETRY_SOON_SECONDS + 1
+            agent.run_once()
+        assert agent.models == {MODEL: version}, writes
+    assert writes > 10
+    assert kept > 5
 
 
 WRONG = [
