@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Literal
 
 from archipel.client.device import Device
@@ -10,8 +11,15 @@ from archipel.client.exchange import LATER, Ended, send_update
 from archipel.client.journal import OpenRound
 from archipel.client.session import DeviceSession
 from archipel.client.transport import Transport
-from archipel.errors import ClientError, RefusedError, RoundAbandonedError, SessionRefusedError, UnreachableError
-from archipel.protocol.messages import RoundStatus
+from archipel.errors import (
+    ArchipelError,
+    ClientError,
+    RefusedError,
+    RoundAbandonedError,
+    SessionRefusedError,
+    UnreachableError,
+)
+from archipel.protocol.messages import Receipt, RoundStatus
 
 
 class Settling:
@@ -25,12 +33,19 @@ class Settling:
     def end(
         self, journal: OpenRound, kind: Literal["took_part", "dropped", "refused"], reason: str, wait: float
     ) -> Outcome:
+        if not journal.keys_sent:
+            self._leave(journal.entry.round_id)
         traffic = self._transport.traffic
         journal.close(kind, reason, sent=traffic.sent, received=traffic.received)
         entry = journal.entry
         if kind != "took_part":
             self._device.emit(kind, {"reason": reason}, entry.round_id)
         return Outcome(kind, wait, entry.round_id, reason, entry.examples, traffic.sent, traffic.received)
+
+    def _leave(self, round_id: str) -> None:
+        """Whatever comes of it, the device sends nothing in the round: the others need not wait for it."""
+        with suppress(ArchipelError):
+            self._session.call("POST", f"/v1/rounds/{round_id}/leave", Receipt)
 
     def conclude(self, journal: OpenRound, ended: Ended, wait: float) -> Outcome:
         """The round's result is known."""

@@ -233,12 +233,14 @@ class Round(Base):
 
 
 class Participant(Base):
-    """A device that was assigned to a round. `ends`: when its seat in a buffered round is given up, else null."""
+    """A device that was assigned to a round. `ends`: when its seat in a buffered round is given up, else null. `left`:
+    when it said that it will send nothing, else null."""
 
     __tablename__ = "participants"
     round_id: Mapped[str] = mapped_column(ForeignKey("rounds.round_id"), primary_key=True)
     device_id: Mapped[str] = mapped_column(ForeignKey("devices.device_id"), primary_key=True, index=True)
     ends: Mapped[float | None] = mapped_column(Float)
+    left: Mapped[float | None] = mapped_column(Float)
 
 
 class Answer(Base):

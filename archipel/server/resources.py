@@ -151,10 +151,12 @@ class TaskPage(Message, frozen=True, kw_only=True, omit_defaults=False):
 
 
 class ParticipantInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
-    """`furthest` is the last phase that the device answered in; `assigning`: it was not heard of since."""
+    """`furthest` is the last phase that the device answered in; `assigning`: it was not heard of since, but for that it
+    `left`, if it did."""
 
     device_id: DeviceId
     furthest: Phase
+    left: bool
     bytes_uploaded: int
 
 

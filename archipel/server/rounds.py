@@ -33,8 +33,9 @@ MAX_REASON = 1024
 class PhaseRule:
     """One row of the state machine.
 
-    `previous` names the phase whose answers say who must answer now: the phase ends as soon as all of them have, or at
-    its deadline (`seconds` by default) if at least `minimum` have; otherwise the round fails with `lacking`. Phase
+    `previous` names the phase whose answers say who must answer now (after `assigning` all but those that left): the
+    phase ends as soon as all of them have, or at its deadline (`seconds` by default) if at least `minimum` have;
+    otherwise the round fails with `lacking`. Phase
     `assigning` waits for devices that check in, `buffering` for updates that were folded into the round's sum,
     `aggregating` for the coordinator's own work. With `collects` the answers are updates, and `goal` of them end it.
     """
@@ -142,12 +143,12 @@ def count(session: Session, current: Round, task: Task, *, now: float, window: f
     if rule.waits_for == "folded":
         folded = session.scalar(_FOLDED, {"in_round": current.round_id}) or 0
         return Counts(task.cohort, folded, required(task, rule))
-    return Counts(
-        expected=_count_answers(session, current.round_id, rule.previous or ""),
-        answered=_count_answers(session, current.round_id, rule.name),
-        minimum=required(task, rule),
-        goal=task.goal,
-    )
+    minimum, expected = required(task, rule), _count_answers(session, current.round_id, rule.previous or "")
+    if rule.previous == "assigning":
+        # Where too many have left the deadline is waited for: rounds that fail at once use up the task's patience.
+        expected = max(expected, minimum)
+    answered = _count_answers(session, current.round_id, rule.name)
+    return Counts(expected, answered, minimum, goal=task.goal)
 
 
 def advance(session: Session, round_id: str, *, now: float, window: float, max_failed: int) -> Transition | None:
@@ -227,7 +228,7 @@ def read_plan(current: Round) -> RoundPlan:
     return decode("plan", decode("plan", current.plan, Sealed).body, RoundPlan)
 
 
-_PARTICIPANTS = select(func.count()).where(Participant.round_id == bindparam("in_round"))
+_PARTICIPANTS = select(func.count()).where(Participant.round_id == bindparam("in_round"), Participant.left.is_(None))
 _FOLDED = select(func.count()).where(Answer.folded_into == bindparam("in_round"))
 _ANSWERS = select(func.count()).where(Answer.round_id == bindparam("in_round"), Answer.phase == bindparam("in_phase"))
 

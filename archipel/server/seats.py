@@ -22,6 +22,7 @@ class Seat:
     """One participant in one round. `answers` maps the phases that it answered in to the digests of what it sent.
 
     `buffer_ends`: of a buffered round, when the device's time is over. `task_over`: how the task ended, if it did.
+    `left`: the device said that it will send nothing.
     """
 
     round_id: str
@@ -35,6 +36,7 @@ class Seat:
     answers: Mapping[str, str] = field(default_factory=dict)
     privacy: str = "secure"
     buffer_ends: float | None = None
+    left: bool = False
     task_over: str = ""
     now: float = 0.0
     staleness: int = 0
@@ -54,6 +56,8 @@ class Seat:
             return False
         if stored is not None:
             raise refuse(409, f"another message is stored for phase {phase}; a message cannot be replaced")
+        if self.left:
+            raise refuse(410, "this device has left the round")
         if self.buffer_ends is not None:
             self._require_time()
             return True
@@ -105,6 +109,7 @@ _SEAT = (
         Round.number,
         Participant.device_id,
         Participant.ends,
+        Participant.left,
         Device.device_key,
         Device.revoked,
         Answer.phase.label("answered"),
@@ -152,6 +157,7 @@ def _seat(rows: Sequence[Any], round_id: str, device_id: str, now: float) -> Sea
         answers={each.answered: each.answer for each in rows if each.answered is not None},
         privacy=row.privacy,
         buffer_ends=row.ends,
+        left=row.left is not None,
         task_over="" if row.state in LIVE else row.state,
         now=now,
         staleness=max(row.rounds_committed + 1 - row.number, 0),

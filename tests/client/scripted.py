@@ -40,6 +40,7 @@ STEPS = {
     "GET /v1/bundles/DIGEST/pieces": "pieces",
     "GET /v1/blobs/DIGEST/pieces": "pieces",
     "GET /v1/rounds/ID": "status",
+    "POST /v1/rounds/ID/leave": "leave",
     "PUT /v1/rounds/ID/advertisement": "advertisement",
     "GET /v1/rounds/ID/cohort": "cohort",
     "PUT /v1/rounds/ID/shares": "shares",
@@ -207,6 +208,9 @@ class Scripted(ThreadingHTTPServer):
     def _status(self, body: bytes) -> msgspec.Struct:
         assert self.plan is not None
         return m.RoundStatus(round_id=self.plan.round_id, phase=self.phase, phase_ends=0.0, retry_after=0.01)
+
+    def _leave(self, body: bytes) -> msgspec.Struct:
+        return m.Receipt()
 
     def _advertisement(self, body: bytes) -> msgspec.Struct:
         if self.phase == "advertising":

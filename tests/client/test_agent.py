@@ -15,6 +15,7 @@ from archipel.client import Agent, Event
 from archipel.errors import ClientError, RefusedError, UnreachableError
 from archipel.protocol.messages import RoundStatus
 from archipel.server.models import DeviceSession
+from tests.client.conftest import local_data
 
 
 def ended(federation: Any, task: Any) -> Any:
@@ -27,6 +28,25 @@ def check_sum(federation: Any, task: Any, survivors: list[tuple[Agent, int]]) ->
     start = federation.operator.weights(info.weights_in)["w"]
     expected = federation.expected_weights(start, survivors, task)
     np.testing.assert_allclose(federation.operator.weights(info.weights_out)["w"], expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("why", ["it cannot compute", "its owner refuses"])
+def test_the_others_do_not_wait_for_a_device_that_leaves(federation: Any, why: str) -> None:
+    def spoilt() -> dict[str, np.ndarray]:
+        return {name: np.full_like(array, np.nan) for name, array in local_data(3).items()}
+
+    more: dict[str, Any] = {"max_upload_bytes": 1} if why == "its owner refuses" else {"examples": spoilt}
+    agents = [*(federation.agent(number) for number in range(3)), federation.agent(3, **more)]
+    task = federation.task(cohort=4, rounds=2, deadlines={"advertising": 600})
+    federation.run(agents, ended(federation, task))
+    assert federation.wait(task).state == "completed"
+    check_sum(federation, task, list(zip(agents[:3], range(3))))
+    assert [entry.result for entry in agents[3].rounds] == [
+        "refused" if more.get("max_upload_bytes") else "dropped"
+    ] * 2
+    for info in federation.rounds(task):
+        assert [each.left for each in info.participants].count(True) == 1
+        assert next(each for each in info.participants if each.left).device_id == agents[3].device_id
 
 
 def test_rounds_end_with_the_plain_sum(federation: Any) -> None:

@@ -42,9 +42,11 @@ def _infos(session: Session, task: Task, rounds: Sequence[Round]) -> list[RoundI
     survivors: dict[str, list[str]] = {}
     phases: dict[tuple[str, str], set[str]] = {}
     sizes: dict[tuple[str, str], int] = {}
-    assigned = select(Participant.round_id, Participant.device_id).where(Participant.round_id.in_(shown))
-    for row in session.execute(assigned.order_by(Participant.device_id)):
+    left: dict[tuple[str, str], bool] = {}
+    assigned = select(Participant.round_id, Participant.device_id, Participant.left)
+    for row in session.execute(assigned.where(Participant.round_id.in_(shown)).order_by(Participant.device_id)):
         phases[row.round_id, row.device_id] = {"assigning"}
+        left[row.round_id, row.device_id] = row.left is not None
     if task.buffered:  # whose updates came into a buffer, whichever round they were sent for
         folded = select(Answer.folded_into, Answer.device_id).where(Answer.folded_into.in_(shown))
         for into, device_id in session.execute(folded.order_by(Answer.device_id)):
@@ -61,6 +63,7 @@ def _infos(session: Session, task: Task, rounds: Sequence[Round]) -> list[RoundI
             ParticipantInfo(
                 device_id=device_id,
                 furthest=furthest,  # type: ignore[arg-type]
+                left=left[round_id, device_id],
                 bytes_uploaded=sizes.get((round_id, device_id), 0),
             )
         )

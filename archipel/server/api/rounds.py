@@ -1,10 +1,10 @@
-"""The steps of a secure round, but for the masked update itself. Nothing here changes a round's phase."""
+"""The steps of a secure round, but for the masked update itself, and leaving any. Nothing here changes its phase."""
 
 from __future__ import annotations
 
 import hashlib
 
-from sqlalchemy import Connection, and_, bindparam, insert, select
+from sqlalchemy import Connection, and_, bindparam, insert, select, update
 
 from archipel.protocol.messages import (
     AdvertiseRequest,
@@ -23,7 +23,7 @@ from archipel.protocol.secagg import check_advertisement, check_confirmation, ch
 from archipel.server.models import Participant, Round, Share, Task
 from archipel.server.problems import refuse, refusing
 from archipel.server.routes import DEVICE, READ, B, Call, Route
-from archipel.server.seats import find_seat, store_answer
+from archipel.server.seats import find_seat, store_answer, take_seat
 
 _STATUS = (
     select(
@@ -71,6 +71,37 @@ def advertise(call: Call[AdvertiseRequest], round_id: str) -> Receipt:
         check_advertisement(call.body.advertisement, seat.device_key, round_id, seat.plan_digest)
     body = encode(call.body.advertisement)
     return store_answer(call.services, seat, "advertising", digest=digest, size=len(call.raw), body=body)
+
+
+def leave(call: Call[None], round_id: str) -> Receipt:
+    """The device will send nothing in the round, so that nobody waits for it. Only before its first message.
+
+    Nobody waits for it in a buffered round: there its time goes by as it did.
+    """
+    device_id = call.identity.device_id
+
+    def store(connection: Connection) -> Receipt:
+        now = call.services.clock()
+        # Alone with the round: a message of the same device must not come in between.
+        connection.execute(_ALONE, {"in_round": round_id})
+        seat = take_seat(connection, round_id, device_id, now=now)
+        if seat.answers:
+            raise refuse(
+                409, "this device has sent messages in the round; what it does not send any more is waited for"
+            )
+        if not seat.left and seat.buffer_ends is None:
+            connection.execute(_LEAVE, {"in_round": round_id, "leaving": device_id, "at": now})
+        return Receipt()
+
+    return call.services.database.together(store)
+
+
+_ALONE = select(Round.round_id).where(Round.round_id == bindparam("in_round")).with_for_update()
+_LEAVE = (
+    update(Participant)
+    .where(Participant.round_id == bindparam("in_round"), Participant.device_id == bindparam("leaving"))
+    .values(left=bindparam("at"))
+)
 
 
 def cohort(call: Call[None], round_id: str) -> bytes:
@@ -168,6 +199,7 @@ _ROUND = "/v1/rounds/<id:round_id>"
 
 ROUTES = (
     Route("GET", _ROUND, DEVICE | READ, round_status, response=RoundStatus, members=True),
+    Route("POST", f"{_ROUND}/leave", DEVICE, leave, response=Receipt, members=True),
     Route("PUT", f"{_ROUND}/advertisement", DEVICE, advertise, AdvertiseRequest, Receipt, members=True),
     Route("GET", f"{_ROUND}/cohort", DEVICE, cohort, response=Cohort, members=True),
     Route("PUT", f"{_ROUND}/shares", DEVICE, send_shares, Shares, Receipt, members=True),

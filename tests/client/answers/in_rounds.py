@@ -121,6 +121,21 @@ def _(world: World) -> None:
     assert world.seen == 0
 
 
+@case("in a round", "any, or none, to its leaving")
+def _(world: World) -> None:
+    world.restart(allow_plain=False)
+    for change in (None, *map(refused, (400, 403, 404, 409, 410, 418)), *NO_ANSWER):
+        world.answers("leave", change, change)
+        assert world.round(privacy="plain").kind == "refused"
+        assert world.asked("leave") in (1, 2)
+        assert world.agent.run_once().kind == "waiting"
+        assert world.asked("update") == 0
+        assert [entry.step for entry in world.agent.rounds[-1:]] == ["closed"]
+        world.server.forget()
+    world.works()
+    assert world.asked("leave") == 0
+
+
 def ends(world: World, phase: m.Phase) -> Change:
     def change(reply: Reply) -> Reply:
         world.server.phase = phase
