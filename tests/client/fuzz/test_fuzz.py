@@ -98,6 +98,8 @@ class Fuzzed:
                 (agent.config.folder / "cache" / name).mkdir()
         if step in ("challenge", "session"):
             agent._session = None
+        if step == "leave":
+            plan["min_cohort"] = 2  # fewer than the publisher allows, so that the device refuses
         server.begin(**plan)
         server.changes[step] = [change]
         began = time.monotonic()

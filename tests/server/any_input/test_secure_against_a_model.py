@@ -43,13 +43,14 @@ class Modelled:
     answered: dict[str, set[str]] = field(default_factory=lambda: {phase: set() for phase in PHASES})
     updates: dict[str, np.ndarray] = field(default_factory=dict)
     sent: dict[tuple[str, str], Any] = field(default_factory=dict)
+    left: set[str] = field(default_factory=set)
 
     def asked(self, phase: str) -> set[str]:
-        return self.members if phase == "advertising" else self.answered[BEFORE[phase]]
+        return self.members - self.left if phase == "advertising" else self.answered[BEFORE[phase]]
 
     def sending(self, phase: str, device: str) -> int:
         """The status of a first message."""
-        return self._status(phase, device, too_late=PHASES.index(phase) < self._place)
+        return 410 if device in self.left else self._status(phase, device, too_late=PHASES.index(phase) < self._place)
 
     def reading(self, phase: str, device: str) -> int:
         return self._status(phase, device, too_late=False)
@@ -66,19 +67,23 @@ class Modelled:
         return 200 if device in self.asked(phase) else 410
 
     def has_part(self, device: str) -> bool:
+        if device in self.left:
+            return False
         done = self.phase == "unmasking" and device in self.answered["unmasking"]
         return self.phase == "advertising" or (self.phase in PHASES and device in self.asked(self.phase) and not done)
 
     def settle(self, now: float) -> None:
         while self.phase in PHASES:
             asked, answered = len(self.asked(self.phase)), len(self.answered[self.phase])
+            needed = max(THRESHOLD, MIN_COHORT)
+            if self.synchronous and self.phase in ("advertising", "sharing", "masking"):
+                needed = self.goal or COHORT
+            if self.phase == "advertising":
+                asked = max(asked, needed)
             late = now >= self.began + SECONDS
             enough = self.phase == "masking" and self.goal is not None and answered >= self.goal
             if not (late or answered >= asked or enough):
                 return
-            needed = max(THRESHOLD, MIN_COHORT)
-            if self.synchronous and self.phase in ("advertising", "sharing", "masking"):
-                needed = self.goal or COHORT
             if self.phase == "unmasking":
                 needed = THRESHOLD
             self.began = now
@@ -107,8 +112,11 @@ class Rounds(RuleBasedStateMachine):
             self.sums()
         self.stack.close()
 
-    @initialize(rounds=st.integers(1, 3), goal=st.sampled_from([None, 3]), synchronous=st.booleans())
-    def begin(self, rounds: int, goal: int | None, synchronous: bool) -> None:
+    @initialize(
+        rounds=st.integers(1, 3), goal=st.sampled_from([None, 3]), synchronous=st.booleans(),
+        leaving=st.sampled_from([{0}, {0, 1}, set()]), answering=st.sampled_from([True, False]),
+    )  # fmt: skip
+    def begin(self, rounds: int, goal: int | None, synchronous: bool, leaving: set[int], answering: bool) -> None:
         self.goal, self.synchronous = goal, synchronous
         self.task = self.world.create_task(
             rounds=rounds, cohort=COHORT, min_cohort=MIN_COHORT, threshold=THRESHOLD, goal=goal,
@@ -120,6 +128,10 @@ class Rounds(RuleBasedStateMachine):
         self.check_in(everybody)
         self.step()
         self.check_in(everybody)
+        for number in leaving:
+            self.leave(number)
+        if answering:
+            self.answer(set())
 
     @rule(who=st.sets(st.integers(0, DEVICES - 1), min_size=1))
     def check_in(self, who: set[int]) -> None:
@@ -199,6 +211,20 @@ class Rounds(RuleBasedStateMachine):
             status, _ = device.try_upload(data)
             wanted = 409 if sent is not None and known.phase in PHASES else known.sending(phase, device.id)
             assert status == wanted
+
+    @rule(number=st.integers(0, DEVICES - 1))
+    def leave(self, number: int) -> None:
+        """Until its first message it may, and the phase that begins a round does not wait for it any more."""
+        device = self.devices[number]
+        if device.plan is None:
+            return
+        known = self.rounds[device.plan.round_id]
+        device.open_session()
+        status, _ = device.call("POST", f"{device.round}/leave")
+        heard_of = any(device.id in each for each in known.answered.values())
+        assert status == (409 if heard_of else 200)
+        if not heard_of:
+            known.left.add(device.id)
 
     @rule(number=st.integers(0, DEVICES - 1), what=st.sampled_from(sorted(READ)))
     def read(self, number: int, what: str) -> None:

@@ -18,6 +18,7 @@ from archipel.server.resources import AuditEntry
 from tests.server.api.test_task_control import *  # noqa: F403
 from tests.server.coordinator.test_coordinator import *  # noqa: F403
 from tests.server.coordinator.test_lease import *  # noqa: F403
+from tests.server.test_leaving import *  # noqa: F403
 from tests.server.test_rounds import *  # noqa: F403
 
 
