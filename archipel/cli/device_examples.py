@@ -42,6 +42,19 @@ def add(config: Path, data: Path) -> None:
     with _store(settings.config.folder, settings.examples) as store:
         ids = store.add_many(arrays)
         click.echo(f"{len(ids)} examples added, {len(store)} in the store, {store.nbytes} bytes sealed")
+    strange = _not_finite(arrays)
+    if strange:
+        click.echo(f"{data}: {strange} of them have numbers that are not finite; training may stop at those", err=True)
+
+
+def _not_finite(arrays: Mapping[str, np.ndarray]) -> int:
+    """Of how many examples some number is NaN or infinite."""
+    found = [
+        ~np.isfinite(array).all(axis=tuple(range(1, array.ndim)))
+        for array in arrays.values()
+        if array.dtype.kind == "f"
+    ]
+    return int(np.logical_or.reduce(found).sum()) if found else 0
 
 
 class LocalExamples:

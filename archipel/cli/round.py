@@ -48,7 +48,7 @@ def list_(client: OperatorClient, task_id: str, as_json: bool) -> None:
 @as_json
 @remote
 def show_(client: OperatorClient, round_id: str, as_json: bool) -> None:
-    """One round: each device and the furthest phase that it answered in, and the round's result."""
+    """One round: each device and the furthest phase that it answered in, or that it left, and the round's result."""
     found = client.round(round_id)
     show(found, as_json, [*_head(found), "", *_devices(found), *_result(found.result)])
 
@@ -70,7 +70,12 @@ def _head(found: RoundInfo) -> list[str]:
 def _devices(found: RoundInfo) -> list[str]:
     counted = set(found.survivors)
     rows: list[tuple[str, str, str, str]] = [
-        (each.device_id, each.furthest, str(each.bytes_uploaded), "yes" if each.device_id in counted else "")
+        (
+            each.device_id,
+            "left" if each.left else each.furthest,
+            str(each.bytes_uploaded),
+            "yes" if each.device_id in counted else "",
+        )
         for each in found.participants
     ]
     # Of an asynchronous task: they began in an earlier round.

@@ -32,21 +32,23 @@ def reached(world: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 def test_an_evaluation_and_an_analysis_are_shown(archipel: Command, reached: Any) -> None:
     world = reached
-    devices = world.add_devices(3)
+    *devices, gone = world.add_devices(4)
     ranges = {"loss": 8.0, "accuracy": 1.0}
-    plain = {"privacy": "plain", "threshold": None, "cohort": 3}
-    task = world.create_task(kind="evaluation", metrics=ranges, **plain)
-    world.start_round(devices)
+    plain: dict[str, Any] = {"privacy": "plain", "threshold": None, "cohort": 3}
+    task = world.create_task(kind="evaluation", metrics=ranges, **{**plain, "cohort": 4})
+    world.start_round([*devices, gone])
+    assert gone.call("POST", f"{gone.round}/leave")[0] == 200
     for device in devices:
         device.updating(**metric_arrays({"loss": 0.5, "accuracy": 0.75}, ranges, 100, 1000))
     world.settle()
     head, row = archipel("round", "list", task["task_id"])[0].splitlines()
     assert head.split()[:4] == ["round", "number", "phase", "devices"]
-    assert row.split()[1:5] == ["1", "committed", "3", "3"]
+    assert row.split()[1:5] == ["1", "committed", "4", "3"]
     assert "accuracy 0.75" in row
     shown = archipel("round", "show", row.split()[0])[0]
     assert "of 3 devices, 300 examples" in shown
     assert all(f"{device.id}  updating" in shown for device in devices)
+    assert f"{gone.id}  left" in shown
     found = json.loads(archipel("round", "show", row.split()[0], "--json")[0])
     assert found["result"]["metrics"]["loss"] == pytest.approx(0.5, rel=1e-6)
     assert sorted(found["survivors"]) == sorted(device.id for device in devices)

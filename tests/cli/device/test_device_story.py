@@ -11,10 +11,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.cli.device.conftest import Command, Device, run_beside
-from tests.client.conftest import Federation
+from tests.client.conftest import Federation, local_data
 
 
 def status(archipel: Command, device: Device) -> Any:
@@ -141,6 +142,12 @@ def test_a_store_as_examples(archipel: Command, federation: Federation, enrolled
     assert out.startswith("5 examples added, 10 in the store, ")
     assert status(archipel, enrolled)["example_bytes"] > 0
     assert enrolled.stop() == 0
+    data = local_data(0)
+    data["x"][1, 2], data["y"][1], data["y"][3] = np.nan, np.inf, np.nan
+    np.savez(enrolled.place / "data.npz", **data)
+    out, error = archipel("device", "examples", "add", str(enrolled.config), str(enrolled.place / "data.npz"))
+    assert out.startswith("5 examples added, 15 in the store, ")
+    assert "data.npz: 2 of them have numbers that are not finite" in error
 
 
 def test_a_key_is_replaced(archipel: Command, enrolled: Device) -> None:
