@@ -84,7 +84,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     trusted_proxies: Annotated[int, Meta(ge=0, le=10)] = 0
     """How many proxies in front of the server add the client's address to X-Forwarded-For; 0: the header is ignored."""
     retry_after: Annotated[float, Meta(ge=0.01, le=86400)] = 2.0
-    """How long a device is told to wait before it asks again, while few do."""
+    """How long a device is told to wait before it asks for work again, while few do; in a round, half of it."""
     check_ins_per_second: Rate = 200.0
     """More devices than come at this rate are told to wait longer, each for a time of its own."""
     check_in_window: Seconds = 10.0

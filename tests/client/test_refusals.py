@@ -140,8 +140,9 @@ def refused(agent: Agent, rogue: Rogue, plan: Any, key: Any = None) -> str:
     rogue.plan = seal("plan", plan, key or rogue.key)
     outcome = agent.run_once()
     assert outcome.kind == "refused", outcome
-    # Nothing about the round left the device.
-    assert not [path for path in rogue.requests if path.startswith("/v1/rounds")]
+    # Nothing about the round left the device but that it leaves; of a plan that nobody signed not even that.
+    sent = [path for path in rogue.requests if path.startswith("/v1/rounds")]
+    assert sent == ([f"/v1/rounds/{plan.round_id}/leave"] if key is None else [])
     return outcome.reason
 
 

@@ -55,6 +55,12 @@ def variation(name: str, body: bytes) -> bytes:
     return body + b" "
 
 
+def test_who_is_in_a_round_is_told_to_ask_more_often(world: Any, fleet: Any) -> None:
+    [stranger] = world.add_devices(1)
+    waiting = stranger.ask("POST", "/v1/check-ins", messages.CheckInResponse, messages.CheckIn()).retry_after
+    assert fleet[0].status().retry_after == waiting / 2
+
+
 @pytest.mark.parametrize("phase", PHASES)
 def test_a_message_again_is_acknowledged_and_another_one_refused(world: Any, fleet: Any, phase: str) -> None:
     recorder = Recorder(fleet)

@@ -57,7 +57,8 @@ def round_status(call: Call[None], round_id: str) -> RoundStatus:
         phase=row.phase,
         phase_ends=row.phase_ends,
         reason=row.reason,
-        retry_after=call.services.settings.retry_after,
+        # Half of what is told to those that wait for work: a round has five phases, each of which all wait for.
+        retry_after=call.services.settings.retry_after / 2,
         staleness=max(row.rounds_committed + 1 - row.number, 0) if row.mode == "asynchronous" else 0,
     )
 
