@@ -345,7 +345,7 @@ def network(seed: int, pictures: list[Step], sequences: list[Step]) -> Model:
     for step in pictures:
         size = dims(net.x)[2:]
         if size != (SIZE, SIZE):
-            net.x = net.op.Pad(net.x, [0] * 6 + [SIZE - int(d) for d in size]) if min(size) < SIZE else net.x  # type: ignore
+            net.x = net.op.Pad(net.x, [0] * 6 + [SIZE - int(d) for d in size]) if min(size) < SIZE else net.x
         if (step in EVEN and net.width % 2) or net.width < 4:
             continue
         step(net)

@@ -44,14 +44,7 @@ def weights(world: Any, task_id: str) -> np.ndarray:
 def test_a_coordinator_that_loses_its_memory_in_every_phase_goes_on(world: Any, moment: str) -> None:
     task = world.create_task()
     devices = world.add_devices(4)
-    for device in devices:
-        device.check_in()
-    world.settle()
-    world.clock.now += 60
-    for device in devices:
-        device.check_in()
-    world.settle()
-    assert all(device.join() for device in devices)
+    world.start_round_at_deadline(devices)
     expected = set_updates(devices)
     for name in COLLECTING:
         if moment == "at its start":
