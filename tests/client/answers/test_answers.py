@@ -2,22 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from tests.client.answers import identity, in_rounds, interrupted, to_check_ins, to_downloads  # noqa: F401 - their cases
 from tests.client.answers.world import CASES, World, rows
-from tests.client.scripted import scripted
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    with scripted(tmp_path) as server:
-        made = World(tmp_path, server)
-        yield made
-        made.agent.close()
 
 
 @pytest.mark.parametrize(("table", "answer"), list(rows()))
