@@ -130,7 +130,7 @@ def test_second_derivatives_compose() -> None:
     np.testing.assert_allclose(found["w.grad"], expected[1].numpy(), rtol=1e-9, atol=1e-12)
 
 
-@settings(max_examples=15, deadline=None, derandomize=True, database=None)
+@settings(max_examples=15, derandomize=True, database=None)
 @given(shape=st.lists(st.integers(1, 4), max_size=3), free=st.booleans())
 def test_what_the_target_does_not_depend_on_has_zeros(shape: list[int], free: bool) -> None:
     declared = [f"d{i}" if free else n for i, n in enumerate(shape)]

@@ -39,7 +39,6 @@ def test_rule(key: tuple[str, str], times: int, gradient_cases: dict) -> None:
 
     @settings(
         max_examples=examples,
-        deadline=None,
         derandomize=True,
         database=None,
         suppress_health_check=list(HealthCheck),

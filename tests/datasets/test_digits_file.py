@@ -57,7 +57,7 @@ def digit_sets(draw: st.DrawFn) -> DigitsByWriter:
     )
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(digit_sets())
 def test_what_is_written_is_read(digits: DigitsByWriter) -> None:
     read = decode_digits(encode_digits(digits), "written")
@@ -109,13 +109,13 @@ def test_a_file_over_the_size_limit_is_refused() -> None:
         decode_digits(bytes(4_000_001), "large.xz")
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.data())
 def test_mutations_of_the_compressed_file_are_refused_or_harmless(data: st.DataObject) -> None:
     _mutate_and_decode((CORPUS / "sound.xz").read_bytes(), data, compressed=True)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.data())
 def test_mutations_of_the_content_are_refused_or_harmless(data: st.DataObject) -> None:
     plain = bytearray(lzma.decompress((CORPUS / "sound.xz").read_bytes()))

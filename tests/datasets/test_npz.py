@@ -113,7 +113,7 @@ def test_what_a_file_announces_or_unpacks_to_is_not_allocated(tmp_path: Path) ->
     assert peak < 5_000_000
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.data())
 def test_mutations_are_refused_or_harmless(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     stream = io.BytesIO()

@@ -60,7 +60,7 @@ def test_impossible_validation_shares(digits: DigitsByWriter, validation: float)
         split_writers(digits, devices=24, seed=0, validation=validation)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(2, 40), st.integers(0, 5), st.floats(0.2, 0.8))
 def test_own_digits_are_divided_without_loss(count: int, seed: int, test: float) -> None:
     digits = few_digits({(2100, 4): count, (2101, 4): 3})

@@ -73,7 +73,7 @@ def test_shape_arithmetic_is_folded_and_parameters_are_kept() -> None:
     assert set(model.parameters) == {"w"}
 
 
-@settings(max_examples=40, deadline=None, derandomize=True, database=None)
+@settings(max_examples=40, derandomize=True, database=None)
 @given(data=st.data())
 def test_sum_to_is_the_adjoint_of_broadcasting(data: st.DataObject) -> None:
     full = data.draw(st.lists(st.integers(1, 3), max_size=4))

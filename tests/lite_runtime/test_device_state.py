@@ -51,7 +51,7 @@ def test_size_is_limited() -> None:
         DeviceState.decode(STATE.encode(), max_bytes=10)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(at=st.integers(0, 400), value=st.integers(0, 255), cut=st.integers(0, 400))
 def test_damaged_bytes_give_a_state_or_the_documented_error(at: int, value: int, cut: int) -> None:
     data = bytearray(STATE.encode())

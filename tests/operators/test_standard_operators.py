@@ -27,7 +27,6 @@ def test_rules_emit_standard_operators(key: tuple[str, str], gradient_cases: dic
     @settings(
         max_examples=5,
         phases=[Phase.generate],
-        deadline=None,
         derandomize=True,
         database=None,
         suppress_health_check=list(HealthCheck),

@@ -57,7 +57,7 @@ def lagrange_at_zero(points: list[tuple[int, int]]) -> int:
 
 
 @given(secret=st.binary(min_size=32, max_size=32), seed=st.integers(0, 2**32), data=st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_any_threshold_of_shares_give_the_secret(secret, seed, data):
     count = data.draw(st.integers(1, 12))
     threshold = data.draw(st.integers(1, count))

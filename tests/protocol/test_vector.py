@@ -48,7 +48,7 @@ finite = st.floats(allow_nan=False, allow_infinity=False, width=32)
     range_=st.floats(1e-3, 1e3),
     rows=st.lists(st.lists(finite, min_size=4, max_size=4), min_size=1, max_size=9),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_the_decoded_sum_is_the_sum_of_the_quantised_values(bits, range_, rows):
     here = layout(update(bits=bits, range_=range_))
     modulus = here.modulus_bits(len(rows))
@@ -65,7 +65,7 @@ def test_the_decoded_sum_is_the_sum_of_the_quantised_values(bits, range_, rows):
 
 
 @given(bits=st.integers(2, 24), values=st.lists(st.floats(-1, 1, width=32), min_size=1, max_size=5))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_the_error_is_half_a_step_for_each_device(bits, values):
     here = layout(update(shape=(1,), bits=bits))
     modulus = here.modulus_bits(5)
@@ -199,7 +199,7 @@ def test_programs_without_update_or_with_two_weights():
 
 
 @given(bits=st.integers(1, 32), seed=st.integers(0, 2**32 - 1), length=st.integers(0, 40))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_pack_and_unpack(bits, seed, length):
     vector = np.random.default_rng(seed).integers(0, 2**bits, length, np.uint32)
     width = (bits + 7) // 8
@@ -212,7 +212,7 @@ def test_pack_and_unpack(bits, seed, length):
 
 
 @given(data=st.binary(max_size=40), length=st.integers(0, 12), bits=st.integers(1, 32))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_unpacking_any_bytes(data, length, bits):
     unpack_or_refuse(data, length, bits)
 

@@ -23,7 +23,7 @@ from archipel.server.pieces import pieces_of
 numbers = st.integers(0, 60)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(
     size=st.integers(0, 50),
     said=st.lists(st.tuples(numbers, st.integers(1, 20), st.booleans()), max_size=100),

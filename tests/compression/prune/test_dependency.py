@@ -34,7 +34,7 @@ def check(model: Model, seed: int) -> None:
                 assert after[member.axis] <= before[member.axis] - drop[group.name].size
 
 
-@settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(
     st.integers(0, 2**31),
     st.lists(st.sampled_from(PICTURES), max_size=5),
@@ -46,7 +46,7 @@ def test_units_whose_weights_are_zero_can_go(seed: int, pictures: list, sequence
 
 
 @pytest.mark.slow
-@settings(max_examples=600, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=600, suppress_health_check=list(HealthCheck))
 @given(
     st.integers(0, 2**31),
     st.lists(st.sampled_from(PICTURES), max_size=8),

@@ -141,7 +141,7 @@ def test_the_time_counts_for_the_whole_message(ends: tuple[Channel, Channel]) ->
         ends[0].send(Predict(), {"x": np.zeros(1 << 24, np.uint8)}, 0.2)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.binary(max_size=200), st.booleans())
 def test_any_bytes_are_a_message_or_an_error(data: bytes, framed: bool) -> None:
     first, second = socket.socketpair()

@@ -21,7 +21,6 @@ def run_machine(kind: type[M], *, examples: int, steps: int, derandomize: bool =
         settings=settings(
             max_examples=examples,
             stateful_step_count=steps,
-            deadline=None,
             database=None,
             derandomize=derandomize,
             suppress_health_check=list(HealthCheck),

@@ -151,7 +151,7 @@ def expressions() -> st.SearchStrategy[str]:
     )
 
 
-@settings(max_examples=300, deadline=None, derandomize=True, database=None)
+@settings(max_examples=300, derandomize=True, database=None)
 @given(expressions(), st.dictionaries(st.sampled_from(NAMES), NUMBERS))
 def test_three_valued_logic_is_that_of_sql(text: str, attributes: dict[str, Any]) -> None:
     with sqlite3.connect(":memory:") as database:

@@ -70,7 +70,7 @@ def test_answers_are_what_it_says(world: Any, examples: int) -> None:
     schema = schemathesis.openapi.from_wsgi("/v1/openapi.json", world.app)
     tried = set()
     limits = settings(
-        max_examples=examples, deadline=None, derandomize=True, database=None,
+        max_examples=examples, derandomize=True, database=None,
         phases=[Phase.explicit, Phase.generate], suppress_health_check=list(HealthCheck),
     )  # fmt: skip
     for found in schema.get_all_operations():

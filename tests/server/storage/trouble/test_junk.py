@@ -161,7 +161,7 @@ def test_a_page_of_somebody_else(answering: Answering, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(body=st.binary(max_size=300), status=st.sampled_from([200, 204, 206, 400, 403, 404, 409, 500, 503]))
 @example(body=LIST % b"<Contents><Key>\xff</Key></Contents>", status=200)
 def test_fuzz(answering: Answering, tmp_path: Path, body: bytes, status: int) -> None:
