@@ -5,7 +5,9 @@ import os
 import random
 import shutil
 import stat
+import struct
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import numpy as np
 import pytest
 
 from archipel import bundle as b
+from archipel.bundle.archive import unpack
 from archipel.errors import (
     ArchiveError,
     BundleError,
@@ -156,6 +159,32 @@ def test_hostile_archives(tmp_path: Path, members: Any, compression: int, error:
     assert type(caught.value) is error
     assert text in str(caught.value)
     assert [p.name for p in (tmp_path / "cache").iterdir()] == []
+
+
+def test_members_inside_each_other(tmp_path: Path) -> None:
+    """Fifield 2019, "A better zip bomb": the bytes of one member hold another member with its header, so that a small
+    file unpacks to a large one. Here 40 members of which each holds all that follow it."""
+    names = ["manifest.json", "manifest.sig", *(f"f{number}" for number in range(38))]
+    inner, places = b"x" * 5000, []
+    for name in reversed(names):
+        encoded = name.encode()
+        header = (b"PK\3\4", 20, 0, 0, 0, 0x21, zlib.crc32(inner), len(inner), len(inner), len(encoded), 0)
+        places.append((len(inner), zlib.crc32(inner), encoded))
+        inner = struct.pack("<4s5H3L2H", *header) + encoded + inner
+    directory, at = b"", 0
+    for size, checksum, encoded in reversed(places):
+        entry = (b"PK\1\2", 20, 20, 0, 0, 0, 0x21, checksum, size, size, len(encoded), 0, 0, 0, 0, 0, at)
+        directory += struct.pack("<4s6H3L5H2L", *entry) + encoded
+        at += 30 + len(encoded)
+    end = struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, len(names), len(names), len(directory), len(inner), 0)
+    file = tmp_path / "x.bundle"
+    file.write_bytes(inner + directory + end)
+    with zipfile.ZipFile(file) as archive:
+        assert archive.namelist() == names
+        assert sum(info.file_size for info in archive.infolist()) > 20 * file.stat().st_size
+    with pytest.raises(ArchiveError, match="members overlap"):
+        unpack(file, tmp_path / "unpacked")
+    assert not (tmp_path / "unpacked").exists()
 
 
 def test_not_an_archive(tmp_path: Path) -> None:

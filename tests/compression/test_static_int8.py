@@ -61,6 +61,24 @@ def test_signature_stays_and_weights_are_int8(model: Model, quantized: Compresse
             np.testing.assert_allclose(integers * weight_scale * data_scale, values, rtol=1e-2, atol=1e-4)
 
 
+def test_every_bias_is_the_nearest_of_its_integers(
+    model: Model, quantized: CompressedModel, digits: np.ndarray
+) -> None:
+    """int32 with the product of the two scales; which scale the layer's input has is read off the DequantizeLinear."""
+    deployed = quantized.deployed()
+    found, makers = weights(deployed), {out.name: node for node in deployed.ir.graph for out in node.outputs}
+    checked = 0
+    for node in deployed.ir.graph:
+        if node.op_type not in ("Conv", "Gemm", "MatMul") or len(node.inputs) < 3:
+            continue
+        data, weight, bias = (makers[value.name] for value in node.inputs[:3])
+        name = bias.inputs[0].name.removesuffix("_quantized")
+        scale = np.float64(found[data.inputs[1].name]) * found[weight.inputs[1].name].astype(np.float64)
+        np.testing.assert_allclose(found[bias.inputs[0].name], model.parameters[name] / scale, rtol=0, atol=0.501)
+        checked += len(model.parameters[name])
+    assert checked > 50
+
+
 def test_it_computes_nearly_the_same(model: Model, quantized: CompressedModel, digits: np.ndarray) -> None:
     name = model.inputs[0].name
     floats, ints = (next(iter(run(m, {name: digits}).values())) for m in (model, quantized.deployed()))

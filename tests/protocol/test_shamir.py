@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import itertools
 import random
 from fractions import Fraction
@@ -99,6 +100,33 @@ def test_the_one_wrong_share_is_found_wherever_it_is(count):
             interpolation.secret(tampered)
         assert interpolation.outlier(tampered) == wrong
     assert Interpolation(range(1, count + 1), 4, b"").outlier(shares) is None
+
+
+def fitted(shares: list[bytes], challenge: bytes) -> list[bytes]:
+    """Shares of positions 1 to 4 with threshold 2, the first two changed so that they pass the test of `challenge`.
+
+    The test is the sum of w(x) r(x) y over all shares: w(x) = 1 / the product of x's distances from the others, and
+    r(x) = x + SHA-512 of the challenge with its label. Two errors e1, e2 pass where w1 r1 e1 + w2 r2 e2 = 0.
+    """
+    factor = int.from_bytes(hashlib.sha512(b"archipel/v1/shamir\0" + challenge).digest(), "big")
+    first = pow((1 - 2) * (1 - 3) * (1 - 4), -1, PRIME) * (1 + factor)
+    second = pow((2 - 1) * (2 - 3) * (2 - 4), -1, PRIME) * (2 + factor)
+    errors = (7, -7 * first * pow(second, -1, PRIME))
+    values = [int.from_bytes(share, "big") for share in shares]
+    changed = [(value + error) % PRIME for value, error in zip(values, errors)]
+    return [value.to_bytes(SHARE_BYTES, "big") for value in (*changed, *values[2:])]
+
+
+@pytest.mark.parametrize("known", [b"", b"an earlier round's shares"])
+def test_shares_that_were_fitted_to_another_challenge_are_refused(known: bytes) -> None:
+    """Who knows the challenge beforehand passes off another secret; so it depends on all the shares."""
+    secret = b"s" * 32
+    forged = fitted(split(secret, 2, 4, numbers(5)), known)
+    assert Interpolation(range(1, 5), 2, known).secret(forged) != secret
+    with pytest.raises(ShareError, match="one polynomial"):
+        Interpolation(range(1, 5), 2, b"".join(forged)).secret(forged)
+    with pytest.raises(ShareError, match="one polynomial"):
+        reconstruct(list(enumerate(forged, 1)), 2)
 
 
 def test_with_one_surplus_share_an_error_is_seen_but_not_found():

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
+from onnx.reference import ReferenceEvaluator
 
 from archipel.compression import Examples
-from archipel.compression.quantize.histograms import BINS
+from archipel.compression.quantize.histograms import BINS, unsigned_grid
 from archipel.compression.quantize.ranges import SAMPLE, Observer
 from archipel.compression.quantize.weight_search import best_shares
 from archipel.errors import CompressionError
@@ -124,3 +125,16 @@ def test_best_shares_against_every_share() -> None:
 
         assert lost(share) <= 1.02 * min(lost(fraction) for fraction in np.linspace(0.4, 1, 400))
     assert found[5] == 1
+
+
+@pytest.mark.parametrize("low", [-0.001, -0.37, -1.0, -1.3, -2.9, -7.77])
+@pytest.mark.parametrize("high", [0.0, 0.5, 1.9, 3.3])
+def test_the_zero_point_is_the_nearest_integer(low: float, high: float) -> None:
+    """As ONNX defines it for DynamicQuantizeLinear: the reference implementation, on the two ends of the range."""
+    text = "g (float[2] x) => (uint8[2] y, float s, uint8 z) { y, s, z = DynamicQuantizeLinear (x) }"
+    reference = ReferenceEvaluator(onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 21]> {text}'))
+    _, scale, zero = reference.run(None, {"x": np.array([low, high], np.float32)})
+    found = unsigned_grid(low, high)
+    assert found[0] == pytest.approx(float(scale), rel=1e-6)
+    assert found[1] == int(zero)
+    assert abs(found[1] * found[0] + low) <= found[0] / 2 * (1 + 1e-6)

@@ -302,6 +302,19 @@ def test_what_is_not_worth_keeping(model: Model) -> None:
     assert split_features(programs) == programs
 
 
+@pytest.mark.parametrize(("width", "worth"), [(300, True), (900, False)])
+def test_a_backbone_is_split_off_where_it_is_a_tenth_of_the_step(width: int, worth: bool) -> None:
+    """By hand, of an example: the backbone multiplies 256 * 8 numbers; the layers behind it 8 * width and width * 4,
+    once to predict and once for their weights' gradients, and width * 4 for what the first of them learns. Two FLOPs
+    each: the backbone is 20 % of the step for a width of 300, and 8 % for 900. Kept are 8 numbers only."""
+    backbone, head = 256 * 8, 2 * (8 + 4) * width + 4 * width
+    assert (backbone / (backbone + head) > 0.1) == worth
+    model = written("float[batch, 256] x", "f = MatMul (x, v) h = MatMul (f, u) r = Relu (h) y = MatMul (r, w)",
+                    v=(256, 8), u=(8, width), w=(width, 4))  # fmt: skip
+    programs = {"train": step_of(model, ["u", "w"])}
+    assert ("features" in split_features(programs)) == worth
+
+
 def test_without_train_programs() -> None:
     model = mlp()
     assert split_features({"predict": model}) == {"predict": model}

@@ -168,6 +168,12 @@ CASES: list[tuple[str, str, str, Rows | None]] = [
     ("LayerNormalization", X, "c = Constant<value = float[4] {1, 2, 3, 4}>() y = LayerNormalization(x, c)", Rows(0)),
     ("LayerNormalization", "float[3, 1] x", "c = Constant<value = float[3, 1] {1, 2, 3}>() "
      "y = LayerNormalization<axis = 0>(x, c)", NONE),
+    ("LayerNormalization", X, "c = Constant<value = float[4] {1, 2, 3, 4}>() y = LayerNormalization<axis = 1>(x, c)",
+     Rows(0)),
+    ("LayerNormalization", X, "c = Constant<value = float[4] {1, 2, 3, 4}>() y = LayerNormalization<axis = 0>(x, c)",
+     NONE),  # over all examples
+    ("LayerNormalization", FLAT, "t = Transpose(x) c = Constant<value = float[1] {2}>() y = LayerNormalization(t, c)",
+     NONE),  # the batch is the last axis
     ("MeanVarianceNormalization", PICTURE, "y = MeanVarianceNormalization<axes = [2, 3]>(x)", Rows(0)),
     ("MeanVarianceNormalization", PICTURE, "y = MeanVarianceNormalization(x)", NONE),
     ("OneHot", "int64[batch, 2] x", "d = Constant<value = int64 {3}>() v = Constant<value = float[2] {0, 1}>() "
@@ -188,6 +194,15 @@ CASES: list[tuple[str, str, str, Rows | None]] = [
     ("RNN", "float[batch, 3, 2] x", "t = Transpose<perm = [1, 0, 2]>(x) w = Constant<value = float[1, 1, 2] {1, 2}>() "
      "r = Constant<value = float[1, 1, 1] {1}>() y = RNN<hidden_size = 1>(t, w, r)", Rows(2)),
     ("Bernoulli", FLAT, "y = Bernoulli(x)", NONE),
+    # What is drawn anew with every batch is not fixed, although no example enters.
+    ("RandomNormal", FLAT, "r = RandomNormal<shape = [4]>() y = Add(x, r)", NONE),
+    ("RandomUniform", FLAT, "r = RandomUniform<shape = [4]>() y = Add(x, r)", NONE),
+    *((op, FLAT, f"c = Constant<value = float[4] {{0.1, 0.5, 0.5, 0.9}}>() r = {op}(c) y = Add(x, r)", NONE)
+      for op in ("RandomNormalLike", "RandomUniformLike", "Bernoulli")),
+    ("Multinomial", "int32[batch, 4] x", "c = Constant<value = float[1, 4] {1, 2, 3, 4}>() "
+     "r = Multinomial<sample_size = 4>(c) y = Add(x, r)", NONE),
+    ("Dropout", FLAT, "c = Constant<value = float[4] {1, 2, 3, 4}>() p = Constant<value = float {0.5}>() "
+     "on = Constant<value = bool {1}>() r = Dropout(c, p, on) y = Add(x, r)", NONE),
     ("NonZero", FLAT, "y = NonZero(x)", NONE),
     ("DynamicQuantizeLinear", FLAT, "y, s, z = DynamicQuantizeLinear(x)", NONE),  # one scale for all examples
 ]  # fmt: skip
