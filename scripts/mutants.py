@@ -154,7 +154,18 @@ class Copy:
 
     def run(self, tests: Iterable[str], limit: float) -> tuple[int | None, str]:
         """pytest's exit code and the end of what it printed; None where it was stopped after `limit` seconds."""
-        command = [sys.executable, "-m", "pytest", "-x", "-m", "not slow", "-p", "no:cacheprovider", "--tb=line", *tests]
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-x",
+            "-m",
+            "not slow",
+            "-p",
+            "no:cacheprovider",
+            "--tb=line",
+            *tests,
+        ]
         process = subprocess.Popen(
             command, cwd=self.folder, env=self._environment, text=True, start_new_session=True,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
