@@ -13,12 +13,13 @@ WEB_MODEL := web/demo/public/model/digits.bundle
 WEB_SOURCES := $(shell find web -type f -not -path '*/node_modules/*' -not -path '*/tests/*' -not -path '*/dist/*' -not -path '*/public/model/*')
 MODEL_SOURCES := scripts/web_demo_bundle.py $(shell find archipel/{autodiff,bundle,converter,datasets,graph,models,strategies,training} -name '*.py')
 
-.PHONY: help demo test test-all lint web web-if-possible postgres-if-possible clean
+.PHONY: help demo test test-all mutants lint web web-if-possible postgres-if-possible clean
 
 help:
 	@echo "make demo      install into .venv and run the main job (writes report.html)"
 	@echo "make test      lint, types, import rules and the test suite"
-	@echo "make test-all  the same with the long suites"
+	@echo "make test-all  the same with the long suites, and the mutations"
+	@echo "make mutants   change the product in one place at a time and see that the tests notice (ARGS='ROOM ... --only NAME')"
 	@echo "make lint      lint, types and import rules only"
 	@echo "make web       build the browser demo, which archipel serve shows at /demo/"
 	@echo "make clean     remove .venv and everything built"
@@ -31,6 +32,10 @@ test: $(READY) web-if-possible postgres-if-possible lint
 
 test-all: $(READY) web-if-possible postgres-if-possible lint
 	@$(BIN)/python scripts/test_rooms.py --slow
+	@$(BIN)/python scripts/mutants.py
+
+mutants: $(READY)
+	@$(BIN)/python scripts/mutants.py $(ARGS)
 
 lint: $(READY)
 	@echo "== lint";         $(BIN)/ruff check --quiet . && $(BIN)/ruff format --quiet --check .
