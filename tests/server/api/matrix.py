@@ -7,7 +7,8 @@ Nothing here is taken from the route table: whoever adds a route or changes a ri
     operator, auditor, admin    an access token for all populations
     elsewhere  an operator's token, or where the auditor may an auditor's, that is bound to another population, with
                what belongs to this one: `yes` where nothing belongs to a population, `none` where the answer is a
-               list that leaves out what is of this population, `-` where it is refused
+               list that leaves out what is of this population, `-` where it is refused (403), `hidden` where it is
+               answered as if it were not there (404)
 """
 
 from __future__ import annotations
