@@ -140,8 +140,8 @@ class Copy:
         self._environment = {
             **os.environ,
             "PYTHONPATH": str(self.folder),
-            "PYTHONPYCACHEPREFIX": str(folder / "pycache"),  # outside of the copy, and not shared with other copies
             "HYPOTHESIS_STORAGE_DIRECTORY": str(folder / "hypothesis"),
+            "ARCHIPEL_HYPOTHESIS_PROFILE": "archipel-short",
         }
         self._second = 0
 
@@ -198,7 +198,7 @@ class Copy:
         os.utime(path, (self._second, self._second))
 
 
-def run_all(chosen: Sequence[Mutant], root: Path, *, jobs: int, limit: float) -> list[Outcome]:
+def run_all(chosen: Sequence[Mutant], root: Path, *, jobs: int, limit: float, base: bool = True) -> list[Outcome]:
     """Try out all of them, `jobs` at a time, and print each as it ends. Raises ListError."""
     for mutant in chosen:
         mutant.applied(root)
@@ -221,11 +221,12 @@ def run_all(chosen: Sequence[Mutant], root: Path, *, jobs: int, limit: float) ->
 
         first = copies.get()
         first.check()
-        tests = sorted({test for mutant in chosen for test in mutant.tests})
-        print(f"{len(chosen)} mutations; first the tests as they are", flush=True)
-        code, said = first.run(without_parts(tests), max(BASE_SECONDS, limit * len(tests)))
-        if code != PASSED:
-            raise ListError(f"the tests do not pass without any mutation:\n{said[-4000:]}")
+        tests = sorted({test for mutant in chosen for test in mutant.tests}) if base else []
+        print(f"{len(chosen)} mutations{'; first the tests as they are' * base}", flush=True)
+        if tests:
+            code, said = first.run(without_parts(tests), max(BASE_SECONDS, limit * len(tests)))
+            if code != PASSED:
+                raise ListError(f"the tests do not pass without any mutation:\n{said[-4000:]}")
         copies.put(first)
         with ThreadPoolExecutor(jobs) as pool:
             list(pool.map(borrow, chosen))
@@ -267,6 +268,7 @@ def main(arguments: Sequence[str] | None = None, *, root: Path = ROOT) -> int:
     parser.add_argument("--only", action="append", default=[], metavar="NAME", help="this mutation; may be repeated")
     parser.add_argument("--jobs", type=int, default=2, help="how many at a time (2)")
     parser.add_argument("--limit", type=float, default=LIMIT_SECONDS, help="seconds for the tests of one mutation")
+    parser.add_argument("--no-base", action="store_true", help="do not run the tests without any mutation first")
     parser.add_argument("--list", action="store_true", help="show the list, and whether each still applies")
     options = parser.parse_args(arguments)
     try:
@@ -281,7 +283,8 @@ def main(arguments: Sequence[str] | None = None, *, root: Path = ROOT) -> int:
                 print(f"  {mutant.label:<52}{mutant.why}")
             return 0
         started = time.monotonic()
-        outcomes = run_all(chosen, root, jobs=max(1, min(options.jobs, len(chosen))), limit=options.limit)
+        jobs = max(1, min(options.jobs, len(chosen)))
+        outcomes = run_all(chosen, root, jobs=jobs, limit=options.limit, base=not options.no_base)
     except ListError as error:
         print(error, file=sys.stderr)
         return 2

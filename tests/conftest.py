@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import gc
+import os
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import Phase, settings
 
 # Hypothesis fails an example that takes longer than 200 ms, which on a busy machine is any. `@settings(...)` of a test
 # begins with this profile, so that none has to say it again; tests/api/test_property_tests.py looks at each.
 settings.register_profile("archipel", deadline=None)
-settings.load_profile("archipel")
+# For who only wants to know whether a test fails (scripts/mutants.py): finding a smaller example can take a minute.
+settings.register_profile("archipel-short", deadline=None, phases=[Phase.explicit, Phase.generate])
+settings.load_profile(os.environ.get("ARCHIPEL_HYPOTHESIS_PROFILE", "archipel"))
 
 
 def pytest_collection_finish() -> None:

@@ -161,6 +161,29 @@ def test_hostile_archives(tmp_path: Path, members: Any, compression: int, error:
     assert [p.name for p in (tmp_path / "cache").iterdir()] == []
 
 
+@pytest.mark.parametrize("method", [8, 12, 14, 93])
+def test_a_member_of_another_method_of_the_same_size(method: int, tmp_path: Path) -> None:
+    """What it says of its sizes is what a stored one says."""
+    file = archive_with(tmp_path / "x.bundle", [("manifest.json", b"{}"), ("manifest.sig", b"0" * 64)])
+    data = bytearray(file.read_bytes())
+    struct.pack_into("<H", data, data.index(b"PK\1\2") + 10, method)
+    file.write_bytes(data)
+    with pytest.raises(ArchiveError, match=r"'manifest\.json' is compressed"):
+        unpack(file, tmp_path / "unpacked")
+
+
+def test_more_members_than_the_end_of_the_file_says(tmp_path: Path) -> None:
+    """zipfile reads the whole directory, whatever number stands at its end."""
+    members = [("manifest.json", b"{}"), ("manifest.sig", b"0" * 64), *((f"f{i}", b"") for i in range(63))]
+    file = archive_with(tmp_path / "x.bundle", members)
+    data = bytearray(file.read_bytes())
+    struct.pack_into("<HH", data, data.rindex(b"PK\5\6") + 8, 3, 3)
+    file.write_bytes(data)
+    with pytest.raises(ArchiveError, match="65 members, expected 2 to 64"):
+        unpack(file, tmp_path / "unpacked")
+    assert not (tmp_path / "unpacked").exists()
+
+
 def test_members_inside_each_other(tmp_path: Path) -> None:
     """Fifield 2019, "A better zip bomb": the bytes of one member hold another member with its header, so that a small
     file unpacks to a large one. Here 40 members of which each holds all that follow it."""

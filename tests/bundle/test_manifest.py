@@ -87,11 +87,32 @@ def test_self_test(document: dict[str, Any]) -> None:
     assert test.rtol == 1e-3
 
 
+def _analyzed(document: dict[str, Any], *names: str) -> None:
+    """An analyze program with the mean of one value, told under each of these names."""
+    programs = document["programs"]
+    sums = [
+        {"role": "update", "name": f"{name}/{part}", "tensor": f"{name}/{part}", "dtype": "float32", "shape": [],
+         "kind": "value", "weighting": "uniform", "range": 1.0, "bits": 8}
+        for name in sorted(set(names)) for part in ("sum", "count")
+    ]  # fmt: skip
+    source = next(port for port in programs["train"]["inputs"] if port["role"] == "example")
+    programs["look"] = {
+        "kind": "analyze", "file": programs["train"]["file"], "inputs": [copy.deepcopy(source)], "outputs": sums,
+    }  # fmt: skip
+    document["statistics"] = [{"name": name, "kind": "mean", "program": "look"} for name in names]
+
+
+def test_statistics(document: dict[str, Any]) -> None:
+    _analyzed(document, "height", "weight")
+    assert [each.name for each in b.decode_manifest(canonical(document)).statistics] == ["height", "weight"]
+
+
 @pytest.mark.parametrize(
     ("change", "error", "text"),
     [
         (lambda d: d.update(format=2), UnknownVersionError, "format 2"),
         (lambda d: d.update(extra=1), ManifestError, "extra"),
+        (lambda d: _analyzed(d, "height", "height"), ManifestError, "two statistics have the same name"),
         (lambda d: d.pop("limits"), ManifestError, "limits"),
         (lambda d: d["programs"]["train"]["inputs"][0].update(role="spy"), UnknownRoleError, "spy"),
         (lambda d: d["programs"]["train"]["inputs"][0].pop("role"), UnknownRoleError, "role"),

@@ -80,6 +80,10 @@ F32 = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
         (build({"a": {"dtype": "I8", "shape": [1], "data_offsets": [0, 1]},
                 "b": {**F32, "data_offsets": [1, 9]}}, b"1" * 9), "misaligned"),
         (build({"": F32}, b"12345678"), "printable"),
+        (build({"x" * 288: {**F32, "dtype": "F8"}}, b"12345678"), "'F8'"),  # the longest name that is allowed
+        (build({"x" * 289: F32}, b"12345678"), "printable"),
+        (build({"a\x1b[2J": F32}, b"12345678"), "printable"),
+        (build({"a": {**F32, "data_offsets": [0, 16]}}, b"12345678"), "offsets give 16"),
     ],
 )  # fmt: skip
 def test_broken_files_are_named(data: bytes, text: str) -> None:

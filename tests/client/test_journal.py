@@ -86,6 +86,30 @@ def test_masked_bytes_that_do_not_match_their_digest_are_not_sent(tmp_path: Path
     assert opened.masked() is None
 
 
+def test_sealed_bytes_that_are_not_those_that_were_recorded_are_not_sent(tmp_path: Path) -> None:
+    """Sealed with the right key for the right place, as by a process that went on with an older journal."""
+    opened = begin(journal_in(tmp_path))
+    opened.store_masked(MASKED, DIGEST)
+    Vault(b"k" * 32).write(tmp_path / f"{0:032x}.masked", b"other bytes!")
+    assert opened.masked() is None
+
+
+def test_no_step_is_recorded_whose_bytes_could_not_be_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = begin(journal_in(tmp_path))
+    opened.advance("sharing")
+
+    def full(path: Path, data: bytes) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(opened._journal._vault, "write", full)
+        with pytest.raises(OSError, match="No space"):
+            opened.store_masked(MASKED, DIGEST)
+    [again] = journal_in(tmp_path).unfinished()
+    assert (again.entry.step, again.entry.masked) == ("sharing", None)
+    again.store_masked(MASKED, DIGEST)
+
+
 def test_masked_bytes_whose_step_was_not_recorded_are_not_sent(tmp_path: Path) -> None:
     # Killed between the two writes of store_masked: nothing was sent, and nothing will be.
     opened = begin(journal_in(tmp_path))
