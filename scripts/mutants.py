@@ -34,7 +34,7 @@ import threading
 import time
 import tomllib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -154,20 +154,14 @@ class Copy:
         if not done.stdout.startswith(str(self.folder)):
             raise ListError(f"the copy in {self.folder} is not what is imported: {done.stdout}{done.stderr}")
 
-    def run(self, tests: Iterable[str], limit: float) -> tuple[int | None, str]:
-        """pytest's exit code and the end of what it printed; None where it was stopped after `limit` seconds."""
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-x",
-            "-m",
-            "not slow",
-            "-p",
-            "no:cacheprovider",
-            "--tb=line",
-            *tests,
-        ]
+    def run(self, tests: Sequence[str], limit: float) -> tuple[int | None, str]:
+        """pytest's exit code and what it printed; None where it was stopped after `limit` seconds.
+
+        Of whole files the slow tests are left out; a test that is named is run, slow or not.
+        """
+        chosen = "" if all("::" in test for test in tests) else "not slow"
+        options = ["-x", "-m", chosen, "-p", "no:cacheprovider", "--tb=line"]
+        command = [sys.executable, "-m", "pytest", *options, *tests]
         process = subprocess.Popen(
             command, cwd=self.folder, env=self._environment, text=True, start_new_session=True,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -222,20 +216,17 @@ def run_all(chosen: Sequence[Mutant], root: Path, *, jobs: int, limit: float, ba
         first = copies.get()
         first.check()
         tests = sorted({test for mutant in chosen for test in mutant.tests}) if base else []
+        files = [test for test in tests if "::" not in test]
+        named = [test for test in tests if "::" in test]
         print(f"{len(chosen)} mutations{'; first the tests as they are' * base}", flush=True)
-        if tests:
-            code, said = first.run(without_parts(tests), max(BASE_SECONDS, limit * len(tests)))
+        for part in (named, files):
+            code, said = first.run(part, max(BASE_SECONDS, limit * len(part))) if part else (PASSED, "")
             if code != PASSED:
                 raise ListError(f"the tests do not pass without any mutation:\n{said[-4000:]}")
         copies.put(first)
         with ThreadPoolExecutor(jobs) as pool:
             list(pool.map(borrow, chosen))
     return done
-
-
-def without_parts(tests: Sequence[str]) -> list[str]:
-    """Leave out the tests of a file that is run as a whole: pytest would run them twice."""
-    return [test for test in tests if "::" not in test or test.partition("::")[0] not in tests]
 
 
 def describe(outcome: Outcome) -> str:
