@@ -68,6 +68,22 @@ def test_what_a_body_reads_stays_alive_until_then() -> None:
     assert compute_limits({"p": load(text)}, 4).peak_bytes == row + W.nbytes + 2 * row + row + row + constant
 
 
+def test_what_is_read_again_stays_alive_until_then() -> None:
+    """x, then a beside it, then b, then c while a is still to be read: four rows of four floats for one example."""
+    text = "agraph (float[batch, 4] x) => (float[batch, 4] y) { a = Relu (x) b = Neg (a) c = Exp (b) y = Add (c, a) }"
+    model = Model.from_proto(onnx.parser.parse_model(HEAD + text))
+    assert compute_limits({"p": model}, 1).peak_bytes == 4 * 16
+
+
+def test_of_several_programs_the_largest_counts_whichever_comes_last() -> None:
+    small, large = (load(LOOP.replace("TRIPS", "2")), load(SCAN))
+    peaks = [compute_limits({"p": each}, 4).peak_bytes for each in (small, large)]
+    assert peaks[0] < peaks[1]
+    for programs in ({"a": small, "b": large}, {"a": large, "b": small}):
+        found = compute_limits(programs, 4)
+        assert (found.peak_bytes, found.flops_per_example) == (peaks[1], 14 * PRODUCT)
+
+
 @pytest.mark.parametrize("trips", ["9223372036854775807", None])
 def test_a_loop_without_an_end(trips: str | None) -> None:
     text = LOOP.replace("TRIPS", trips or "1")

@@ -71,7 +71,11 @@ LABELS = np.arange(12, dtype=np.uint8) % 10
         (gzip.compress(idx(LABELS, shape=(11,))), r"announces \[11\], 11 bytes, and has more"),
         (gzip.compress(idx(LABELS, shape=(13,))), r"announces \[13\], 13 bytes, and has 12"),
         (gzip.compress(idx(LABELS, shape=(0,))), r"expected 1\.\.1000000 items of \[\], it announces \[0\]"),
-        (gzip.compress(idx(LABELS, shape=(2**32 - 1,))), r"it announces \[4294967295\]"),
+        (
+            gzip.compress(idx(LABELS, shape=(2**32 - 1,))),
+            r"expected 1\.\.1000000 items of \[\], it announces \[4294967295\]",
+        ),
+        (gzip.compress(idx(LABELS, shape=(1_000_001,))), r"expected 1\.\.1000000 items"),
         (gzip.compress(idx(LABELS[:7])), "has 12 images and train-labels-idx1-ubyte.gz 7 labels"),
         (gzip.compress(idx(LABELS + np.uint8(1))), r"expected labels 0\.\.9, it has 10"),
     ],

@@ -115,6 +115,14 @@ CASES = {
         {"Cast": 2},
     ),
     "one": ("g (float[2] a) => (float[2] y) <float one = {1}> { m = Mul (one, a) y = Exp (m) }", {"Exp": 1}),
+    "zeros with more rows stay": (
+        "g (float[2] a) => (float[3, 2] y) <float[3, 2] z = {0, 0, 0, 0, 0, 0}> { s = Add (a, z) y = Exp (s) }",
+        {"Add": 1, "Exp": 1},
+    ),
+    "zeros minus something": (
+        "g (float[2] a) => (float[2] y) <float[2] z = {0, 0}> { s = Sub (z, a) y = Exp (s) }",
+        {"Neg": 1, "Exp": 1},
+    ),
     "common subexpressions": (
         "g (float[2] a) => (float[2] y) { b = Exp (a) c = Exp (a) y = Add (b, c) }",
         {"Exp": 1, "Add": 1},

@@ -80,3 +80,13 @@ def test_every_epoch_has_every_example_once_in_its_own_order(epoch: int) -> None
     order = [index for part in parts for index in part]
     assert sorted(order) == list(range(20))
     assert order == reference(20, 5, 0, epoch)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("length", [{"epochs": 3}, {"steps": 8}])
+@pytest.mark.parametrize(("count", "size"), [(7, 3), (6, 3), (2, 2)])
+def test_what_is_skipped_changes_nothing_of_the_rest(count: int, size: int, length: dict, whole: bool) -> None:
+    """As a fit that goes on from a checkpoint: the batches after the first ones, in whichever pass that is."""
+    everything = cut(count, size, shuffle=True, seed=3, whole=whole, **length)
+    for skip in range(len(everything) + 1):
+        assert cut(count, size, shuffle=True, seed=3, whole=whole, skip=skip, **length) == everything[skip:]

@@ -29,6 +29,7 @@ from archipel.protocol.messages import (
     Chain,
     EnrolmentProof,
     EnrolmentRequest,
+    RotationCertificate,
     TokenCertificate,
 )
 
@@ -183,3 +184,73 @@ def test_links_are_small(token, signing_key):
     padded = Sealed(body=body, signature=key.sign(b"archipel/v1/identity\0" + body))
     with pytest.raises(MessageError, match="5000 bytes, the limit is 1024"):
         verify_chain(msgspec.structs.replace(chain, identity=padded), token.enrolment_key)
+
+
+def link(signer, of: str, number: int, to) -> Sealed:
+    return seal("rotation", RotationCertificate(device=of, number=number, device_key=public_bytes(to)), signer)
+
+
+@pytest.fixture
+def links(token, signing_key):
+    """A chain without rotations, its device's id, and the keys that it has one after the other."""
+    keys = [signing_key(name) for name in ("device", "second", "third")]
+    chain = issue_identity(token.seed, token.certificate, public_bytes(keys[0]))
+    return chain, device_id(public_bytes(keys[0])), keys
+
+
+def extended(chain: Chain, *rotations: Sealed) -> Chain:
+    return msgspec.structs.replace(chain, rotations=list(rotations))
+
+
+def test_the_id_stays_that_of_the_first_key_and_the_key_is_the_last(token, links):
+    chain, name, (first, second, third) = links
+    for rotations, key in (
+        ((), first),
+        ((link(first, name, 1, second),), second),
+        ((link(first, name, 1, second), link(second, name, 2, third)), third),
+    ):
+        verified = verify_chain(extended(chain, *rotations), token.enrolment_key)
+        assert (verified.device_id, verified.device_key) == (name, public_bytes(key))
+        assert verified.rotations == len(rotations)
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("of another device", "expected its rotation 1, got rotation 1 of"),
+        ("left out", "expected its rotation 1, got rotation 2"),
+        ("twice", "expected its rotation 2, got rotation 1"),
+        ("back to the first", "goes back to a key"),
+        ("to itself", "goes back to a key"),
+        ("by the first key", "does not verify"),
+        ("by a stranger", "does not verify"),
+    ],
+)
+def test_rotations_that_do_not_follow(token, links, signing_key, what, words):
+    chain, name, (first, second, third) = links
+    once, other = link(first, name, 1, second), device_id(b"o" * 32)
+    rotations = {
+        "of another device": [link(first, other, 1, second)],
+        "left out": [link(first, name, 2, third)],
+        "twice": [once, link(second, name, 1, third)],
+        "back to the first": [once, link(second, name, 2, first)],
+        "to itself": [link(first, name, 1, first)],
+        "by the first key": [once, link(first, name, 2, third)],
+        "by a stranger": [link(signing_key("stranger"), name, 1, second)],
+    }[what]
+    with pytest.raises(CertificateError, match=words):
+        verify_chain(extended(chain, *rotations), token.enrolment_key)
+
+
+def test_a_device_of_another_population(token, links):
+    chain, _, _ = links
+    assert verify_chain(chain, token.enrolment_key, population="pupils").population == "pupils"
+    with pytest.raises(CertificateError, match="enrolled in population 'pupils', not in 'teachers'"):
+        verify_chain(chain, token.enrolment_key, population="teachers")
+
+
+def test_the_last_second_of_a_token(token, links):
+    chain, _, _ = links
+    assert verify_chain(chain, token.enrolment_key, now=NOT_AFTER).population == "pupils"
+    with pytest.raises(CertificateError, match="expired"):
+        verify_chain(chain, token.enrolment_key, now=NOT_AFTER + 0.5)

@@ -50,3 +50,24 @@ def test_without_weight_nothing_may_be_sent() -> None:
     for a, b, weight in (((1e-6, 0.0), 0.0, 0.0), ((0.0, 0.0), 1e-6, 0.0), ((1.0, 0.0), 0.0, -1.0)):
         with pytest.raises(MessageError):
             decode_plain(sent(a, b, weight), LAYOUT)
+
+
+def test_a_weight_below_zero_without_any_delta() -> None:
+    """Nothing but the weight itself can tell: there is no norm."""
+    layout = Layout.of(
+        Program(
+            kind="finish",
+            inputs=(),
+            outputs=(
+                Update(name="v", tensor="v", shape=(), kind="value", range=1.0, **F32),
+                Update(name="n", tensor="n", shape=(), kind="weight", range=100.0, **F32),
+            ),
+        )
+    )
+
+    def both(weight: float) -> bytes:
+        return write_weights({"v": np.array(0.5, np.float32), "n": np.array(weight, np.float32)})
+
+    assert decode_plain(both(0.0), layout)["v"] == 0.5
+    with pytest.raises(MessageError):
+        decode_plain(both(-1.0), layout)

@@ -178,6 +178,12 @@ def test_wrong_number_of_shares():
         Interpolation([1, 2], 2, b"").secret([bytes(33)])
 
 
+def test_a_share_is_below_the_prime():
+    assert decode_share((PRIME - 1).to_bytes(33, "big")) == PRIME - 1
+    with pytest.raises(ShareError, match="must be below"):
+        decode_share(PRIME.to_bytes(33, "big"))  # or 0 would have two encodings
+
+
 @given(st.binary(max_size=40))
 def test_decoding_any_bytes(data):
     _decode_or_refuse(data)

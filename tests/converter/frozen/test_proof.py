@@ -161,6 +161,7 @@ CASES: list[tuple[str, str, str, Rows | None]] = [
     *((op, X, f"a = Constant<value_ints = [1]>() y = {op}<keepdims = 0>(x, a)", Rows(0)) for op in REDUCTIONS),
     ("ReduceMean", X, "a = Constant<value_ints = [0]>() y = ReduceMean(x, a)", NONE),
     ("ReduceMean", X, "y = ReduceMean(x)", NONE),
+    ("ReduceSum", "float[4, 4] x", "a = Constant<value_ints = [0]>() y = ReduceSum<keepdims = 0>(x, a)", NONE),
     ("ReduceSum", X, "t = Transpose<perm = [1, 0, 2]>(x) a = Constant<value_ints = [0]>() "
      "y = ReduceSum<keepdims = 0>(t, a)", Rows(0)),
     *((op, X, f"y = {op}<axis = 2, keepdims = 0>(x)", Rows(0)) for op in ("ArgMax", "ArgMin")),

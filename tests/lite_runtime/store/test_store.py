@@ -211,6 +211,16 @@ def test_examples_expire_without_being_asked_to(open_store: Open, clock: Clock) 
         assert len(reopened) == 0
 
 
+def test_an_example_of_exactly_the_allowed_age_stays(open_store: Open, clock: Clock) -> None:
+    store = open_store(max_age=DAY)
+    store.add({"y": np.int64(1)})
+    clock.now += DAY
+    assert store.expire() == 0
+    assert store.arrays()["y"].tolist() == [1]
+    clock.now += 1
+    assert store.expire() == 1
+
+
 def test_select_by_time(open_store: Open, clock: Clock) -> None:
     store, start = open_store(), clock.now
     for value in range(6):
