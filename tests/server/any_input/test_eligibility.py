@@ -193,3 +193,15 @@ def mutated(text: str, random_: random.Random) -> str:
         piece = random_.choice(WORDS) if kind == 0 else text[start:stop] * 2 if kind == 1 else ""
         text = text[:start] + piece + text[stop:]
     return text
+
+
+@pytest.mark.parametrize(
+    ("unit", "worth"),
+    [("kB", 10**3), ("MB", 10**6), ("GB", 10**9), ("TB", 10**12),
+     ("KiB", 2**10), ("MiB", 2**20), ("GiB", 2**30), ("TiB", 2**40)],
+)  # fmt: skip
+def test_what_a_unit_is_worth(unit: str, worth: int) -> None:
+    """As in IEC 80000-13: powers of 1000 and of 1024."""
+    enough = parse_eligibility(f"ram >= 3{unit}")
+    assert enough({"ram": 3.0 * worth})
+    assert not enough({"ram": 3.0 * worth - 1})

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from archipel.server.gates import Verdict, judge
+from archipel.errors import ServerError
+from archipel.server.gates import Verdict, check_gate, judge
 from archipel.server.registry_resources import Gate
 from archipel.server.resources import RoundResult
 from archipel.server.rollouts import RULES, Move, decide
@@ -55,6 +56,25 @@ def test_gates_both_ways(better: str, limits: Any, candidate: float, baseline: f
     assert verdict.passed is passes
     assert (verdict.reason == "") is passes
     assert verdict.measured is not passes
+
+
+@pytest.mark.parametrize(
+    ("limits", "words"),
+    [
+        ({"max_loss": None, "worst": None}, "neither max_loss nor worst"),
+        ({"max_loss": 0.1, "worst": 1.5}, "worst 1.5 is beyond the range of 1"),
+        ({"max_loss": 0.1, "worst": -1.5}, "worst -1.5 is beyond the range of 1"),
+        ({"max_loss": 0.1, "min_devices": 4, "max_devices": 3}, "max_devices 3 is below min_devices 4"),
+    ],
+)
+def test_a_gate_that_would_let_everything_pass_or_nothing(limits: Any, words: str) -> None:
+    with pytest.raises(ServerError, match=words):
+        check_gate(Gate(**{**GATE, "range": 1.0, **limits}))
+
+
+@pytest.mark.parametrize("limits", [{"max_loss": 0.1}, {"worst": 1.0}, {"max_loss": 0.1, "worst": -1.0}])
+def test_a_gate_that_asks_for_something(limits: Any) -> None:
+    check_gate(Gate(**{**GATE, "range": 1.0, "max_loss": None, "min_devices": 3, "max_devices": 3, **limits}))
 
 
 def test_what_is_not_there_yet_is_waited_for_unless_it_does_not_matter() -> None:

@@ -28,6 +28,13 @@ def test_who_is_in_a_stage_is_in_every_later_one(salt: str, device: str, first: 
 
 
 @given(hexadecimal, hexadecimal)
+def test_the_place_itself_is_not_below_it(salt: str, device: str) -> None:
+    where = place(salt, device)
+    assert not Target("", salt, where).takes(device, {})
+    assert Target("", salt, math.nextafter(where, 200)).takes(device, {})
+
+
+@given(hexadecimal, hexadecimal)
 def test_everybody_is_among_a_hundred_percent(salt: str, device: str) -> None:
     assert 0 <= place(salt, device) < 100
     assert Target("", salt, 100.0).takes(device, {})
