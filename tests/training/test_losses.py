@@ -230,10 +230,10 @@ def test_a_class_that_is_ignored_is_never_correct() -> None:
 
 
 def test_binary_labels_are_met_on_their_side_of_zero() -> None:
-    x = np.array([1.0, -1.0, 1.0, -1.0, 0.0], np.float32)
-    label = np.array([1.0, 0.0, 0.0, 1.0, 0.0], np.float32)
-    found = run(graph(losses.binary_cross_entropy(), [5], np.float32), {"x": x, "label": label})
-    assert found["correct"].tolist() == [True, True, False, False, True]
+    x = np.array([1.0, -1.0, 1.0, -1.0, 0.0, 0.25, 0.25, -0.25, 0.25], np.float32)  # sigmoid(0.25) is above 0.56
+    label = np.array([1.0, 0.0, 0.0, 1.0, 0.0, 1.0, 0.0, 0.4, 0.6], np.float32)
+    found = run(graph(losses.binary_cross_entropy(), [9], np.float32), {"x": x, "label": label})
+    assert found["correct"].tolist() == [True, True, False, False, True, True, False, True, True]
 
 
 def test_distributions_are_counted_not_their_classes() -> None:
