@@ -19,9 +19,10 @@ from archipel.protocol.messages import DeviceId
 from archipel.protocol.sealed import decode, encode
 from archipel.server.models import UPDATE_PHASES, Answer
 from tests.client.kills.victim import Victim
+from tests.commits import COMMIT
 
 STRIDE = 64
-"""The short suite kills at every so manieth point, a different one for each scenario; the long one at all."""
+"""The short suite kills at every so manieth point, others for each scenario and each commit; the long one at all."""
 PHASES = dict.fromkeys(("advertising", "sharing", "masking", "confirming", "unmasking", "updating"), 1.2)
 COMMON: dict[str, Any] = {"cohort": 4, "min_cohort": 3, "deadlines": {**PHASES, "assigning": 15.0}}
 SCENARIOS: dict[str, dict[str, Any]] = {
@@ -148,7 +149,7 @@ def test_the_points_are_fewer_than_counted_for(plain: Any, scenario: str) -> Non
 @pytest.mark.parametrize(
     ("scenario", "kill"),
     [
-        pytest.param(name, kill, marks=[] if (kill + 13 * place) % STRIDE == 7 else pytest.mark.slow)
+        pytest.param(name, kill, marks=[] if (kill + 13 * place + COMMIT) % STRIDE == 7 else pytest.mark.slow)
         for place, name in enumerate(SCENARIOS)
         for kill in range(1, POINTS[name])
     ],

@@ -15,13 +15,14 @@ from archipel.protocol.uploads import metric_arrays
 from archipel.server.audit_chain import verify
 from archipel.server.models import Round
 from archipel.server.resources import AuditEntry
+from tests.commits import COMMIT
 from tests.server.conftest import ANSWERED
 from tests.server.kills.killed import Died, Server
 from tests.server.test_plain_rounds import mean, update
 from tests.server.test_secure_round import expected_parameters, give_updates
 
 STRIDE = 40
-"""The short suite kills at every so manieth point, a different one for each scenario; the long one at all."""
+"""The short suite kills at every so manieth point, others for each scenario and each commit; the long one at all."""
 
 
 class Through:
@@ -167,7 +168,7 @@ def test_the_points_are_fewer_than_counted_for(world: Any, scenario: str) -> Non
 @pytest.mark.parametrize(
     ("scenario", "kill"),
     [
-        pytest.param(name, kill, marks=[] if (kill + place) % STRIDE == 0 else pytest.mark.slow)
+        pytest.param(name, kill, marks=[] if (kill + place + COMMIT) % STRIDE == 0 else pytest.mark.slow)
         for place, name in enumerate(SCENARIOS)
         for kill in range(1, POINTS[name])
     ],
