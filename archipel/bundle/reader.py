@@ -206,7 +206,8 @@ def _check_parameters(bundle: Bundle) -> None:
 def _read(folder: Path, name: str, limit: int) -> bytes:
     try:
         with open(folder / name, "rb") as file:
-            data = file.read(limit + 1)
+            # Room is made for as much as is asked for, before anything is read.
+            data = file.read(min(limit, os.fstat(file.fileno()).st_size) + 1)
     except OSError as error:
         raise BundleError(f"{folder / name}: cannot be read ({error.strerror}); is {folder} a bundle?") from None
     if len(data) > limit:

@@ -52,9 +52,9 @@ def _clean_nodes(nodes: Iterable[onnx.NodeProto]) -> None:
     for node in nodes:
         _keep_metadata(node, [UNPACK])
         for attribute in node.attribute:
-            for tensor in ([attribute.t] if attribute.HasField("t") else attribute.tensors):
+            for tensor in [attribute.t] if attribute.HasField("t") else attribute.tensors:
                 _keep_metadata(tensor)
-            for body in ([attribute.g] if attribute.HasField("g") else attribute.graphs):
+            for body in [attribute.g] if attribute.HasField("g") else attribute.graphs:
                 _clean(body)
 
 

@@ -66,7 +66,9 @@ class _Walk:
         reader, where = self._reader, self._where
         model = reader.read(schema.MODEL, self._whole)
         if model.get("ir_version") != IR_VERSION:
-            raise UnsafeGraphError(f"{where}: IR version {model.get('ir_version')}, expected {IR_VERSION}; convert it again")
+            raise UnsafeGraphError(
+                f"{where}: IR version {model.get('ir_version')}, expected {IR_VERSION}; convert it again"
+            )
         if "graph" not in model:
             raise UnsafeGraphError(f"{where}: its file holds no graph")
         self._metadata(model, where)

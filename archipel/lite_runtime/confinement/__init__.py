@@ -1,0 +1,23 @@
+"""What a process that runs the graphs of others may do, held by the kernel: files, sockets, programs."""
+
+from archipel.lite_runtime.confinement.landlock import landlock_version, restrict_files
+from archipel.lite_runtime.confinement.places import asked_for, libraries, needs_of, package_roots
+from archipel.lite_runtime.confinement.restricting import Confinement, kernel_offers, restrict
+from archipel.lite_runtime.confinement.scratch import Scratch, scratch_root
+from archipel.lite_runtime.confinement.seccomp import restrict_calls, seccomp_there
+
+__all__ = [
+    "Confinement",
+    "Scratch",
+    "asked_for",
+    "kernel_offers",
+    "landlock_version",
+    "libraries",
+    "needs_of",
+    "package_roots",
+    "restrict",
+    "restrict_calls",
+    "restrict_files",
+    "scratch_root",
+    "seccomp_there",
+]
