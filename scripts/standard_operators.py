@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PYTHON = ROOT / "archipel" / "bundle" / "graphs" / "operators.py"
 TYPESCRIPT = ROOT / "web" / "src" / "bundle" / "graphs" / "operators.ts"
 _WIDTH = 116
+_TITLE = "The standard operators that a bundle's graphs may use. Written by `python scripts/standard_operators.py`"
 
 
 def standard_operators() -> list[str]:
@@ -42,19 +43,20 @@ def standard_operators() -> list[str]:
 def python(names: list[str]) -> str:
     words = textwrap.fill(" ".join(names), _WIDTH, initial_indent="    ", subsequent_indent="    ")
     return (
-        '"""The standard operators that a bundle\'s graphs may use. Written by `python scripts/standard_operators.py`.\n\n'
+        f'"""{_TITLE}.\n\n'
         f"Those of opset {OPSET} with a kernel in ONNX Runtime's CPU build, or with a function body in ONNX.\n"
         '"""\n\n'
         f"OPSET = {OPSET}\nIR_VERSION = {IR_VERSION}\n\n"
-        f'OPERATORS = frozenset(\n    """\n{words}\n    """.split()\n)\n'
+        f'OPERATORS = frozenset(\n    """\n{words}\n    """.split()  # noqa: SIM905\n)\n'
     )
 
 
 def typescript(names: list[str]) -> str:
     words = textwrap.fill(" ".join(names), _WIDTH, initial_indent="  ", subsequent_indent="  ")
     return (
-        "/**\n * The standard operators that a bundle's graphs may use. Written by `python scripts/standard_operators.py`.\n"
-        f" *\n * Those of opset {OPSET} with a kernel in ONNX Runtime's CPU build, or with a function body in ONNX.\n */\n\n"
+        f"/**\n * {_TITLE}.\n *\n"
+        f" * Those of opset {OPSET} with a kernel in ONNX Runtime's CPU build, or with a function body in ONNX.\n"
+        " */\n\n"
         f"export const OPSET = {OPSET};\nexport const IR_VERSION = {IR_VERSION};\n\n"
         f"export const OPERATORS: ReadonlySet<string> = new Set(\n  `\n{words}\n  `.trim().split(/\\s+/),\n);\n"
     )

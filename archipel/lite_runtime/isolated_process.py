@@ -1,7 +1,7 @@
 """The child process of an IsolatedRuntime: starting it, ending it, and what is known of its end.
 
-It gets no environment, but what a delegate's driver needs: variables hold passwords, and change what libraries load. Its
-working folder is one of its own. Where Python finds the packages is among the arguments.
+It gets no environment, but what a delegate's driver needs: variables hold passwords, and change what libraries load.
+Its working folder is one of its own. Where Python finds the packages is among the arguments.
 """
 
 from __future__ import annotations

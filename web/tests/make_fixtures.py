@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import graph_corpus
 import numpy as np
 import onnx_ir as ir
 import torch
@@ -164,6 +165,7 @@ def keep(name: str, path: Path, arrays: Mapping[str, np.ndarray], numbers: Mappi
 
 def main() -> None:
     FOLDER.mkdir(exist_ok=True)
+    graph_corpus.write()
     sgd = training.optimizers.sgd
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)

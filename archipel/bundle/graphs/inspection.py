@@ -78,7 +78,8 @@ class _Walk:
             if name in self._functions:
                 raise UnsafeGraphError(f"{where}: function {_shown(name)} is there twice")
             self._functions[name] = function
-        self._imports(model, where)
+        if not self._imports(model, where):
+            raise UnsafeGraphError(f"{where}: no standard opset is imported, expected {OPSET}; convert it again")
         self._graph(model["graph"], _Scope(where, None))
         for name, function in self._functions.items():
             self._function(name, function)
@@ -129,7 +130,8 @@ class _Walk:
             known[name] = total
         return known[name]
 
-    def _imports(self, owner: dict[str, Any], where: str) -> None:
+    def _imports(self, owner: dict[str, Any], where: str) -> bool:
+        """Whether the standard operators are among the imports."""
         seen: set[str] = set()
         domains = {domain for domain, _, _ in self._functions}
         for span in owner.get("opset_import", []):
@@ -145,6 +147,7 @@ class _Walk:
                     f"{where}: opset of domain {domain[:64]!r}, of which the graph has no function; expected standard "
                     "operators and functions of the graph's own"
                 )
+        return "" in seen
 
     # --- graphs and nodes ---------------------------------------------------------------------------------------------
 
@@ -172,8 +175,8 @@ class _Walk:
         if domain == "":
             if op_type not in OPERATORS or "overload" in node:
                 raise UnsafeGraphError(
-                    f"{self._node_name(node, scope)}: {op_type[:64]!r} is not a standard operator of opset {OPSET} that "
-                    "ONNX Runtime's CPU build runs; convert the model again, or do not use this bundle"
+                    f"{self._node_name(node, scope)}: {op_type[:64]!r} is not a standard operator of opset {OPSET} "
+                    "that ONNX Runtime's CPU build runs; convert the model again, or do not use this bundle"
                 )
         else:
             name = (domain, op_type, self._text(node, "overload"))

@@ -25,5 +25,5 @@ OPERATORS = frozenset(
     SequenceMap Shape Shrink Sigmoid Sign Sin Sinh Size Slice Softmax SoftmaxCrossEntropyLoss Softplus Softsign
     SpaceToDepth Split SplitToSequence Sqrt Squeeze StringConcat StringNormalizer StringSplit Sub Sum Tan Tanh
     TfIdfVectorizer ThresholdedRelu Tile TopK Transpose Trilu Unique Unsqueeze Where Xor
-    """.split()
+    """.split()  # noqa: SIM905
 )

@@ -68,7 +68,7 @@ class Reader:
             if refused:
                 raise WireError(f"field {name!r} at byte {start}: {refused}")
             value: Any
-            if wire == FIXED32 or wire == FIXED64:
+            if wire in (FIXED32, FIXED64):
                 size = 4 if wire == FIXED32 else 8
                 if size > stop - at:
                     raise WireError(f"field {name!r} at byte {start} is longer than its message")

@@ -51,7 +51,7 @@ NEEDS: dict[str, Needs] = {
     "cann": Needs(read=(*_GPU, "/usr/local/Ascend"), devices=("/dev/davinci0",), environment=_LIBRARIES),
 }
 NEEDS["tensorrt"] = NEEDS["cuda"]
-"""Of the delegates that need more than the processor. From their documentation; see docs/device.md for which were tried."""
+"""Of the delegates that need more than the processor, from their documentation; docs/device.md says what was tried."""
 
 
 def asked_for(delegates: Any) -> tuple[str, ...]:
