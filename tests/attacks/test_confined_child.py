@@ -21,7 +21,6 @@ import pytest
 
 from archipel.bundle import generate_key
 from archipel.lite_runtime import confinement, load
-
 from tests.attacks.sandbox_bundles import SECRET, device_key, external, public, signed, upload
 
 offered = confinement.kernel_offers()

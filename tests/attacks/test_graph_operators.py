@@ -20,7 +20,6 @@ from onnx import TensorProto, helper
 from archipel.bundle import generate_key
 from archipel.errors import UnsafeGraphError
 from archipel.lite_runtime import load
-
 from tests.attacks.sandbox_bundles import external, public, signed, upload
 
 Change = Callable[[onnx.ModelProto], None]

@@ -21,7 +21,6 @@ from archipel.bundle.graphs import inspect_graph
 from archipel.errors import BundleError, UnsafeGraphError, UnsafePathError
 from archipel.lite_runtime import Runtime, load
 from archipel.lite_runtime.slots import Slots
-
 from tests.attacks.sandbox_bundles import SECRET, device_key, external, public, signed, upload
 
 X = np.zeros(3, np.float32)

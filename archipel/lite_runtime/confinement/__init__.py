@@ -1,5 +1,6 @@
 """What a process that runs the graphs of others may do, held by the kernel: files, sockets, programs."""
 
+from archipel.lite_runtime.confinement.holding import Holding, folder_modes, holdings, trial
 from archipel.lite_runtime.confinement.landlock import landlock_version, restrict_files
 from archipel.lite_runtime.confinement.places import asked_for, libraries, needs_of, package_roots
 from archipel.lite_runtime.confinement.restricting import Confinement, kernel_offers, restrict
@@ -8,8 +9,11 @@ from archipel.lite_runtime.confinement.seccomp import restrict_calls, seccomp_th
 
 __all__ = [
     "Confinement",
+    "Holding",
     "Scratch",
     "asked_for",
+    "folder_modes",
+    "holdings",
     "kernel_offers",
     "landlock_version",
     "libraries",
@@ -20,4 +24,5 @@ __all__ = [
     "restrict_files",
     "scratch_root",
     "seccomp_there",
+    "trial",
 ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import tempfile
@@ -27,6 +26,8 @@ class Scratch:
     would remove it, and whoever makes the next folder does. Raises OSError."""
 
     def __init__(self) -> None:
+        import fcntl  # Unix only
+
         root = scratch_root()
         _sweep(root)
         while True:
@@ -50,6 +51,8 @@ def _remove(path: Path, lock: int, owner: int) -> None:
 
 
 def _sweep(root: Path) -> None:
+    import fcntl
+
     for path in root.glob("child-*"):
         if path.suffix == _LOCK:
             continue
