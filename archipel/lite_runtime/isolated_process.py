@@ -18,19 +18,14 @@ import msgspec
 
 from archipel.bundle import Bundle
 from archipel.errors import RuntimeProgramError
-from archipel.lite_runtime.confinement import Scratch, asked_for, needs_of, package_roots
+from archipel.lite_runtime.confinement import START_PYTHON, Scratch, asked_for, needs_of, package_roots
 from archipel.lite_runtime.isolated_messages import Channel, Open
 
 FIXED_BYTES = 16 << 20
 """What the runtime itself needs on top of the model: sessions, their arenas' first pieces, Python's own objects."""
 LAST_WORDS = 600
 _STACK_BYTES = 8 << 20
-# One thread until the process has given up what it does not need: NumPy's library would start some when it is imported.
-_START = """
-import os, sys
-os.environ["OPENBLAS_NUM_THREADS"] = "1"
-sys.path.insert(0, sys.argv[3])
-sys.path.extend(sys.argv[4:])
+_MAIN = """
 from archipel.lite_runtime.child import main
 main()
 """
@@ -55,7 +50,7 @@ class Child:
         try:
             self.process = subprocess.Popen(
                 # The parent's own package, wherever that was imported from, and nothing from the working folder (-P).
-                [sys.executable, "-P", "-c", _START, str(theirs.fileno()), str(watched), *package_roots()],
+                [sys.executable, "-P", "-c", START_PYTHON + _MAIN, package_roots(), str(theirs.fileno()), str(watched)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=words,

@@ -29,9 +29,6 @@ with_seccomp = pytest.mark.skipif(not offered.seccomp, reason="this kernel has n
 
 # What the attacker runs, after the process has given up what it does: `report` gets the result, or the error.
 START = """
-import os, sys
-os.environ["OPENBLAS_NUM_THREADS"] = "1"
-sys.path[:0] = sys.argv[4:]
 from archipel.lite_runtime.confinement import restrict
 restrict([sys.argv[1]], [sys.argv[2]])
 import onnxruntime
@@ -61,8 +58,8 @@ def attack(tmp_path: Path) -> Callable[[str], str]:
     scratch.mkdir()
 
     def run(what: str) -> str:
-        arguments = [str(folder), str(scratch), str(secret), *confinement.package_roots()]
-        command = [sys.executable, "-P", "-c", START.format(attack=what), *arguments]
+        arguments = [confinement.package_roots(), str(folder), str(scratch), str(secret)]
+        command = [sys.executable, "-P", "-c", confinement.START_PYTHON + START.format(attack=what), *arguments]
         return subprocess.run(command, env={}, cwd=scratch, capture_output=True, text=True, check=True).stdout
 
     return run

@@ -15,7 +15,6 @@ from typing import Any
 
 import graph_corpus
 import numpy as np
-import onnx_ir as ir
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from fixture_graphs import FIXTURES as WRITTEN
@@ -25,6 +24,7 @@ from make_vectors import byte_source
 from archipel import Model, convert, training
 from archipel import bundle as b
 from archipel.converter.repeated import repeated
+from archipel.graph.slim import slim
 from archipel.lite_runtime import Runtime, load
 from archipel.lite_runtime.shuffle import permutation
 
@@ -137,7 +137,7 @@ def with_more(path: Path, network: torch.nn.Module, x: np.ndarray, steps: int) -
     assert several.signature is not None
     signature = several.signature
     graphs = {file: (bundle.folder / file).read_bytes() for file in manifest.files if file.endswith(".onnx")}
-    graphs["several.onnx"] = ir.to_proto(several.ir).SerializeToString(deterministic=True)
+    graphs["several.onnx"] = slim(several.ir).SerializeToString(deterministic=True)
     programs = dict(manifest.programs)
     programs["several"] = b.Program(
         kind="train", file="several.onnx", inputs=signature.inputs, outputs=signature.outputs, steps=steps,

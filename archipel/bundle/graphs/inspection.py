@@ -84,8 +84,8 @@ class _Walk:
         for name, function in self._functions.items():
             self._function(name, function)
         known: dict[Name | None, int] = {}
-        for name in (None, *self._functions):
-            self._expanded(name, known, ())
+        for caller in (None, *self._functions):
+            self._expanded(caller, known, ())
 
     # --- functions ----------------------------------------------------------------------------------------------------
 

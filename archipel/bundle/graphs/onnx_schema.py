@@ -17,7 +17,7 @@ _NO_QUANTIZATION = "quantization annotations are not part of bundles; quantize w
 def _table(**fields: tuple[int, int] | tuple[int, int, bool] | tuple[int, int, bool, str]) -> Table:
     entries = {}
     for name, (number, wire, *rest) in fields.items():
-        entries[number * 8 + wire] = Field(name, wire, *rest)  # type: ignore[arg-type]
+        entries[number * 8 + wire] = Field(name, wire, *rest)
     return entries
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from archipel.lite_runtime.confinement.places import package_roots
+from archipel.lite_runtime.confinement.places import START_PYTHON, package_roots
 from archipel.lite_runtime.confinement.restricting import kernel_offers
 from archipel.lite_runtime.confinement.scratch import Scratch, scratch_root
 
@@ -19,10 +19,6 @@ NEEDED = (1, 24, 1)
 """The first version of ONNX Runtime that keeps external data within the model's folder."""
 _TRIAL_SECONDS = 30.0
 _TRIAL = """
-import os, sys
-os.environ["OPENBLAS_NUM_THREADS"] = "1"
-sys.path.insert(0, sys.argv[1])
-sys.path.extend(sys.argv[3:])
 import json, socket
 from archipel.lite_runtime.confinement import restrict
 restrict([], [os.getcwd()])
@@ -33,7 +29,7 @@ def refused(attempt):
         return True
     return False
 print(json.dumps({
-    "files": refused(lambda: open(sys.argv[2]).close()),
+    "files": refused(lambda: open(sys.argv[1]).close()),
     "sockets": refused(lambda: socket.socket().close()),
     "programs": refused(lambda: os.posix_spawn("/bin/true", ["true"], {})),
 }))
@@ -97,9 +93,8 @@ def _try() -> dict[str, bool]:
     scratch = Scratch()
     try:
         with tempfile.NamedTemporaryFile(prefix="archipel-doctor-") as outside:
-            root, *others = package_roots()
             done = subprocess.run(
-                [sys.executable, "-P", "-c", _TRIAL, root, outside.name, *others],
+                [sys.executable, "-P", "-c", START_PYTHON + _TRIAL, package_roots(), outside.name],
                 env={},
                 cwd=scratch.path,
                 capture_output=True,

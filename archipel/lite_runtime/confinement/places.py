@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 import sysconfig
 from collections.abc import Iterable, Mapping
@@ -54,6 +55,19 @@ NEEDS["tensorrt"] = NEEDS["cuda"]
 """Of the delegates that need more than the processor, from their documentation; docs/device.md says what was tried."""
 
 
+START_PYTHON = """
+import os, sys
+os.environ["OPENBLAS_NUM_THREADS"] = "1"
+at = next((index for index, entry in enumerate(sys.path) if entry.endswith("-packages")), len(sys.path))
+sys.path[at:at] = sys.argv.pop(1).split(os.pathsep)
+"""
+"""How code for `python -P -c` begins that is started with no environment and `package_roots()` as its first argument.
+
+These come before the installed packages: the parent may have found others. There is one thread until the process has
+given up what it does not need: NumPy's library would start some when it is imported.
+"""
+
+
 def asked_for(delegates: Any) -> tuple[str, ...]:
     """The names of the delegates that a runtime may use: those that were named, and of "auto" those whose library this
     build of ONNX Runtime has."""
@@ -74,14 +88,16 @@ def _library(name: str) -> bool:
     return folder is not None and (folder / f"libonnxruntime_providers_{name}.so").exists()
 
 
-def package_roots() -> list[str]:
-    """The folders that archipel and what it needs were imported from, for `sys.path` of another Python process."""
-    roots = [str(Path(archipel.__file__).resolve().parent.parent)]
+def package_roots() -> str:
+    """The folders that archipel and what it needs were imported from, for START_PYTHON in another process."""
+    own, roots = str(Path(archipel.__file__).resolve().parent.parent), set()
     for name in PACKAGES:
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.origin is not None:
-            roots.append(str(Path(spec.origin).parent.parent))
-    return list(dict.fromkeys(roots))
+            roots.add(str(Path(spec.origin).parent.parent))
+    # In this process's order: which of two versions is found depends on it.
+    ordered = [entry for entry in sys.path if entry in roots]
+    return os.pathsep.join(dict.fromkeys([own, *ordered, *sorted(roots - set(ordered))]))
 
 
 def libraries() -> list[str]:
