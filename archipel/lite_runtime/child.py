@@ -34,7 +34,7 @@ from archipel.errors import (
 )
 from archipel.lite_runtime import sessions
 from archipel.lite_runtime.checkpoint import CheckpointFile
-from archipel.lite_runtime.confinement import Confinement, asked_for, restrict
+from archipel.lite_runtime.confinement import Confinement, asked_for, option_paths, restrict
 from archipel.lite_runtime.control import Control
 from archipel.lite_runtime.isolated_messages import (
     Analyze,
@@ -167,7 +167,7 @@ class Service:
             raise RuntimeInputError("isolated: a bundle is open already")
         delegates = _delegates(request.delegates)
         try:
-            confinement = restrict([request.folder], [request.scratch], asked_for(delegates))
+            confinement = restrict([request.folder, *option_paths(delegates)], [request.scratch], asked_for(delegates))
         except OSError as error:
             raise RuntimeProgramError(f"isolated: the process cannot be confined: {error}") from None
         tempfile.tempdir = request.scratch

@@ -2,7 +2,14 @@
 
 from archipel.lite_runtime.confinement.holding import Holding, folder_modes, holdings, trial
 from archipel.lite_runtime.confinement.landlock import landlock_version, restrict_files
-from archipel.lite_runtime.confinement.places import START_PYTHON, asked_for, libraries, needs_of, package_roots
+from archipel.lite_runtime.confinement.places import (
+    START_PYTHON,
+    asked_for,
+    libraries,
+    needs_of,
+    option_paths,
+    package_roots,
+)
 from archipel.lite_runtime.confinement.restricting import Confinement, kernel_offers, restrict
 from archipel.lite_runtime.confinement.scratch import Scratch, scratch_root
 from archipel.lite_runtime.confinement.seccomp import restrict_calls, seccomp_there
@@ -19,6 +26,7 @@ __all__ = [
     "landlock_version",
     "libraries",
     "needs_of",
+    "option_paths",
     "package_roots",
     "restrict",
     "restrict_calls",

@@ -78,6 +78,14 @@ def asked_for(delegates: Any) -> tuple[str, ...]:
     return tuple(sorted(names - {"auto", "cpu"}))
 
 
+def option_paths(delegates: Any) -> list[str]:
+    """The files and folders that the owner named in options of delegates, such as a driver's library."""
+    choices = list(delegates.values()) if isinstance(delegates, Mapping) else [delegates]
+    pairs = [each for choice in choices for each in _listed(choice) if not isinstance(each, str)]
+    values = [value for _, options in pairs for value in options.values() if isinstance(value, str)]
+    return [value for value in values if os.path.isabs(value) and os.path.exists(value)]
+
+
 def _listed(choice: Any) -> list[Any]:
     return [choice] if isinstance(choice, str) else list(choice)
 
