@@ -11,6 +11,7 @@ ArchipelError
 │   ├── SignatureError            no trusted key signed the manifest
 │   ├── DigestError               bytes differ from their SHA-256
 │   ├── UnsafePathError           a path that leaves the bundle
+│   ├── UnsafeGraphError          a graph reads other files, uses other operators, or is not what ONNX writes
 │   └── TensorLayoutError         a tensor that is too large, misaligned, overlapping or missing
 ├── ProtocolError                 what server and devices exchange
 │   ├── MessageError              a message cannot be decoded
@@ -99,6 +100,9 @@ class DigestError(BundleError): ...
 
 
 class UnsafePathError(BundleError): ...
+
+
+class UnsafeGraphError(BundleError): ...
 
 
 class TensorLayoutError(BundleError): ...

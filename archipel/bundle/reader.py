@@ -6,6 +6,8 @@ import hashlib
 import os
 import shutil
 import tempfile
+import threading
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -15,6 +17,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from archipel.bundle.archive import unpack
+from archipel.bundle.graphs import MAX_GRAPH_BYTES, inspect_graph
 from archipel.bundle.manifest import (
     MANIFEST_FILE,
     MAX_MANIFEST_BYTES,
@@ -32,8 +35,11 @@ from archipel.errors import (
     ManifestError,
     SignatureError,
     TensorLayoutError,
+    UnsafeGraphError,
     UnsafePathError,
 )
+
+_KEPT_RESULTS = 256
 
 
 class Bundle:
@@ -71,6 +77,16 @@ class Bundle:
 
     def program_path(self, name: str) -> Path:
         return self.folder / self.program(name).file
+
+    def inspect_graphs(self) -> None:
+        """Walk every program's graph before it may be run. Raises UnsafeGraphError, or DigestError.
+
+        `open_bundle` does it, and so does whoever is about to make a session: what has passed is remembered.
+        """
+        size = (self.folder / WEIGHTS_FILE).stat().st_size if WEIGHTS_FILE in self.manifest.files else 0
+        graphs = {program.file: name for name, program in self.manifest.programs.items()}
+        for file, name in graphs.items():
+            _inspect(name, self.folder, file, (self.manifest.files[file], size))
 
 
 def open_bundle(path: Path | str, trusted_keys: Sequence[bytes], cache: Path | str | None = None) -> Bundle:
@@ -136,6 +152,7 @@ def verify_folder(folder: Path, trusted_keys: Sequence[bytes], shown: Path | Non
             raise DigestError(f"{folder / name}: SHA-256 is {actual}, the manifest says {digest}; fetch it again")
     bundle = Bundle(folder, manifest, hashlib.sha256(manifest_bytes).hexdigest())
     _check_parameters(bundle)
+    bundle.inspect_graphs()
     return bundle
 
 
@@ -150,6 +167,27 @@ def verify_signature(manifest: bytes, signature: bytes, trusted_keys: Sequence[b
         except (InvalidSignature, ValueError):
             continue
     raise SignatureError(f"{where}: none of the {len(trusted_keys)} trusted keys signed this manifest")
+
+
+_fine: OrderedDict[tuple[str, int], None] = OrderedDict()
+"""Graphs that passed, by SHA-256 and the size of the weights, which decide the result: a file is opened several times
+on its way into a cache or a slot."""
+_lock = threading.Lock()
+
+
+def _inspect(name: str, folder: Path, file: str, key: tuple[str, int]) -> None:
+    with _lock:
+        if key in _fine:
+            _fine.move_to_end(key)
+            return
+    data = _read(folder, file, MAX_GRAPH_BYTES)
+    if hashlib.sha256(data).hexdigest() != key[0]:
+        raise DigestError(f"{folder / file}: its SHA-256 is not the manifest's; fetch it again")
+    inspect_graph(name, data, (WEIGHTS_FILE, key[1]))
+    with _lock:
+        _fine[key] = None
+        if len(_fine) > _KEPT_RESULTS:
+            _fine.popitem(last=False)
 
 
 def _check_parameters(bundle: Bundle) -> None:
@@ -168,11 +206,12 @@ def _check_parameters(bundle: Bundle) -> None:
 def _read(folder: Path, name: str, limit: int) -> bytes:
     try:
         with open(folder / name, "rb") as file:
-            data = file.read(limit + 1)
+            # Room is made for as much as is asked for, before anything is read.
+            data = file.read(min(limit, os.fstat(file.fileno()).st_size) + 1)
     except OSError as error:
         raise BundleError(f"{folder / name}: cannot be read ({error.strerror}); is {folder} a bundle?") from None
     if len(data) > limit:
-        kind = SignatureError if name == SIGNATURE_FILE else ManifestError
+        kind = {SIGNATURE_FILE: SignatureError, MANIFEST_FILE: ManifestError}.get(name, UnsafeGraphError)
         raise kind(f"{folder / name}: more than {limit} bytes")
     return data
 

@@ -10,7 +10,7 @@ import click
 
 from archipel.cli.device_process import seconds
 from archipel.cli.tables import as_json as json_option
-from archipel.cli.tables import moment, one_line, show, table
+from archipel.cli.tables import moment, one_line, protection_rows, show, table
 from archipel.client import erase as erase_folder
 from archipel.client import pause as pause_folder
 from archipel.client import paused
@@ -156,6 +156,8 @@ def _lines(view: OwnerView) -> Iterator[str]:
         yield ""
         models = ((each.name, str(each.version or "-"), each.status, each.digest) for each in view.models)
         yield from table(("model", "version", "status", "bundle"), models)
+    yield ""
+    yield from table(("protection", "holds", ""), protection_rows(view.protections))
     yield ""
     if view.rounds:
         head = ("began", "task", "kind", "privacy", "examples", "sent", "received", "result", "reason")

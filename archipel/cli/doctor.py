@@ -1,4 +1,4 @@
-"""`archipel doctor`: what this installation can do, and what it lacks."""
+"""`archipel doctor`: what this installation can do, what it lacks, and what protects its owner."""
 
 from __future__ import annotations
 
@@ -13,15 +13,21 @@ import click
 import onnxruntime
 
 import archipel
+from archipel.cli.tables import protection_rows, table
+from archipel.client.keystore import SECRETS
+from archipel.lite_runtime.confinement import folder_modes, holdings, trial
 
 _EXTRA = re.compile(r"extra\s*==\s*['\"](\w+)['\"]")
 
 
 @click.command()
-def doctor() -> None:
-    """Show what is installed, which accelerators, which extras are missing.
+@click.argument("folder", required=False, type=click.Path(path_type=Path, exists=True, file_okay=False))
+def doctor(folder: Path | None) -> None:
+    """Show what is installed, which accelerators, which extras are missing, and what protects this machine from graphs.
 
-    Exit code 0 whatever extras are there: the base installation is a complete device.
+    A process is started and confined as one that runs graphs, and tries what it must not be able to do. With FOLDER, a
+    device's, the modes of its keys are looked at, too. Exit code 0 whatever is found: the base installation is a
+    complete device.
     """
     click.echo(f"archipel      {archipel.__version__}  ({Path(archipel.__file__).parent})")
     click.echo(f"Python        {platform.python_version()}  ({sys.executable})")
@@ -38,6 +44,10 @@ def doctor() -> None:
         if missing:
             remedy = "archipel" if extra == "" else f"archipel[{extra}]"
             click.echo(f"{'':<14}install with: pip install '{remedy}'")
+    click.echo()
+    modes = [] if folder is None else folder_modes(folder, SECRETS)
+    for line in table(("protection", "holds", ""), protection_rows([*holdings(), *trial(), *modes])):
+        click.echo(line)
 
 
 def _requirements() -> dict[str, list[str]]:

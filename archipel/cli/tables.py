@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import click
 import msgspec
+
+if TYPE_CHECKING:
+    from archipel.lite_runtime.confinement import Holding
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
 
@@ -25,6 +29,11 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     everything = [head, *rows]
     widths = [max(len(row[column]) for row in everything) for column in range(len(head))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in everything]
+
+
+def protection_rows(found: Iterable[Holding]) -> list[tuple[str, str, str]]:
+    """Rows of the table of what protects a machine."""
+    return [(each.name, "yes" if each.holds else "no", each.what) for each in found]
 
 
 def moment(seconds: float | None) -> str:

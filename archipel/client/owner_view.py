@@ -15,10 +15,12 @@ from archipel.client.conditions import Conditions
 from archipel.client.entry import Entry
 from archipel.client.identity import RECORD_FILE, DeviceRecord
 from archipel.client.journal import contents, read_entries, read_forgotten
+from archipel.client.keystore import SECRETS
 from archipel.client.pause import paused
 from archipel.client.privacy import DELTA, epsilon
 from archipel.client.spending import Spent, Sums, Totals
 from archipel.errors import ClientError, MessageError
+from archipel.lite_runtime.confinement import Holding, folder_modes, holdings
 from archipel.lite_runtime.slot_folder import STATE_FILE, SlotState
 from archipel.protocol.sealed import decode
 
@@ -80,6 +82,7 @@ class OwnerView(msgspec.Struct, frozen=True, kw_only=True):
     rounds: list[Entry] = []
     totals: Totals = Totals()
     privacy: Privacy = Privacy()
+    protections: list[Holding] = []
 
 
 def look(folder: Path, conditions: Conditions | None = None, *, last: int = 10, delta: float = DELTA) -> OwnerView:
@@ -111,6 +114,7 @@ def look(folder: Path, conditions: Conditions | None = None, *, last: int = 10, 
         rounds=entries[::-1][:last],
         totals=sums.totals,
         privacy=privacy(sums.spent, delta),
+        protections=[*holdings(), *folder_modes(folder, SECRETS)],
     )
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
+from typing import Any
 
 import onnx
 import onnx_ir as ir
@@ -10,11 +11,14 @@ import onnx_ir as ir
 from archipel.graph.parameters import NAMES_KEY
 from archipel.graph.passes.constants import UNPACK
 
+_OWN = "archipel."
+
 
 def slim(model: ir.Model) -> onnx.ModelProto:
-    """The model without the shapes that inference gives back, and without the list of its parameters.
+    """The model without the shapes that inference gives back, the list of its parameters, and others' remarks.
 
-    In a small network these are a tenth of the file.
+    In a small network these are a tenth of the file. Exporters' metadata tells where somebody's source code lies, and
+    runtimes may act on it: bundles hold none.
     """
     proto = ir.to_proto(model)
     graph = proto.graph
@@ -24,16 +28,41 @@ def slim(model: ir.Model) -> onnx.ModelProto:
     inferred = onnx.shape_inference.infer_shapes(proto, data_prop=True)
     found = {value.name: value.type for value in inferred.graph.value_info}
     graph.value_info.extend(value for name, value in kept.items() if not _as_much(found.get(name), value.type))
-    _keep_metadata(proto, [entry.key for entry in proto.metadata_props if entry.key != NAMES_KEY])
-    for node in graph.node:
-        _keep_metadata(node, [UNPACK])
+    own = [key for entry in proto.metadata_props if (key := entry.key).startswith(_OWN) and key != NAMES_KEY]
+    _keep_metadata(proto, own)
+    _clean(graph)
+    for function in proto.functions:
+        _keep_metadata(function)
+        _clean_nodes(function.node)
+        for value in function.value_info:
+            _keep_metadata(value)
     return proto
 
 
-def _keep_metadata(owner: onnx.ModelProto | onnx.NodeProto, keys: Collection[str]) -> None:
-    kept = [entry for entry in owner.metadata_props if entry.key in keys]
-    del owner.metadata_props[:]
-    owner.metadata_props.extend(kept)
+def _clean(graph: onnx.GraphProto) -> None:
+    _keep_metadata(graph)
+    del graph.quantization_annotation[:]
+    for part in (graph.input, graph.output, graph.value_info, graph.initializer):
+        for each in part:
+            _keep_metadata(each)
+    _clean_nodes(graph.node)
+
+
+def _clean_nodes(nodes: Iterable[onnx.NodeProto]) -> None:
+    for node in nodes:
+        _keep_metadata(node, [UNPACK])
+        for attribute in node.attribute:
+            for tensor in [attribute.t] if attribute.HasField("t") else attribute.tensors:
+                _keep_metadata(tensor)
+            for body in [attribute.g] if attribute.HasField("g") else attribute.graphs:
+                _clean(body)
+
+
+def _keep_metadata(owner: Any, keys: Collection[str] = ()) -> None:
+    if owner.metadata_props:
+        kept = [entry for entry in owner.metadata_props if entry.key in keys]
+        del owner.metadata_props[:]
+        owner.metadata_props.extend(kept)
 
 
 def _as_much(found: onnx.TypeProto | None, known: onnx.TypeProto) -> bool:

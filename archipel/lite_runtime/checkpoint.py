@@ -44,11 +44,32 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 _DECODER = msgspec.json.Decoder(Header)
 
 
-class Checkpoint:
-    """One file that a fit writes and, after an interruption, goes on from."""
+class CheckpointFile:
+    """Where a checkpoint's bytes are kept: a file. A child process has its parent do it."""
 
-    def __init__(self, path: Path, fingerprint: str) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
+
+    def read(self) -> Path | bytes | None:
+        """The bytes, or the file that holds them; None where there is none."""
+        return self.path if self.path.exists() else None
+
+    def write(self, data: bytes) -> None:
+        """Replace it, atomically and durably. Raises CheckpointError."""
+        try:
+            write_durably(self.path, data)
+        except OSError as error:
+            raise CheckpointError(f"{self.path}: the checkpoint cannot be written ({error.strerror})") from None
+
+    def remove(self) -> None:
+        self.path.unlink(missing_ok=True)
+
+
+class Checkpoint:
+    """What a fit writes and, after an interruption, goes on from."""
+
+    def __init__(self, file: CheckpointFile, fingerprint: str) -> None:
+        self.file = file
         self._fingerprint = fingerprint
 
     def write(
@@ -79,10 +100,7 @@ class Checkpoint:
         tensors.update(join_names({"metric": _columns(metrics), "weight": _columns(weights)}))
         tensors["used"] = used
         tensors["header"] = np.frombuffer(msgspec.json.encode(header), np.uint8)
-        try:
-            write_durably(self.path, write_weights(tensors))
-        except OSError as error:
-            raise CheckpointError(f"{self.path}: the checkpoint cannot be written ({error.strerror})") from None
+        self.file.write(write_weights(tensors))
 
     def read(self, values: Values, examples: int) -> Restored | None:
         """Bring `values` to where the file's fit of `examples` examples stands.
@@ -90,10 +108,11 @@ class Checkpoint:
         None where there is no file, or only that of another fit that is complete. Raises CheckpointError for a damaged
         file and for one of another fit that is not complete, as going on here would lose it.
         """
-        if not self.path.exists():
+        source = self.file.read()
+        if source is None:
             return None
         try:
-            tensors = read_weights(self.path, MAX_CHECKPOINT_BYTES)
+            tensors = read_weights(source, MAX_CHECKPOINT_BYTES)
             header = _DECODER.decode(tensors.pop("header").tobytes())
             used = tensors.pop("used")
             moved = {key: array for key, array in tensors.items() if key.partition("/")[0] not in _MEASURED}
@@ -115,10 +134,10 @@ class Checkpoint:
             return Restored(header, metrics, weights, used.copy())
         except (ArchipelError, KeyError, msgspec.DecodeError, UnicodeDecodeError) as error:
             what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
-            raise CheckpointError(f"{self.path}: cannot go on from this checkpoint: {what}") from None
+            raise CheckpointError(f"{self.file.path}: cannot go on from this checkpoint: {what}") from None
 
     def remove(self) -> None:
-        self.path.unlink(missing_ok=True)
+        self.file.remove()
 
 
 class Restored(NamedTuple):

@@ -1,12 +1,12 @@
-"""The process that runs the graphs for an IsolatedRuntime: `python -m archipel.lite_runtime.child SOCKET LIFELINE`.
+"""The process that runs the graphs for an IsolatedRuntime; isolated_process.py starts it.
 
-It believes what its parent says, holds itself to the memory that it is given before it opens the bundle and to the CPU
-time of each request, and ends with its parent. Both arguments are numbers of open files.
+It believes what its parent says, gives up files, sockets and programs before it opens the bundle, holds itself to the
+memory that it is given and to the CPU time of each request, and ends with its parent. Its first two arguments are
+numbers of open files: its socket, and a pipe that closes with the parent.
 """
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import mmap
 import os
@@ -15,15 +15,26 @@ import resource
 import select
 import signal
 import socket
+import stat
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from archipel.errors import ArchipelError, NonFiniteLossError, RuntimeInputError
+from archipel.errors import (
+    ArchipelError,
+    CheckpointError,
+    NonFiniteLossError,
+    RuntimeInputError,
+    RuntimeProgramError,
+)
 from archipel.lite_runtime import sessions
+from archipel.lite_runtime.checkpoint import CheckpointFile
+from archipel.lite_runtime.confinement import Confinement, asked_for, option_paths, restrict
 from archipel.lite_runtime.control import Control
 from archipel.lite_runtime.isolated_messages import (
     Analyze,
@@ -35,9 +46,12 @@ from archipel.lite_runtime.isolated_messages import (
     Failed,
     Fit,
     Fitted,
+    KeepCheckpoint,
+    Kept,
     Learn,
     LocalRound,
     Open,
+    Opened,
     Predict,
     Proceed,
     Reply,
@@ -55,7 +69,6 @@ from archipel.lite_runtime.runtime import Runtime, load
 MAX_OPEN_FILES = 256
 _MAX_REQUEST_BYTES = 1 << 40  # the parent sends what its caller holds in memory already
 _SHARED_FROM_BYTES = 64 << 10
-_NO_NEW_PRIVILEGES = 38  # PR_SET_NO_NEW_PRIVS of linux/prctl.h
 
 # What ONNX Runtime says when memory ends: its arena, C++ itself, a mapping, a thread's stack.
 _NO_MEMORY = re.compile(
@@ -109,8 +122,7 @@ class Service:
 
     def _do(self, request: Request, arrays: Mapping[str, np.ndarray]) -> tuple[Reply, Mapping[str, np.ndarray]]:
         if isinstance(request, Open):
-            self._open(request)
-            return Done(), {}
+            return Opened(confinement=self._open(request)), {}
         runtime = self._runtime
         if runtime is None:
             raise RuntimeInputError("isolated: nothing was opened")
@@ -150,10 +162,17 @@ class Service:
                     self._training = False
         raise RuntimeInputError(f"isolated: {type(request).__name__} was not asked for")
 
-    def _open(self, request: Open) -> None:
+    def _open(self, request: Open) -> Confinement:
         if self._runtime is not None:
             raise RuntimeInputError("isolated: a bundle is open already")
+        delegates = _delegates(request.delegates)
+        try:
+            confinement = restrict([request.folder, *option_paths(delegates)], [request.scratch], asked_for(delegates))
+        except OSError as error:
+            raise RuntimeProgramError(f"isolated: the process cannot be confined: {error}") from None
+        tempfile.tempdir = request.scratch
         sessions.error_types()  # everything is imported now, so that the limit is for the model alone
+        _forget_warnings()
         limit_memory(request.allowance)
         # Threads are as nice as the one that starts them, and none that runs graphs was started yet.
         os.nice(request.niceness)
@@ -164,8 +183,9 @@ class Service:
             request.keys,
             threads=request.threads,
             memory_limit=request.memory_limit,
-            delegates=_delegates(request.delegates),
+            delegates=delegates,
         )
+        return confinement
 
     def _fit(
         self, runtime: Runtime, request: Fit, arrays: Mapping[str, np.ndarray]
@@ -183,7 +203,7 @@ class Service:
             program=request.program,
             moves=request.moves,
             broadcast=group("broadcast", arrays),
-            checkpoint=request.checkpoint,
+            checkpoint=None if request.checkpoint is None else _ParentsFile(self._channel, request.checkpoint, arrays),
             checkpoint_every=request.checkpoint_every,
             control=_ParentsControl(self._between) if request.between else None,
             feature_cache=request.feature_cache,
@@ -245,6 +265,32 @@ class Service:
                 self._answer(request, arrays)  # type: ignore[arg-type]
 
 
+class _ParentsFile(CheckpointFile):
+    """The checkpoint lies in a folder that this process cannot open: the parent reads and writes it."""
+
+    def __init__(self, channel: Channel, path: str, arrays: Mapping[str, np.ndarray]) -> None:
+        super().__init__(Path(path))
+        self._channel = channel
+        self._bytes = arrays["checkpoint"].tobytes() if "checkpoint" in arrays else None
+
+    def read(self) -> bytes | None:
+        return self._bytes
+
+    def write(self, data: bytes) -> None:
+        self._ask(KeepCheckpoint(), {"checkpoint": np.frombuffer(data, np.uint8)})
+
+    def remove(self) -> None:
+        self._ask(KeepCheckpoint(remove=True), {})
+
+    def _ask(self, what: KeepCheckpoint, arrays: Mapping[str, np.ndarray]) -> None:
+        self._channel.send(what, arrays)
+        answer, _ = self._channel.receive()
+        if not isinstance(answer, Kept) or answer.error:
+            raise CheckpointError(
+                answer.error if isinstance(answer, Kept) else "isolated: no answer about a checkpoint"
+            )
+
+
 class _ParentsControl(Control):
     """Asks the Control that the caller holds, in the parent."""
 
@@ -278,7 +324,7 @@ def limit_cpu(seconds: float) -> None:
 
 
 def confine(lifeline: int) -> None:
-    """End with the parent, leave no core file with the caller's data, gain nothing by starting other programs."""
+    """End with the parent, leave no core file with the caller's data, keep few files open."""
     # The kernel sends SIGIO, which nobody handles, when the parent's end of the pipe closes: also to a process that is
     # deep inside a graph.
     fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
@@ -291,13 +337,18 @@ def confine(lifeline: int) -> None:
     signal.signal(signal.SIGPROF, signal.SIG_DFL)  # whatever the parent does with it
     files = min(MAX_OPEN_FILES, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
     resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
 
 
 def _allocate(nbytes: int) -> Any:
     # Shared memory does not count against RLIMIT_DATA: the caller's data is not what the limit is for.
     return bytearray(nbytes) if nbytes < _SHARED_FROM_BYTES else mmap.mmap(-1, nbytes)
+
+
+def _forget_warnings() -> None:
+    """What ONNX Runtime says about files that it may not open is not what a process that dies says last."""
+    if stat.S_ISREG(os.fstat(2).st_mode):
+        os.ftruncate(2, 0)
+        os.lseek(2, 0, os.SEEK_SET)
 
 
 def _failed(kind: str, error: object, learned: bool = False) -> Failed:
@@ -320,7 +371,3 @@ def main() -> None:
         Service(Channel(own, _MAX_REQUEST_BYTES, _allocate)).serve()
     # Nothing here is worth the time of an orderly exit.
     os._exit(0)
-
-
-if __name__ == "__main__":
-    main()

@@ -9,7 +9,7 @@ from pathlib import Path
 from archipel.bundle import Bundle, Phase
 from archipel.bundle.roles import Metric
 from archipel.errors import NonFiniteLossError, RuntimeInputError
-from archipel.lite_runtime.checkpoint import Checkpoint, fingerprint
+from archipel.lite_runtime.checkpoint import Checkpoint, CheckpointFile, fingerprint
 from archipel.lite_runtime.control import Control
 from archipel.lite_runtime.device_state import DeviceState
 from archipel.lite_runtime.driver import Training, Watch, run_begin, run_phases
@@ -146,7 +146,7 @@ class Fitting:
 
 
 def open_checkpoint(
-    path: Path | str | None,
+    place: Path | str | CheckpointFile | None,
     bundle: Bundle,
     phase: Phase,
     fields: Fields,
@@ -154,12 +154,10 @@ def open_checkpoint(
     values: Values,
     options: Mapping[str, object],
 ) -> Checkpoint | None:
-    """The checkpoint at `path` for a fit with these inputs; None for no path."""
-    if path is None:
+    """The checkpoint at `place` for a fit with these inputs; None for no place."""
+    if place is None:
         return None
-    path = Path(path)
-    if path.is_dir() or not path.absolute().parent.is_dir():
-        raise RuntimeInputError(f"checkpoint {path}: expected a file in a folder that exists")
+    file = place if isinstance(place, CheckpointFile) else CheckpointFile(checked_path(place))
     groups = {
         "data": fields.arrays,
         "parameter": values.start,
@@ -167,7 +165,15 @@ def open_checkpoint(
         "state": state.state,
         "broadcast": values.broadcast,
     }
-    return Checkpoint(path, fingerprint(bundle, [phase], options, groups))
+    return Checkpoint(file, fingerprint(bundle, [phase], options, groups))
+
+
+def checked_path(path: Path | str) -> Path:
+    """Raises RuntimeInputError where no checkpoint could be written."""
+    path = Path(path)
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        raise RuntimeInputError(f"checkpoint {path}: expected a file in a folder that exists")
+    return path
 
 
 def all_of(callbacks: Sequence[Callback]) -> Callback | None:

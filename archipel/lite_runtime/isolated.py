@@ -19,11 +19,14 @@ import numpy as np
 from archipel.bundle import WEIGHTS_FILE, Bundle, Program, open_bundle
 from archipel.bundle.manifest import TensorSpec
 from archipel.bundle.roles import Metric, Parameter, Personal, Port, State, Update, role_of
-from archipel.errors import RuntimeInputError, RuntimeProgramError
+from archipel.errors import CheckpointError, RuntimeInputError, RuntimeProgramError
+from archipel.lite_runtime.checkpoint import MAX_CHECKPOINT_BYTES, CheckpointFile
+from archipel.lite_runtime.confinement import Confinement
 from archipel.lite_runtime.control import Control
 from archipel.lite_runtime.device_state import DeviceState
 from archipel.lite_runtime.driver import find_program, need_program
 from archipel.lite_runtime.fields import FIELD_ROLES, check_array, collect
+from archipel.lite_runtime.fitting import checked_path
 from archipel.lite_runtime.isolated_messages import (
     Analyze,
     Analyzed,
@@ -156,6 +159,11 @@ class IsolatedRuntime:
     @property
     def state(self) -> DeviceState:
         return self._model.state
+
+    @property
+    def confinement(self) -> Confinement | None:
+        """What held the last child process: which of its powers the kernel took away. None before there was one."""
+        return self._requests.confinement
 
     @property
     def pid(self) -> int | None:
@@ -292,6 +300,10 @@ class IsolatedRuntime:
             feature_cache=bool(feature_cache),
         )
         with self._requests.lock:
+            self._requests.checkpoint = None
+            if checkpoint is not None:
+                self._requests.checkpoint = CheckpointFile(checked_path(checkpoint).absolute())
+                arrays.update(read_checkpoint(self._requests.checkpoint))
             reply, found = self._ask("fit", body, arrays, Fitted, callbacks, control)
             assert isinstance(reply, Fitted)
             metrics = group("metric", found)
@@ -423,6 +435,18 @@ class IsolatedRuntime:
         for name, array in columns.items():
             if array is None or array.dtype != np.float64 or array.shape not in ((steps,), (0,)):
                 raise self._requests.disbelieve(what, f"{name!r} does not have {steps} steps")
+
+
+def read_checkpoint(file: CheckpointFile) -> dict[str, np.ndarray]:
+    """The bytes of the file, to be sent along. Raises CheckpointError."""
+    try:
+        if file.read() is None:
+            return {}
+        if file.path.stat().st_size > MAX_CHECKPOINT_BYTES:
+            raise CheckpointError(f"{file.path}: larger than {MAX_CHECKPOINT_BYTES} bytes; not a checkpoint")
+        return {"checkpoint": np.fromfile(file.path, np.uint8)}
+    except OSError as error:
+        raise CheckpointError(f"{file.path}: the checkpoint cannot be read ({error.strerror})") from None
 
 
 def _floats(values: Mapping[str, float] | None) -> dict[str, float]:

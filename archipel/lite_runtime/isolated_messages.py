@@ -21,6 +21,7 @@ import numpy as np
 from archipel.bundle.manifest import ITEM_BYTES
 from archipel.bundle.roles import DType
 from archipel.errors import RuntimeInputError, RuntimeProgramError
+from archipel.lite_runtime.confinement import Confinement
 
 MAX_HEADER_BYTES = 16 << 20
 _MAX_RANK = 16
@@ -38,7 +39,8 @@ class _Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 class Open(_Message, frozen=True, kw_only=True):
     """First of all: what to load, and `allowance`, the bytes of private memory that the process may add from now on.
 
-    `cpu_seconds` is for each request, `niceness` is added to the parent's.
+    `cpu_seconds` is for each request, `niceness` is added to the parent's. `scratch` is the only folder that the
+    process may write to.
     """
 
     folder: str
@@ -49,6 +51,7 @@ class Open(_Message, frozen=True, kw_only=True):
     delegates: Any
     cpu_seconds: float | None = None
     niceness: int = 0
+    scratch: str = ""
 
 
 class Learn(_Message, frozen=True, kw_only=True):
@@ -75,7 +78,8 @@ class Analyze(_Message, frozen=True, kw_only=True):
 
 
 class Fit(_Message, frozen=True, kw_only=True):
-    """Arrays: `x` or `x/NAME`, `y`, `broadcast/NAME`, and with `validation` also `vx` or `vx/NAME`, and `vy`.
+    """Arrays: `x` or `x/NAME`, `y`, `broadcast/NAME`, with `validation` also `vx` or `vx/NAME`, and `vy`, and
+    `checkpoint`, the bytes of that file, where there is one.
 
     `report` asks for a Report after every step, `between` for a Between when training could pause.
     """
@@ -115,6 +119,12 @@ class WriteCheckpoint(_Message, frozen=True, kw_only=True):
     """Before the answer to Between: training will stand still for a while."""
 
 
+class Kept(_Message, frozen=True, kw_only=True):
+    """The answer to KeepCheckpoint: what went wrong, if anything did."""
+
+    error: str = ""
+
+
 # --- from the child -----------------------------------------------------------------------------------------------
 
 
@@ -122,6 +132,12 @@ class Done(_Message, frozen=True, kw_only=True):
     """Of Predict: the outputs as arrays. Of Evaluate: `metrics`."""
 
     metrics: dict[str, float] = {}
+
+
+class Opened(_Message, frozen=True, kw_only=True):
+    """Of Open: what holds the process from now on."""
+
+    confinement: Confinement
 
 
 class Analyzed(_Message, frozen=True, kw_only=True):
@@ -160,6 +176,12 @@ class Between(_Message, frozen=True, kw_only=True):
     """Training may pause here, or end."""
 
 
+class KeepCheckpoint(_Message, frozen=True, kw_only=True):
+    """Write the fit's checkpoint, or remove it: the process cannot open that file. Arrays: `checkpoint`, its bytes."""
+
+    remove: bool = False
+
+
 class Failed(_Message, frozen=True, kw_only=True):
     """An error: `kind` is the name of its class. Arrays, where a fit still learned something: all that was learned."""
 
@@ -168,8 +190,8 @@ class Failed(_Message, frozen=True, kw_only=True):
     learned: bool = False
 
 
-Request = Open | Learn | Predict | Evaluate | Analyze | Fit | LocalRound | Proceed | WriteCheckpoint
-Reply = Done | Analyzed | Fitted | Rounded | Report | Between | Failed
+Request = Open | Learn | Predict | Evaluate | Analyze | Fit | LocalRound | Proceed | WriteCheckpoint | Kept
+Reply = Done | Opened | Analyzed | Fitted | Rounded | Report | Between | KeepCheckpoint | Failed
 Arrays = Mapping[str, np.ndarray]
 
 

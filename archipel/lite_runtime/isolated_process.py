@@ -1,4 +1,8 @@
-"""The child process of an IsolatedRuntime: starting it, ending it, and what is known of its end."""
+"""The child process of an IsolatedRuntime: starting it, ending it, and what is known of its end.
+
+It gets no environment, but what a delegate's driver needs: variables hold passwords, and change what libraries load.
+Its working folder is one of its own. Where Python finds the packages is among the arguments.
+"""
 
 from __future__ import annotations
 
@@ -8,44 +12,58 @@ import subprocess
 import sys
 import tempfile
 import weakref
-from pathlib import Path
 from typing import BinaryIO
 
-import archipel
+import msgspec
+
 from archipel.bundle import Bundle
 from archipel.errors import RuntimeProgramError
+from archipel.lite_runtime.confinement import START_PYTHON, Scratch, asked_for, needs_of, package_roots
 from archipel.lite_runtime.isolated_messages import Channel, Open
 
 FIXED_BYTES = 16 << 20
 """What the runtime itself needs on top of the model: sessions, their arenas' first pieces, Python's own objects."""
 LAST_WORDS = 600
 _STACK_BYTES = 8 << 20
+_MAIN = """
+from archipel.lite_runtime.child import main
+main()
+"""
 
 
 class Child:
     """One process with its socket, the pipe whose end it shares the life of, and a file for its last words."""
 
     def __init__(self, request: Open, max_reply: int) -> None:
+        try:
+            scratch = Scratch()
+        except OSError as error:
+            raise RuntimeProgramError(
+                f"isolated: no folder for the process can be made in {tempfile.gettempdir()} ({error.strerror}); free "
+                "some space, or set TMPDIR to another folder"
+            ) from None
+        request = msgspec.structs.replace(request, scratch=str(scratch.path))
         ours, theirs = socket.socketpair()
         watched, lifeline = os.pipe()
         words = tempfile.TemporaryFile()  # noqa: SIM115  (lives as long as the child)
-        # The parent's own package, wherever that was imported from, and nothing from the working folder (-P).
-        root = str(Path(archipel.__file__).resolve().parent.parent)
-        path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
+        allowed = needs_of(asked_for(request.delegates)).environment
         try:
             self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "archipel.lite_runtime.child", str(theirs.fileno()), str(watched)],
+                # The parent's own package, wherever that was imported from, and nothing from the working folder (-P).
+                [sys.executable, "-P", "-c", START_PYTHON + _MAIN, package_roots(), str(theirs.fileno()), str(watched)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=words,
                 pass_fds=(theirs.fileno(), watched),
-                env={**os.environ, "PYTHONPATH": path},
+                env={name: value for name in allowed if (value := os.environ.get(name)) is not None},
+                cwd=scratch.path,
                 process_group=0,  # Ctrl-C is for the parent to handle
             )
         except OSError as error:
             ours.close()
             os.close(lifeline)
             words.close()
+            scratch.remove()
             raise RuntimeProgramError(f"isolated: {sys.executable} cannot be started ({error.strerror})") from None
         finally:
             theirs.close()
@@ -54,7 +72,7 @@ class Child:
         self.last_words = ""
         self.channel = Channel(ours, max_reply)
         self._words = words
-        self._end = weakref.finalize(self, _end, self.process, self.channel, lifeline, words, os.getpid())
+        self._end = weakref.finalize(self, _end, self.process, self.channel, lifeline, words, scratch, os.getpid())
         try:
             self.channel.send(request)
         except OSError:
@@ -75,7 +93,9 @@ class Child:
         return self.process.returncode
 
 
-def _end(process: subprocess.Popen[bytes], channel: Channel, lifeline: int, words: BinaryIO, owner: int) -> None:
+def _end(
+    process: subprocess.Popen[bytes], channel: Channel, lifeline: int, words: BinaryIO, scratch: Scratch, owner: int
+) -> None:
     channel.close()
     os.close(lifeline)
     words.close()
@@ -83,6 +103,7 @@ def _end(process: subprocess.Popen[bytes], channel: Channel, lifeline: int, word
         # Not in a fork of the parent, which has copies of all of these.
         process.kill()
         process.wait()
+    scratch.remove()
 
 
 def _tail(file: BinaryIO) -> str:

@@ -10,16 +10,21 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from archipel import errors
-from archipel.errors import ArchipelError, RuntimeInputError, RuntimeLimitError, RuntimeProgramError
+from archipel.errors import ArchipelError, CheckpointError, RuntimeInputError, RuntimeLimitError, RuntimeProgramError
 from archipel.lite_runtime import results
+from archipel.lite_runtime.checkpoint import CheckpointFile
+from archipel.lite_runtime.confinement import Confinement
 from archipel.lite_runtime.control import Control
 from archipel.lite_runtime.isolated_messages import (
     Arrays,
     Between,
     Done,
     Failed,
+    KeepCheckpoint,
+    Kept,
     Learn,
     Open,
+    Opened,
     Proceed,
     Reply,
     Report,
@@ -42,6 +47,8 @@ class Requests:
     def __init__(self, request: Open, max_reply: int, seconds: float | None, limit: str) -> None:
         self.lock = threading.RLock()
         self.told: Arrays = {}
+        self.confinement: Confinement | None = None
+        self.checkpoint: CheckpointFile | None = None
         self._open = request
         self._max_reply = max_reply
         self._seconds = seconds
@@ -84,7 +91,9 @@ class Requests:
             child = self._child
             try:
                 if not child.opened:
-                    self._exchange(child, "load", None, {}, Done, seconds=_START_SECONDS)
+                    opened, _ = self._exchange(child, "load", None, {}, Opened, seconds=_START_SECONDS)
+                    assert isinstance(opened, Opened)
+                    self.confinement = opened.confinement
                     child.opened = True
                 if not _same(learned, self.told):
                     self._exchange(child, what, Learn(), learned, Done, seconds=self._seconds)
@@ -139,6 +148,9 @@ class Requests:
                     ended = RuntimeLimitError(f"{what}: its process was ended in a callback")
                     raise _CallerError(raised or ended)
                 channel.send(proceed, {}, seconds)
+                continue
+            if isinstance(reply, KeepCheckpoint) and self.checkpoint is not None:
+                channel.send(_keep(self.checkpoint, reply, found), {}, seconds)
                 continue
             if raised is not None:
                 raise _CallerError(raised)
@@ -229,6 +241,17 @@ class _CallerError(Exception):
     def __init__(self, raised: BaseException) -> None:
         super().__init__()
         self.raised = raised
+
+
+def _keep(file: CheckpointFile, reply: KeepCheckpoint, found: Arrays) -> Kept:
+    try:
+        if reply.remove:
+            file.remove()
+        else:
+            file.write(found["checkpoint"].tobytes() if "checkpoint" in found else b"")
+    except (CheckpointError, OSError) as error:
+        return Kept(error=str(error))
+    return Kept()
 
 
 def _same(first: Arrays, second: Arrays) -> bool:

@@ -12,6 +12,7 @@ from archipel.bundle import Bundle, Phase, open_bundle
 from archipel.bundle.roles import Noise
 from archipel.errors import NonFiniteLossError, RuntimeInputError, RuntimeLimitError, RuntimeProgramError
 from archipel.lite_runtime.analysis import analyze
+from archipel.lite_runtime.checkpoint import CheckpointFile
 from archipel.lite_runtime.control import Control
 from archipel.lite_runtime.device_state import DeviceState
 from archipel.lite_runtime.driver import (
@@ -242,7 +243,7 @@ class Runtime:
         program: str | None = None,
         moves: Sequence[str] | None = None,
         broadcast: Arrays | None = None,
-        checkpoint: Path | str | None = None,
+        checkpoint: Path | str | CheckpointFile | None = None,
         checkpoint_every: float = 30.0,
         control: Control | None = None,
         feature_cache: bool = True,

@@ -90,6 +90,7 @@ class Sessions:
         self._settled: dict[str, tuple[Delegate, ...]] = {}
         self._skipped: dict[tuple[str, str], Skipped] = {}
         self._profile: tuple[str, Path] | None = None
+        bundle.inspect_graphs()  # also those of a bundle that nobody has verified
         if not all(preference.fallback for preference in self._preferences.values()):
             # A caller who insists on a delegate hears of its absence now and not with the first prediction.
             for preference in self._preferences.values():
@@ -192,6 +193,8 @@ class Sessions:
         options.inter_op_num_threads = 1
         options.log_severity_level = 4
         options.add_session_config_entry(_RECORD_PLACEMENT, "1")
+        # What was inspected, and not what the file's name or first bytes might make of it.
+        options.add_session_config_entry("session.load_model_format", "ONNX")
         # Threads wait for work in a busy loop during a run, but not on to the next one: a device that predicts now and
         # then does not keep a core busy in between. Waking them costs some 10 to 40 microseconds a run.
         options.add_session_config_entry("session.force_spinning_stop", "1")

@@ -26,8 +26,14 @@ def tensors() -> dict[str, np.ndarray]:
     }
 
 
+def empty_graph(name: str) -> bytes:
+    """A ModelProto of IR version 10 and opset 21; its graph has a name and no nodes."""
+    graph = bytes([0x12, len(name)]) + name.encode()
+    return bytes([0x08, 10, 0x3A, len(graph)]) + graph + bytes([0x42, 2, 0x10, 21])
+
+
 def linear_parts(tensors: dict[str, np.ndarray]) -> dict[str, Any]:
-    """What write_bundle wants for a linear classifier; the graphs are opaque bytes, as they are to this room."""
+    """What write_bundle wants for a linear classifier; the graphs have a name and no nodes."""
     x = Example(name="x", dtype="float32", shape=("batch", 4))
     label = Label(name="label", dtype="int64", shape=("batch",))
     specs = b.parameter_specs(tensors, ["fc.weight", "fc.bias"])
@@ -60,7 +66,7 @@ def linear_parts(tensors: dict[str, np.ndarray]) -> dict[str, Any]:
     return {
         "name": "linear",
         "programs": programs,
-        "graphs": {p.file: f"graph of {name}".encode() for name, p in programs.items()},
+        "graphs": {p.file: empty_graph(name) for name, p in programs.items()},
         "weights": b.write_weights(tensors),
         "parameters": specs,
         "limits": b.Limits(peak_bytes=1000, flops_per_example=24, upload_bytes=45),

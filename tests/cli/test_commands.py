@@ -17,6 +17,7 @@ from click.testing import CliRunner
 import archipel
 from archipel import bundle as b
 from archipel.cli import main as cli
+from archipel.lite_runtime.confinement import kernel_offers
 from archipel.protocol.identity import EnrolmentToken, enrolment_request, verify_enrolment
 from archipel.protocol.sealed import decode
 
@@ -67,6 +68,21 @@ def test_doctor_names_what_is_there() -> None:
     for word in ("Python", "ONNX Runtime", "CPUExecutionProvider", "PyTorch", "device (base)", "convert", "server"):
         assert word in out
     assert "missing" not in out  # the development environment has every extra
+
+
+def test_doctor_tells_what_protects_and_tries_it(tmp_path: Path) -> None:
+    (tmp_path / "device.key").touch(0o600)
+    (tmp_path / "data.key").touch()
+    (tmp_path / "data.key").chmod(0o644)
+    out, _ = run("doctor", str(tmp_path))
+    offers = kernel_offers()
+    for name, holds in (
+        ("graphs", True), ("processes", True), ("files", offers.landlock > 0), ("sockets", offers.seccomp),
+        ("scratch", True), ("trial: files", offers.landlock > 0), ("trial: sockets", offers.seccomp),
+        ("trial: programs", offers.seccomp), ("device.key", True), ("data.key", False),
+    ):  # fmt: skip
+        assert re.search(rf"^{name} +{'yes' if holds else 'no'}  \S", out, re.MULTILINE), (name, out)
+    assert f"chmod 600 {tmp_path / 'data.key'}" in out
 
 
 def test_doctor_names_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

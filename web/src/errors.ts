@@ -10,6 +10,7 @@
  * │   ├── SignatureError            no trusted key signed the manifest
  * │   ├── DigestError               bytes differ from their SHA-256
  * │   ├── UnsafePathError           a file name that is not plain, or a file that the manifest does not list
+ * │   ├── UnsafeGraphError          a graph reads other files, uses other operators, or is not what ONNX writes
  * │   └── TensorLayoutError         a tensor that is too large, misaligned, overlapping or missing
  * ├── RuntimeInputError             the caller's array does not fit the program's input
  * ├── RuntimeLimitError             a program needs more than its owner allows
@@ -57,6 +58,10 @@ export class UnsafePathError extends BundleError {
   override name = "UnsafePathError";
 }
 
+export class UnsafeGraphError extends BundleError {
+  override name = "UnsafeGraphError";
+}
+
 export class TensorLayoutError extends BundleError {
   override name = "TensorLayoutError";
 }
@@ -98,6 +103,7 @@ const CLASSES: readonly (new (message: string) => ArchipelError)[] = [
   UnknownRoleError,
   SignatureError,
   DigestError,
+  UnsafeGraphError,
   UnsafePathError,
   TensorLayoutError,
   RuntimeInputError,

@@ -33,6 +33,7 @@ describe("a sound bundle", () => {
       "refresh",
       "several",
       "train",
+      "train_8",
     ]);
     expect([...opened.parameters().keys()]).toEqual(opened.manifest.parameters.map(({ name }) => name));
   });

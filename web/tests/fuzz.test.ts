@@ -80,14 +80,22 @@ describe("mutations", () => {
       }
     }
     const x = { dtype: "float32", dims: [1, 12], data: new Float32Array(12) };
+    let passed = 0;
     for (let round = 0; round < 40; round++) {
       const graph = mutated(FILES.get("predict.onnx") as Uint8Array, next);
       const file = await withFile(bundle, "predict.onnx", graph);
-      const rt = await load(file, { trustedKeys: [numbers.publicKey], delegate: "wasm" });
+      const rt = await load(file, { trustedKeys: [numbers.publicKey], delegate: "wasm" }).catch((error: unknown) => {
+        expect([round, error]).toEqual([round, expect.any(errors.UnsafeGraphError)]);
+        return null;
+      });
+      if (rt === null) continue;
+      passed++;
       await rt.setParameters(await rt.parameters());
       const outcome = await rt.predict(x).catch((error: unknown) => error);
       if (outcome instanceof Error) expect([round, outcome]).toEqual([round, expect.any(errors.ArchipelError)]);
       rt.close();
     }
+    // Names and numbers may be others: what the walk takes has to get as far as ONNX Runtime.
+    expect(passed).toBeGreaterThan(3);
   });
 });

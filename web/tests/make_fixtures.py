@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import graph_corpus
 import numpy as np
-import onnx_ir as ir
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from fixture_graphs import FIXTURES as WRITTEN
@@ -24,6 +24,7 @@ from make_vectors import byte_source
 from archipel import Model, convert, training
 from archipel import bundle as b
 from archipel.converter.repeated import repeated
+from archipel.graph.slim import slim
 from archipel.lite_runtime import Runtime, load
 from archipel.lite_runtime.shuffle import permutation
 
@@ -136,7 +137,7 @@ def with_more(path: Path, network: torch.nn.Module, x: np.ndarray, steps: int) -
     assert several.signature is not None
     signature = several.signature
     graphs = {file: (bundle.folder / file).read_bytes() for file in manifest.files if file.endswith(".onnx")}
-    graphs["several.onnx"] = ir.to_proto(several.ir).SerializeToString(deterministic=True)
+    graphs["several.onnx"] = slim(several.ir).SerializeToString(deterministic=True)
     programs = dict(manifest.programs)
     programs["several"] = b.Program(
         kind="train", file="several.onnx", inputs=signature.inputs, outputs=signature.outputs, steps=steps,
@@ -164,6 +165,7 @@ def keep(name: str, path: Path, arrays: Mapping[str, np.ndarray], numbers: Mappi
 
 def main() -> None:
     FOLDER.mkdir(exist_ok=True)
+    graph_corpus.write()
     sgd = training.optimizers.sgd
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)

@@ -54,9 +54,9 @@ describe("a bundle with vectors", () => {
 });
 
 test("a bundle without vectors is compared with another runtime", async () => {
-  const cnn = fixture("cnn");
-  const runtime = await cnn.load();
-  const bundle = await openBundle(cnn.bundle, KEYS);
+  const bare = fixture("personal");
+  const runtime = await bare.load();
+  const bundle = await openBundle(bare.bundle, KEYS);
   const closed: string[] = [];
   const reference = (change: (output: NdArray) => void): (() => Runtime) => {
     return () =>

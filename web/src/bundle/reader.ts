@@ -4,6 +4,7 @@ import type { NdArray } from "../arrays.js";
 import { bytesOf, sameDims } from "../arrays.js";
 import { BundleError, DigestError, SignatureError, TensorLayoutError, UnsafePathError } from "../errors.js";
 import { unpack } from "./archive.js";
+import { inspectGraph } from "./graphs/inspection.js";
 import { decodeManifest, type Manifest, MANIFEST_FILE, SIGNATURE_FILE, WEIGHTS_FILE } from "./manifest.js";
 import type { Program } from "./roles.js";
 import { readWeights } from "./weights.js";
@@ -80,6 +81,10 @@ export async function openBundle(file: Uint8Array, trustedKeys: readonly Uint8Ar
   const tensors = weights === undefined ? new Map<string, NdArray>() : readWeights(weights);
   const bundle = new Bundle(manifest, await sha256(manifestBytes), members, tensors);
   await checkParameters(bundle);
+  const files = new Map(Object.entries(manifest.programs).map(([name, program]) => [program.file, name]));
+  for (const [file, name] of files) {
+    inspectGraph(name, bundle.file(file), { name: WEIGHTS_FILE, bytes: weights?.length ?? 0 });
+  }
   return bundle;
 }
 

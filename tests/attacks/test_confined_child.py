@@ -1,0 +1,164 @@
+"""A graph has taken over the process that runs it, through a fault of ONNX Runtime that nobody knows yet.
+
+The attacker's code is in the isolated child and has what the child has: the inspection of graphs is behind it. It wants
+the device's key, other people's files, a connection to the outside, a program of its own. What stops it: before the
+bundle is opened the process has given up every file but the bundle, its scratch folder and libraries (Landlock), and
+the system calls for sockets, programs and other processes (seccomp). Where the kernel has neither, `archipel doctor`
+says so, and these tests have nothing to show.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from archipel.bundle import generate_key
+from archipel.lite_runtime import confinement, load
+from tests.attacks.sandbox_bundles import SECRET, device_key, external, public, signed, upload
+
+offered = confinement.kernel_offers()
+with_landlock = pytest.mark.skipif(not offered.landlock, reason="this kernel has no Landlock")
+with_seccomp = pytest.mark.skipif(not offered.seccomp, reason="this kernel has no seccomp")
+
+# What the attacker runs, after the process has given up what it does: `report` gets the result, or the error.
+START = """
+from archipel.lite_runtime.confinement import restrict
+restrict([sys.argv[1]], [sys.argv[2]])
+import onnxruntime
+onnxruntime.set_default_logger_severity(4)
+secret = sys.argv[3]
+def call(name, *arguments):
+    import ctypes
+    libc = ctypes.CDLL(None, use_errno=True)
+    if getattr(libc, name)(*arguments) < 0:
+        raise OSError(ctypes.get_errno(), name)
+try:
+    {attack}
+except Exception as error:
+    print("refused:", type(error).__name__, error)
+else:
+    print("done:", result)
+"""
+
+
+@pytest.fixture
+def attack(tmp_path: Path) -> Callable[[str], str]:
+    secret = device_key(tmp_path)
+    folder, scratch = (
+        signed(tmp_path / "b", generate_key(), upload(external("t", "weights.safetensors"))),
+        tmp_path / "s",
+    )
+    scratch.mkdir()
+
+    def run(what: str) -> str:
+        arguments = [confinement.package_roots(), str(folder), str(scratch), str(secret)]
+        command = [sys.executable, "-P", "-c", confinement.START_PYTHON + START.format(attack=what), *arguments]
+        return subprocess.run(command, env={}, cwd=scratch, capture_output=True, text=True, check=True).stdout
+
+    return run
+
+
+@with_landlock
+@pytest.mark.parametrize(
+    "what",
+    [
+        "result = open(secret, 'rb').read()",
+        "result = open('../device.key', 'rb').read()",
+        "os.symlink(secret, 'link'); result = open('link', 'rb').read()",
+        "os.link(secret, 'link'); result = open('link', 'rb').read()",
+        "os.rename(secret, 'mine'); result = open('mine', 'rb').read()",
+        "result = open(f'/proc/{os.getppid()}/environ', 'rb').read()",
+        "result = open('/etc/passwd').read()",
+        "result = os.listdir(os.path.dirname(secret))",
+        "open(secret, 'wb'); result = 'destroyed'",
+        "open(sys.argv[1] + '/look.onnx', 'ab'); result = 'changed the bundle'",
+    ],
+)
+def test_files(attack: Callable[[str], str], tmp_path: Path, what: str) -> None:
+    found = attack(what)
+    # To link and to move between two folders of different rights is answered with EXDEV.
+    assert found.startswith("refused: PermissionError") or "Invalid cross-device link" in found, found
+    assert (tmp_path / "device.key").read_bytes() == SECRET
+
+
+@with_landlock
+def test_a_graph_that_onnxruntime_itself_is_told_to_open(attack: Callable[[str], str], tmp_path: Path) -> None:
+    """What the inspection would have refused, put to ONNX Runtime in the confined process: outside there is nothing."""
+    shutil.copy(tmp_path / "b" / "look.onnx", tmp_path / "outside.onnx")
+    found = attack("result = onnxruntime.InferenceSession(os.path.dirname(secret) + '/outside.onnx')")
+    assert found.startswith("refused: "), found
+    assert "ermission denied" in found or "system error number 13" in found, found
+
+
+@with_seccomp
+@pytest.mark.parametrize(
+    "what",
+    [
+        "import socket; result = socket.socket(socket.AF_INET, socket.SOCK_STREAM)",
+        "import socket; result = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)",
+        "import socket; result = socket.socketpair()",
+        "os.execv('/bin/true', ['true']); result = None",
+        "import subprocess; result = subprocess.run(['/bin/true'])",
+        "result = os.fork()",
+        "os.kill(os.getppid(), 0); result = 'may send signals'",
+        "result = call('ptrace', 16, os.getppid(), 0, 0)",
+        "result = call('syscall', 425, 8, bytes(120))",
+        "result = call('unshare', 0x10000000)",
+    ],
+)
+def test_sockets_programs_processes(attack: Callable[[str], str], what: str) -> None:
+    found = attack(what)
+    assert found.startswith("refused: PermissionError"), found
+
+
+def test_what_it_needs_is_left(attack: Callable[[str], str]) -> None:
+    """The attacks fail for what was taken away, not because nothing works: the bundle, the scratch folder, threads."""
+    found = attack(
+        "import threading; t = threading.Thread(target=open('x', 'w').close); t.start(); t.join(); "
+        "import tempfile; tempfile.tempdir = '.'; tempfile.TemporaryFile().write(b'1'); "
+        "session = onnxruntime.InferenceSession(sys.argv[1] + '/look.onnx'); "
+        "result = session.run(None, {'x': __import__('numpy').zeros(1, 'f')})"
+    )
+    assert found.startswith("done: "), found
+
+
+def test_the_real_child_is_held_by_all_that_the_kernel_offers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DATABASE_PASSWORD", "swordfish")
+    key = generate_key()
+    folder = signed(tmp_path / "b", key, upload(external("t", "weights.safetensors")))
+    with load(folder, public(key), isolated=True) as runtime:
+        runtime.analyze(np.zeros(1, np.float32))
+        assert runtime.confinement == offered
+        process = Path(f"/proc/{runtime.pid}")
+        assert b"swordfish" not in (process / "environ").read_bytes()
+        scratch = Path(os.readlink(process / "cwd"))
+        assert scratch.parent == confinement.scratch_root()
+        assert not list(scratch.iterdir())
+        if offered.seccomp:
+            assert "Seccomp:\t2" in (process / "status").read_text()
+    assert not scratch.exists()
+
+
+def test_the_scratch_folder_of_a_parent_that_was_killed_goes_with_the_next_start(tmp_path: Path) -> None:
+    code = "import sys, time; from archipel.lite_runtime.confinement import Scratch; s = Scratch(); "
+    code += "(s.path / 'left').write_text('x'); print(s.path, flush=True); time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        left = Path(parent.stdout.readline().strip())
+        other = confinement.Scratch()
+        assert (left / "left").exists()  # in use
+        parent.kill()
+    assert left.exists()
+    again = confinement.Scratch()
+    assert not left.exists()
+    assert other.path.is_dir()
+    for each in (other, again):
+        each.remove()
+        assert not each.path.exists()
