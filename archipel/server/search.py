@@ -1,0 +1,183 @@
+"""The search for whoever spoils a population's rounds: what archipel.server.suspicion needs is kept here.
+
+All of it is written in the transaction that ends a round, so a round counts once, however often it was aggregated. While
+nothing was spoiled there is no search, and it costs a look at an empty table for each round.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Sequence
+
+from sqlalchemy import delete, func, insert, select
+from sqlalchemy.orm import Session
+
+from archipel.errors import SpoiledRoundError
+from archipel.server.fault_tables import Search, Suspect
+from archipel.server.faults import note_fault, set_aside
+from archipel.server.models import Device, Participant, Round, Task
+from archipel.server.settings import Settings
+from archipel.server.suspicion import Draw, Score, accused, bet, draw
+
+SPOILS = "spoils rounds"
+"""The reason for which a device is set aside that was found by counting."""
+CERTAIN = 0.999
+"""Who was in a round with this chance was in it whoever spoiled it: the round says nothing about it."""
+
+
+def scores_of(session: Session, population: str) -> dict[str, Score]:
+    """What is known of the population's suspects; empty while there is no search."""
+    if session.get(Search, population) is None:
+        return {}
+    known = select(Suspect.device_id, Suspect.logs, Suspect.rounds, Suspect.spoiled)
+    rows = session.execute(known.where(Suspect.population == population))
+    return {row.device_id: Score(tuple(row.logs), row.rounds, row.spoiled) for row in rows}
+
+
+def draw_round(session: Session, current: Round, task: Task, waiting: Sequence[str], required: int) -> list[str]:
+    """Choose who is in the round, and keep with what chance.
+
+    Only sums that nobody can look into are spoiled unseen: in a plain round each update is checked by itself.
+    """
+    scores = scores_of(session, task.population) if task.privacy == "secure" else {}
+    # Unpredictable, so that nobody can arrange which devices end up in one sum.
+    drawn = draw(waiting, scores, cohort=task.cohort, required=required, random=secrets.SystemRandom())
+    current.draw = {"chance": drawn.chance}
+    if drawn.suspects:
+        current.draw |= {"suspects": list(drawn.suspects), "suspect_chance": drawn.suspect_chance}
+    return list(drawn.chosen)
+
+
+def after_failure(
+    session: Session, current: Round, task: Task, error: SpoiledRoundError, *, settings: Settings, now: float
+) -> bool:
+    """Learn from a round that fails because of what its devices sent. Returns whether the failure counts for the task:
+    not while it brings the search on."""
+    for device_id, reason in error.faults.items():
+        note_fault(session, device_id=device_id, round_id=current.round_id, reason=reason, now=now)
+    if not error.suspects:
+        return not error.faults
+    current.spoiled = True
+    task.spoiled_rounds += 1
+    learned = _learn(session, current, task, suspects=error.suspects, settings=settings, now=now)
+    return not learned or task.spoiled_rounds > settings.max_spoiled_rounds
+
+
+def after_success(session: Session, current: Round, task: Task, *, settings: Settings, now: float) -> None:
+    """Learn from a round whose sum makes sense: who was in it is less suspect."""
+    task.spoiled_rounds = 0
+    if task.privacy == "secure":
+        _learn(session, current, task, suspects=None, settings=settings, now=now)
+
+
+def describe(session: Session, task: Task) -> str:
+    """One line on what is being done about spoiled rounds; empty where none was spoiled of late."""
+    search = session.get(Search, task.population) if task.privacy == "secure" and task.live else None
+    if search is None:
+        return ""
+    suspects = session.scalar(select(func.count()).where(Suspect.population == task.population)) or 0
+    return (
+        f"{search.spoiled} of {search.rounds} rounds of population {task.population!r} were spoiled, the last one at "
+        f"{time.strftime('%Y-%m-%d %H:%M:%S', time.gmtime(search.last_spoiled))} UTC; {suspects} devices that were in "
+        "them are mixed with others to find out whose doing it is"
+    )
+
+
+def forget(session: Session, before: float) -> None:
+    """End searches without a spoiled round since then."""
+    over = select(Search.population).where(Search.last_spoiled < before)
+    if session.scalar(select(over.exists())):
+        session.execute(delete(Suspect).where(Suspect.population.in_(over)))
+        session.execute(delete(Search).where(Search.last_spoiled < before))
+
+
+def _learn(
+    session: Session,
+    current: Round,
+    task: Task,
+    *,
+    suspects: Sequence[str] | None,
+    settings: Settings,
+    now: float,
+) -> bool:
+    """Count the round; `suspects` may have spoiled it, None: it is a good one. Returns whether it told anything."""
+    drawn = _drawn(current)
+    if drawn.suspects:  # for ever they would be many
+        current.draw = {**(current.draw or {}), "suspects": len(drawn.suspects)}
+    search = session.get(Search, task.population, with_for_update=True)
+    if search is None:
+        if suspects is None:
+            return False
+        search = Search(
+            population=task.population, began=now, last_spoiled=now, rounds=0, spoiled=0, absent=list(Score().logs)
+        )
+        session.add(search)
+    scores = scores_of(session, task.population) if search.rounds else {}
+    spoiled, pool = suspects is not None, frozenset(drawn.suspects)
+    seated = set(session.scalars(select(Participant.device_id).where(Participant.round_id == current.round_id)))
+    # One that dropped out of a spoiled round did not spoil it; that it was drawn is not held against it.
+    could = frozenset(suspects or seated)
+    search.rounds += 1
+    if suspects is not None:
+        search.spoiled += 1
+        search.last_spoiled = now
+        absent = Score(tuple(search.absent))
+        scores = {**dict.fromkeys(suspects, absent), **scores}
+        most = max(drawn.chance, drawn.suspect_chance)
+        search.absent = list(bet(absent, chance=most, present=False, spoiled=True).logs)
+    for device, score in scores.items():
+        chance = drawn.suspect_chance if device in pool else drawn.chance
+        if device in seated:
+            if device in could:
+                scores[device] = bet(score, chance=chance, present=True, spoiled=spoiled)
+        elif spoiled or device in pool:
+            scores[device] = bet(score, chance=chance, present=False, spoiled=spoiled)
+    session.flush()
+    found = _set_aside(session, current, task, scores, settings=settings, now=now)
+    _store(session, task.population, {device: each for device, each in scores.items() if device not in found})
+    chances = {drawn.suspect_chance if device in pool else drawn.chance for device in could}
+    return bool(found) or min(chances) < CERTAIN
+
+
+def _set_aside(
+    session: Session, current: Round, task: Task, scores: dict[str, Score], *, settings: Settings, now: float
+) -> list[str]:
+    members = select(func.count()).select_from(Device)
+    members = members.where(Device.population == task.population, Device.revoked.is_(None))
+    found = accused(scores, devices=session.scalar(members) or 0, risk=settings.false_accusations)
+    for device in found:
+        score = scores[device]
+        detail = (
+            f"{score.spoiled} of the {score.rounds} rounds that it was in were spoiled; by chance so much comes about "
+            f"once in {score.odds:.2g} searches at most"
+        )
+        set_aside(session, device, task.population, SPOILS, detail, current.round_id, settings=settings, now=now)
+    return found
+
+
+def _store(session: Session, population: str, scores: dict[str, Score]) -> None:
+    session.execute(delete(Suspect).where(Suspect.population == population))
+    rows = [
+        {
+            "device_id": device,
+            "population": population,
+            "logs": list(score.logs),
+            "rounds": score.rounds,
+            "spoiled": score.spoiled,
+        }
+        for device, score in sorted(scores.items())
+    ]
+    if rows:
+        session.execute(insert(Suspect), rows)
+
+
+def _drawn(current: Round) -> Draw:
+    """As `draw_round` kept it. Of a round that kept nothing nobody could be left out."""
+    kept = current.draw or {}
+    return Draw(
+        chosen=(),
+        chance=kept.get("chance", 1.0),
+        suspects=tuple(kept.get("suspects", ())),
+        suspect_chance=kept.get("suspect_chance", 0.0),
+    )
