@@ -169,9 +169,9 @@ def _unmask(collected: Collected, total: Vector) -> tuple[Vector, dict[str, str]
 def _faults(collected: Collected, cohort: Cohort, answers: Mapping[str, Unmasking]) -> dict[str, str]:
     """Who among those that were left out is clearly to blame.
 
-    A share that does not fit the others of its dealer is wrong because the one who revealed it lies, or because the dealer
-    gave it a wrong one; nobody else can tell. So whoever deals one wrong share must not get its recipient blamed: it is
-    to blame only where it disagrees with more dealers than may be colluders, and a dealer likewise.
+    A share that does not fit the others of its dealer is wrong because the one who revealed it lies, or because the
+    dealer gave it a wrong one; nobody else can tell. Whoever deals one wrong share must not get its recipient blamed:
+    that is to blame only where it disagrees with more dealers than may be in league, and a dealer likewise.
     """
     doubted = {device: answer for device, answer in collected.answers.items() if device not in answers}
     if not doubted:

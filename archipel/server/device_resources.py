@@ -35,8 +35,8 @@ class QuarantineInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
 
 
 class SuspicionInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
-    """What the search for whoever spoils rounds knows of a device: of the `rounds` that it was in since the search began
-    `spoiled` were. `odds`: an honest device comes to such evidence once in so many searches at most."""
+    """What the search for whoever spoils rounds knows of a device: of the `rounds` that it was in since the search
+    began `spoiled` were. `odds`: an honest device comes to such evidence once in so many searches at most."""
 
     rounds: int
     spoiled: int
@@ -45,8 +45,8 @@ class SuspicionInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
 
 class DeviceInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
     """`last_seen`: when it last came and waited for work, null before the first time. `rotations`: how often it
-    replaced its key. `rounds`: how many it was assigned to. `faults`: how often it was seen to do something wrong that
-    was clearly its own doing. `quarantine` is null for a device that rounds may take, `suspicion` for one that was in no
+    replaced its key. `rounds`: how many it was assigned to. `faults`: how often it did something wrong that was
+    clearly its own doing. `quarantine` is null for a device that rounds may take, `suspicion` for one that was in no
     spoiled round of late."""
 
     device_id: DeviceId
@@ -78,19 +78,20 @@ class PopulationQuery(Message, frozen=True, kw_only=True):
 
 
 class SearchInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
-    """A search for whoever spoils a population's rounds. `rounds` it learned from, `spoiled` of them, since `began`;
-    `suspects` were in a spoiled one, and are mixed with other devices."""
+    """A search for whoever spoils a population's rounds. `rounds` it learned from, `spoiled` of them, since `began`,
+    `quiet` good ones after the last of these; `suspects` were in a spoiled one, and are mixed with other devices."""
 
     began: float
     last_spoiled: float
     rounds: int
     spoiled: int
+    quiet: int
     suspects: int
 
 
 class PopulationInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
-    """Numbers of devices: `enrolled` and not revoked, `revoked`, `waiting` for work now, `in_rounds`, `set_aside`: those
-    that no round takes now. `live_tasks`: tasks that are running or paused. `search` is null while no round is spoiled."""
+    """Numbers of devices: `enrolled` and not revoked, `revoked`, `waiting` for work now, `in_rounds`, `set_aside` (no
+    round takes them now). `live_tasks`: those running or paused. `search` is null while no round is spoiled."""
 
     name: Name
     enrolled: int

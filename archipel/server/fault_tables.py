@@ -1,4 +1,4 @@
-"""The tables of faults and of what is done about them: attributed faults, devices set aside, and searches for spoilers."""
+"""The tables of attributed faults, of devices that are set aside, and of searches for whoever spoils rounds."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ class Quarantine(Base):
 class Search(Base):
     """The search for whoever spoils a population's rounds, from the first spoiled one until none was for long.
 
-    `rounds` and `spoiled` count those that it learned from. `absent`: the bets (archipel.server.suspicion) of a device
-    that was in no spoiled round so far.
+    `rounds` and `spoiled` count those that it learned from, `quiet` the good ones since the last spoiled one. `absent`:
+    the bets (archipel.server.suspicion) of a device that was in no spoiled round so far.
     """
 
     __tablename__ = "searches"
@@ -55,6 +55,7 @@ class Search(Base):
     last_spoiled: Mapped[float] = mapped_column(Float)
     rounds: Mapped[int] = mapped_column(Integer)
     spoiled: Mapped[int] = mapped_column(Integer)
+    quiet: Mapped[int] = mapped_column(Integer)
     absent: Mapped[list[float]] = mapped_column(JSON)
 
 

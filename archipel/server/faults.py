@@ -1,7 +1,7 @@
 """Faults that are clearly one device's own, and setting devices aside.
 
-A fault is noted where it is seen, in the transaction of whoever sees it; only what a device sent over its own session or
-under its own signature, and what nobody else can have made it send. What follows from it is decided when the round ends:
+A fault is noted where it is seen, in the transaction of whoever sees it: only what a device sent over its own session
+or under its own signature, and what nobody else can have made it send. What follows is decided when the round ends:
 with `max_faults` of them within `fault_seconds` the device is set aside, which means that no round takes it for a time
 that doubles with each repetition, or until an operator releases it.
 """
@@ -24,8 +24,8 @@ MAX_DOUBLINGS = 10
 def note_fault(session: Session, *, device_id: str, round_id: str, reason: str, now: float | None = None) -> bool:
     """Note that the device did something wrong in the round, in the caller's transaction. Returns whether that is new.
 
-    `reason` says what, in a few words of ours (never of the device's), at most 128 characters. It is noted once for each
-    device, round and reason, however often it is seen. Whatever ends the round after that, the task is not to blame.
+    `reason` says what, in a few words of ours (never of the device's), at most 128 characters. It is noted once for
+    each device, round and reason, however often it is seen. If the round fails, that does not count against its task.
     """
     if session.get(Fault, (round_id, device_id, reason)) is not None:
         return False

@@ -207,7 +207,7 @@ class Round(Base):
     `number` is that of the model version it makes, so a round that repeats a failed one has the same number; rounds of
     an asynchronous task overlap, and theirs is that of the version after the one they began with. `sum_digest` is the
     checkpoint of the running sum, in the spool: of the answers whose `folded_into` is this round. `spoiled`: it failed
-    because of what its devices sent, and nobody knows which. `draw`: with what chance it took whom (archipel.server.search).
+    because of what its devices sent, and nobody knows which. `draw`: with what chance it took whom, see search.py.
     """
 
     __tablename__ = "rounds"

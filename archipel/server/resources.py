@@ -105,7 +105,7 @@ class TaskInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
     devices that are checking in and may be taken now, `waiting_for` why no round is under way although the task runs
     (which devices it lacks; empty where it lacks none). `percent`: so many of the eligible devices are taken at all, in
     the evaluations that rollouts make; null: all of them. `failed_rounds` are those since the last committed one that
-    count towards the end of the task, `spoiled_rounds` those since then that were spoiled by a device that is not known;
+    count towards the end of the task, `spoiled_rounds` those since then that some device spoiled that is not known yet;
     `search` says what is being done about it (empty: nothing is wrong)."""
 
     task_id: RoundId
@@ -205,8 +205,8 @@ class RoundInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
     `number` is that of the model version which the round makes (in an asynchronous task: after which it began); a round
     that repeats a failed one has the same. `spoiled`: it failed because of what somebody in it sent, and nobody can see
     who; `faults` are those that are clearly some device's, `set_aside` the devices that no round takes because of what
-    this one showed. `suspects` of those that waited were drawn with a smaller chance than the others. `result` is what an evaluation or analysis found (see RoundResult), null for
-    training.
+    this one showed; `suspects`: so many of those that waited were drawn with another chance than the others. `result`
+    is what an evaluation or analysis found (see RoundResult), null for training.
     """
 
     round_id: RoundId

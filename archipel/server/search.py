@@ -1,13 +1,12 @@
 """The search for whoever spoils a population's rounds: what archipel.server.suspicion needs is kept here.
 
-All of it is written in the transaction that ends a round, so a round counts once, however often it was aggregated. While
-nothing was spoiled there is no search, and it costs a look at an empty table for each round.
+All of it is written in the transaction that ends a round, so a round counts once, however often it was aggregated.
+While nothing was spoiled there is no search, and it costs a look at an empty table for each round.
 """
 
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import Sequence
 
 from sqlalchemy import delete, func, insert, select
@@ -18,7 +17,7 @@ from archipel.server.fault_tables import Search, Suspect
 from archipel.server.faults import note_fault, set_aside
 from archipel.server.models import Device, Participant, Round, Task
 from archipel.server.settings import Settings
-from archipel.server.suspicion import Draw, Score, accused, bet, draw
+from archipel.server.suspicion import PATIENCE, Draw, Score, accused, bet, draw
 
 SPOILS = "spoils rounds"
 """The reason for which a device is set aside that was found by counting."""
@@ -28,8 +27,6 @@ CERTAIN = 0.999
 
 def scores_of(session: Session, population: str) -> dict[str, Score]:
     """What is known of the population's suspects; empty while there is no search."""
-    if session.get(Search, population) is None:
-        return {}
     known = select(Suspect.device_id, Suspect.logs, Suspect.rounds, Suspect.spoiled)
     rows = session.execute(known.where(Suspect.population == population))
     return {row.device_id: Score(tuple(row.logs), row.rounds, row.spoiled) for row in rows}
@@ -40,7 +37,9 @@ def draw_round(session: Session, current: Round, task: Task, waiting: Sequence[s
 
     Only sums that nobody can look into are spoiled unseen: in a plain round each update is checked by itself.
     """
-    scores = scores_of(session, task.population) if task.privacy == "secure" else {}
+    search = session.get(Search, task.population) if task.privacy == "secure" else None
+    mixes = search is not None and search.quiet < PATIENCE
+    scores = scores_of(session, task.population) if mixes else {}
     # Unpredictable, so that nobody can arrange which devices end up in one sum.
     drawn = draw(waiting, scores, cohort=task.cohort, required=required, random=secrets.SystemRandom())
     current.draw = {"chance": drawn.chance}
@@ -77,10 +76,10 @@ def describe(session: Session, task: Task) -> str:
     if search is None:
         return ""
     suspects = session.scalar(select(func.count()).where(Suspect.population == task.population)) or 0
+    done = "are mixed with others to find out whose doing it is" if search.quiet < PATIENCE else "are watched"
     return (
-        f"{search.spoiled} of {search.rounds} rounds of population {task.population!r} were spoiled, the last one at "
-        f"{time.strftime('%Y-%m-%d %H:%M:%S', time.gmtime(search.last_spoiled))} UTC; {suspects} devices that were in "
-        "them are mixed with others to find out whose doing it is"
+        f"{search.spoiled} of the last {search.rounds} secure rounds of population {task.population!r} were spoiled, "
+        f"and {search.quiet} since then were good; {suspects} devices that were in spoiled ones {done}"
     )
 
 
@@ -109,9 +108,8 @@ def _learn(
     if search is None:
         if suspects is None:
             return False
-        search = Search(
-            population=task.population, began=now, last_spoiled=now, rounds=0, spoiled=0, absent=list(Score().logs)
-        )
+        search = Search(population=task.population, began=now, last_spoiled=now, rounds=0, spoiled=0, quiet=0)
+        search.absent = list(Score().logs)
         session.add(search)
     scores = scores_of(session, task.population) if search.rounds else {}
     spoiled, pool = suspects is not None, frozenset(drawn.suspects)
@@ -119,8 +117,10 @@ def _learn(
     # One that dropped out of a spoiled round did not spoil it; that it was drawn is not held against it.
     could = frozenset(suspects or seated)
     search.rounds += 1
+    search.quiet += 1
     if suspects is not None:
         search.spoiled += 1
+        search.quiet = 0
         search.last_spoiled = now
         absent = Score(tuple(search.absent))
         scores = {**dict.fromkeys(suspects, absent), **scores}

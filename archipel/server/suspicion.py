@@ -1,16 +1,16 @@
 """Who spoils rounds, found by counting: pure functions over rounds, without a database.
 
-A sum that makes no sense says that somebody in the round sent something else than an update, not who. So the server lets
-chance decide who is in which round, and counts. For every device it keeps a bet, against the assumption that the device
-is honest, on whether a round with it is spoiled. A round multiplies what was staked by
+A sum that makes no sense says that somebody in the round sent something else than an update, not who. So the server
+lets chance decide who is in which round, and counts. For every device it keeps a bet, against the assumption that the
+device is honest, on whether a round with it is spoiled. A round multiplies what was staked by
 
     P(outcome | the device was in it, or not) / P(outcome),
 
 under the alternative that the device spoils a share `q` of its rounds and others spoil a share `b` of all. An honest
-device does not choose its rounds, the server's dice do, so on average its bet wins nothing: the chance that it ever grows
-to 1 / risk is at most `risk`, however often one looks (Ville's inequality; Shafer 2021, "Testing by betting"). No
-assumption on how often, or when, spoilers spoil enters into that, but one: that it does not depend on whether this very
-device is there. Who spoils only the rounds of one other device accuses both, with the same evidence.
+device does not choose its rounds, the server's dice do, so on average its bet wins nothing: the chance that it ever
+grows to 1 / risk is at most `risk`, however often one looks (Ville's inequality; Shafer 2021, "Testing by betting").
+No assumption on how often, or when, spoilers spoil enters into that, but one: that it does not depend on whether this
+very device is there. Who spoils only the rounds of one other device accuses both, by the same evidence.
 
 Devices with the most evidence are suspects. Few of them come into a round, the rest of it are others: most rounds are
 then good ones, which clear those that were in them, and one that is spoiled says much.
@@ -27,9 +27,11 @@ ALTERNATIVES = tuple((q, b) for q in (0.1, 0.3, 0.9) for b in (0.01, 0.1, 0.5))
 """What is bet on, with equal stakes: the share of its own rounds that a device spoils, and of all that others do."""
 SHARE = 0.25
 """Of the suspects that wait, and of the seats of a round, so much is given to suspects."""
-_MOST = math.log(1e15)
 NEAR = math.log(10.0)
 """Suspects are those whose evidence is within this of the strongest."""
+PATIENCE = 30
+"""After so many good rounds in a row suspects are drawn like all others, until the next one that is spoiled."""
+_MOST = math.log(1e15)
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ class Draw:
 
 
 def bet(score: Score, *, chance: float, present: bool, spoiled: bool) -> Score:
-    """The score after a round that the device was in (`present`) or could have been; `chance` (0 to 1): of being in it."""
+    """The score after a round that the device was in (`present`), or could have been with probability `chance`."""
     logs = tuple(log + _gain(chance, present, spoiled, q, b) for log, (q, b) in zip(score.logs, ALTERNATIVES))
     return Score(logs, score.rounds + present, score.spoiled + (present and spoiled))
 
@@ -94,7 +96,7 @@ def accused(scores: Mapping[str, Score], *, devices: int, risk: float) -> list[s
 def suspects(scores: Mapping[str, Score], waiting: Collection[str]) -> list[str]:
     """Of the devices that wait those to be mixed with others: within NEAR of the one with the most evidence.
 
-    Not only those whose bets have won: in a fleet that is hardly larger than a round all of them lose, the spoiler least.
+    Not only those whose bets have won: in a fleet hardly larger than a round all of them lose, the spoiler least.
     """
     known = {device: scores[device].evidence for device in waiting if device in scores}
     if not known:

@@ -1,8 +1,8 @@
 """An enrolled device sends random numbers instead of its masked update, in every round that it is in.
 
 It wants the task to end: the sum makes no sense, the round fails, nobody can see whose vector it was, and after five
-failed rounds in a row a task is failed for good. What stops it: the server lets chance decide who is in the next rounds,
-few of the suspects among others, counts who was in the spoiled ones, and sets the device aside.
+failed rounds in a row a task is failed for good. What stops it: the server lets chance decide who is in the next
+rounds, few of the suspects among others, counts who was in the spoiled ones, and sets the device aside.
 """
 
 from __future__ import annotations

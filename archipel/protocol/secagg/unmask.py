@@ -60,7 +60,7 @@ def disputes(
 ) -> dict[str, list[str]]:
     """By device of `doubted` the dealers whose shares in its answer do not fit those in `answers`, which fit together.
 
-    For each either the device or the dealer lies. Where `answers` has one fewer than the threshold, nothing is disputed.
+    Of each pair either the device or the dealer lies. `answers` are at least as many as the threshold.
     """
     peers = read_cohort(cohort)
     return {

@@ -82,7 +82,12 @@ def _search(row: Search | None, suspects: int) -> SearchInfo | None:
     if row is None:
         return None
     return SearchInfo(
-        began=row.began, last_spoiled=row.last_spoiled, rounds=row.rounds, spoiled=row.spoiled, suspects=suspects
+        began=row.began,
+        last_spoiled=row.last_spoiled,
+        rounds=row.rounds,
+        spoiled=row.spoiled,
+        quiet=row.quiet,
+        suspects=suspects,
     )
 
 

@@ -48,6 +48,7 @@ def upgrade() -> None:
         sa.Column("last_spoiled", sa.Float(), nullable=False),
         sa.Column("rounds", sa.Integer(), nullable=False),
         sa.Column("spoiled", sa.Integer(), nullable=False),
+        sa.Column("quiet", sa.Integer(), nullable=False),
         sa.Column("absent", sa.JSON(), nullable=False),
         sa.PrimaryKeyConstraint("population", name=op.f("pk_searches")),
     )
