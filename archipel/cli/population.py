@@ -178,12 +178,12 @@ def _lines(found: DeviceInfo) -> list[str]:
         lines.append(f"because     {aside.reason}: {aside.detail}")
         lines.append(f"since round {aside.round_id}")
     if suspicion is not None:
-        lines.append(
-            f"suspicion   {suspicion.spoiled} of the {suspicion.rounds} rounds that it was in were spoiled; an honest "
-            f"device comes to such evidence in one of {suspicion.odds:.2g} searches at most"
+        explained = (
+            f"by chance that comes about in one of {suspicion.odds:.2g} searches at most"
             if suspicion.odds > 1
-            else f"suspicion   no more than chance explains: {suspicion.spoiled} of {suspicion.rounds} rounds were spoiled"
+            else "no more than chance explains"
         )
+        lines.append(f"suspicion   {suspicion.spoiled} of its last {suspicion.rounds} rounds were spoiled; {explained}")
     return lines
 
 
