@@ -271,6 +271,7 @@ class Coordinator:
                 counts = True
                 if spoiled is not None and task.live:
                     counts = search.after_failure(session, current, task, spoiled, settings=settings, now=now)
+                    reason += f"; {search.HOPELESS}" if counts else ""
                 most = settings.max_failed_rounds
                 done = fail_round(session, current, task, reason, now=now, max_failed=most, counts=counts)
             else:

@@ -21,6 +21,10 @@ from archipel.server.suspicion import PATIENCE, Draw, Score, accused, bet, draw
 
 SPOILS = "spoils rounds"
 """The reason for which a device is set aside that was found by counting."""
+HOPELESS = (
+    "whose doing it is cannot be found out: no device could be left out of the round, or too many in a row were "
+    "spoiled (more devices, or a smaller min_cohort, would help)"
+)
 CERTAIN = 0.999
 """Who was in a round with this chance was in it whoever spoiled it: the round says nothing about it."""
 
@@ -56,7 +60,7 @@ def after_failure(
     for device_id, reason in error.faults.items():
         note_fault(session, device_id=device_id, round_id=current.round_id, reason=reason, now=now)
     if not error.suspects:
-        return not error.faults
+        return False
     current.spoiled = True
     task.spoiled_rounds += 1
     learned = _learn(session, current, task, suspects=error.suspects, settings=settings, now=now)
