@@ -25,7 +25,7 @@ from archipel.server import audit
 from archipel.server.candidates import candidates, count_candidates
 from archipel.server.faults import has_faults
 from archipel.server.models import Answer, CheckInRow, Participant, Round, Share, Task
-from archipel.server.search import draw_round
+from archipel.server.search import draw_round, wanted
 
 MAX_REASON = 1024
 
@@ -140,7 +140,7 @@ def count(session: Session, current: Round, task: Task, *, now: float, window: f
         return Counts(0, 0, 0)
     if rule.waits_for == "check-ins":
         waiting = count_candidates(session, task, now=now, window=window)
-        return Counts(task.cohort, waiting, required(task, rule))
+        return Counts(wanted(session, task, now), waiting, required(task, rule))
     if rule.waits_for == "folded":
         folded = session.scalar(_FOLDED, {"in_round": current.round_id}) or 0
         return Counts(task.cohort, folded, required(task, rule))

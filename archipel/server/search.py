@@ -9,12 +9,12 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 
-from sqlalchemy import delete, func, insert, select
+from sqlalchemy import Select, delete, func, insert, select
 from sqlalchemy.orm import Session
 
 from archipel.errors import SpoiledRoundError
 from archipel.server.fault_tables import Search, Suspect
-from archipel.server.faults import note_fault, set_aside
+from archipel.server.faults import note_fault, set_aside, set_aside_now
 from archipel.server.models import Device, Participant, Round, Task
 from archipel.server.settings import Settings
 from archipel.server.suspicion import PATIENCE, Draw, Score, accused, bet, draw
@@ -41,15 +41,35 @@ def draw_round(session: Session, current: Round, task: Task, waiting: Sequence[s
 
     Only sums that nobody can look into are spoiled unseen: in a plain round each update is checked by itself.
     """
-    search = session.get(Search, task.population) if task.privacy == "secure" else None
-    mixes = search is not None and search.quiet < PATIENCE
-    scores = scores_of(session, task.population) if mixes else {}
+    scores = scores_of(session, task.population) if _mixes(session, task) else {}
     # Unpredictable, so that nobody can arrange which devices end up in one sum.
     drawn = draw(waiting, scores, cohort=task.cohort, required=required, random=secrets.SystemRandom())
     current.draw = {"chance": drawn.chance}
     if drawn.suspects:
         current.draw |= {"suspects": list(drawn.suspects), "suspect_chance": drawn.suspect_chance}
     return list(drawn.chosen)
+
+
+def wanted(session: Session, task: Task, now: float) -> int:
+    """How many waiting devices a round of the task is drawn from as soon as they are there.
+
+    Without a search those that it takes. But where everybody who waits is taken nobody is left to chance: a search waits
+    for twice as many, or for all that there are; at the deadline the round begins with whoever is there.
+    """
+    if not _mixes(session, task):
+        return task.cohort
+    members = session.scalar(_members(task).where(Device.device_id.not_in(set_aside_now(task.population, now)))) or 0
+    return max(task.cohort, min(2 * task.cohort, members))
+
+
+def _mixes(session: Session, task: Task) -> bool:
+    search = session.get(Search, task.population) if task.privacy == "secure" else None
+    return search is not None and search.quiet < PATIENCE
+
+
+def _members(task: Task) -> Select[int]:
+    members = select(func.count()).select_from(Device)
+    return members.where(Device.population == task.population, Device.revoked.is_(None))
 
 
 def after_failure(
@@ -141,15 +161,15 @@ def _learn(
     found = _set_aside(session, current, task, scores, settings=settings, now=now)
     _store(session, task.population, {device: each for device, each in scores.items() if device not in found})
     chances = {drawn.suspect_chance if device in pool else drawn.chance for device in could}
-    return bool(found) or min(chances) < CERTAIN
+    # Before the first one nobody was drawn with an eye to that.
+    return bool(found) or not pool or min(chances) < CERTAIN
 
 
 def _set_aside(
     session: Session, current: Round, task: Task, scores: dict[str, Score], *, settings: Settings, now: float
 ) -> list[str]:
-    members = select(func.count()).select_from(Device)
-    members = members.where(Device.population == task.population, Device.revoked.is_(None))
-    found = accused(scores, devices=session.scalar(members) or 0, risk=settings.false_accusations)
+    members = session.scalar(_members(task)) or 0
+    found = accused(scores, devices=members, risk=settings.false_accusations)
     for device in found:
         score = scores[device]
         detail = (

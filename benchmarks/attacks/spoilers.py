@@ -149,7 +149,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer settings and searches: under a minute")
     parser.add_argument("--json", action="store_true", help="one JSON object a row on standard output, nothing else")
     options = parser.parse_args()
-    searches, most = (40, 500) if options.quick else (200, 2000)
+    searches, most = (40, 500) if options.quick else (100, 2000)
     if not options.json:
         print(
             "| fleet | round (least) | spoilers | spoil | rounds until found: median, 90 % | spoiled: median, share | ",

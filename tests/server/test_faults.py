@@ -76,6 +76,8 @@ def test_too_many_set_the_device_aside_each_time_for_longer(world: Any) -> None:
         }  # fmt: skip
         assert world.operator("GET", "/v1/devices?state=set-aside")[1]["items"][0]["device_id"] == bad.id
         assert world.operator("GET", "/v1/populations/pupils")[1]["set_aside"] == 1
+        task = world.operator("GET", "/v1/tasks")[1]["items"][0]
+        assert "1 device of the population set aside; 3 needed" in task["waiting_for"]
         # It waits, and no round takes it: the fourth device comes in its place.
         assert bad.check_in() is None
         world.start_round(others)
