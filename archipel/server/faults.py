@@ -97,6 +97,7 @@ def set_aside(
 
 def release(session: Session, device: Device, actor: str, now: float) -> bool:
     """Let rounds take the device again. Returns whether it was set aside."""
+    audit.take_turn(session)  # before the row, as the coordinator does
     row = session.get(Quarantine, device.device_id, with_for_update=True)
     if row is None or row.until <= now:
         return False

@@ -53,7 +53,7 @@ def draw_round(session: Session, current: Round, task: Task, waiting: Sequence[s
 def wanted(session: Session, task: Task, now: float) -> int:
     """How many waiting devices a round of the task is drawn from as soon as they are there.
 
-    Without a search those that it takes. But where everybody who waits is taken nobody is left to chance: a search waits
+    Without a search those that it takes. But where all who wait are taken nothing is left to chance: a search waits
     for twice as many, or for all that there are; at the deadline the round begins with whoever is there.
     """
     if not _mixes(session, task):

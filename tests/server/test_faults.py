@@ -10,6 +10,7 @@ import pytest
 from archipel.protocol import messages
 from archipel.protocol.sealed import decode, seal
 from archipel.server.faults import note_fault
+from tests.attacks.faults_world import noise_from, play_round
 
 DAY = 86400.0
 
@@ -158,3 +159,18 @@ def test_a_signed_advertisement_with_forbidden_keys_is_the_devices_own_doing(wor
     assert [send(seal("advertisement", twice, devices[0].key)) for _ in range(2)] == [422, 422]
     assert shown(world, devices[0])["faults"] == 1
     assert send(good) == 200
+
+
+def test_a_search_ends_when_nothing_was_spoiled_for_long(world: Any) -> None:
+    world.create_task(cohort=3, rounds=9)
+    devices = world.add_devices(3)
+    play_round(world, devices, noise_from(devices[0]))
+    population = "/v1/populations/pupils"
+    assert world.operator("GET", population)[1]["search"]["suspects"] == 3
+    world.clock.now += 7 * DAY - 1
+    world.settle()
+    assert world.operator("GET", population)[1]["search"] is not None
+    world.clock.now += 61
+    world.settle()
+    assert world.operator("GET", population)[1]["search"] is None
+    assert all(shown(world, device)["suspicion"] is None for device in devices)
