@@ -48,6 +48,7 @@ ArchipelError
 │   ├── EligibilityError          an expression over devices' attributes is not one
 │   ├── AuditError                the audit log was tampered with
 │   ├── LeaseLostError            another coordinator has taken over
+│   ├── SpoiledRoundError         what the devices of a round sent makes no sense together
 │   └── ApiError                  a request is answered with a 4xx status
 ├── ClientError                   the agent cannot go on
 │   ├── UnreachableError          the server did not answer
@@ -59,7 +60,7 @@ ArchipelError
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 
 class ArchipelError(Exception):
@@ -221,6 +222,15 @@ class AuditError(ServerError): ...
 
 
 class LeaseLostError(ServerError): ...
+
+
+class SpoiledRoundError(ServerError):
+    """`suspects` are the ids of all devices that may have done it; empty where `faults` (device: what) says who did."""
+
+    def __init__(self, message: str, suspects: Sequence[str] = (), faults: Mapping[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.suspects = tuple(suspects)
+        self.faults = dict(faults or {})
 
 
 class ApiError(ServerError):

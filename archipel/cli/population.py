@@ -1,4 +1,4 @@
-"""`archipel population`: who is enrolled, and the end of it."""
+"""`archipel population`: who is enrolled, who was set aside, and the end of it."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ def population() -> None:
     \b
     archipel population list
     archipel population devices pupils --state active
+    archipel population release ID
     archipel population revoke-device ID
     archipel population revoke-token lost.token
 
@@ -47,12 +48,13 @@ def list_(client: OperatorClient, as_json: bool) -> None:
 def show_(client: OperatorClient, name: str, as_json: bool) -> None:
     """One population."""
     found = client.population(name)
-    show(found, as_json, (f"{label:<12}{value}" for label, value in zip(("population", *_COUNTS), _row(found))))
+    lines = [f"{label:<12}{value}" for label, value in zip(("population", *_COUNTS), _row(found))]
+    show(found, as_json, [*lines, *_search(found)])
 
 
 @population.command()
 @click.argument("name", required=False)
-@click.option("--state", type=click.Choice(["active", "revoked"]), help="Only those.")
+@click.option("--state", type=click.Choice(["active", "set-aside", "revoked"]), help="Only those.")
 @as_json
 @remote
 def devices(client: OperatorClient, name: str | None, state: str | None, as_json: bool) -> None:
@@ -62,12 +64,12 @@ def devices(client: OperatorClient, name: str | None, state: str | None, as_json
         client.population(name)  # one of which nothing is known is an error
     rows = [
         (
-            each.device_id, each.population, each.kind, each.state, moment(each.enrolled), moment(each.last_seen),
-            str(each.rounds), str(each.rotations),
+            each.device_id, each.population, each.kind, _state(each), moment(each.enrolled), moment(each.last_seen),
+            str(each.rounds), str(each.faults), str(each.rotations),
         )
         for each in found
     ]  # fmt: skip
-    head = ("device", "population", "kind", "state", "enrolled", "last seen", "rounds", "rotations")
+    head = ("device", "population", "kind", "state", "enrolled", "last seen", "rounds", "faults", "rotations")
     show(found, as_json, table(head, rows))
 
 
@@ -79,6 +81,16 @@ def show_device(client: OperatorClient, device_id: str, as_json: bool) -> None:
     """One device."""
     found = client.device(device_id)
     show(found, as_json, _lines(found))
+
+
+@population.command()
+@click.argument("device_ids", metavar="ID...", nargs=-1, required=True)
+@as_json
+@remote
+def release(client: OperatorClient, device_ids: tuple[str, ...], as_json: bool) -> None:
+    """Let rounds take devices again that were set aside; what was counted against them is forgotten."""
+    released = [client.release_device(device_id) for device_id in device_ids]
+    show(released, as_json, (f"{each.device_id} {_state(each)}" for each in released))
 
 
 @population.command("revoke-device")
@@ -121,26 +133,58 @@ def revoked_tokens(client: OperatorClient, as_json: bool) -> None:
     show(found, as_json, table(("token", "public key", "population", "revoked"), rows))
 
 
-_COUNTS = ("enrolled", "waiting", "in rounds", "revoked", "live tasks")
+_COUNTS = ("enrolled", "waiting", "in rounds", "set aside", "revoked", "live tasks")
 
 
 def _row(found: PopulationInfo) -> tuple[str, ...]:
-    counts = (found.enrolled, found.waiting, found.in_rounds, found.revoked, found.live_tasks)
+    counts = (
+        found.enrolled, found.waiting, found.in_rounds, found.set_aside, found.revoked, found.live_tasks
+    )  # fmt: skip
     return (found.name, *map(str, counts))
 
 
-def _lines(found: DeviceInfo) -> list[str]:
+def _state(found: DeviceInfo) -> str:
+    return "set aside" if found.state == "active" and found.quarantine is not None else found.state
+
+
+def _search(found: PopulationInfo) -> list[str]:
+    search = found.search
+    if search is None:
+        return []
     return [
+        "",
+        f"{search.spoiled} of the last {search.rounds} secure rounds were spoiled, the last one "
+        f"{moment(search.last_spoiled)}, with {search.quiet} good ones since.",
+        f"{search.suspects} devices were in spoiled rounds; `archipel population show-device ID` says how often.",
+    ]
+
+
+def _lines(found: DeviceInfo) -> list[str]:
+    lines = [
         f"device      {found.device_id}",
         f"population  {found.population}",
         f"kind        {found.kind}",
-        f"state       {found.state}",
+        f"state       {_state(found)}",
         f"enrolled    {moment(found.enrolled)}",
         f"last seen   {moment(found.last_seen)}",
         f"revoked     {moment(found.revoked)}",
         f"rotations   {found.rotations}",
         f"rounds      {found.rounds}",
+        f"faults      {found.faults}",
     ]
+    aside, suspicion = found.quarantine, found.suspicion
+    if aside is not None:
+        lines.append(f"set aside   {moment(aside.since)} to {moment(aside.until)}, time number {aside.times}")
+        lines.append(f"because     {aside.reason}: {aside.detail}")
+        lines.append(f"since round {aside.round_id}")
+    if suspicion is not None:
+        explained = (
+            f"by chance that comes about in one of {suspicion.odds:.2g} searches at most"
+            if suspicion.odds > 1
+            else "no more than chance explains"
+        )
+        lines.append(f"suspicion   {suspicion.spoiled} of its last {suspicion.rounds} rounds were spoiled; {explained}")
+    return lines
 
 
 def _key(text: str) -> bytes | None:

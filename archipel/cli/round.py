@@ -50,7 +50,7 @@ def list_(client: OperatorClient, task_id: str, as_json: bool) -> None:
 def show_(client: OperatorClient, round_id: str, as_json: bool) -> None:
     """One round: each device and the furthest phase that it answered in, or that it left, and the round's result."""
     found = client.round(round_id)
-    show(found, as_json, [*_head(found), "", *_devices(found), *_result(found.result)])
+    show(found, as_json, [*_head(found), "", *_devices(found), *_notes(found), *_result(found.result)])
 
 
 def _head(found: RoundInfo) -> list[str]:
@@ -59,6 +59,11 @@ def _head(found: RoundInfo) -> list[str]:
         "task": found.task_id,
         "number": str(found.number),
         "phase": found.phase + (f": {found.reason}" if found.reason else ""),
+        **(
+            {"spoiled": "by one of its devices or several, which cannot be seen from one round"}
+            if found.spoiled
+            else {}
+        ),
         "started": moment(found.started),
         "ended": moment(found.ended),
         "weights in": found.weights_in,
@@ -82,6 +87,15 @@ def _devices(found: RoundInfo) -> list[str]:
     began = {each.device_id for each in found.participants}
     rows += [(device, "began earlier", "", "yes") for device in found.survivors if device not in began]
     return table(("device", "furthest", "bytes", "in the sum"), rows)
+
+
+def _notes(found: RoundInfo) -> list[str]:
+    """What devices did wrong, and what was done about it."""
+    lines = [f"{each.device_id}: {each.reason}" for each in found.faults]
+    lines += [f"{device} was set aside" for device in found.set_aside]
+    if found.suspects:
+        lines.append(f"drawn with few of the {found.suspects} suspects that waited, to find out who spoils rounds")
+    return ["", *lines] if lines else []
 
 
 def _result(result: RoundResult | None) -> list[str]:

@@ -98,8 +98,11 @@ def watch(client: OperatorClient, task_id: str, timeout: float | None, as_json: 
             click.echo(msgspec.json.encode(now))
             return
         failed = f", {now.failed_rounds} failed since" if now.failed_rounds else ""
+        failed += f", {now.spoiled_rounds} spoiled since" if now.spoiled_rounds else ""
         waits = now.waiting_for or f"{now.waiting} devices waiting"
         click.echo(f"{now.state}: {now.rounds_committed} of {now.rounds} rounds{failed}, {waits}")
+        if now.spoiled_rounds:
+            click.echo(f"  {now.search}")
 
     done = client.wait_task(task_id, timeout=timeout, on_change=changed)
     if done.state != "completed":

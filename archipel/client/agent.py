@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Self
@@ -39,7 +40,7 @@ from archipel.errors import (
 from archipel.lite_runtime import Slots
 from archipel.lite_runtime.durable import sweep
 from archipel.protocol.identity import EnrolmentToken, enrolment_request, read_chain
-from archipel.protocol.messages import CheckIn, CheckInResponse, EnrolmentResponse, RoundPlan
+from archipel.protocol.messages import CheckIn, CheckInResponse, EnrolmentResponse, RoundPlan, SetAside
 from archipel.protocol.policy import plan_digest
 from archipel.protocol.sealed import Sealed, encode, unseal
 
@@ -100,6 +101,7 @@ class Agent:
         self._transport: Transport | None = None
         self._session: DeviceSession | None = None
         self._round_id = ""
+        self._set_aside: SetAside | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -257,8 +259,12 @@ class Agent:
                 journal.close("dropped", "interrupted before keys were sent; the round went on without this device")
         if plan is None or answer.plan is None or self._was_in(plan):
             self._adoption.consider(answer.offers, session, record)
+            if answer.set_aside is not None and answer.set_aside != self._set_aside:
+                until = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(answer.set_aside.until))
+                self._emit("set_aside", {"until": until, "reason": answer.set_aside.reason})
+            self._set_aside = answer.set_aside
             self._emit("waiting", {"retry_after": wait})
-            return Outcome("waiting", wait)
+            return Outcome("waiting", wait, reason="" if self._set_aside is None else self._set_aside.reason)
         outcome = self._take_part(plan, answer.plan, wait)
         if outcome.kind != "paused" and not self._gate.stop.is_set():
             # What is not told now is offered again.

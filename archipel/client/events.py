@@ -9,7 +9,7 @@ from typing import Literal
 EventName = Literal[
     "enrolled", "waiting", "paused", "resumed", "assigned", "trained", "advertised", "shared", "masked", "uploaded",
     "confirmed", "unmasked", "committed", "dropped", "refused", "rotated",
-    "offered", "adopted", "kept",
+    "offered", "adopted", "kept", "set_aside",
 ]  # fmt: skip
 
 
@@ -18,7 +18,8 @@ class Event:
     """Something that happened. `bytes_sent` and `bytes_received` are of bodies, in this round so far.
 
     `detail` depends on the name: "trained" has examples, steps, loss and seconds, "masked" the bytes to upload,
-    "paused", "dropped" and "refused" the reason, "rotated" how often the key was replaced by now.
+    "paused", "dropped" and "refused" the reason, "rotated" how often the key was replaced by now. "set_aside": the
+    server takes this device into no round `until` then (UTC), for the reason; told when that changes.
     "offered", "adopted" and "kept" are about the `version` of a `model`: "adopted" has the version `before` it, "kept"
     the one that `runs` on (0: none), both the reason, and where the two were compared the `metric` with the values of
     the `offered` and the `running` one.

@@ -197,8 +197,16 @@ class CheckIn(Message, frozen=True, kw_only=True):
     versions: Annotated[dict[Name, VersionNumber], Meta(max_length=MAX_MODELS)] | None = None
 
 
+class SetAside(Message, frozen=True, kw_only=True):
+    """No round takes the device before `until` (Unix seconds), or until an operator releases it; `reason` says why."""
+
+    until: float
+    reason: Annotated[str, Meta(max_length=1024)]
+
+
 class CheckInResponse(Message, frozen=True, kw_only=True):
-    """Assigned when `plan` is there; else check in again after `retry_after` seconds.
+    """Assigned when `plan` is there; else check in again after `retry_after` seconds. `set_aside` is there while no
+    round takes the device.
 
     `offers` (label "offer") are for a device that told its `versions`: one for each model of which it is to run another
     version than it does. A device that runs what it is to run is offered nothing.
@@ -206,6 +214,7 @@ class CheckInResponse(Message, frozen=True, kw_only=True):
 
     plan: Sealed | None = None
     retry_after: float = 1.0
+    set_aside: SetAside | None = None
     offers: Annotated[list[Sealed], Meta(max_length=MAX_MODELS)] = []
 
 

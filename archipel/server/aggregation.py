@@ -5,7 +5,9 @@ Deterministic, so that a crash costs only time.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -15,10 +17,10 @@ from sqlalchemy.orm import Session
 
 from archipel import strategies
 from archipel.bundle import Manifest, decode_manifest, write_weights
-from archipel.errors import ServerError, ShareError
+from archipel.errors import ProtocolError, ServerError, ShareError, SpoiledRoundError, ThresholdError
 from archipel.protocol.messages import Cohort, RoundPlan, Unmasking
 from archipel.protocol.sealed import decode
-from archipel.protocol.secagg import unmask_sum
+from archipel.protocol.secagg import disputes, unmask_sum
 from archipel.protocol.uploads import upload_layout
 from archipel.protocol.vector import DecodedSum, Vector
 from archipel.server import folding
@@ -29,6 +31,11 @@ from archipel.server.results import analysis, evaluation
 from archipel.server.rounds import answered, read_plan
 from archipel.server.services import Services
 from archipel.server.tasks import request_of
+
+WRONG_SHARES_SENT = "wrong unmasking shares"
+WRONG_SHARES_DEALT = "dealt wrong shares"
+COLLUDERS = 3
+"""At most one in so many devices is taken to be in league with others."""
 
 
 @dataclass(frozen=True)
@@ -62,18 +69,21 @@ class NewVersion:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of `cohort` devices: a new version of a training task, else the JSON of a resources.RoundResult."""
+    """Of `cohort` devices: a new version of a training task, else the JSON of a resources.RoundResult. `faults`: what
+    devices did wrong that the round could do without."""
 
     cohort: int
     weight_sum: float | None
     version: NewVersion | None = None
     result: dict[str, Any] | None = None
+    faults: Mapping[str, str] = field(default_factory=dict)
 
 
 def aggregate(services: Services, round_id: str) -> Outcome:
     """Sum, unmask, decode, and make of it what the task is for.
 
-    Memory is that of a few models, whatever the cohort's size. Raises ArchipelError when the round cannot be completed.
+    Memory is that of a few models, whatever the cohort's size. Raises ArchipelError when the round cannot be completed,
+    SpoiledRoundError where that is the doing of somebody in it.
     """
     with services.database.read() as session:
         collected = _collect(session, round_id)
@@ -81,15 +91,19 @@ def aggregate(services: Services, round_id: str) -> Outcome:
     layout = upload_layout(manifest, plan.kind, plan.program, plan.metrics)
     total = folding.load(services.spool, collected.current, plan, layout)
     folding.fold(services.spool, total, collected.pending, collected.request.staleness_exponent)
+    faults: Mapping[str, str] = {}
     if isinstance(total, folding.MaskedSum):
-        plain = _unmask(collected, total.total)
-        decoded = layout.decode_sum(plain, cohort=collected.updates, modulus_bits=plan.modulus_bits)
+        plain, faults = _unmask(collected, total.total)
+        try:
+            decoded = layout.decode_sum(plain, cohort=collected.updates, modulus_bits=plan.modulus_bits)
+        except ProtocolError as error:
+            raise SpoiledRoundError(str(error), collected.survivors, faults) from None
     else:
         decoded = total.total.decoded()
     if plan.kind == "training":
-        return Outcome(collected.updates, decoded.weight, version=_update(services, collected, decoded))
+        return Outcome(collected.updates, decoded.weight, version=_update(services, collected, decoded), faults=faults)
     made = (evaluation if plan.kind == "evaluation" else analysis)(plan, manifest, decoded, collected.updates)
-    return Outcome(collected.updates, decoded.weight, result=msgspec.to_builtins(made))
+    return Outcome(collected.updates, decoded.weight, result=msgspec.to_builtins(made), faults=faults)
 
 
 def _collect(session: Session, round_id: str) -> Collected:
@@ -120,13 +134,14 @@ def _collect(session: Session, round_id: str) -> Collected:
     )
 
 
-def _unmask(collected: Collected, total: Vector) -> Vector:
+def _unmask(collected: Collected, total: Vector) -> tuple[Vector, dict[str, str]]:
+    """The plain sum, and what devices did wrong that it could do without."""
     if collected.cohort is None:
         raise ServerError("a secure round without a cohort")
     answers = dict(collected.answers)
     while True:
         try:
-            return unmask_sum(
+            plain = unmask_sum(
                 total,
                 plan=collected.plan,
                 cohort=collected.cohort,
@@ -138,9 +153,34 @@ def _unmask(collected: Collected, total: Vector) -> Vector:
             # Where it is clear who sent wrong shares, the others' are enough if they still reach the threshold.
             blamed = set(error.devices) & set(answers)
             if not blamed:
-                raise
+                # A dealer that is blamed dropped out. Else anybody who dealt shares or answered may have done it.
+                dealers = dict.fromkeys(error.devices, WRONG_SHARES_DEALT)
+                raise SpoiledRoundError(str(error), () if dealers else collected.sharers, dealers) from None
             for device_id in blamed:
                 del answers[device_id]
+        except ThresholdError as error:
+            if len(answers) == len(collected.answers):
+                raise
+            raise SpoiledRoundError(str(error), collected.sharers) from None
+        else:
+            return plain, _faults(collected, collected.cohort, answers)
+
+
+def _faults(collected: Collected, cohort: Cohort, answers: Mapping[str, Unmasking]) -> dict[str, str]:
+    """Who among those that were left out is clearly to blame.
+
+    A share that does not fit the others of its dealer is wrong because the one who revealed it lies, or because the
+    dealer gave it a wrong one; nobody else can tell. Whoever deals one wrong share must not get its recipient blamed:
+    that is to blame only where it disagrees with more dealers than may be in league, and a dealer likewise.
+    """
+    doubted = {device: answer for device, answer in collected.answers.items() if device not in answers}
+    if not doubted:
+        return {}
+    found = disputes(plan=collected.plan, cohort=cohort, answers=answers, doubted=doubted)
+    most = len(collected.sharers) / COLLUDERS
+    faults = {device: WRONG_SHARES_SENT for device, dealers in found.items() if len(dealers) > most}
+    rest = Counter(dealer for device, dealers in found.items() if device not in faults for dealer in dealers)
+    return faults | {dealer: WRONG_SHARES_DEALT for dealer, count in rest.items() if count > most}
 
 
 def _update(services: Services, collected: Collected, decoded: DecodedSum) -> NewVersion:

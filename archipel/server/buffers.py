@@ -7,6 +7,8 @@ round that is open when it is folded. A device gives at most one update for each
 
 from __future__ import annotations
 
+import secrets
+
 from sqlalchemy import ColumnElement, Select, exists, func, or_, select, update
 from sqlalchemy.orm import Session
 
@@ -29,7 +31,8 @@ def move_seats(session: Session, current: Round, task: Task, *, now: float, wind
     free = _free(session, task, now)
     if free > 0:
         waiting = _new(session, current, task, now, window, lock=True)
-        seat(session, current.round_id, waiting, free, ends=now + deadline(task, "updating"))
+        chosen = secrets.SystemRandom().sample(waiting, min(free, len(waiting)))
+        seat(session, current.round_id, chosen, ends=now + deadline(task, "updating"))
 
 
 def at_work(session: Session, task: Task, now: float) -> bool:

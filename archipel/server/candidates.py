@@ -8,6 +8,7 @@ from __future__ import annotations
 from sqlalchemy import ColumnElement, Select, func, select
 from sqlalchemy.orm import Session
 
+from archipel.server.faults import set_aside_now
 from archipel.server.models import UPDATE_PHASES, Answer, CheckInRow, Participant, Round, Task
 from archipel.server.targeting import Target
 from archipel.server.tasks import request_of
@@ -61,6 +62,7 @@ def target_of(task: Task) -> Target:
 
 def _may_be_taken(task: Task, now: float, window: float) -> list[ColumnElement[bool]]:
     where = is_waiting(task.population, now, window)
+    where.append(CheckInRow.device_id.not_in(set_aside_now(task.population, now)))
     if task.max_contributions is not None:
         where.append(CheckInRow.device_id.not_in(have_given(task)))
     before = request_of(task).devices_of

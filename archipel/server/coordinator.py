@@ -18,10 +18,11 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.orm import Session
 
 from archipel.bundle import decode_manifest
-from archipel.errors import ArchipelError, LeaseLostError
-from archipel.server import buffers, folding, opening
+from archipel.errors import ArchipelError, LeaseLostError, SpoiledRoundError
+from archipel.server import buffers, folding, opening, search
 from archipel.server.aggregation import Outcome, aggregate
 from archipel.server.candidates import count_candidates
+from archipel.server.faults import note_fault, set_aside_faulty
 from archipel.server.lease import Lease
 from archipel.server.models import (
     LIVE,
@@ -204,6 +205,8 @@ class Coordinator:
             return False
         with self._write() as session:
             done = advance(session, round_id, now=now, window=window, max_failed=settings.max_failed_rounds)
+            if done is not None and done.phase == "failed":
+                set_aside_faulty(session, round_id, settings, now)
         if done is not None:
             self._report(done)
         return done is not None
@@ -249,9 +252,11 @@ class Coordinator:
 
     def _aggregate(self, round_id: str) -> bool:
         services, settings = self._services, self._services.settings
-        outcome, reason = None, ""
+        outcome, reason, spoiled = None, "", None
         try:
             outcome = aggregate(services, round_id)
+        except SpoiledRoundError as error:
+            spoiled, reason = error, f"aggregation: {error}"
         except ArchipelError as error:
             reason = f"aggregation: {error}"
         now = services.clock()
@@ -263,10 +268,16 @@ class Coordinator:
             if not task.live:
                 reason = f"the task is {task.state}"
             if outcome is None or reason:
-                done = fail_round(session, current, task, reason, now=now, max_failed=settings.max_failed_rounds)
+                counts = True
+                if spoiled is not None and task.live:
+                    counts = search.after_failure(session, current, task, spoiled, settings=settings, now=now)
+                    reason += f"; {search.HOPELESS}" if counts else ""
+                most = settings.max_failed_rounds
+                done = fail_round(session, current, task, reason, now=now, max_failed=most, counts=counts)
             else:
                 self._commit(session, current, task, outcome, now)
                 done = Transition(round_id, "committed")
+            set_aside_faulty(session, round_id, settings, now)
         self._report(done)
         return True
 
@@ -296,6 +307,9 @@ class Coordinator:
             current.weights_out = version.weights
             task.model = version.weights
             task.strategy_state = version.strategy_state
+        for device_id, fault in outcome.faults.items():
+            note_fault(session, device_id=device_id, round_id=current.round_id, reason=fault, now=now)
+        search.after_success(session, current, task, settings=self._services.settings, now=now)
         commit_round(session, current, task, now=now)
 
     def _start(self, task: Task) -> bool:
@@ -344,5 +358,6 @@ class Coordinator:
         with self._write() as session:
             session.execute(delete(DeviceSession).where(DeviceSession.expires <= now))
             session.execute(delete(ChallengeRow).where(ChallengeRow.expires <= now))
+            search.forget(session, before=now - self._services.settings.fault_seconds)
         self._services.blobs.sweep(before=now - LEFTOVER_SECONDS)
         self.recover()

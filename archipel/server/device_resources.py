@@ -10,7 +10,8 @@ from archipel.protocol.messages import DeviceId, Key, Message, Name, RoundId
 from archipel.protocol.sealed import Sealed
 from archipel.server.resources import MAX_PAGE, PageQuery
 
-DeviceState = Literal["active", "revoked"]
+DeviceState = Literal["active", "set-aside", "revoked"]
+"""Of a query: `active` devices are all that were not revoked, those that are set aside are among them."""
 PAGE = 50
 
 
@@ -21,9 +22,32 @@ class DeviceQuery(PageQuery, frozen=True, kw_only=True):
     state: DeviceState | None = None
 
 
+class QuarantineInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
+    """Why no round takes a device from `since` until `until`. `detail` is the evidence in words, `round_id` the round
+    whose end showed it, `times` how often the device was set aside by now."""
+
+    reason: str
+    detail: str
+    round_id: RoundId
+    since: float
+    until: float
+    times: int
+
+
+class SuspicionInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
+    """What the search for whoever spoils rounds knows of a device: of the `rounds` that it was in since the search
+    began `spoiled` were. `odds`: an honest device comes to such evidence once in so many searches at most."""
+
+    rounds: int
+    spoiled: int
+    odds: float
+
+
 class DeviceInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
     """`last_seen`: when it last came and waited for work, null before the first time. `rotations`: how often it
-    replaced its key. `rounds`: how many it was assigned to."""
+    replaced its key. `rounds`: how many it was assigned to. `faults`: how often it did something wrong that was
+    clearly its own doing. `quarantine` is null for a device that rounds may take, `suspicion` for one that was in no
+    spoiled round of late."""
 
     device_id: DeviceId
     population: Name
@@ -34,6 +58,9 @@ class DeviceInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
     revoked: float | None
     rotations: int
     rounds: int
+    faults: int
+    quarantine: QuarantineInfo | None
+    suspicion: SuspicionInfo | None
 
 
 class DevicePage(Message, frozen=True, kw_only=True, omit_defaults=False):
@@ -50,16 +77,30 @@ class PopulationQuery(Message, frozen=True, kw_only=True):
     after: Name | None = None
 
 
+class SearchInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
+    """A search for whoever spoils a population's rounds. `rounds` it learned from, `spoiled` of them, since `began`,
+    `quiet` good ones after the last of these; `suspects` were in a spoiled one, and are mixed with other devices."""
+
+    began: float
+    last_spoiled: float
+    rounds: int
+    spoiled: int
+    quiet: int
+    suspects: int
+
+
 class PopulationInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
-    """Numbers of devices: `enrolled` and not revoked, `revoked`, `waiting` for work now, `in_rounds`. `live_tasks`:
-    tasks that are running or paused."""
+    """Numbers of devices: `enrolled` and not revoked, `revoked`, `waiting` for work now, `in_rounds`, `set_aside` (no
+    round takes them now). `live_tasks`: those running or paused. `search` is null while no round is spoiled."""
 
     name: Name
     enrolled: int
     revoked: int
     waiting: int
     in_rounds: int
+    set_aside: int
     live_tasks: int
+    search: SearchInfo | None
 
 
 class PopulationPage(Message, frozen=True, kw_only=True, omit_defaults=False):

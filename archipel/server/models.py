@@ -11,6 +11,7 @@ from typing import Any
 from sqlalchemy import (
     JSON,
     BigInteger,
+    Boolean,
     ColumnElement,
     Float,
     ForeignKey,
@@ -20,6 +21,7 @@ from sqlalchemy import (
     MetaData,
     String,
     and_,
+    false,
     literal_column,
     text,
 )
@@ -148,7 +150,8 @@ class Task(Base):
     """What an operator asked for, and how far it is. `model` and `strategy_state` are blobs, None before round 1.
 
     `request` is the JSON of the checked resources.TaskRequest; what queries and rounds need of it has columns too.
-    `failed_rounds` counts those since the last committed one; `request_digest` is of the request under an idempotency
+    `failed_rounds` counts those since the last committed one that speak against the task, `spoiled_rounds` those since
+    then whose sum made no sense (archipel.server.search); `request_digest` is of the request under an idempotency
     key. A paused task finishes its round and opens no other. With `salt` it takes `percent` of the devices, see
     archipel.server.targeting.
     """
@@ -164,6 +167,7 @@ class Task(Base):
     rounds: Mapped[int] = mapped_column(Integer)
     rounds_committed: Mapped[int] = mapped_column(Integer)
     failed_rounds: Mapped[int] = mapped_column(Integer)
+    spoiled_rounds: Mapped[int] = mapped_column(Integer, default=0, server_default="0")
     request: Mapped[bytes] = mapped_column(LargeBinary, server_default="")
     kind: Mapped[str] = mapped_column(String(16), server_default="training")
     mode: Mapped[str] = mapped_column(String(20), server_default="semi-synchronous")
@@ -202,7 +206,8 @@ class Round(Base):
 
     `number` is that of the model version it makes, so a round that repeats a failed one has the same number; rounds of
     an asynchronous task overlap, and theirs is that of the version after the one they began with. `sum_digest` is the
-    checkpoint of the running sum, in the spool: of the answers whose `folded_into` is this round.
+    checkpoint of the running sum, in the spool: of the answers whose `folded_into` is this round. `spoiled`: it failed
+    because of what its devices sent, and nobody knows which. `draw`: with what chance it took whom, see search.py.
     """
 
     __tablename__ = "rounds"
@@ -220,6 +225,8 @@ class Round(Base):
     weight_sum: Mapped[float | None] = mapped_column(Float)
     result: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     sum_digest: Mapped[str | None] = mapped_column(Digest)
+    spoiled: Mapped[bool] = mapped_column(Boolean, default=False, server_default=false())
+    draw: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     started: Mapped[float] = mapped_column(Float)
     ended: Mapped[float | None] = mapped_column(Float)
     __table_args__ = (

@@ -162,7 +162,7 @@ class OperatorClient(RegistryCalls):
         return self._call("GET", f"/v1/populations/{name}", PopulationInfo)
 
     def devices(self, *, population: str | None = None, state: str | None = None) -> Iterator[DeviceInfo]:
-        """Devices, newest first. `state`: "active" or "revoked"."""
+        """Devices, newest first. `state`: "active", "set-aside" or "revoked"."""
         return self._items("/v1/devices", DevicePage, population=population, state=state)
 
     def device(self, device_id: str) -> DeviceInfo:
@@ -171,6 +171,10 @@ class OperatorClient(RegistryCalls):
     def revoke_device(self, device_id: str) -> DeviceInfo:
         """End a device's membership for good."""
         return self._post(f"/v1/devices/{device_id}/revoke", DeviceInfo)
+
+    def release_device(self, device_id: str) -> DeviceInfo:
+        """Let rounds take a device again that was set aside."""
+        return self._post(f"/v1/devices/{device_id}/release", DeviceInfo)
 
     def revoke_enrolment_token(
         self, *, certificate: Sealed | None = None, token_key: bytes | None = None

@@ -104,7 +104,9 @@ class TaskInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
     """`model` is the digest of the newest weights (null until the first round was opened), `waiting` the number of
     devices that are checking in and may be taken now, `waiting_for` why no round is under way although the task runs
     (which devices it lacks; empty where it lacks none). `percent`: so many of the eligible devices are taken at all, in
-    the evaluations that rollouts make; null: all of them."""
+    the evaluations that rollouts make; null: all of them. `failed_rounds` are those since the last committed one that
+    count towards the end of the task, `spoiled_rounds` those since then that some device spoiled that is not known yet;
+    `search` says what is being done about it (empty: nothing is wrong)."""
 
     task_id: RoundId
     name: Name
@@ -115,6 +117,7 @@ class TaskInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
     rounds: int
     rounds_committed: int
     failed_rounds: int
+    spoiled_rounds: int
     privacy: Privacy
     kind: Kind
     mode: Mode
@@ -139,6 +142,7 @@ class TaskInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
     model: Digest | None
     waiting: int
     waiting_for: str
+    search: str
     created: float
     ended: float | None
 
@@ -187,13 +191,22 @@ class RoundResult(Message, frozen=True, kw_only=True, omit_defaults=False):
     statistics: dict[str, StatisticResult] = {}
 
 
+class FaultInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
+    """What a device did wrong in a round, clearly by itself."""
+
+    device_id: DeviceId
+    reason: str
+
+
 class RoundInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
     """`participants` are the devices that got their plan in this round, `survivors` those whose updates are in the sum,
     in a task that is asynchronous and plain whichever round they got it in; `weight_sum` is the sum of their weights.
 
     `number` is that of the model version which the round makes (in an asynchronous task: after which it began); a round
-    that repeats a failed one has the same. `result` is what an evaluation or analysis found (see RoundResult), null for
-    training.
+    that repeats a failed one has the same. `spoiled`: it failed because of what somebody in it sent, and nobody can see
+    who; `faults` are those that are clearly some device's, `set_aside` the devices that no round takes because of what
+    this one showed; `suspects`: so many of those that waited were drawn with another chance than the others. `result`
+    is what an evaluation or analysis found (see RoundResult), null for training.
     """
 
     round_id: RoundId
@@ -207,6 +220,10 @@ class RoundInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
     weights_in: Digest
     weights_out: Digest | None
     weight_sum: float | None
+    spoiled: bool
+    faults: list[FaultInfo]
+    set_aside: list[DeviceId]
+    suspects: int
     result: RoundResult | None
     started: float
     ended: float | None

@@ -12,7 +12,6 @@ Devices' messages never change a round's phase: handlers add rows to `answers`, 
 from __future__ import annotations
 
 import enum
-import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -24,7 +23,9 @@ from archipel.protocol.messages import Phase, RoundPlan
 from archipel.protocol.sealed import Sealed, decode
 from archipel.server import audit
 from archipel.server.candidates import candidates, count_candidates
+from archipel.server.faults import has_faults
 from archipel.server.models import Answer, CheckInRow, Participant, Round, Share, Task
+from archipel.server.search import draw_round, wanted
 
 MAX_REASON = 1024
 
@@ -139,7 +140,7 @@ def count(session: Session, current: Round, task: Task, *, now: float, window: f
         return Counts(0, 0, 0)
     if rule.waits_for == "check-ins":
         waiting = count_candidates(session, task, now=now, window=window)
-        return Counts(task.cohort, waiting, required(task, rule))
+        return Counts(wanted(session, task, now), waiting, required(task, rule))
     if rule.waits_for == "folded":
         folded = session.scalar(_FOLDED, {"in_round": current.round_id}) or 0
         return Counts(task.cohort, folded, required(task, rule))
@@ -184,12 +185,17 @@ def deadline(task: Task, phase: str) -> float:
     return float(task.deadlines.get(phase, DEADLINES[phase]))
 
 
-def fail_round(session: Session, current: Round, task: Task, reason: str, *, now: float, max_failed: int) -> Transition:
-    """Fail closed: the round's messages are deleted; after `max_failed` failures in a row the task fails too."""
+def fail_round(
+    session: Session, current: Round, task: Task, reason: str, *, now: float, max_failed: int, counts: bool = True
+) -> Transition:
+    """Fail closed: the round's messages are deleted; after `max_failed` failures in a row the task fails too.
+
+    Those do not count that are known to be some device's own fault, and those that do not `count` for another reason.
+    """
     if task.state == "completed":  # by another group of devices that were at work beside these
         reason = "not needed: the task is completed"
     _end(session, current, task, "failed", reason, now)
-    if task.live:
+    if task.live and counts and not has_faults(session, current.round_id):
         task.failed_rounds += 1
         if task.failed_rounds >= max_failed:
             fail_task(session, task, f"{task.failed_rounds} rounds in a row failed; the last one: {reason}", now=now)
@@ -241,17 +247,16 @@ def _count_answers(session: Session, round_id: str, phase: str) -> int:
 
 def _assign(session: Session, current: Round, task: Task, *, now: float, window: float) -> None:
     waiting = candidates(session, task, now=now, window=window)
-    seat(session, current.round_id, waiting, task.cohort)
+    required_now = required(task, RULES[current.phase])
+    seat(session, current.round_id, draw_round(session, current, task, waiting, required_now))
 
 
-def seat(session: Session, round_id: str, waiting: Sequence[str], number: int, *, ends: float | None = None) -> None:
-    """Assign up to `number` of the `waiting` devices to the round."""
-    # Unpredictable, so that nobody can arrange which devices end up in one sum.
-    chosen = sorted(secrets.SystemRandom().sample(waiting, min(number, len(waiting))))
+def seat(session: Session, round_id: str, chosen: Sequence[str], *, ends: float | None = None) -> None:
+    """Assign the `chosen` devices to the round."""
     if not chosen:
         return
     session.execute(
-        insert(Participant), [{"round_id": round_id, "device_id": device, "ends": ends} for device in chosen]
+        insert(Participant), [{"round_id": round_id, "device_id": device, "ends": ends} for device in sorted(chosen)]
     )
     # due = 0: after the round a device counts as waiting only once it has checked in again.
     session.execute(update(CheckInRow).where(CheckInRow.device_id.in_(chosen)).values(round_id=round_id, due=0.0))

@@ -31,6 +31,7 @@ _BUCKET = re.compile(f"s3://([a-z0-9][a-z0-9.-]{{1,61}}[a-z0-9])(?:/({_NAME}(?:/
 
 HexKey = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 Seconds = Annotated[float, Meta(gt=0, le=86400)]
+Long = Annotated[float, Meta(gt=0, le=3_153_600_000)]
 Bytes = Annotated[int, Meta(ge=1)]
 Rate = Annotated[float, Meta(gt=0, le=1e6)]
 
@@ -96,7 +97,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     lease_seconds: Annotated[float, Meta(ge=1, le=3600)] = 10.0
     """After so long without a sign of life another server's coordinator takes over."""
     max_failed_rounds: Annotated[int, Meta(ge=1, le=1000)] = 5
-    """After this many failed rounds in a row a task fails."""
+    """After this many failed rounds in a row a task fails; those that count are said in docs/operations.md."""
+    max_spoiled_rounds: Annotated[int, Meta(ge=0, le=100_000)] = 50
+    """So many rounds in a row may be spoiled while it is being found out by whom; further ones count as failed."""
+    max_faults: Annotated[int, Meta(ge=1, le=1000)] = 3
+    """A device with this many faults of its own within `fault_seconds` is set aside."""
+    fault_seconds: Long = 7 * 86400.0
+    """Faults, and what a search for spoilers has counted, are forgotten after this time without another."""
+    quarantine_seconds: Long = 86400.0
+    """How long a device is set aside the first time; each further time twice as long as the one before."""
+    false_accusations: Annotated[float, Meta(gt=0, le=0.5)] = 0.05
+    """The risk that a search for spoilers sets any honest device aside; a smaller one takes more rounds."""
     log_bytes: Annotated[int, Meta(ge=0)] = 64 << 20
     """requests.log and server.log begin anew at this size; 0: never, where another program sees to it."""
     logs_kept: Annotated[int, Meta(ge=0, le=1000)] = 4

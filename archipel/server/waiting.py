@@ -8,6 +8,7 @@ from sqlalchemy.orm import Session
 from archipel.server import buffers
 from archipel.server.candidates import have_given, is_waiting, target_of
 from archipel.server.eligibility import parse_eligibility
+from archipel.server.faults import set_aside_now
 from archipel.server.models import Answer, CheckInRow, Device, Round, Task
 from archipel.server.rounds import RULES, required
 
@@ -33,6 +34,9 @@ def waiting_for(session: Session, task: Task, candidates: int, *, now: float, wi
     reasons = _nobody(session, task)
     if not reasons:
         reasons = [_who_waits(session, task, candidates, now, window)]
+    aside = session.scalar(select(func.count()).select_from(set_aside_now(task.population, now).subquery())) or 0
+    if aside:
+        reasons.append(f"{_number(aside, 'device')} of the population set aside")
     few = f", {known} enrolled in population {task.population!r}" if known < needed else ""
     return "; ".join([*reasons, f"{needed} needed{few}"])
 

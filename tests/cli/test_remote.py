@@ -200,12 +200,24 @@ def test_devices_and_populations(
             agent.run_once()
             agents.append(agent)
     head, row = archipel("population", "list")[0].splitlines()
-    assert head.split() == ["population", "enrolled", "waiting", "in", "rounds", "revoked", "live", "tasks"]
-    assert row.split() == ["pupils", "3", "3", "0", "0", "1"]
+    assert head.split() == [
+        "population",
+        "enrolled",
+        "waiting",
+        "in",
+        "rounds",
+        "set",
+        "aside",
+        "revoked",
+        "live",
+        "tasks",
+    ]
+    assert row.split() == ["pupils", "3", "3", "0", "0", "0", "1"]
     gone = agents[1].device_id
     assert archipel("population", "revoke-device", gone)[0].startswith(f"{gone} revoked 20")
     assert json.loads(archipel("population", "show", "pupils", "--json")[0]) == {
         "name": "pupils", "enrolled": 2, "revoked": 1, "waiting": 2, "in_rounds": 0, "live_tasks": 1,
+        "set_aside": 0, "search": None,
     }  # fmt: skip
     assert "revoked     1" in archipel("population", "show", "pupils")[0]
     assert "no device is enrolled in a population 'nobody'" in archipel("population", "show", "nobody", code=1)[1]

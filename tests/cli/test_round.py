@@ -11,6 +11,7 @@ import pytest
 from werkzeug.serving import make_server
 
 from archipel.protocol.uploads import metric_arrays
+from tests.attacks.faults_world import noise_from, play_round
 from tests.server.conftest import *  # noqa: F403  (fixtures)
 
 Command = Callable[..., tuple[str, str]]
@@ -83,3 +84,37 @@ def test_a_buffered_round_shows_whose_updates_came_into_it(archipel: Command, re
     shown = archipel("round", "show", second.split()[0])[0]
     assert all(f"{device.id}  began earlier         yes" in shown for device in devices[3:])
     assert "an update comes into the round that is open" in " ".join(archipel("round", "list", "--help")[0].split())
+
+
+def test_who_spoils_rounds_is_shown_set_aside_and_released(archipel: Command, reached: Any) -> None:
+    world = reached
+    task = world.create_task(rounds=40, cohort=4, min_cohort=4, threshold=3)
+    devices = world.add_devices(9)
+    spoiler = devices[0]
+    play_round(world, devices[:4], noise_from(spoiler))
+    [first] = world.rounds(task["task_id"])
+    shown = archipel("round", "show", first["round_id"])[0]
+    assert "spoiled     by one of its devices or several, which cannot be seen from one round" in shown
+    out, _ = archipel("task", "watch", task["task_id"], "--timeout", "0.2", code=1)
+    assert "running: 0 of 40 rounds, 1 spoiled since" in out
+    assert "4 devices that were in spoiled ones are mixed with others" in out
+    assert "1 of the last 1 secure rounds were spoiled" in archipel("population", "show", "pupils")[0]
+    one = archipel("population", "show-device", spoiler.id)[0]
+    assert "suspicion   1 of its last 1 rounds were spoiled; no more than chance explains" in one
+
+    for _ in range(80):
+        play_round(world, devices, noise_from(spoiler))
+        if world.operator("GET", "/v1/populations/pupils")[1]["set_aside"]:
+            break
+    _, row = archipel("population", "devices", "pupils", "--state", "set-aside")[0].splitlines()
+    assert row.split()[0] == spoiler.id
+    assert "set aside" in row
+    one = archipel("population", "show-device", spoiler.id)[0]
+    assert "because     spoils rounds:" in one
+    assert "rounds that it was in were spoiled; by chance so much comes about once in" in one
+    last = next(line.split()[-1] for line in one.splitlines() if line.startswith("since round"))
+    shown = archipel("round", "show", last)[0]
+    assert f"{spoiler.id} was set aside" in shown
+    assert "suspects that waited, to find out who spoils rounds" in shown
+    assert archipel("population", "release", spoiler.id)[0] == f"{spoiler.id} active\n"
+    assert "set aside" not in archipel("population", "show-device", spoiler.id)[0]

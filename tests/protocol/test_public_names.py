@@ -47,6 +47,7 @@ def test_public_names():
         "check_shares",
         "check_unmasking",
         "cohort_digest",
+        "disputes",
         "survivors_digest",
         "unmask_sum",
     ]

@@ -10,7 +10,7 @@ from archipel.protocol.secagg.checks import (
 from archipel.protocol.secagg.cohort import cohort_digest
 from archipel.protocol.secagg.masks import add_masked
 from archipel.protocol.secagg.participant import Participant
-from archipel.protocol.secagg.unmask import unmask_sum
+from archipel.protocol.secagg.unmask import disputes, unmask_sum
 
 __all__ = [
     "Participant",
@@ -20,6 +20,7 @@ __all__ = [
     "check_shares",
     "check_unmasking",
     "cohort_digest",
+    "disputes",
     "survivors_digest",
     "unmask_sum",
 ]

@@ -55,6 +55,20 @@ def unmask_sum(
     return result
 
 
+def disputes(
+    *, plan: RoundPlan, cohort: Cohort, answers: Mapping[str, Unmasking], doubted: Mapping[str, Unmasking]
+) -> dict[str, list[str]]:
+    """By device of `doubted` the dealers whose shares in its answer do not fit those in `answers`, which fit together.
+
+    Of each pair either the device or the dealer lies. `answers` are at least as many as the threshold.
+    """
+    peers = read_cohort(cohort)
+    return {
+        device: _Recovery(plan.threshold, peers, {**answers, device: doubted[device]}).misfits()
+        for device in sorted(doubted)
+    }
+
+
 class _Recovery:
     """The secrets behind the answers."""
 
@@ -78,6 +92,17 @@ class _Recovery:
                 [peer.device_id] if dealt else [],
             )
         return private
+
+    def misfits(self) -> list[str]:
+        """Devices of whose shares those that are there do not lie on one polynomial."""
+        found = []
+        for each in (self._seeds, self._mask_keys):
+            for dealer in sorted(each[0]):
+                try:
+                    self._interpolation.secret([shares[dealer] for shares in each])
+                except ShareError:
+                    found.append(dealer)
+        return found
 
     def _secret(self, what: str, peer: Peer, shares: Sequence[bytes]) -> bytes:
         try:

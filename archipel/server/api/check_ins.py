@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from sqlalchemy import Connection, and_, bindparam, case, insert, select, update
 
-from archipel.protocol.messages import CheckIn, CheckInResponse
+from archipel.protocol.messages import CheckIn, CheckInResponse, SetAside
 from archipel.protocol.sealed import Sealed, decode
+from archipel.server.fault_tables import Quarantine
 from archipel.server.models import Answer, CheckInRow, Device, Participant, Round
 from archipel.server.problems import refuse
 from archipel.server.registry_tables import OfferSerial
@@ -30,6 +31,9 @@ _CHECK_IN = (
         Round.plan,
         Participant.ends,
         Participant.left,
+        Quarantine.until,
+        Quarantine.detail,
+        Quarantine.reason,
     )
     .outerjoin(OfferSerial, OfferSerial.population == CheckInRow.population)
     .outerjoin(Round, Round.round_id == CheckInRow.round_id)
@@ -37,6 +41,7 @@ _CHECK_IN = (
         Participant,
         and_(Participant.round_id == CheckInRow.round_id, Participant.device_id == CheckInRow.device_id),
     )
+    .outerjoin(Quarantine, Quarantine.device_id == CheckInRow.device_id)
     .where(CheckInRow.device_id == bindparam("device_id"))
 )
 _SERIAL = select(OfferSerial.serial).where(OfferSerial.population == bindparam("population"))
@@ -70,16 +75,19 @@ def check_in(call: Call[CheckIn]) -> CheckInResponse:
     wait = services.pace.retry_after(now)
     # Where all come every second, most check-ins only read: the time is written a few times per window.
     stale = services.settings.check_in_window / WRITES_PER_WINDOW
-    population, serial = "", None
+    population, serial, aside = "", None, None
     if row is not None:
         population, serial = row.population, row.serial
+        if row.until is not None and row.until > now:
+            aside = SetAside(until=row.until, reason=f"{row.reason} ({row.detail})")
     fresh = row is not None and row.due >= now + wait - stale
     if row is None or not fresh or row.attributes != told.attributes or row.versions != told.versions:
         population = services.database.together(lambda connection: _store(connection, device_id, told, now, wait, over))
         if row is None and told.versions is not None:
             with services.database.read() as session:
                 serial = session.scalar(_SERIAL, {"population": population})
-    return CheckInResponse(retry_after=wait, offers=_offers(services, population, serial, device_id, told))
+    offers = _offers(services, population, serial, device_id, told)
+    return CheckInResponse(retry_after=wait, set_aside=aside, offers=offers)
 
 
 def _offers(services: Services, population: str, serial: int | None, device_id: str, told: CheckIn) -> list[Sealed]:

@@ -9,12 +9,21 @@ from sqlalchemy.orm import Session
 
 from archipel.server import audit
 from archipel.server.auth import Identity
-from archipel.server.device_resources import DeviceInfo, DevicePage, DeviceQuery
+from archipel.server.device_resources import (
+    DeviceInfo,
+    DevicePage,
+    DeviceQuery,
+    QuarantineInfo,
+    SuspicionInfo,
+)
+from archipel.server.fault_tables import Fault, Quarantine, Suspect
+from archipel.server.faults import release
 from archipel.server.models import CheckInRow, Device, DeviceKey, Participant
 from archipel.server.paging import page
 from archipel.server.problems import refuse
 from archipel.server.revocation import LOCKED, revoke
 from archipel.server.routes import OPERATOR, READ, Call, Route
+from archipel.server.suspicion import Score
 
 
 def list_devices(call: Call[None]) -> DevicePage:
@@ -28,18 +37,21 @@ def list_devices(call: Call[None]) -> DevicePage:
     if query.population is not None:
         chosen.append(Device.population == query.population)
     if query.state is not None:
-        chosen.append(Device.revoked.is_(None) if query.state == "active" else Device.revoked.is_not(None))
+        chosen.append(Device.revoked.is_not(None) if query.state == "revoked" else Device.revoked.is_(None))
+    if query.state == "set-aside":
+        aside = select(Quarantine.device_id).where(Quarantine.until > call.services.clock())
+        chosen.append(Device.device_id.in_(aside))
     with call.services.database.read() as session:
         rows, after = page(
             session, Device, Device.enrolled, Device.device_id, query, *where, chosen=chosen, newest_first=True
         )
-        return DevicePage(items=_infos(session, rows), next=after)
+        return DevicePage(items=_infos(session, rows, call.services.clock()), next=after)
 
 
 def show_device(call: Call[None], device_id: str) -> DeviceInfo:
     """One device."""
     with call.services.database.read() as session:
-        return _infos(session, [_device(session, call.identity, device_id)])[0]
+        return _infos(session, [_device(session, call.identity, device_id)], call.services.clock())[0]
 
 
 def revoke_device(call: Call[None], device_id: str) -> DeviceInfo:
@@ -52,9 +64,18 @@ def revoke_device(call: Call[None], device_id: str) -> DeviceInfo:
             revoke(session, device, now)
             session.flush()
             audit.append(session, now, call.identity.actor, "device.revoke", device_id, population=device.population)
-        info = _infos(session, [device])[0]
+        info = _infos(session, [device], now)[0]
     services.sessions.forget(device_id)
     return info
+
+
+def release_device(call: Call[None], device_id: str) -> DeviceInfo:
+    """Let rounds take a device again that was set aside; any other stays as it is."""
+    now = call.services.clock()
+    with call.services.database.write() as session:
+        device = _device(session, call.identity, device_id, lock=True)
+        release(session, device, call.identity.actor, now)
+        return _infos(session, [device], now)[0]
 
 
 def _device(session: Session, identity: Identity, device_id: str, *, lock: bool = False) -> Device:
@@ -65,16 +86,19 @@ def _device(session: Session, identity: Identity, device_id: str, *, lock: bool 
     return device
 
 
-def _infos(session: Session, devices: Sequence[Device]) -> list[DeviceInfo]:
+def _infos(session: Session, devices: Sequence[Device], now: float) -> list[DeviceInfo]:
     ids = [device.device_id for device in devices]
 
-    def counts(table: type[Participant] | type[DeviceKey]) -> dict[str, int]:
+    def counts(table: type[Participant] | type[DeviceKey] | type[Fault]) -> dict[str, int]:
         found = select(table.device_id, func.count()).where(table.device_id.in_(ids)).group_by(table.device_id)
         return {row[0]: row[1] for row in session.execute(found)}
 
     seen = select(CheckInRow.device_id, CheckInRow.last_seen).where(CheckInRow.device_id.in_(ids))
     last_seen = {row.device_id: row.last_seen for row in session.execute(seen)}
-    rounds, keys = counts(Participant), counts(DeviceKey)
+    rounds, keys, faults = counts(Participant), counts(DeviceKey), counts(Fault)
+    aside = select(Quarantine).where(Quarantine.device_id.in_(ids), Quarantine.until > now)
+    quarantines = {row.device_id: row for row in session.scalars(aside)}
+    suspects = {row.device_id: row for row in session.scalars(select(Suspect).where(Suspect.device_id.in_(ids)))}
     return [
         DeviceInfo(
             device_id=each.device_id,
@@ -86,13 +110,29 @@ def _infos(session: Session, devices: Sequence[Device]) -> list[DeviceInfo]:
             revoked=each.revoked,
             rotations=keys[each.device_id] - 1,
             rounds=rounds.get(each.device_id, 0),
+            faults=faults.get(each.device_id, 0),
+            quarantine=_quarantine(quarantines.get(each.device_id)),
+            suspicion=_suspicion(suspects.get(each.device_id)),
         )
         for each in devices
     ]
+
+
+def _quarantine(row: Quarantine | None) -> QuarantineInfo | None:
+    if row is None:
+        return None
+    return QuarantineInfo(**{name: getattr(row, name) for name in QuarantineInfo.__struct_fields__})
+
+
+def _suspicion(row: Suspect | None) -> SuspicionInfo | None:
+    if row is None:
+        return None
+    return SuspicionInfo(rounds=row.rounds, spoiled=row.spoiled, odds=Score(tuple(row.logs)).odds)
 
 
 ROUTES = (
     Route("GET", "/v1/devices", READ, list_devices, response=DevicePage, query=DeviceQuery),
     Route("GET", "/v1/devices/<id:device_id>", READ, show_device, response=DeviceInfo),
     Route("POST", "/v1/devices/<id:device_id>/revoke", OPERATOR, revoke_device, response=DeviceInfo),
+    Route("POST", "/v1/devices/<id:device_id>/release", OPERATOR, release_device, response=DeviceInfo),
 )

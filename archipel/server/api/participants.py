@@ -9,10 +9,11 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from archipel.server.api.tasks import find_task
+from archipel.server.fault_tables import Fault, Quarantine
 from archipel.server.models import UPDATE_PHASES, Answer, Participant, Round, Task
 from archipel.server.paging import page
 from archipel.server.problems import refuse
-from archipel.server.resources import PageQuery, ParticipantInfo, RoundInfo, RoundPage, RoundResult
+from archipel.server.resources import FaultInfo, PageQuery, ParticipantInfo, RoundInfo, RoundPage, RoundResult
 from archipel.server.rounds import ORDER
 from archipel.server.routes import READ, Call, Route
 
@@ -69,10 +70,29 @@ def _infos(session: Session, task: Task, rounds: Sequence[Round]) -> list[RoundI
         )
         if reached & set(UPDATE_PHASES) and not task.buffered:
             survivors.setdefault(round_id, []).append(device_id)
-    return [_round_info(row, participants.get(row.round_id, []), survivors.get(row.round_id, [])) for row in rounds]
+    faults: dict[str, list[FaultInfo]] = {}
+    noted = select(Fault).where(Fault.round_id.in_(shown)).order_by(Fault.device_id, Fault.reason)
+    for fault in session.scalars(noted):
+        faults.setdefault(fault.round_id, []).append(FaultInfo(device_id=fault.device_id, reason=fault.reason))
+    aside: dict[str, list[str]] = {}
+    quarantined = select(Quarantine.round_id, Quarantine.device_id).where(Quarantine.round_id.in_(shown))
+    for shown_by, device_id in session.execute(quarantined.order_by(Quarantine.device_id)):
+        aside.setdefault(shown_by, []).append(device_id)
+    return [
+        _round_info(
+            row,
+            participants.get(row.round_id, []),
+            survivors.get(row.round_id, []),
+            faults.get(row.round_id, []),
+            aside.get(row.round_id, []),
+        )
+        for row in rounds
+    ]
 
 
-def _round_info(row: Round, participants: list[ParticipantInfo], survivors: list[str]) -> RoundInfo:
+def _round_info(
+    row: Round, participants: list[ParticipantInfo], survivors: list[str], faults: list[FaultInfo], aside: list[str]
+) -> RoundInfo:
     settled = row.phase != "failed" and ORDER[row.phase] > ORDER["masking"] and row.phase not in COLLECTING
     return RoundInfo(
         round_id=row.round_id,
@@ -86,10 +106,19 @@ def _round_info(row: Round, participants: list[ParticipantInfo], survivors: list
         weights_in=row.weights_in,
         weights_out=row.weights_out,
         weight_sum=row.weight_sum,
+        spoiled=row.spoiled,
+        faults=faults,
+        set_aside=aside,
+        suspects=_suspects(row),
         result=None if row.result is None else msgspec.convert(row.result, RoundResult),
         started=row.started,
         ended=row.ended,
     )
+
+
+def _suspects(row: Round) -> int:
+    found = (row.draw or {}).get("suspects", 0)  # their number after the round, their ids before
+    return found if isinstance(found, int) else len(found)
 
 
 ROUTES = (

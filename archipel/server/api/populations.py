@@ -8,11 +8,13 @@ from sqlalchemy import ColumnElement, Select, func, select, union
 from sqlalchemy.orm import Session
 
 from archipel.server.auth import Identity
-from archipel.server.device_resources import PopulationInfo, PopulationPage, PopulationQuery
+from archipel.server.device_resources import PopulationInfo, PopulationPage, PopulationQuery, SearchInfo
+from archipel.server.fault_tables import Quarantine, Search, Suspect
 from archipel.server.models import CheckInRow, Device, Task
 from archipel.server.problems import refuse
 from archipel.server.routes import READ, Call, Route
 
+_Counted = type[Device] | type[CheckInRow] | type[Task] | type[Quarantine] | type[Suspect]
 LIVE_TASKS = ("running", "paused")
 
 
@@ -47,7 +49,7 @@ def _names(identity: Identity, *, after: str | None = None, name: str | None = N
 
 
 def _count(session: Session, names: Sequence[str], *, now: float, window: float) -> list[PopulationInfo]:
-    def tally(table: type[Device] | type[CheckInRow] | type[Task], *where: ColumnElement[bool]) -> dict[str, int]:
+    def tally(table: _Counted, *where: ColumnElement[bool]) -> dict[str, int]:
         query = select(table.population, func.count()).where(table.population.in_(names), *where)
         return {row[0]: row[1] for row in session.execute(query.group_by(table.population))}
 
@@ -58,6 +60,9 @@ def _count(session: Session, names: Sequence[str], *, now: float, window: float)
         CheckInRow, CheckInRow.round_id.is_(None), CheckInRow.due > now - window, CheckInRow.due <= now + window
     )
     tasks = tally(Task, Task.state.in_(LIVE_TASKS))
+    set_aside = tally(Quarantine, Quarantine.until > now)
+    searches = {row.population: row for row in session.scalars(select(Search).where(Search.population.in_(names)))}
+    suspects = tally(Suspect) if searches else {}
     return [
         PopulationInfo(
             name=name,
@@ -65,10 +70,25 @@ def _count(session: Session, names: Sequence[str], *, now: float, window: float)
             revoked=revoked.get(name, 0),
             waiting=waiting.get(name, 0),
             in_rounds=in_rounds.get(name, 0),
+            set_aside=set_aside.get(name, 0),
             live_tasks=tasks.get(name, 0),
+            search=_search(searches.get(name), suspects.get(name, 0)),
         )
         for name in names
     ]
+
+
+def _search(row: Search | None, suspects: int) -> SearchInfo | None:
+    if row is None:
+        return None
+    return SearchInfo(
+        began=row.began,
+        last_spoiled=row.last_spoiled,
+        rounds=row.rounds,
+        spoiled=row.spoiled,
+        quiet=row.quiet,
+        suspects=suspects,
+    )
 
 
 ROUTES = (

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+from typing import Any
 
 from sqlalchemy import Connection, and_, bindparam, insert, select, update
 
+from archipel.errors import SecureAggregationError
 from archipel.protocol.messages import (
+    Advertisement,
     AdvertiseRequest,
     Cohort,
     Confirmations,
@@ -18,8 +21,9 @@ from archipel.protocol.messages import (
     Survivors,
     Unmasking,
 )
-from archipel.protocol.sealed import encode
+from archipel.protocol.sealed import decode, encode
 from archipel.protocol.secagg import check_advertisement, check_confirmation, check_shares, check_unmasking
+from archipel.server.faults import note_fault
 from archipel.server.models import Participant, Round, Share, Task
 from archipel.server.problems import refuse, refusing
 from archipel.server.routes import DEVICE, READ, B, Call, Route
@@ -68,9 +72,16 @@ def advertise(call: Call[AdvertiseRequest], round_id: str) -> Receipt:
     seat, digest = find_seat(call.services, round_id, call.identity.device_id), _digest(call)
     if not seat.may_send("advertising", digest):
         return Receipt()
+    sealed = call.body.advertisement
     with refusing(422):
-        check_advertisement(call.body.advertisement, seat.device_key, round_id, seat.plan_digest)
-    body = encode(call.body.advertisement)
+        try:
+            check_advertisement(sealed, seat.device_key, round_id, seat.plan_digest)
+        except SecureAggregationError:
+            # The device's own signature is under it. One for another round may have been sent again by somebody else.
+            if decode("advertisement", sealed.body, Advertisement).plan == seat.plan_digest:
+                _note(call, round_id, "forbidden keys advertised")
+            raise
+    body = encode(sealed)
     return store_answer(call.services, seat, "advertising", digest=digest, size=len(call.raw), body=body)
 
 
@@ -190,6 +201,15 @@ def unmask(call: Call[Unmasking], round_id: str) -> Receipt:
     with refusing(422):
         check_unmasking(call.body, seat.device_id, frozen.sharers, frozen.survivors.devices)
     return store_answer(call.services, seat, "unmasking", digest=digest, size=len(call.raw), body=encode(call.body))
+
+
+def _note(call: Call[Any], round_id: str, reason: str) -> None:
+    """The device itself did something wrong. Durable, as what it sent is refused and kept nowhere."""
+    services = call.services
+    with services.database.write() as session:
+        note_fault(
+            session, device_id=call.identity.device_id, round_id=round_id, reason=reason, now=services.clock()
+        )  # fmt: skip
 
 
 def _digest(call: Call[B]) -> str:

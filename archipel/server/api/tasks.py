@@ -22,6 +22,7 @@ from archipel.server.resources import (
 )
 from archipel.server.rounds import let_go
 from archipel.server.routes import OPERATOR, READ, Call, Route
+from archipel.server.search import describe
 from archipel.server.services import Services
 from archipel.server.task_checks import check_task
 from archipel.server.tasks import audited, request_of
@@ -146,6 +147,7 @@ def _info(services: Services, session: Session, task: Task) -> TaskInfo:
         rounds=task.rounds,
         rounds_committed=task.rounds_committed,
         failed_rounds=task.failed_rounds,
+        spoiled_rounds=task.spoiled_rounds,
         privacy=request.privacy,
         kind=request.kind,
         mode=request.mode,
@@ -170,6 +172,7 @@ def _info(services: Services, session: Session, task: Task) -> TaskInfo:
         model=task.model,
         waiting=waiting,
         waiting_for=waiting_for(session, task, waiting, now=now, window=window),
+        search=describe(session, task),
         created=task.created,
         ended=task.ended,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from alembic import context
 
-from archipel.server import registry_tables  # noqa: F401  (its tables are in Base.metadata once it is imported)
+from archipel.server import fault_tables, registry_tables  # noqa: F401  (their tables are in Base.metadata once they are)
 from archipel.server.models import Base
 
 context.configure(

@@ -38,6 +38,7 @@ def test_what_is_shown_and_what_is_not(world: Any) -> None:
     known = {
         "device_id": device.id, "population": "pupils", "kind": "device", "state": "active",
         "enrolled": world.clock.now, "last_seen": None, "revoked": None, "rotations": 0, "rounds": 0,
+        "faults": 0, "quarantine": None, "suspicion": None,
     }  # fmt: skip
     assert shown(world, device) == known
     world.clock.now += 7
@@ -280,8 +281,9 @@ def test_populations(world: Any) -> None:
     devices[3].check_in()
     revoke(world, devices[5])
     revoke(world, devices[0])  # in a round all the same
-    pupils = {"name": "pupils", "enrolled": 4, "revoked": 2, "waiting": 1, "in_rounds": 3, "live_tasks": 1}
-    staff = {"name": "staff", "enrolled": 0, "revoked": 0, "waiting": 0, "in_rounds": 0, "live_tasks": 1}
+    quiet = {"live_tasks": 1, "set_aside": 0, "search": None}
+    pupils = {"name": "pupils", "enrolled": 4, "revoked": 2, "waiting": 1, "in_rounds": 3, **quiet}
+    staff = {"name": "staff", "enrolled": 0, "revoked": 0, "waiting": 0, "in_rounds": 0, **quiet}
     assert world.operator("GET", "/v1/populations")[1] == {"items": [pupils, staff], "next": None}
     first = world.operator("GET", "/v1/populations?limit=1")[1]
     assert first == {"items": [pupils], "next": "pupils"}

@@ -13,9 +13,11 @@ import pytest
 from archipel.bundle import read_weights
 from archipel.protocol.uploads import metric_arrays
 from archipel.server.audit_chain import verify
+from archipel.server.fault_tables import Search, Suspect
 from archipel.server.models import Round
 from archipel.server.resources import AuditEntry
 from tests.commits import COMMIT
+from tests.attacks.faults_world import upload_noise
 from tests.server.conftest import ANSWERED
 from tests.server.kills.killed import Died, Server
 from tests.server.test_plain_rounds import mean, update
@@ -120,8 +122,33 @@ def evaluated(through: Through) -> None:
     check(through, task, None)
 
 
+def spoiled(through: Through) -> None:
+    """A device sends random numbers in the first round, and none in the second."""
+    task = through.create(threshold=3)
+    for round_number in (1, 2):
+        through.join()
+        updates = give_updates(through.devices, [1, 2, 1])
+        for phase in ANSWERED:
+            for device in through.devices:
+                if (round_number, phase, device) == (1, "masking", through.devices[0]):
+                    upload_noise(device)
+                else:
+                    device.answer(phase)
+                through.settle()
+    w, b = expected_parameters(updates)
+    check(through, task, {"w": w, "b": b})
+    # Each round is counted once, whatever was done twice.
+    with through.world.coordinator._services.database.read() as session:
+        search = session.get_one(Search, "pupils")
+        assert (search.rounds, search.spoiled, search.quiet) == (2, 1, 1)
+        counted = {(row.rounds, row.spoiled) for row in session.query(Suspect)}
+        assert counted == {(2, 1)}
+        assert [row.spoiled for row in session.query(Round).filter_by(phase="failed")] == [True]
+
+
 SCENARIOS: dict[str, Callable[[Through], None]] = {
     "secure": secure, "plain": plain, "buffered": buffered, "evaluated": evaluated,
+    "spoiled": spoiled,
 }  # fmt: skip
 
 
@@ -155,7 +182,7 @@ def run(world: Any, scenario: str, kill: int) -> Server:
     return through.server
 
 
-POINTS = {"secure": 160, "plain": 125, "buffered": 250, "evaluated": 115}
+POINTS = {"secure": 160, "plain": 125, "buffered": 250, "evaluated": 115, "spoiled": 265}
 """More than each scenario has; a kill beyond the last one kills nobody."""
 
 
