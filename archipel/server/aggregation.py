@@ -25,7 +25,7 @@ from archipel.server import folding
 from archipel.server.frozen import read_cohort
 from archipel.server.models import Answer, BundleRow, Round, Task
 from archipel.server.resources import TaskRequest
-from archipel.server.results import analysis, evaluation
+from archipel.server.results import released
 from archipel.server.rounds import answered, read_plan
 from archipel.server.services import Services
 from archipel.server.tasks import request_of
@@ -88,7 +88,7 @@ def aggregate(services: Services, round_id: str) -> Outcome:
         decoded = total.total.decoded()
     if plan.kind == "training":
         return Outcome(collected.updates, decoded.weight, version=_update(services, collected, decoded))
-    made = (evaluation if plan.kind == "evaluation" else analysis)(plan, manifest, decoded, collected.updates)
+    made = released(plan, manifest, decoded, collected.updates)
     return Outcome(collected.updates, decoded.weight, result=msgspec.to_builtins(made))
 
 

@@ -19,9 +19,8 @@ from sqlalchemy.orm import Session
 
 from archipel.bundle import decode_manifest
 from archipel.errors import ArchipelError, LeaseLostError
-from archipel.server import buffers, folding, opening
+from archipel.server import buffers, folding, opening, queries
 from archipel.server.aggregation import Outcome, aggregate
-from archipel.server.candidates import count_candidates
 from archipel.server.lease import Lease
 from archipel.server.models import (
     LIVE,
@@ -43,6 +42,7 @@ from archipel.server.rounds import (
     advance,
     commit_round,
     count,
+    count_seatable,
     decide,
     fail_round,
     fail_task,
@@ -309,7 +309,9 @@ class Coordinator:
                 self._fail_task(task.task_id, f"the first version cannot be made: {error}")
             return True
         with services.database.read() as session:
-            waiting = count_candidates(session, task, now=now, window=services.settings.check_in_window)
+            if queries.is_query(task) and not queries.budget(session, task, now=now).left:
+                return False
+            waiting = count_seatable(session, task, now=now, window=services.settings.check_in_window)
             wanted = task.buffered and (waiting or buffers.at_work(session, task, now))
         if not (wanted if task.buffered else waiting >= required(task, RULES["assigning"])):
             return False

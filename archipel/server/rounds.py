@@ -22,7 +22,7 @@ from sqlalchemy.orm import Session
 
 from archipel.protocol.messages import Phase, RoundPlan
 from archipel.protocol.sealed import Sealed, decode
-from archipel.server import audit
+from archipel.server import audit, queries
 from archipel.server.candidates import candidates, count_candidates
 from archipel.server.models import Answer, CheckInRow, Participant, Round, Share, Task
 
@@ -138,7 +138,7 @@ def count(session: Session, current: Round, task: Task, *, now: float, window: f
     if rule.waits_for == "work":
         return Counts(0, 0, 0)
     if rule.waits_for == "check-ins":
-        waiting = count_candidates(session, task, now=now, window=window)
+        waiting = count_seatable(session, task, now=now, window=window)
         return Counts(task.cohort, waiting, required(task, rule))
     if rule.waits_for == "folded":
         folded = session.scalar(_FOLDED, {"in_round": current.round_id}) or 0
@@ -149,6 +149,14 @@ def count(session: Session, current: Round, task: Task, *, now: float, window: f
         expected = max(expected, minimum)
     answered = _count_answers(session, current.round_id, rule.name)
     return Counts(expected, answered, minimum, goal=task.goal)
+
+
+def count_seatable(session: Session, task: Task, *, now: float, window: float) -> int:
+    """How many of the devices that wait a round may take; of a query only such as may be in one sum."""
+    if not queries.is_query(task):
+        return count_candidates(session, task, now=now, window=window)
+    waiting = candidates(session, task, now=now, window=window, lock=False)
+    return len(queries.choose(session, task, waiting, required(task, RULES["assigning"]), now=now))
 
 
 def advance(session: Session, round_id: str, *, now: float, window: float, max_failed: int) -> Transition | None:
@@ -172,6 +180,9 @@ def advance(session: Session, round_id: str, *, now: float, window: float, max_f
         if rule.waits_for != "work":
             reason = f"{counts.answered} {rule.lacking} by the deadline of phase {rule.name}, {counts.minimum} needed"
         return fail_round(session, current, task, reason, now=now, max_failed=max_failed)
+    if rule.collects and queries.is_query(task) and (why := queries.conflict(session, current, task, now=now)):
+        # Before anybody is told who survived: devices would remember it, and refuse.
+        return fail_round(session, current, task, why, now=now, max_failed=max_failed)
     if rule.waits_for == "check-ins":
         _assign(session, current, task, now=now, window=window)
     current.phase = next_phase(task, rule)
@@ -241,6 +252,8 @@ def _count_answers(session: Session, round_id: str, phase: str) -> int:
 
 def _assign(session: Session, current: Round, task: Task, *, now: float, window: float) -> None:
     waiting = candidates(session, task, now=now, window=window)
+    if queries.is_query(task):
+        waiting = queries.choose(session, task, waiting, required(task, RULES["assigning"]), now=now)
     seat(session, current.round_id, waiting, task.cohort)
 
 

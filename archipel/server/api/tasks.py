@@ -152,6 +152,7 @@ def _info(services: Services, session: Session, task: Task) -> TaskInfo:
         min_cohort=task.min_cohort,
         cohort=task.cohort,
         threshold=task.threshold,
+        min_contributors=request.min_contributors,
         goal=task.goal,
         concurrency=task.concurrency,
         max_staleness=request.max_staleness,

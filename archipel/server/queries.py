@@ -1,0 +1,141 @@
+"""Which devices an evaluation or analysis may be asked of, so that no sums together tell of a few.
+
+Whoever reads results can add them up and take them from each other. Whatever is computed that way treats two devices
+alike that were in the same sums: the sets of devices divide the population into cells, and the results tell of cells.
+So a sum is released only if every cell has at least `min_contributors` devices, which is more than a device can demand:
+it knows the sums that it was in itself, this server knows them all. Repeating a set makes no new cell, nor does a union
+of whole cells; devices that no query was about yet make one cell together. Rounds take devices by that rule
+(`choose`), and the survivors are looked at again before they are told to anybody (`conflict`).
+
+Sums count for the days of the task's privacy policy, and no more than its number of queries is begun in that time.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import ColumnElement, exists, func, or_, select
+from sqlalchemy.orm import Session
+
+from archipel.bundle import PrivacyPolicy, decode_manifest
+from archipel.server.models import UPDATE_PHASES, Answer, BundleRow, Round, Task
+from archipel.server.tasks import request_of
+
+_DAY = 86400.0
+Cell = frozenset[str]
+
+
+def is_query(task: Task) -> bool:
+    """Whether the task's sums tell of data rather than making a model."""
+    return task.kind != "training"
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How many queries of a population were begun, of how many in how many days."""
+
+    spent: int
+    allowed: int
+    days: int
+
+    @property
+    def left(self) -> bool:
+        return self.spent < self.allowed
+
+
+def budget(session: Session, task: Task, *, now: float) -> Budget:
+    """Of all the population's queries, as the policy of this task's bundle counts them."""
+    policy = _policy(session, task)
+    counted = or_(Round.ended.is_(None), _told())
+    spent = session.scalar(
+        select(func.count())
+        .select_from(Round)
+        .join(Task)
+        .where(*_of_population(task, now - policy.query_days * _DAY), counted)
+    )
+    return Budget(spent or 0, policy.queries, policy.query_days)
+
+
+def choose(session: Session, task: Task, waiting: Sequence[str], fewest: int, *, now: float) -> list[str]:
+    """Those of the `waiting` devices that may be in one sum now, from `fewest` to the task's cohort; empty if there are
+    no such. Which ones is not to be foretold."""
+    sets, minimum = _earlier(session, task, now)
+    known = set().union(*sets)
+    there = set(waiting)
+    fresh = sorted(there - known)
+    random = secrets.SystemRandom()
+    # Devices that were never asked come first: should one drop out, those that are left are still a cell of their own.
+    if len(fresh) >= max(fewest, minimum):
+        return random.sample(fresh, min(len(fresh), task.cohort))
+    whole = [cell for cell in _cells(sets) if cell <= there]
+    random.shuffle(whole)
+    if len(fresh) >= minimum:
+        whole.append(frozenset(fresh))
+    chosen: list[str] = []
+    # Large ones first: of many small ones each is a chance that somebody drops out.
+    for cell in sorted(whole, key=len, reverse=True):
+        if len(chosen) + len(cell) <= task.cohort:
+            chosen += cell
+    return chosen if len(chosen) >= fewest else []
+
+
+def conflict(session: Session, current: Round, task: Task, *, now: float) -> str:
+    """Why the sum of a round's survivors must not be released; empty if it may."""
+    sets, minimum = _earlier(session, task, now, but=current.round_id)
+    found = _survivors(session, current.round_id)
+    if len(found) < minimum:
+        return f"{len(found)} devices are in the sum, a query needs {minimum} (min_contributors)"
+    smallest = min((len(cell) for cell in _cells([*sets, found])), default=0)
+    if smallest < minimum:
+        return (
+            f"with the sums of earlier queries this one would tell of {smallest} "
+            f"device{'' if smallest == 1 else 's'} alone, at least {minimum} are needed (min_contributors): devices of "
+            "an earlier query dropped out"
+        )
+    return ""
+
+
+def _earlier(session: Session, task: Task, now: float, but: str = "") -> tuple[list[Cell], int]:
+    """The sets of devices that queries were about, each once, and how many devices may be told of at least."""
+    minimum = request_of(task).min_contributors or 1
+    since = now - _policy(session, task).query_days * _DAY
+    query = select(Round.round_id, Task).join(Task).where(*_of_population(task, since), _told(), Round.round_id != but)
+    sets = set()
+    for row in session.execute(query):
+        sets.add(_survivors(session, row.round_id))
+        minimum = max(minimum, request_of(row.Task).min_contributors or 1)
+    return sorted(sets, key=len), minimum
+
+
+def _of_population(task: Task, since: float) -> list[ColumnElement[bool]]:
+    return [Task.population == task.population, Task.kind != "training", Round.started > since]
+
+
+def _told() -> ColumnElement[bool]:
+    """Of a round: its devices know of each other, or its result is there. What came of it does not matter."""
+    confirmed = exists().where(Answer.round_id == Round.round_id, Answer.phase == "confirming")
+    return or_(confirmed, Round.phase.in_(("confirming", "unmasking", "committed")))
+
+
+def _survivors(session: Session, round_id: str) -> Cell:
+    query = select(Answer.device_id).where(Answer.round_id == round_id, Answer.phase.in_(UPDATE_PHASES))
+    return frozenset(session.scalars(query))
+
+
+def _cells(sets: Iterable[Cell]) -> list[Cell]:
+    """The devices that are in the same ones of the sets, together."""
+    cells: list[Cell] = []
+    for each in sets:
+        parts = []
+        left = each
+        for cell in cells:
+            parts += [part for part in (cell & each, cell - each) if part]
+            left -= cell
+        cells = [*parts, left] if left else parts
+    return cells
+
+
+def _policy(session: Session, task: Task) -> PrivacyPolicy:
+    return decode_manifest(session.get_one(BundleRow, task.bundle).manifest).privacy
