@@ -122,7 +122,7 @@ def make_model(
         weights=b.write_weights({name: np.asarray(value) for name, value in values.items()}),
         parameters=b.parameter_specs({name: np.asarray(value) for name, value in values.items()}, ["w"]),
         limits=b.Limits(peak_bytes=peak_bytes, flops_per_example=12, upload_bytes=16),
-        privacy=b.PrivacyPolicy(modes=("secure", "plain"), min_cohort=2, threshold=0.6, max_clip=2.0, max_bits=20),
+        privacy=b.PrivacyPolicy(modes=("secure", "plain"), min_cohort=2, threshold=0.6, max_clip=2.0, max_bits=20, colluders=0.0, min_contributors=1),
         key=key,
         schedule=(b.Phase(program="train", epochs=2, batch_size=4),),
         strategy="fedavg",
