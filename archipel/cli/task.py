@@ -155,6 +155,14 @@ def resume(client: OperatorClient, task_id: str) -> None:
 @task.command()
 @click.argument("task_id")
 @remote
+def approve(client: OperatorClient, task_id: str) -> None:
+    """Let an evaluation or analysis run that somebody else proposed."""
+    click.echo(client.approve(task_id).state)
+
+
+@task.command()
+@click.argument("task_id")
+@remote
 def cancel(client: OperatorClient, task_id: str) -> None:
     """Stop a task for good; the round under way is thrown away."""
     click.echo(client.cancel(task_id).state)

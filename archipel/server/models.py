@@ -149,7 +149,8 @@ class Task(Base):
 
     `request` is the JSON of the checked resources.TaskRequest; what queries and rounds need of it has columns too.
     `failed_rounds` counts those since the last committed one; `request_digest` is of the request under an idempotency
-    key. A paused task finishes its round and opens no other. With `salt` it takes `percent` of the devices, see
+    key. A proposed task waits until somebody else than `created_by` approves of it; these name people as the audit log
+    does. A paused task finishes its round and opens no other. With `salt` it takes `percent` of the devices, see
     archipel.server.targeting.
     """
 
@@ -179,6 +180,8 @@ class Task(Base):
     max_contributions: Mapped[int | None] = mapped_column(Integer)
     rest_seconds: Mapped[float] = mapped_column(Float, server_default="0")
     request_digest: Mapped[str | None] = mapped_column(Digest)
+    created_by: Mapped[str] = mapped_column(String(64), server_default="")
+    approved_by: Mapped[str | None] = mapped_column(String(64))
     hyperparameters: Mapped[dict[str, float]] = mapped_column(JSON)
     deadlines: Mapped[dict[str, float]] = mapped_column(JSON)
     model: Mapped[str | None] = mapped_column(Digest)

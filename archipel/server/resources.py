@@ -13,8 +13,8 @@ Count = Annotated[int, Meta(ge=1, le=MAX_COHORT)]
 MAX_PAGE = 500
 IDEMPOTENCY_HEADER = "Idempotency-Key"
 Deadline = Annotated[float, Meta(gt=0, le=86400)]
-AccessRole = Literal["operator", "auditor", "admin"]
-TaskState = Literal["running", "paused", "completed", "cancelled", "failed"]
+AccessRole = Literal["operator", "analyst", "auditor", "admin"]
+TaskState = Literal["proposed", "running", "paused", "completed", "cancelled", "failed"]
 Mode = Literal["synchronous", "semi-synchronous", "asynchronous"]
 Privacy = Literal["secure", "plain"]
 DeadlinePhase = Literal[
@@ -107,7 +107,8 @@ class TaskInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
     """`model` is the digest of the newest weights (null until the first round was opened), `waiting` the number of
     devices that are checking in and may be taken now, `waiting_for` why no round is under way although the task runs
     (which devices it lacks; empty where it lacks none). `percent`: so many of the eligible devices are taken at all, in
-    the evaluations that rollouts make; null: all of them."""
+    the evaluations that rollouts make; null: all of them. Who asked for it is in `created_by`, such as "operator:ID", and
+    who approved of it in `approved_by`: a query that is `proposed` waits for that."""
 
     task_id: RoundId
     name: Name
@@ -143,6 +144,8 @@ class TaskInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
     model: Digest | None
     waiting: int
     waiting_for: str
+    created_by: str
+    approved_by: str | None
     created: float
     ended: float | None
 

@@ -97,6 +97,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """After so long without a sign of life another server's coordinator takes over."""
     max_failed_rounds: Annotated[int, Meta(ge=1, le=1000)] = 5
     """After this many failed rounds in a row a task fails."""
+    query_approval: bool = False
+    """Whether evaluations and analyses wait until somebody else with the right to run them approves."""
     log_bytes: Annotated[int, Meta(ge=0)] = 64 << 20
     """requests.log and server.log begin anew at this size; 0: never, where another program sees to it."""
     logs_kept: Annotated[int, Meta(ge=0, le=1000)] = 4

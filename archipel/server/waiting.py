@@ -21,6 +21,8 @@ _NOT_TOGETHER = (
 
 def waiting_for(session: Session, task: Task, candidates: int, *, now: float, window: float) -> str:
     """One line; empty while the task has not to wait for devices. `candidates`: how many may be taken now."""
+    if task.state == "proposed":
+        return "waits for the approval of somebody else who may run queries"
     if task.state != "running":
         return ""
     phases = set(session.scalars(select(Round.phase).where(Round.task_id == task.task_id, Round.ended.is_(None))))
