@@ -116,16 +116,23 @@ def contribute(
         if plan.kind == "training":
             return _train(runtime, prepared, plan, seed, fields, check)
         runtime.set_parameters(prepared.parameters)
+        count = max((len(array) for array in fields.values()), default=0)
         if plan.kind == "analytics":
+            if not count:
+                return Contribution({**_nothing(prepared.layout), **contribution(0)}, 0)
             arrays, count = runtime.analyze(
                 fields, program=plan.program, seed=seed, hyperparameters=plan.hyperparameters
             )
             return Contribution({**arrays, **contribution(count)}, count)
-        count = max((len(array) for array in fields.values()), default=0)
         program = upload_program(prepared.bundle.manifest, plan.kind, plan.program)
         found = measured(program, runtime.evaluate(fields) if count else {}, count)
         arrays = metric_arrays(found.values, plan.metrics, found.count, plan.max_examples)
         return Contribution({**arrays, **contribution(count)}, count)
+
+
+def _nothing(layout: Layout) -> dict[str, np.ndarray]:
+    """What a device without examples adds to a sum: the others need its masks, and it is not counted."""
+    return {port.name: np.zeros(tuple(map(int, port.shape)), port.dtype) for port in layout.updates}
 
 
 @contextmanager

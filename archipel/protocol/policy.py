@@ -55,12 +55,12 @@ def check_plan(plan: RoundPlan, policy: PrivacyPolicy, layout: Layout) -> None:
 
 def _check_floors(plan: RoundPlan, policy: PrivacyPolicy) -> None:
     """What hides a device in a sum are those of the others that do not collude."""
-    for what, floor in (("min_cohort", policy.min_cohort), ("min_contributors", plan.min_contributors)):
+    less = f", less {plan.colluders} that may collude," if plan.colluders else ""
+    floors = {"the policy's": policy.min_cohort, "the plan's min_contributors": plan.min_contributors}
+    for whose, floor in floors.items():
         if plan.min_cohort - plan.colluders < floor:
-            less = f", less {plan.colluders} that may collude," if plan.colluders else ""
             _refuse(
-                f"min_cohort {plan.min_cohort}{less} is below "
-                f"{'the policy' if what == 'min_cohort' else 'the plan'}'s {what} {floor}; "
+                f"min_cohort {plan.min_cohort}{less} is below {whose} {floor}; "
                 f"at least {floor + plan.colluders} are needed"
             )
 

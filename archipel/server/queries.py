@@ -4,8 +4,9 @@ Whoever reads results can add them up and take them from each other. Whatever is
 alike that were in the same sums: the sets of devices divide the population into cells, and the results tell of cells.
 So a sum is released only if every cell has at least `min_contributors` devices, which is more than a device can demand:
 it knows the sums that it was in itself, this server knows them all. Repeating a set makes no new cell, nor does a union
-of whole cells; devices that no query was about yet make one cell together. Rounds take devices by that rule
-(`choose`), and the survivors are looked at again before they are told to anybody (`conflict`).
+of whole cells; devices that no query was about yet make one cell together, and a cell may be divided into two that are
+large enough. Rounds take devices by that rule (`choose`), and the survivors are looked at again before they are told to
+anybody (`conflict`).
 
 Sums count for the days of the task's privacy policy, and no more than its number of queries is begun in that time.
 """
@@ -62,22 +63,32 @@ def choose(session: Session, task: Task, waiting: Sequence[str], fewest: int, *,
     """Those of the `waiting` devices that may be in one sum now, from `fewest` to the task's cohort; empty if there are
     no such. Which ones is not to be foretold."""
     sets, minimum = _earlier(session, task, now)
-    known = set().union(*sets)
-    there = set(waiting)
-    fresh = sorted(there - known)
-    random = secrets.SystemRandom()
+    if minimum <= 1:
+        return list(waiting)
+    there, random = set(waiting), secrets.SystemRandom()
+    fresh = sorted(there.difference(*sets))
     # Devices that were never asked come first: should one drop out, those that are left are still a cell of their own.
     if len(fresh) >= max(fewest, minimum):
         return random.sample(fresh, min(len(fresh), task.cohort))
-    whole = [cell for cell in _cells(sets) if cell <= there]
-    random.shuffle(whole)
-    if len(fresh) >= minimum:
-        whole.append(frozenset(fresh))
-    chosen: list[str] = []
+    cells = _cells(sets)
+    random.shuffle(cells)
     # Large ones first: of many small ones each is a chance that somebody drops out.
-    for cell in sorted(whole, key=len, reverse=True):
-        if len(chosen) + len(cell) <= task.cohort:
-            chosen += cell
+    cells.sort(key=len, reverse=True)
+    chosen: list[str] = []
+
+    def take(some: list[str], most: int) -> None:
+        number = min(len(some), most, task.cohort - len(chosen))
+        if number >= minimum:
+            chosen.extend(random.sample(some, number))
+
+    for cell in cells:
+        if cell <= there and len(cell) <= task.cohort - len(chosen):
+            take(sorted(cell), len(cell))
+    take(fresh, len(fresh))
+    for cell in cells:
+        if cell.isdisjoint(chosen):
+            # A cell may be divided where both parts are large enough.
+            take(sorted(cell & there), len(cell) - minimum)
     return chosen if len(chosen) >= fewest else []
 
 

@@ -107,8 +107,8 @@ class TaskInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
     """`model` is the digest of the newest weights (null until the first round was opened), `waiting` the number of
     devices that are checking in and may be taken now, `waiting_for` why no round is under way although the task runs
     (which devices it lacks; empty where it lacks none). `percent`: so many of the eligible devices are taken at all, in
-    the evaluations that rollouts make; null: all of them. Who asked for it is in `created_by`, such as "operator:ID", and
-    who approved of it in `approved_by`: a query that is `proposed` waits for that."""
+    the evaluations that rollouts make; null: all of them. Who asked for it is in `created_by`, such as "operator:ID",
+    and who approved of it in `approved_by`: a query that is `proposed` waits for that."""
 
     task_id: RoundId
     name: Name

@@ -85,7 +85,7 @@ def test_a_plan_that_withstands_a_third(make_plan):
     ("change", "why"),
     [
         ({"threshold": 16}, "threshold 16 is not more than half of max_cohort 25 and 8 colluders together"),
-        ({"min_cohort": 17}, "min_cohort 17, less 8 that may collude, is below the policy's min_cohort 10; at least 18"),
+        ({"min_cohort": 17}, "min_cohort 17, less 8 that may collude, is below the policy's 10; at least 18"),
         ({"colluders": 7}, "colluders 7 of max_cohort 25: the policy withstands 8"),
         ({"colluders": 0, "threshold": 14}, "the policy withstands 8"),
     ],
