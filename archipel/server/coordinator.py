@@ -309,9 +309,9 @@ class Coordinator:
                 self._fail_task(task.task_id, f"the first version cannot be made: {error}")
             return True
         with services.database.read() as session:
-            if queries.is_query(task) and not queries.budget(session, task, now=now).left:
-                return False
             waiting = count_seatable(session, task, now=now, window=services.settings.check_in_window)
+            if queries.is_query(task) and waiting and not queries.budget(session, task, now=now).left:
+                return False
             wanted = task.buffered and (waiting or buffers.at_work(session, task, now))
         if not (wanted if task.buffered else waiting >= required(task, RULES["assigning"])):
             return False

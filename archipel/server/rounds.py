@@ -155,8 +155,8 @@ def count_seatable(session: Session, task: Task, *, now: float, window: float) -
     """How many of the devices that wait a round may take; of a query only such as may be in one sum."""
     if not queries.is_query(task):
         return count_candidates(session, task, now=now, window=window)
-    waiting = candidates(session, task, now=now, window=window, lock=False)
-    return len(queries.choose(session, task, waiting, required(task, RULES["assigning"]), now=now))
+    waiting, fewest = candidates(session, task, now=now, window=window, lock=False), required(task, RULES["assigning"])
+    return len(queries.choose(session, task, waiting, fewest, now=now)) if len(waiting) >= fewest else len(waiting)
 
 
 def advance(session: Session, round_id: str, *, now: float, window: float, max_failed: int) -> Transition | None:

@@ -12,7 +12,7 @@ from archipel.server import pages
 from archipel.server.api import ROUTES
 
 TABLE = [route for routes in (*ROUTES.values(), pages.routes()) for route in routes]
-CALLERS = ("nobody", "stranger", "wrong scheme", "revoked", "device", "operator", "auditor", "admin", "root")
+CALLERS = ("nobody", "stranger", "wrong scheme", "revoked", "device", "operator", "analyst", "auditor", "admin", "root")
 
 
 def concrete(path: str, round_id: str = "0" * 32) -> str:
@@ -26,7 +26,7 @@ def headers(world: Any, caller: str) -> dict[str, str]:
         "wrong scheme": f"Basic {world.operator_token}",
         "root": f"Bearer {world.operator_token}",
     }
-    if caller in ("operator", "auditor", "admin", "revoked"):
+    if caller in ("operator", "analyst", "auditor", "admin", "revoked"):
         role = "admin" if caller == "revoked" else caller
         made = world.operator("POST", "/v1/tokens", {"name": caller, "role": role})[1]
         if caller == "revoked":
