@@ -156,8 +156,14 @@ def make_bundle(folder: Path, key: Ed25519PrivateKey, **policy: Any) -> Path:
     )
     limits = {"peak_bytes": 1 << 16, "flops_per_example": 12, "upload_bytes": 16, **policy.pop("limits", {})}
     privacy = {
-        "modes": ("secure",), "min_cohort": 3, "threshold": 0.6, "max_clip": 2.0, "max_bits": 20, "colluders": 0.0,
-        "min_contributors": 1, **policy,
+        "modes": ("secure",),
+        "min_cohort": 3,
+        "threshold": 0.6,
+        "max_clip": 2.0,
+        "max_bits": 20,
+        "colluders": 0.0,
+        "min_contributors": 1,
+        **policy,
     }
     b.write_bundle(
         folder,
