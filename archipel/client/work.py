@@ -126,8 +126,7 @@ def contribute(
             return Contribution({**arrays, **contribution(count)}, count)
         program = upload_program(prepared.bundle.manifest, plan.kind, plan.program)
         found = measured(program, runtime.evaluate(fields) if count else {}, count)
-        arrays = metric_arrays(found.values, plan.metrics, found.count, plan.max_examples)
-        return Contribution({**arrays, **contribution(count)}, count)
+        return Contribution(metric_arrays(found.values, plan.metrics, found.count, plan.max_examples), count)
 
 
 def _nothing(layout: Layout) -> dict[str, np.ndarray]:

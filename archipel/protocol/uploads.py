@@ -79,8 +79,7 @@ _CONTRIBUTORS = Update(
 def metric_arrays(
     metrics: Mapping[str, float], ranges: Mapping[str, float], examples: int, max_examples: int
 ) -> dict[str, np.ndarray]:
-    """The arrays of an evaluation's layout but for `contribution`, float32 scalars. `metrics`: means over `examples`
-    examples.
+    """The arrays of an evaluation's layout, float32 scalars. `metrics`: means over `examples` examples.
 
     Raises ProtocolError for a metric that is missing or not a finite number.
     """
@@ -92,7 +91,7 @@ def metric_arrays(
             raise ProtocolError(f"metric {name!r}: is {value} on this device; it cannot be summed")
         entries[name] = min(max(value, -bound), bound) * weight
         entries[CLAMPED + name] = weight if abs(value) > bound else 0.0
-    return {name: np.array(value, np.float32) for name, value in entries.items()}
+    return {**{name: np.array(value, np.float32) for name, value in entries.items()}, **contribution(examples)}
 
 
 def _evaluation_layout(manifest: Manifest, program: Program, metrics: Mapping[str, float]) -> Layout:
