@@ -205,7 +205,8 @@ class Round(Base):
 
     `number` is that of the model version it makes, so a round that repeats a failed one has the same number; rounds of
     an asynchronous task overlap, and theirs is that of the version after the one they began with. `sum_digest` is the
-    checkpoint of the running sum, in the spool: of the answers whose `folded_into` is this round.
+    checkpoint of the running sum, in the spool: of the answers whose `folded_into` is this round. `settled`: since when
+    it is clear which devices are in the sum, so that they may have been told.
     """
 
     __tablename__ = "rounds"
@@ -223,6 +224,7 @@ class Round(Base):
     weight_sum: Mapped[float | None] = mapped_column(Float)
     result: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     sum_digest: Mapped[str | None] = mapped_column(Digest)
+    settled: Mapped[float | None] = mapped_column(Float)
     started: Mapped[float] = mapped_column(Float)
     ended: Mapped[float | None] = mapped_column(Float)
     __table_args__ = (

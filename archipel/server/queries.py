@@ -17,7 +17,7 @@ import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import ColumnElement, exists, func, or_, select
+from sqlalchemy import ColumnElement, func, or_, select
 from sqlalchemy.orm import Session
 
 from archipel.bundle import PrivacyPolicy, decode_manifest
@@ -49,7 +49,7 @@ class Budget:
 def budget(session: Session, task: Task, *, now: float) -> Budget:
     """Of all the population's queries, as the policy of this task's bundle counts them."""
     policy = _policy(session, task)
-    counted = or_(Round.ended.is_(None), _told())
+    counted = or_(Round.ended.is_(None), Round.settled.is_not(None))
     spent = session.scalar(
         select(func.count())
         .select_from(Round)
@@ -111,8 +111,13 @@ def conflict(session: Session, current: Round, task: Task, *, now: float) -> str
 def _earlier(session: Session, task: Task, now: float, but: str = "") -> tuple[list[Cell], int]:
     """The sets of devices that queries were about, each once, and how many devices may be told of at least."""
     minimum = request_of(task).min_contributors or 1
+    # Of rounds that failed after that as well: devices keep what they were told, and some shares may have been sent.
     since = now - _policy(session, task).query_days * _DAY
-    query = select(Round.round_id, Task).join(Task).where(*_of_population(task, since), _told(), Round.round_id != but)
+    query = (
+        select(Round.round_id, Task)
+        .join(Task)
+        .where(*_of_population(task, since), Round.settled.is_not(None), Round.round_id != but)
+    )
     sets = set()
     for row in session.execute(query):
         sets.add(_survivors(session, row.round_id))
@@ -122,12 +127,6 @@ def _earlier(session: Session, task: Task, now: float, but: str = "") -> tuple[l
 
 def _of_population(task: Task, since: float) -> list[ColumnElement[bool]]:
     return [Task.population == task.population, Task.kind != "training", Round.started > since]
-
-
-def _told() -> ColumnElement[bool]:
-    """Of a round: its devices know of each other, or its result is there. What came of it does not matter."""
-    confirmed = exists().where(Answer.round_id == Round.round_id, Answer.phase == "confirming")
-    return or_(confirmed, Round.phase.in_(("confirming", "unmasking", "committed")))
 
 
 def _survivors(session: Session, round_id: str) -> Cell:

@@ -185,6 +185,8 @@ def advance(session: Session, round_id: str, *, now: float, window: float, max_f
         return fail_round(session, current, task, why, now=now, max_failed=max_failed)
     if rule.waits_for == "check-ins":
         _assign(session, current, task, now=now, window=window)
+    if rule.collects:
+        current.settled = now
     current.phase = next_phase(task, rule)
     current.phase_ends = now + deadline(task, current.phase)
     return Transition(round_id, current.phase)

@@ -26,7 +26,7 @@ VICTIM = 0
 
 def unmasked_victim(count: int, threshold: int, colluders: int, *, withstands: int = 0) -> tuple[list[int], list[int]]:
     """What the server computes and what the victim sent. The last devices collude. Raises what devices raise."""
-    round_ = Round(count, threshold=threshold, colluders=withstands, length=8)
+    round_ = Round(count, threshold=threshold, colluders=withstands, min_cohort=2 + withstands, length=8)
     round_.advertise()
     round_.share()
     round_.mask()

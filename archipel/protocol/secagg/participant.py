@@ -67,9 +67,9 @@ class Participant:
         self._own = verify_chain(chain, enrolment_key)
         if public_bytes(identity) != self._own.device_key:
             raise CertificateError(f"device {self._own.device_id}: its chain is for another identity key")
-        if plan.privacy != "secure" or plan.min_cohort < 2:
+        if plan.privacy != "secure" or plan.min_cohort - plan.colluders < 2:
             raise PolicyError(
-                f"plan {plan.round_id}: expected a secure round with min_cohort of at least 2, "
+                f"plan {plan.round_id}: expected a secure round with min_cohort of at least {2 + plan.colluders}, "
                 f"got {plan.privacy!r} with {plan.min_cohort}"
             )
         self._plan = plan

@@ -1,4 +1,4 @@
-"""Who asked for a task, and who approved of it."""
+"""Who asked for a task, and who approved of it; when the devices in a round's sum were settled."""
 
 from __future__ import annotations
 
@@ -12,3 +12,4 @@ down_revision = "0006"
 def upgrade() -> None:
     op.add_column("tasks", sa.Column("created_by", sa.String(64), nullable=False, server_default=""))
     op.add_column("tasks", sa.Column("approved_by", sa.String(64), nullable=True))
+    op.add_column("rounds", sa.Column("settled", sa.Float(), nullable=True))
