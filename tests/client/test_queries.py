@@ -10,6 +10,7 @@ import pytest
 
 from archipel.bundle import PrivacyPolicy
 from archipel.client.queries import FILE, QueryBook
+from archipel.client.session import DeviceSession
 from archipel.errors import ClientError, PolicyError
 from archipel.protocol.messages import RoundPlan
 
@@ -160,3 +161,39 @@ def test_a_damaged_book_answers_no_query(book: QueryBook, tmp_path: Path, data: 
         with pytest.raises(ClientError, match=r"damaged .*; remove it"):
             attempt()
     assert (tmp_path / FILE).read_bytes() == data
+
+
+def test_it_is_written_before_the_confirmation_leaves(federation: Any, bundle_maker: Any, monkeypatch: Any) -> None:
+    federation.bundle_file = bundle_maker(federation.publisher_key, min_cohort=2, min_contributors=3)
+    agents = [federation.agent(number) for number in range(3)]
+    ids = sorted(agent.device_id for agent in agents)
+    seen: list[str] = []
+    call = DeviceSession.call
+
+    def watched(self: DeviceSession, method: str, path: str, *rest: Any, **more: Any) -> Any:
+        if path.endswith("/confirmation"):
+            [own] = [agent for agent in agents if agent._session is self]
+            seen.extend(each.round_id for each in QueryBook(own.config.folder / "rounds")._read().queries)
+        return call(self, method, path, *rest, **more)
+
+    monkeypatch.setattr(DeviceSession, "call", watched)
+    task = federation.task(kind="analytics", cohort=3, threshold=None)
+    federation.run(agents, lambda: federation.operator.task(task.task_id).state == "completed")
+    [info] = federation.rounds(task)
+    assert seen == [info.round_id] * 3
+    for agent in agents:
+        kept = QueryBook(agent.config.folder / "rounds")._read()
+        assert kept.sets == [b"".join(bytes.fromhex(each) for each in ids)]
+
+
+def test_an_owner_may_ask_for_more(federation: Any, bundle_maker: Any) -> None:
+    federation.bundle_file = bundle_maker(federation.publisher_key, min_cohort=2, min_contributors=3)
+    careful = federation.agent(0, min_contributors=4)
+    others = [federation.agent(number) for number in (1, 2)]
+    task = federation.task(kind="analytics", cohort=3, threshold=None)
+    federation.run([careful, *others], lambda: any(entry.result == "refused" for entry in careful.rounds))
+    federation.operator.cancel(task.task_id)
+    refused = next(entry for entry in careful.rounds if entry.result == "refused")
+    assert refused.reason.endswith(
+        "the sum of 3 devices with examples may be released, this device's owner asks for 4 (setting min_contributors)"
+    )

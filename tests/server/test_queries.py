@@ -135,6 +135,26 @@ def test_the_population_is_asked_so_many_times(world: Any) -> None:
     assert ask(world, devices)[0]["phase"] == "committed"
 
 
+def test_with_the_default_policy_thirty_devices_are_asked(
+    world: Any, bundle_maker: Any, keys: Any, tmp_path: Path
+) -> None:
+    policy = {"colluders": 1 / 3, "min_contributors": 20, "queries": 30}
+    world.bundle_file = bundle_maker(tmp_path, keys.publisher, name="default", min_cohort=10, policy=policy)
+    devices = world.add_devices(30)
+    status, answer = world.operator(
+        "POST",
+        "/v1/tasks",
+        {"name": "q", "population": "pupils", "rounds": 1, "min_cohort": 29, "cohort": 30, "kind": "analytics",
+         "bundle": world.publish()},
+    )  # fmt: skip
+    assert status == 422
+    assert "min_cohort 29, less 10 that may collude, is below the plan's min_contributors 20;" in answer["message"]
+    assert "at least 30 are needed" in answer["message"]
+    found, shown = ask(world, devices, min_cohort=30)
+    assert (found["phase"], found["result"]["contributors"]) == ("committed", 30)
+    assert (shown["threshold"], shown["min_contributors"]) == (21, 20)
+
+
 def test_what_a_task_may_ask_for(world: Any) -> None:
     asked = {"name": "q", "population": "pupils", "rounds": 1, "min_cohort": 3, "cohort": 5, "bundle": world.publish()}
     for changes, words in (
