@@ -32,7 +32,7 @@ def task() -> None:
     name = "digits"
     population = "pupils"
     rounds = 10
-    min_cohort = 10
+    min_cohort = 15
     cohort = 16
     eligibility = "ram >= 512MiB and charging"
     """
