@@ -21,7 +21,7 @@ from archipel.protocol.sealed import decode
 from archipel.protocol.secagg import unmask_sum
 from archipel.protocol.uploads import upload_layout
 from archipel.protocol.vector import DecodedSum, Vector
-from archipel.server import folding
+from archipel.server import folding, queries
 from archipel.server.frozen import read_cohort
 from archipel.server.models import Answer, BundleRow, Round, Task
 from archipel.server.resources import TaskRequest
@@ -89,6 +89,11 @@ def aggregate(services: Services, round_id: str) -> Outcome:
     if plan.kind == "training":
         return Outcome(collected.updates, decoded.weight, version=_update(services, collected, decoded))
     made = released(plan, manifest, decoded, collected.updates)
+    with services.database.read() as session:
+        task = session.get_one(Task, collected.current.task_id)
+        why = queries.tells_of_few(session, collected.current, task, made.contributors, now=services.clock())
+    if why:
+        raise ServerError(why)
     return Outcome(collected.updates, decoded.weight, result=msgspec.to_builtins(made))
 
 

@@ -76,19 +76,18 @@ def choose(session: Session, task: Task, waiting: Sequence[str], fewest: int, *,
     cells.sort(key=len, reverse=True)
     chosen: list[str] = []
 
-    def take(some: list[str], most: int) -> None:
+    def take(some: list[str], most: int) -> bool:
         number = min(len(some), most, task.cohort - len(chosen))
         if number >= minimum:
             chosen.extend(random.sample(some, number))
+        return number >= minimum
 
     for cell in cells:
         if cell <= there and len(cell) <= task.cohort - len(chosen):
             take(sorted(cell), len(cell))
-    take(fresh, len(fresh))
-    for cell in cells:
-        if cell.isdisjoint(chosen):
-            # A cell may be divided where both parts are large enough.
-            take(sorted(cell & there), len(cell) - minimum)
+    # One new cell for each sum, so that it is known how many devices with examples are in it.
+    if not take(fresh, len(fresh)):
+        any(take(sorted(cell & there), len(cell) - minimum) for cell in cells if cell.isdisjoint(chosen))
     return chosen if len(chosen) >= fewest else []
 
 
@@ -106,6 +105,46 @@ def conflict(session: Session, current: Round, task: Task, *, now: float) -> str
             "an earlier query dropped out"
         )
     return ""
+
+
+def tells_of_few(session: Session, current: Round, task: Task, contributors: int, *, now: float) -> str:
+    """Why a sum with so many contributors must not be released beside those that were; empty if it may.
+
+    A cell has enough devices, but perhaps few with examples. How many follows from the numbers in the sums, where each
+    sum has made one new cell at most.
+    """
+    minimum = _earlier(session, task, now)[1]
+    counts: dict[Cell, int] = {}
+    since = now - _policy(session, task).query_days * _DAY
+    committed = Round.phase == "committed", Round.round_id != current.round_id
+    query = select(Round.round_id, Round.result).join(Task).where(*_of_population(task, since), *committed)
+    for row in session.execute(query.order_by(Round.ended, Round.round_id)):
+        # Where a sum that it was built on is forgotten, so is this one.
+        counts = _divided(counts, _survivors(session, row.round_id), row.result["contributors"]) or counts
+    found = _divided(counts, _survivors(session, current.round_id), contributors)
+    if found is None or any(found[cell] < minimum for cell in found.keys() - counts.keys()):
+        return (
+            f"with the sums of earlier queries this one would tell of fewer than {minimum} devices with examples alone "
+            "(min_contributors); nothing of it was kept"
+        )
+    return ""
+
+
+def _divided(counts: dict[Cell, int], found: Cell, contributors: int) -> dict[Cell, int] | None:
+    """Contributors by cell, with one more set and its number; None if it makes several new cells inside at once."""
+    whole = [cell for cell in counts if cell <= found]
+    rest = found.difference(*whole)
+    if not rest:
+        return counts
+    number = contributors - sum(counts[cell] for cell in whole)
+    touched = [cell for cell in counts if cell & rest]
+    if not touched:
+        return {**counts, rest: number}
+    if len(touched) > 1 or not rest < touched[0]:
+        return None
+    [cell] = touched
+    others = {each: known for each, known in counts.items() if each != cell}
+    return {**others, rest: number, cell - rest: counts[cell] - number}
 
 
 def _earlier(session: Session, task: Task, now: float, but: str = "") -> tuple[list[Cell], int]:

@@ -14,7 +14,7 @@ import pytest
 from archipel.bundle import decode_manifest
 from archipel.protocol.uploads import contribution, upload_layout
 from archipel.server.models import BundleRow
-from archipel.server.queries import _cells
+from archipel.server.queries import _cells, _divided
 
 LEAST = 3
 ASK: dict[str, Any] = {"kind": "analytics", "threshold": None, "min_cohort": 3, "deadlines": {"assigning": 5.0}}
@@ -26,8 +26,9 @@ def bundle_file(keys: Any, bundle_maker: Any, tmp_path: Path) -> Any:
     return bundle_maker(tmp_path, keys.publisher, min_cohort=2, policy={"min_contributors": LEAST, "queries": 6})
 
 
-def ask(world: Any, there: Sequence[Any], dropping: Sequence[Any] = (), **task: Any) -> Any:
-    """One query while `there` wait, of which `dropping` send keys and nothing else; its round, None if none began."""
+def ask(world: Any, there: Sequence[Any], dropping: Sequence[Any] = (), empty: Sequence[Any] = (), **task: Any) -> Any:
+    """One query while `there` wait, of which `dropping` send keys and nothing else, and `empty` have no examples; its
+    round, None if none began, and the task as it is shown then."""
     made = world.create_task(**{**ASK, "cohort": len(there), **task})
     for device in there:
         device.plan = None
@@ -50,7 +51,7 @@ def ask(world: Any, there: Sequence[Any], dropping: Sequence[Any] = (), **task: 
                 if phase == "masking":
                     if device in dropping:
                         continue
-                    values = {**arrays, **contribution(1)}
+                    values = {**arrays, **contribution(int(device not in empty))}
                     device.vector = layout.encode(values, modulus_bits=plan.modulus_bits, max_cohort=plan.max_cohort)
                 elif phase in ("confirming", "unmasking") and (device in dropping or taken[0].status().phase != phase):
                     continue
@@ -187,3 +188,36 @@ def test_no_combination_of_sums_tells_of_fewer_than_a_cell() -> None:
         told = [sum(f for f, each in zip(factors, sets) if device in each) for device in range(9)]
         for value in {*told} - {0}:
             assert told.count(value) >= 3
+
+
+def test_a_new_cell_needs_contributors_and_not_only_devices(world: Any) -> None:
+    """Five with examples, then these and four more of which one has any: the difference would be that one's."""
+    devices = world.add_devices(9)
+    assert ask(world, devices[:5])[0]["phase"] == "committed"
+    failed, _ = ask(world, devices, empty=devices[6:], min_cohort=9)
+    assert failed["phase"] == "failed"
+    assert failed["reason"] == (
+        "aggregation: with the sums of earlier queries this one would tell of fewer than 3 devices with examples alone "
+        "(min_contributors); nothing of it was kept"
+    )
+    assert (failed["result"], failed["weight_sum"]) == (None, None)
+
+
+def test_what_is_left_of_a_divided_cell_needs_contributors_too(world: Any) -> None:
+    devices = world.add_devices(7)
+    first, _ = ask(world, devices, empty=devices[:2])
+    assert first["result"]["contributors"] == 5
+    # Three of the five: two with examples would be left by themselves.
+    assert ask(world, devices[2:5])[0]["phase"] == "failed"
+
+
+def test_contributors_by_cell_are_counted_exactly() -> None:
+    a, b, c = frozenset("abc"), frozenset("def"), frozenset("ghi")
+    counts = _divided({}, a | b, 5)
+    assert counts == {a | b: 5}
+    assert _divided(counts, a, 3) == {a: 3, b: 2}
+    assert _divided({a: 3, b: 2}, a | b | c, 6) == {a: 3, b: 2, c: 1}
+    assert _divided({a: 3, b: 2}, b, 1) == {a: 3, b: 2}
+    # Two new cells at once: how many are in which cannot be told.
+    assert _divided({a: 3, b: 2}, frozenset("abde"), 3) is None
+    assert _divided({a: 3}, frozenset("abgh"), 3) is None
