@@ -114,6 +114,8 @@ def tells_of_few(session: Session, current: Round, task: Task, contributors: int
     sum has made one new cell at most.
     """
     minimum = _earlier(session, task, now)[1]
+    if minimum <= 1:
+        return ""
     counts: dict[Cell, int] = {}
     since = now - _policy(session, task).query_days * _DAY
     committed = Round.phase == "committed", Round.round_id != current.round_id
