@@ -97,7 +97,9 @@ def conflict(session: Session, current: Round, task: Task, *, now: float) -> str
     found = _survivors(session, current.round_id)
     if len(found) < minimum:
         return f"{len(found)} devices are in the sum, a query needs {minimum} (min_contributors)"
-    smallest = min((len(cell) for cell in _cells([*sets, found])), default=0)
+    # Those that are there already may be smaller, by the policy of another bundle.
+    new = set(_cells([*sets, found])) - set(_cells(sets))
+    smallest = min((len(cell) for cell in new), default=minimum)
     if smallest < minimum:
         return (
             f"with the sums of earlier queries this one would tell of {smallest} "

@@ -156,6 +156,20 @@ def test_with_the_default_policy_thirty_devices_are_asked(
     assert (shown["threshold"], shown["min_contributors"]) == (21, 20)
 
 
+def test_small_cells_of_another_bundle_are_no_obstacle(
+    world: Any, bundle_maker: Any, keys: Any, tmp_path: Path
+) -> None:
+    devices = world.add_devices(9)
+    assert ask(world, devices[:3])[0]["phase"] == "committed"
+    policy = {"min_contributors": 5, "queries": 6}
+    world.bundle_file = bundle_maker(tmp_path, keys.publisher, name="careful", min_cohort=2, policy=policy)
+    found, _ = ask(world, devices[3:], min_cohort=5)
+    assert (found["phase"], found["survivors"]) == ("committed", ids(devices[3:]))
+    # And the careful one's minimum holds for the other bundle as well: of its six no three are asked.
+    world.bundle_file = bundle_maker(tmp_path / "again", keys.publisher, policy={"min_contributors": 3, "queries": 6})
+    assert ask(world, devices[3:6])[0] is None
+
+
 def test_what_a_task_may_ask_for(world: Any) -> None:
     asked = {"name": "q", "population": "pupils", "rounds": 1, "min_cohort": 3, "cohort": 5, "bundle": world.publish()}
     for changes, words in (
