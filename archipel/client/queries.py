@@ -3,8 +3,8 @@
 Two sums over sets that differ by one device give what that device sent; over sets that differ by few, what a few did.
 So a device keeps the devices of every query that it confirmed, and confirms another one only if its devices are the
 same or at least `min_contributors` others: counted are those that are in one of the two sets only, for what the two
-sums differ by is made of these, and of these alone. (That only one device is
-missing does no harm where enough others came: the difference is its part less the sum of theirs.)
+sums differ by is made of these, and of these alone. (That only one device is missing does no harm where enough others
+came: the difference is its part less the sum of theirs.)
 
 It counts queries, too: the publisher's policy says how many there may be in how many days. Both are written before the
 confirmation is sent, and a round counts whatever becomes of it: the device does not know who confirmed besides.
