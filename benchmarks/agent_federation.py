@@ -27,7 +27,9 @@ from archipel.protocol.sealed import public_bytes
 from archipel.server import OperatorClient, TaskRequest, init_data_folder, load_settings
 
 POPULATION = "devices"
-PRIVACY = b.PrivacyPolicy(modes=("secure", "plain"), min_cohort=2, threshold=0.51, max_clip=10.0, max_bits=24)
+PRIVACY = b.PrivacyPolicy(
+    modes=("secure", "plain"), min_cohort=2, threshold=0.51, max_clip=10.0, max_bits=24, colluders=0.0
+)
 _PHASES = ("assigning", "advertising", "sharing", "masking", "confirming", "unmasking", "updating")
 
 _TRAIN = """<ir_version: 10, opset_import: ["": 21]>

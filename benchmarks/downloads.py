@@ -77,7 +77,7 @@ def made(federation: Federation, folder: Path, model: str, changed: str, number:
 def first_weights(operator: OperatorClient, bundle: str) -> str:
     """The parameters of a bundle, stored as the weights of a task's first round; their digest."""
     task = operator.create_task(
-        TaskRequest(name="weights", population=POPULATION, bundle=bundle, rounds=1, min_cohort=3, cohort=3)
+        TaskRequest(name="weights", population=POPULATION, bundle=bundle, rounds=1, min_cohort=15, cohort=15)
     )
     while (model := operator.task(task.task_id).model) is None:
         time.sleep(0.05)

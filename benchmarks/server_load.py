@@ -106,7 +106,9 @@ class Fleet:
             weights=b.write_weights(tensors),
             parameters=b.parameter_specs(tensors, ["w"]),
             limits=b.Limits(peak_bytes=1, flops_per_example=1, upload_bytes=4 * entries),
-            privacy=b.PrivacyPolicy(modes=("secure", "plain"), min_cohort=2, threshold=0.51, max_clip=2.0, max_bits=16),
+            privacy=b.PrivacyPolicy(
+                modes=("secure", "plain"), min_cohort=2, threshold=0.51, max_clip=2.0, max_bits=16, colluders=0.0
+            ),
             key=self.publisher,
             strategy="fedavg",
         )

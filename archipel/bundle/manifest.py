@@ -90,6 +90,13 @@ class PrivacyPolicy(_Strict, frozen=True, kw_only=True):
 
     `threshold` is the smallest allowed ratio of secret-sharing threshold to cohort size. `max_clip` bounds the L2
     norm of one device's update and so what its owner can lose.
+
+    `colluders` is the share of a secure round's `max_cohort` that may work with the server and still learn nothing but
+    the sum. `min_cohort` counts the devices in a sum that are left when as many colluders are taken away; in a plain
+    round, where there is nothing to collude about, all of them.
+
+    Of analytics and evaluations (queries): `min_contributors` devices with examples must be in a sum, or it is not
+    released, and a device is in at most `queries` of them in `query_days` days.
     """
 
     modes: tuple[Literal["secure", "plain"], ...]
@@ -97,6 +104,10 @@ class PrivacyPolicy(_Strict, frozen=True, kw_only=True):
     threshold: float
     max_clip: float
     max_bits: int
+    colluders: float = 1 / 3
+    min_contributors: int = 20
+    queries: int = 30
+    query_days: int = 30
 
 
 class Statistic(_Strict, frozen=True, kw_only=True):

@@ -32,6 +32,8 @@ SIGNATURE_FILE = "manifest.sig"
 MAX_TENSOR_BYTES = 2 << 30
 MAX_RANK = 8
 MAX_BITS = 30
+MAX_QUERIES = 256
+"""Of one device in a period of the privacy policy: it keeps the devices of each."""
 MAX_EPOCHS = 10_000
 MAX_STEPS = 10_000_000
 
@@ -271,6 +273,12 @@ def _validate_policy(manifest: Manifest) -> None:
     if "secure" in policy.modes and not (policy.min_cohort >= 2 and 0.5 < policy.threshold <= 1):
         # Above one half, or two disjoint groups could each unmask (Bonawitz et al. 2017, section 6.2).
         raise ManifestError("privacy: secure mode needs min_cohort >= 2 and threshold above 0.5 and at most 1")
+    if not 0 <= policy.colluders < 1:
+        raise ManifestError(f"privacy: colluders must be a share from 0 to below 1, is {policy.colluders}")
+    if policy.min_contributors < 1 or not 1 <= policy.queries <= MAX_QUERIES or not 1 <= policy.query_days <= 366:
+        raise ManifestError(
+            f"privacy: min_contributors must be at least 1, queries from 1 to {MAX_QUERIES}, query_days from 1 to 366"
+        )
     if not 0 < policy.max_clip < float("inf") or not 2 <= policy.max_bits <= MAX_BITS:
         raise ManifestError(f"privacy: max_clip must be above 0 and finite, max_bits from 2 to {MAX_BITS}")
 

@@ -24,14 +24,14 @@ def access() -> None:
     archipel access list
     archipel access revoke ID
 
-    Operators run tasks, auditors read everything and change nothing, admins may also make tokens. Devices enrol with
-    tokens of their own: `archipel token`.
+    Operators have models trained, analysts ask devices questions (evaluations and analyses), auditors read everything
+    and change nothing, admins may all of it and make tokens. Devices enrol with tokens of their own: `archipel token`.
     """
 
 
 @access.command()
 @click.argument("name")
-@click.option("--role", type=click.Choice(["operator", "auditor", "admin"]), required=True)
+@click.option("--role", type=click.Choice(["operator", "analyst", "auditor", "admin"]), required=True)
 @click.option("--population", "populations", multiple=True, help="Only for this one; may be given several times.")
 @click.option("--days", type=click.FloatRange(0, 36500, min_open=True), help="How long it is valid; default: for ever.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="New file for it, mode 0600.")

@@ -183,6 +183,7 @@ folder = "device"
 
 # What you allow.
 # allow_plain = false               # rounds in which the server sees this device's update by itself
+# min_contributors = 0              # devices with examples in the sum of an evaluation or analysis, at least
 # max_peak_bytes = 536_870_912      # memory of a model while it trains
 # max_upload_bytes = 67_108_864     # of one round
 # max_download_bytes = 268_435_456  # of a bundle, and of a set of weights

@@ -85,7 +85,7 @@ def bundle_facts(bundle: Bundle, verified: bool = True) -> dict[str, Any]:
         "verified": verified,
         "strategy": manifest.strategy,
         "schedule": msgspec.to_builtins(manifest.schedule),
-        "privacy": msgspec.to_builtins(manifest.privacy),
+        "privacy": msgspec.structs.asdict(manifest.privacy),
         "limits": msgspec.to_builtins(manifest.limits),
         "lineage": {
             "parent": manifest.lineage.parent,

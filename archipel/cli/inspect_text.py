@@ -15,8 +15,10 @@ def bundle_text(facts: Mapping[str, Any], layers: bool) -> str:
         f"{facts['name']}  format {facts['format']}  digest {facts['digest']}" + ("" if facts["verified"] else
         "  NOT VERIFIED"),
         f"strategy {facts['strategy'] or '-'}; privacy {', '.join(privacy['modes'])}, cohort of at least "
-        f"{privacy['min_cohort']}, threshold {privacy['threshold']:g}, clip at most {privacy['max_clip']:g}, "
-        f"{privacy['max_bits']} bits",
+        f"{privacy['min_cohort']} and {privacy['colluders']:.3g} of it colluders, threshold {privacy['threshold']:g}, "
+        f"clip at most {privacy['max_clip']:g}, {privacy['max_bits']} bits",
+        f"queries: {privacy['queries']} in {privacy['query_days']} days, each of at least "
+        f"{privacy['min_contributors']} devices with examples",
         f"limits: peak {limits['peak_bytes']:,} bytes; {limits['flops_per_example']:,} FLOPs per example; "
         f"upload at most {limits['upload_bytes']:,} bytes",
     ]  # fmt: skip

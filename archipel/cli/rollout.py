@@ -33,8 +33,8 @@ def rollout() -> None:
     range = 1.0
     better = "higher"
     max_loss = 0.01
-    min_devices = 10
-    max_devices = 20
+    min_devices = 36
+    max_devices = 50
     """
 
 

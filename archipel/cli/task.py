@@ -32,7 +32,7 @@ def task() -> None:
     name = "digits"
     population = "pupils"
     rounds = 10
-    min_cohort = 10
+    min_cohort = 15
     cohort = 16
     eligibility = "ram >= 512MiB and charging"
     """
@@ -153,6 +153,14 @@ def pause(client: OperatorClient, task_id: str) -> None:
 def resume(client: OperatorClient, task_id: str) -> None:
     """Open rounds again."""
     click.echo(client.resume(task_id).state)
+
+
+@task.command()
+@click.argument("task_id")
+@remote
+def approve(client: OperatorClient, task_id: str) -> None:
+    """Let an evaluation or analysis run that somebody else proposed."""
+    click.echo(client.approve(task_id).state)
 
 
 @task.command()

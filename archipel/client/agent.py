@@ -23,6 +23,7 @@ from archipel.client.identity import DeviceRecord, IdentityStore
 from archipel.client.journal import Journal
 from archipel.client.keystore import FileKeys, KeyStore, data_key
 from archipel.client.participation import Participation
+from archipel.client.queries import QueryBook
 from archipel.client.rotation import rotate
 from archipel.client.session import DeviceSession
 from archipel.client.settling import Settling
@@ -92,6 +93,7 @@ class Agent:
                 examples=examples,
                 emit=self._emit,
                 state_folder=state_folder,
+                queries=QueryBook(config.folder / "rounds"),
             )
             self._record = self._device.identity.record()
             self._adoption = Adoption(self._device)

@@ -29,6 +29,8 @@ class AgentConfig:
     What the owner allows:
 
     allow_plain: whether the device takes part in rounds where the server sees its update.
+    min_contributors: evaluations and analyses of fewer devices with examples are refused, whatever their publisher
+        allows.
     max_peak_bytes: a bundle whose programs may need more memory is refused.
     max_upload_bytes: a bundle that uploads more in a round is refused.
     max_download_bytes: a larger bundle or set of weights is not fetched.
@@ -63,6 +65,7 @@ class AgentConfig:
     client_key: Path | None = None
     attributes: Mapping[str, Attribute] = field(default_factory=dict)
     allow_plain: bool = False
+    min_contributors: int = 0
     max_peak_bytes: int = 512 << 20
     max_upload_bytes: int = 64 << 20
     max_download_bytes: int = 256 << 20
@@ -94,7 +97,7 @@ class AgentConfig:
                 object.__setattr__(self, name, Path(getattr(self, name)))
         if self.server:
             check_url(self.server)
-        for name in ("max_peak_bytes", "max_upload_bytes", "max_download_bytes", "max_cache_bytes"):
+        for name in ("min_contributors", "max_peak_bytes", "max_upload_bytes", "max_download_bytes", "max_cache_bytes"):
             if getattr(self, name) < 0:
                 raise ClientError(f"{name} must not be negative, is {getattr(self, name)}")
         for name in ("threads", "attempts"):

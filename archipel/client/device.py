@@ -15,6 +15,7 @@ from archipel.client.events import EventName
 from archipel.client.gate import Gate
 from archipel.client.identity import IdentityStore
 from archipel.client.journal import Journal
+from archipel.client.queries import QueryBook
 from archipel.client.vault import Vault
 from archipel.lite_runtime import DeviceState
 
@@ -41,6 +42,7 @@ class Device:
     examples: Examples
     emit: Emit
     state_folder: Path
+    queries: QueryBook
 
     def state(self, name: str) -> DeviceState:
         """What is kept in this file; empty where there is none. Raises ClientError, TensorLayoutError."""

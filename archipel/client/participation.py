@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Sequence
 
 from archipel.client.device import Device
 from archipel.client.events import Outcome
@@ -99,16 +100,20 @@ class Participation:
         device, plan = self._device, self._plan
         prepared = prepare(plan, self._record, device.cache, self._session, device.config)
         journal.advance("assigned", model=prepared.bundle.manifest.name)
+        if plan.kind != "training":
+            device.queries.check_budget(plan, prepared.bundle.manifest.privacy)
         name = state_name(prepared.bundle)
         state = device.state(name)
         device.gate.pass_or_wait()
         done = self._contribute(prepared, state, journal)
         new_state = state.encode() if plan.kind == "training" and (state.personal or state.state) else b""
-        layout = prepared.layout
+        layout, policy = prepared.layout, prepared.bundle.manifest.privacy
         del prepared, state
 
-        def on_counted(cohort: int) -> None:
-            journal.store_state(new_state, name, cohort)
+        def on_counted(devices: Sequence[str]) -> None:
+            if plan.kind != "training" and plan.privacy == "secure":
+                device.queries.add(plan, policy, devices)
+            journal.store_state(new_state, name, len(devices))
 
         def pause(seconds: float) -> None:
             device.gate.pause(self._transport.jittered(seconds))
@@ -116,6 +121,8 @@ class Participation:
         owner = Owner(pause, device.gate.pass_or_wait, device.emit)
         if plan.privacy == "plain":
             update = encode_plain(layout, done.arrays)
+            if plan.kind != "training":
+                device.queries.add(plan, policy, [])
             return PlainRound(plan, self._session, journal, device.config, owner).run(update, on_counted)
         participant = Participant(
             plan, self._digest, device.identity.key(), self._record.chain, self._record.enrolment_key,

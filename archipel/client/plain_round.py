@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from archipel.client.exchange import Ended, GoneError, RoundExchange
 from archipel.errors import RoundAbandonedError
@@ -12,8 +12,8 @@ from archipel.errors import RoundAbandonedError
 class PlainRound(RoundExchange):
     """One device's way through one plain round."""
 
-    def run(self, update: bytes, on_counted: Callable[[int], None]) -> Ended:
-        """Send `update` (see protocol.plain). `on_counted(0)` is called when the server has taken it.
+    def run(self, update: bytes, on_counted: Callable[[Sequence[str]], None]) -> Ended:
+        """Send `update` (see protocol.plain). `on_counted([])` is called when the server has taken it.
 
         In a buffered round that is all: no later round's end can undo it for this device. Raises RoundAbandonedError.
         """
@@ -23,5 +23,5 @@ class PlainRound(RoundExchange):
             self._upload("buffering" if self._plan.buffered else "updating", update, digest)
         except GoneError as error:
             raise RoundAbandonedError(str(error)) from None
-        on_counted(0)
+        on_counted([])
         return Ended(True) if self._plan.buffered else self._result()

@@ -6,7 +6,7 @@ Leaving is silent: the server counts the device as dropped out, and the others' 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import msgspec
@@ -46,11 +46,12 @@ class SecureRound(RoundExchange):
         super().__init__(plan, session, journal, config, owner)
         self._participant = participant
 
-    def run(self, vector: Callable[[int], Vector], on_counted: Callable[[int], None]) -> Ended:
+    def run(self, vector: Callable[[int], Vector], on_counted: Callable[[Sequence[str]], None]) -> Ended:
         """Send `vector(staleness)` (uint32 [length]), masked.
 
-        `on_counted(devices in the sum)` is called when the server has said that the update is among them. Raises
-        RoundAbandonedError, or ProtocolError when what the server sent must not be answered.
+        `on_counted(devices in the sum)` is called when the server has said that the update is among them, before they
+        are confirmed; it may raise PolicyError. Raises RoundAbandonedError, or ProtocolError when what the server sent
+        must not be answered.
         """
         try:
             self._put("advertising", "advertisement", AdvertiseRequest(advertisement=self._participant.advertise()))
@@ -61,7 +62,7 @@ class SecureRound(RoundExchange):
             self._send_masked(vector, self._get("masking", "shares", Shares))
             survivors = self._get("confirming", "survivors", Survivors)
             confirmation = self._participant.confirm(survivors)
-            on_counted(len(survivors.devices))
+            on_counted(survivors.devices)
             self._put("confirming", "confirmation", ConfirmRequest(confirmation=confirmation))
             self._report("confirmed", {"survivors": len(survivors.devices)})
             confirmations = self._get("unmasking", "confirmations", Confirmations)

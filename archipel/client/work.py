@@ -23,7 +23,7 @@ from archipel.protocol.measures import measured
 from archipel.protocol.messages import RoundPlan
 from archipel.protocol.plain import plain_size
 from archipel.protocol.policy import check_plan
-from archipel.protocol.uploads import metric_arrays, upload_layout, upload_program
+from archipel.protocol.uploads import contribution, metric_arrays, upload_layout, upload_program
 from archipel.protocol.vector import Layout
 
 if TYPE_CHECKING:
@@ -72,6 +72,11 @@ def prepare(
             f"plan {plan.round_id}: privacy {plan.privacy!r}; this device's owner allows secure rounds only "
             "(setting allow_plain)"
         )
+    if plan.kind != "training" and plan.min_contributors < config.min_contributors:
+        raise PolicyError(
+            f"plan {plan.round_id}: the sum of {plan.min_contributors} devices with examples may be released, this "
+            f"device's owner asks for {config.min_contributors} (setting min_contributors)"
+        )
     check_plan(plan, manifest.privacy, layout)
     for_weights = download.for_weights(manifest)
     parameters = cache.weights(plan.weights, for_weights, limit)
@@ -111,15 +116,22 @@ def contribute(
         if plan.kind == "training":
             return _train(runtime, prepared, plan, seed, fields, check)
         runtime.set_parameters(prepared.parameters)
+        count = max((len(array) for array in fields.values()), default=0)
         if plan.kind == "analytics":
+            if not count:
+                return Contribution({**_nothing(prepared.layout), **contribution(0)}, 0)
             arrays, count = runtime.analyze(
                 fields, program=plan.program, seed=seed, hyperparameters=plan.hyperparameters
             )
-            return Contribution(arrays, count)
-        count = max((len(array) for array in fields.values()), default=0)
+            return Contribution({**arrays, **contribution(count)}, count)
         program = upload_program(prepared.bundle.manifest, plan.kind, plan.program)
         found = measured(program, runtime.evaluate(fields) if count else {}, count)
         return Contribution(metric_arrays(found.values, plan.metrics, found.count, plan.max_examples), count)
+
+
+def _nothing(layout: Layout) -> dict[str, np.ndarray]:
+    """What a device without examples adds to a sum: the others need its masks, and it is not counted."""
+    return {port.name: np.zeros(tuple(map(int, port.shape)), port.dtype) for port in layout.updates}
 
 
 @contextmanager

@@ -47,7 +47,7 @@ from archipel.training.optimizers import Optimizer
 from archipel.training.step import StepOptions
 
 SUFFIX = ".bundle"
-DEFAULT_PRIVACY = PrivacyPolicy(modes=("secure",), min_cohort=3, threshold=0.67, max_clip=10.0, max_bits=24)
+DEFAULT_PRIVACY = PrivacyPolicy(modes=("secure",), min_cohort=10, threshold=0.67, max_clip=10.0, max_bits=24)
 
 
 def convert(

@@ -160,13 +160,15 @@ Kind = Literal["training", "evaluation", "analytics"]
 class RoundPlan(Message, frozen=True, kw_only=True):
     """Label "plan"; sealed by the server key. The agent refuses it when outside the bundle's privacy policy.
 
-    `threshold` of secret sharing and `cohort` bounds are counts of devices; `modulus_bits` is b of the masks modulo
-    2^b; `weights` is the digest of the parameters (safetensors) to start from; `broadcast` likewise, if there is any.
+    `threshold` of secret sharing and `cohort` bounds are counts of devices, and so is `colluders`: so many of the
+    cohort may work with the server and still learn nothing but the sum. `modulus_bits` is b of the masks modulo 2^b;
+    `weights` is the digest of the parameters (safetensors) to start from; `broadcast` likewise, if there is any.
 
     `kind` says what is uploaded: of training what `finish` gives, of evaluation the `metrics` (each with the range of
     its fixed-point encoding) weighted by at most `max_examples` examples, of analytics what `program` gives. In an
     asynchronous task a device multiplies its deltas by (1 + s)^-staleness_exponent, where s is RoundStatus.staleness.
-    In a `buffered` round what was taken counts for whatever version comes next.
+    In a `buffered` round what was taken counts for whatever version comes next. Of an evaluation or analysis
+    `min_contributors` is how many devices with examples must be in the sum for it to be released.
     """
 
     round_id: RoundId
@@ -187,6 +189,8 @@ class RoundPlan(Message, frozen=True, kw_only=True):
     max_examples: Annotated[int, Meta(ge=1, le=1 << 30)] = 1000
     staleness_exponent: Annotated[float, Meta(ge=0, le=16)] | None = None
     buffered: bool = False
+    colluders: Annotated[int, Meta(ge=0, lt=MAX_COHORT)] = 0
+    min_contributors: Annotated[int, Meta(ge=0, le=MAX_COHORT)] = 0
 
 
 class CheckIn(Message, frozen=True, kw_only=True):

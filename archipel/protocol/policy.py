@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from fractions import Fraction
 
 from archipel.bundle.manifest import PrivacyPolicy
@@ -11,18 +12,38 @@ from archipel.protocol.messages import RoundPlan
 from archipel.protocol.sealed import Sealed
 from archipel.protocol.vector import Layout
 
+_DENOMINATOR = 1_000_000
+
 
 def plan_digest(sealed: Sealed) -> str:
     """SHA-256 (hex) of the plan's bytes as signed: what devices bind their messages of the round to."""
     return hashlib.sha256(sealed.body).hexdigest()
 
 
+def colluders_of(policy: PrivacyPolicy, max_cohort: int) -> int:
+    """How many of `max_cohort` devices may work with the server: C = floor(policy.colluders x max_cohort), exact."""
+    # A third as a float is a little less than one, and of 12 devices four are a third.
+    return math.floor(Fraction(str(policy.colluders)).limit_denominator(_DENOMINATOR) * max_cohort)
+
+
+def splits(threshold: int, devices: int, colluders: int) -> bool:
+    """Whether a server with so many colluders can have two halves of the cohort confirm different survivors.
+
+    The colluders confirm to both; the others confirm once. Two groups of `threshold` then need
+    2 threshold - colluders devices, so there are none if threshold > (devices + colluders) / 2.
+    """
+    return 2 * threshold <= devices + colluders
+
+
 def check_plan(plan: RoundPlan, policy: PrivacyPolicy, layout: Layout) -> None:
     """Raises PolicyError, which names the bound, unless `plan` keeps to `policy` for the updates in `layout`."""
     if plan.privacy not in policy.modes:
         _refuse(f"mode {plan.privacy!r} is not among the allowed {list(policy.modes)}")
-    if plan.min_cohort < policy.min_cohort:
-        _refuse(f"min_cohort {plan.min_cohort} is below the policy's {policy.min_cohort}")
+    if plan.kind != "training" and plan.min_contributors < policy.min_contributors:
+        _refuse(f"min_contributors {plan.min_contributors} is below the policy's {policy.min_contributors}")
+    if plan.colluders != (colluders := colluders_of(policy, plan.max_cohort) if plan.privacy == "secure" else 0):
+        _refuse(f"colluders {plan.colluders} of max_cohort {plan.max_cohort}: the policy withstands {colluders}")
+    _check_floors(plan, policy)
     if plan.max_cohort < max(plan.min_cohort, plan.threshold):
         _refuse(f"max_cohort {plan.max_cohort} is below min_cohort {plan.min_cohort} or threshold {plan.threshold}")
     if plan.privacy == "secure":
@@ -32,14 +53,30 @@ def check_plan(plan: RoundPlan, policy: PrivacyPolicy, layout: Layout) -> None:
         _refuse(f"a modulus of {plan.modulus_bits} bits can overflow with max_cohort {plan.max_cohort}")
 
 
+def _check_floors(plan: RoundPlan, policy: PrivacyPolicy) -> None:
+    """What hides a device in a sum are those of the others that do not collude."""
+    less = f", less {plan.colluders} that may collude," if plan.colluders else ""
+    floors = {"the policy's": policy.min_cohort, "the plan's min_contributors": plan.min_contributors}
+    for whose, floor in floors.items():
+        if plan.min_cohort - plan.colluders < floor:
+            _refuse(
+                f"min_cohort {plan.min_cohort}{less} is below {whose} {floor}; "
+                f"at least {floor + plan.colluders} are needed"
+            )
+
+
 def _check_threshold(plan: RoundPlan, policy: PrivacyPolicy) -> None:
     # Exact: 0.56 is meant as 56/100, and 0.56 * 25 in floating point is above 14. Against max_cohort, so that the
     # ratio holds whoever shows up.
     needed = Fraction(str(policy.threshold)) * plan.max_cohort
-    if plan.threshold < needed or 2 * plan.threshold <= plan.max_cohort:
+    if plan.threshold < needed:
         _refuse(
             f"threshold {plan.threshold} of max_cohort {plan.max_cohort} is below the policy's ratio {policy.threshold}"
-            " or not more than half; two groups that do not overlap could each unmask"
+        )
+    if splits(plan.threshold, plan.max_cohort, plan.colluders):
+        _refuse(
+            f"threshold {plan.threshold} is not more than half of max_cohort {plan.max_cohort} and {plan.colluders} "
+            "colluders together; a server with so many could have two groups each unmask something else"
         )
 
 

@@ -5,6 +5,7 @@
 | training | the update outputs of the bundle's `finish` program |
 | analytics | the update outputs of an `analyze` program |
 | evaluation | w = min(count, max_examples) / max_examples; each mean times w; w again for each mean that was clamped |
+| both of these | whether the device has examples |
 
 A mean beyond its range is clamped to it, as every entry of the fixed-point encoding is; that it was is told, so that
 nobody takes the bound for a measurement. What the means are: archipel.protocol.measures.
@@ -27,6 +28,8 @@ EXAMPLES = "archipel/examples"
 """The entry of an evaluation with the weight."""
 CLAMPED = "archipel/clamped/"
 """Begins the entry that says of a metric whether it was clamped."""
+CONTRIBUTORS = "archipel/contributors"
+"""The entry of an analysis or evaluation that is 1 of a device with examples, 0 of one without: their sum is exact."""
 
 _KINDS = {"training": "finish", "evaluation": "evaluate", "analytics": "analyze"}
 
@@ -52,9 +55,25 @@ def upload_program(manifest: Manifest, kind: Kind, name: str = "") -> Program:
 def upload_layout(manifest: Manifest, kind: Kind, name: str = "", metrics: Mapping[str, float] | None = None) -> Layout:
     """Where each entry lies. `metrics` of an evaluation: name to range. Raises ProtocolError."""
     program = upload_program(manifest, kind, name)
-    if kind != "evaluation":
+    if kind == "training":
         return Layout.of(program)
-    return _evaluation_layout(manifest, program, metrics or {})
+    made = Layout.of(program) if kind == "analytics" else _evaluation_layout(manifest, program, metrics or {})
+    for port in made.updates:
+        if CONTRIBUTORS in (port.name, port.tensor):
+            raise ProtocolError(f"bundle {manifest.name!r}: the name {CONTRIBUTORS!r} is not for programs to use")
+    return Layout((*made.updates, _CONTRIBUTORS))
+
+
+def contribution(examples: int) -> dict[str, np.ndarray]:
+    """The array of the entry CONTRIBUTORS of a device with so many examples."""
+    return {CONTRIBUTORS: np.array(float(examples > 0), np.float32)}
+
+
+# Two bits are -1, 0 and 1: the step is 1, so the sum is a whole number.
+_CONTRIBUTORS = Update(
+    name=CONTRIBUTORS, tensor=CONTRIBUTORS, dtype="float32", shape=(), kind="value", weighting="uniform", range=1.0,
+    bits=2,
+)  # fmt: skip
 
 
 def metric_arrays(
@@ -72,7 +91,7 @@ def metric_arrays(
             raise ProtocolError(f"metric {name!r}: is {value} on this device; it cannot be summed")
         entries[name] = min(max(value, -bound), bound) * weight
         entries[CLAMPED + name] = weight if abs(value) > bound else 0.0
-    return {name: np.array(value, np.float32) for name, value in entries.items()}
+    return {**{name: np.array(value, np.float32) for name, value in entries.items()}, **contribution(examples)}
 
 
 def _evaluation_layout(manifest: Manifest, program: Program, metrics: Mapping[str, float]) -> Layout:

@@ -23,11 +23,11 @@ from archipel.protocol.sealed import decode
 from archipel.protocol.secagg import disputes, unmask_sum
 from archipel.protocol.uploads import upload_layout
 from archipel.protocol.vector import DecodedSum, Vector
-from archipel.server import folding
+from archipel.server import folding, queries
 from archipel.server.frozen import read_cohort
 from archipel.server.models import Answer, BundleRow, Round, Task
 from archipel.server.resources import TaskRequest
-from archipel.server.results import analysis, evaluation
+from archipel.server.results import released
 from archipel.server.rounds import answered, read_plan
 from archipel.server.services import Services
 from archipel.server.tasks import request_of
@@ -102,7 +102,12 @@ def aggregate(services: Services, round_id: str) -> Outcome:
         decoded = total.total.decoded()
     if plan.kind == "training":
         return Outcome(collected.updates, decoded.weight, version=_update(services, collected, decoded), faults=faults)
-    made = (evaluation if plan.kind == "evaluation" else analysis)(plan, manifest, decoded, collected.updates)
+    made = released(plan, manifest, decoded, collected.updates)
+    with services.database.read() as session:
+        task = session.get_one(Task, collected.current.task_id)
+        why = queries.tells_of_few(session, collected.current, task, made.contributors, now=services.clock())
+    if why:
+        raise ServerError(why)
     return Outcome(collected.updates, decoded.weight, result=msgspec.to_builtins(made), faults=faults)
 
 

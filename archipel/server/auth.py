@@ -13,8 +13,9 @@ from archipel.server.models import AccessToken, Device, DeviceSession
 from archipel.server.problems import refuse
 from archipel.server.services import Services
 
-Role = Literal["anyone", "device", "operator", "auditor", "admin"]
-"""Operators run tasks, auditors read everything, admins may also make and revoke tokens."""
+Role = Literal["anyone", "device", "operator", "analyst", "auditor", "admin"]
+"""Operators have models trained, analysts ask devices questions (evaluations and analyses), auditors read everything,
+admins may do all that, and make and revoke tokens."""
 
 ACCESS_PREFIX = "apt_"
 """Access tokens begin with it, so that scanners for leaked secrets know them."""

@@ -19,9 +19,8 @@ from sqlalchemy.orm import Session
 
 from archipel.bundle import decode_manifest
 from archipel.errors import ArchipelError, LeaseLostError, SpoiledRoundError
-from archipel.server import buffers, folding, opening, search
+from archipel.server import buffers, folding, opening, queries, search
 from archipel.server.aggregation import Outcome, aggregate
-from archipel.server.candidates import count_candidates
 from archipel.server.faults import note_fault, set_aside_faulty
 from archipel.server.lease import Lease
 from archipel.server.models import (
@@ -44,6 +43,7 @@ from archipel.server.rounds import (
     advance,
     commit_round,
     count,
+    count_seatable,
     decide,
     fail_round,
     fail_task,
@@ -323,7 +323,9 @@ class Coordinator:
                 self._fail_task(task.task_id, f"the first version cannot be made: {error}")
             return True
         with services.database.read() as session:
-            waiting = count_candidates(session, task, now=now, window=services.settings.check_in_window)
+            waiting = count_seatable(session, task, now=now, window=services.settings.check_in_window)
+            if queries.is_query(task) and waiting and not queries.budget(session, task, now=now).left:
+                return False
             wanted = task.buffered and (waiting or buffers.at_work(session, task, now))
         if not (wanted if task.buffered else waiting >= required(task, RULES["assigning"])):
             return False

@@ -152,7 +152,8 @@ class Task(Base):
     `request` is the JSON of the checked resources.TaskRequest; what queries and rounds need of it has columns too.
     `failed_rounds` counts those since the last committed one that speak against the task, `spoiled_rounds` those since
     then whose sum made no sense (archipel.server.search); `request_digest` is of the request under an idempotency
-    key. A paused task finishes its round and opens no other. With `salt` it takes `percent` of the devices, see
+    key. A proposed task waits until somebody else than `created_by` approves of it; these name people as the audit log
+    does. A paused task finishes its round and opens no other. With `salt` it takes `percent` of the devices, see
     archipel.server.targeting.
     """
 
@@ -183,6 +184,8 @@ class Task(Base):
     max_contributions: Mapped[int | None] = mapped_column(Integer)
     rest_seconds: Mapped[float] = mapped_column(Float, server_default="0")
     request_digest: Mapped[str | None] = mapped_column(Digest)
+    created_by: Mapped[str] = mapped_column(String(64), server_default="")
+    approved_by: Mapped[str | None] = mapped_column(String(64))
     hyperparameters: Mapped[dict[str, float]] = mapped_column(JSON)
     deadlines: Mapped[dict[str, float]] = mapped_column(JSON)
     model: Mapped[str | None] = mapped_column(Digest)
@@ -208,6 +211,8 @@ class Round(Base):
     an asynchronous task overlap, and theirs is that of the version after the one they began with. `sum_digest` is the
     checkpoint of the running sum, in the spool: of the answers whose `folded_into` is this round. `spoiled`: it failed
     because of what its devices sent, and nobody knows which. `draw`: with what chance it took whom, see search.py.
+    `settled`: since when
+    it is clear which devices are in the sum, so that they may have been told.
     """
 
     __tablename__ = "rounds"
@@ -227,6 +232,7 @@ class Round(Base):
     sum_digest: Mapped[str | None] = mapped_column(Digest)
     spoiled: Mapped[bool] = mapped_column(Boolean, default=False, server_default=false())
     draw: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    settled: Mapped[float | None] = mapped_column(Float)
     started: Mapped[float] = mapped_column(Float)
     ended: Mapped[float | None] = mapped_column(Float)
     __table_args__ = (

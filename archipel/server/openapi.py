@@ -19,7 +19,8 @@ _BYTES = {"type": "string", "format": "binary"}
 _BASE64 = "^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
 _TOKENS = {
     "device": "Session token of a device: POST /v1/challenges, then /v1/sessions.",
-    "operator": "Access token of an operator, who runs tasks.",
+    "operator": "Access token of an operator, who has models trained and rolled out.",
+    "analyst": "Access token of an analyst, who asks devices questions: evaluations and analyses.",
     "auditor": "Access token of an auditor, who reads everything and changes nothing.",
     "admin": "Access token of an admin, or the token that `archipel serve init` printed.",
 }

@@ -27,16 +27,24 @@ Write = Callable[[], AbstractContextManager[Session]]
 
 
 def new_task(
-    checked: TaskRequest, *, task_id: str, request_digest: str | None, now: float, part: Target | None = None
+    checked: TaskRequest,
+    *,
+    task_id: str,
+    request_digest: str | None,
+    now: float,
+    part: Target | None = None,
+    created_by: str = "coordinator",
+    proposed: bool = False,
 ) -> Task:
-    """A running task, as `check_task` gave it. With `part` it takes only so many percent of the devices."""
+    """A task, as `check_task` gave it, that runs or is `proposed`. With `part` it takes only so many percent of the
+    devices."""
     return Task(
         task_id=task_id,
         name=checked.name,
         population=checked.population,
         bundle=checked.bundle,
         weights=checked.weights,
-        state="running",
+        state="proposed" if proposed else "running",
         reason="",
         rounds=checked.rounds,
         rounds_committed=0,
@@ -56,6 +64,8 @@ def new_task(
         max_contributions=checked.max_contributions,
         rest_seconds=checked.rest_seconds,
         request_digest=request_digest,
+        created_by=created_by,
+        approved_by=None,
         hyperparameters=dict(checked.hyperparameters),
         deadlines={**DEADLINES, **checked.deadlines},
         model=None,

@@ -121,6 +121,10 @@ class OperatorClient(RegistryCalls):
     def task(self, task_id: str) -> TaskInfo:
         return self._call("GET", f"/v1/tasks/{task_id}", TaskInfo)
 
+    def approve(self, task_id: str) -> TaskInfo:
+        """Let a proposed query run; needs the role analyst, and somebody else's token than the one that asked."""
+        return self._post(f"/v1/tasks/{task_id}/approve", TaskInfo)
+
     def cancel(self, task_id: str) -> TaskInfo:
         return self._post(f"/v1/tasks/{task_id}/cancel", TaskInfo)
 

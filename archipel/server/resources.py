@@ -13,8 +13,8 @@ Count = Annotated[int, Meta(ge=1, le=MAX_COHORT)]
 MAX_PAGE = 500
 IDEMPOTENCY_HEADER = "Idempotency-Key"
 Deadline = Annotated[float, Meta(gt=0, le=86400)]
-AccessRole = Literal["operator", "auditor", "admin"]
-TaskState = Literal["running", "paused", "completed", "cancelled", "failed"]
+AccessRole = Literal["operator", "analyst", "auditor", "admin"]
+TaskState = Literal["proposed", "running", "paused", "completed", "cancelled", "failed"]
 Mode = Literal["synchronous", "semi-synchronous", "asynchronous"]
 Privacy = Literal["secure", "plain"]
 DeadlinePhase = Literal[
@@ -68,6 +68,8 @@ class TaskRequest(Message, frozen=True, kw_only=True):
     `kind` evaluation takes the means of `metrics` (name: bound of its absolute value) over all examples, at most
     `max_examples` of each device, with the weights `weights` (null: the bundle's own). What a bundle's `evaluate` sums
     up is asked for as the mean, and its `correct` as `accuracy`. Analytics sums what the bundle's `program` computes.
+    Both are queries: nothing is released of fewer than `min_contributors` devices with examples (null: as many as the
+    bundle's privacy policy asks for, which is the least), see docs/operations.md, "Queries".
 
     `eligibility` is an expression over the attributes that devices report (docs/operations.md, "Whom a task takes"). A
     device gives at most `max_contributions` updates, and rests for `rest_seconds` from the start of a round that it was
@@ -84,6 +86,7 @@ class TaskRequest(Message, frozen=True, kw_only=True):
     kind: Kind = "training"
     mode: Mode = "semi-synchronous"
     threshold: Count | None = None
+    min_contributors: Count | None = None
     goal: Count | None = None
     concurrency: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
     max_staleness: Annotated[int, Meta(ge=0, le=1_000_000)] = 20
@@ -106,7 +109,8 @@ class TaskInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
     (which devices it lacks; empty where it lacks none). `percent`: so many of the eligible devices are taken at all, in
     the evaluations that rollouts make; null: all of them. `failed_rounds` are those since the last committed one that
     count towards the end of the task, `spoiled_rounds` those since then that some device spoiled that is not known yet;
-    `search` says what is being done about it (empty: nothing is wrong)."""
+    `search` says what is being done about it (empty: nothing is wrong). Who asked for it is in `created_by`, such as
+    "operator:ID", and who approved of it in `approved_by`: a query that is `proposed` waits for that."""
 
     task_id: RoundId
     name: Name
@@ -124,6 +128,7 @@ class TaskInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
     min_cohort: int
     cohort: int
     threshold: int
+    min_contributors: int | None
     goal: int | None
     concurrency: int | None
     max_staleness: int
@@ -143,6 +148,8 @@ class TaskInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
     waiting: int
     waiting_for: str
     search: str
+    created_by: str
+    approved_by: str | None
     created: float
     ended: float | None
 
@@ -176,7 +183,7 @@ class StatisticResult(Message, frozen=True, kw_only=True, omit_defaults=False):
 
 
 class RoundResult(Message, frozen=True, kw_only=True, omit_defaults=False):
-    """What `devices` devices found.
+    """What `devices` devices found, of which `contributors` had examples.
 
     Of an evaluation: `metrics`, means over `examples` examples (each device's number is counted up to the task's
     max_examples); `clamped`, of a metric that was beyond its range on some devices, the share of the examples that are
@@ -184,6 +191,7 @@ class RoundResult(Message, frozen=True, kw_only=True, omit_defaults=False):
     """
 
     devices: int
+    contributors: int = 0
     examples: float | None = None
     metrics: dict[str, float] = {}
     clamped: dict[str, float] = {}

@@ -3,15 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from archipel.bundle import Manifest, Statistic
+from archipel.errors import ServerError
 from archipel.protocol.messages import RoundPlan
-from archipel.protocol.uploads import CLAMPED
+from archipel.protocol.uploads import CLAMPED, CONTRIBUTORS
 from archipel.protocol.vector import DecodedSum
 from archipel.server.resources import RoundResult, StatisticResult
+
+
+def released(plan: RoundPlan, manifest: Manifest, total: DecodedSum, devices: int) -> RoundResult:
+    """What an evaluation or analysis found. Raises ServerError where too few devices had examples."""
+    contributors = round(float(total.values[CONTRIBUTORS]))
+    if contributors < plan.min_contributors:
+        # How many there were is part of the sum: not even that is said.
+        raise ServerError(
+            f"fewer than {plan.min_contributors} of the devices had examples (min_contributors); nothing of their sum "
+            "was kept"
+        )
+    rest = replace(total, values={name: array for name, array in total.values.items() if name != CONTRIBUTORS})
+    found = (evaluation if plan.kind == "evaluation" else analysis)(plan, manifest, rest, devices)
+    return msgspec.structs.replace(found, contributors=contributors)
 
 
 def evaluation(plan: RoundPlan, manifest: Manifest, total: DecodedSum, devices: int) -> RoundResult:

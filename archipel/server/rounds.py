@@ -21,7 +21,7 @@ from sqlalchemy.orm import Session
 
 from archipel.protocol.messages import Phase, RoundPlan
 from archipel.protocol.sealed import Sealed, decode
-from archipel.server import audit
+from archipel.server import audit, queries
 from archipel.server.candidates import candidates, count_candidates
 from archipel.server.faults import has_faults
 from archipel.server.models import Answer, CheckInRow, Participant, Round, Share, Task
@@ -139,7 +139,7 @@ def count(session: Session, current: Round, task: Task, *, now: float, window: f
     if rule.waits_for == "work":
         return Counts(0, 0, 0)
     if rule.waits_for == "check-ins":
-        waiting = count_candidates(session, task, now=now, window=window)
+        waiting = count_seatable(session, task, now=now, window=window)
         return Counts(wanted(session, task, now), waiting, required(task, rule))
     if rule.waits_for == "folded":
         folded = session.scalar(_FOLDED, {"in_round": current.round_id}) or 0
@@ -150,6 +150,14 @@ def count(session: Session, current: Round, task: Task, *, now: float, window: f
         expected = max(expected, minimum)
     answered = _count_answers(session, current.round_id, rule.name)
     return Counts(expected, answered, minimum, goal=task.goal)
+
+
+def count_seatable(session: Session, task: Task, *, now: float, window: float) -> int:
+    """How many of the devices that wait a round may take; of a query only such as may be in one sum."""
+    if not queries.is_query(task):
+        return count_candidates(session, task, now=now, window=window)
+    waiting, fewest = candidates(session, task, now=now, window=window, lock=False), required(task, RULES["assigning"])
+    return len(queries.choose(session, task, waiting, fewest, now=now)) if len(waiting) >= fewest else len(waiting)
 
 
 def advance(session: Session, round_id: str, *, now: float, window: float, max_failed: int) -> Transition | None:
@@ -173,8 +181,13 @@ def advance(session: Session, round_id: str, *, now: float, window: float, max_f
         if rule.waits_for != "work":
             reason = f"{counts.answered} {rule.lacking} by the deadline of phase {rule.name}, {counts.minimum} needed"
         return fail_round(session, current, task, reason, now=now, max_failed=max_failed)
+    if rule.collects and queries.is_query(task) and (why := queries.conflict(session, current, task, now=now)):
+        # Before anybody is told who survived: devices would remember it, and refuse.
+        return fail_round(session, current, task, why, now=now, max_failed=max_failed)
     if rule.waits_for == "check-ins":
         _assign(session, current, task, now=now, window=window)
+    if rule.collects:
+        current.settled = now
     current.phase = next_phase(task, rule)
     current.phase_ends = now + deadline(task, current.phase)
     return Transition(round_id, current.phase)
@@ -247,8 +260,10 @@ def _count_answers(session: Session, round_id: str, phase: str) -> int:
 
 def _assign(session: Session, current: Round, task: Task, *, now: float, window: float) -> None:
     waiting = candidates(session, task, now=now, window=window)
-    required_now = required(task, RULES[current.phase])
-    seat(session, current.round_id, draw_round(session, current, task, waiting, required_now))
+    needed = required(task, RULES["assigning"])
+    if queries.is_query(task):
+        waiting = queries.choose(session, task, waiting, needed, now=now)
+    seat(session, current.round_id, draw_round(session, current, task, waiting, needed))
 
 
 def seat(session: Session, round_id: str, chosen: Sequence[str], *, ends: float | None = None) -> None:

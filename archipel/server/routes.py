@@ -19,12 +19,13 @@ from archipel.server.problems import refuse
 from archipel.server.services import Services
 
 B = TypeVar("B")
-PUBLIC: frozenset[Role] = frozenset({"anyone", "device", "operator", "auditor", "admin"})
+PUBLIC: frozenset[Role] = frozenset({"anyone", "device", "operator", "analyst", "auditor", "admin"})
 DEVICE: frozenset[Role] = frozenset({"device"})
 ADMIN: frozenset[Role] = frozenset({"admin"})
 OPERATOR: frozenset[Role] = frozenset({"operator", "admin"})
+ANALYST: frozenset[Role] = frozenset({"analyst", "admin"})
 AUDIT: frozenset[Role] = frozenset({"auditor", "admin"})
-READ: frozenset[Role] = OPERATOR | AUDIT
+READ: frozenset[Role] = OPERATOR | ANALYST | AUDIT
 
 
 @dataclass(frozen=True)

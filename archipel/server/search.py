@@ -16,6 +16,7 @@ from archipel.errors import SpoiledRoundError
 from archipel.server.fault_tables import Search, Suspect
 from archipel.server.faults import note_fault, set_aside, set_aside_now
 from archipel.server.models import Device, Participant, Round, Task
+from archipel.server.queries import is_query
 from archipel.server.settings import Settings
 from archipel.server.suspicion import PATIENCE, Draw, Score, accused, bet, draw
 
@@ -63,7 +64,9 @@ def wanted(session: Session, task: Task, now: float) -> int:
 
 
 def _mixes(session: Session, task: Task) -> bool:
-    search = session.get(Search, task.population) if task.privacy == "secure" else None
+    # Who is asked a query is not left to chance: archipel.server.queries chooses.
+    mixed = task.privacy == "secure" and not is_query(task)
+    search = session.get(Search, task.population) if mixed else None
     return search is not None and search.quiet < PATIENCE
 
 

@@ -108,6 +108,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """How long a device is set aside the first time; each further time twice as long as the one before."""
     false_accusations: Annotated[float, Meta(gt=0, le=0.5)] = 0.05
     """The risk that a search for spoilers sets any honest device aside; a smaller one takes more rounds."""
+    query_approval: bool = False
+    """Whether evaluations and analyses wait until somebody else with the right to run them approves."""
     log_bytes: Annotated[int, Meta(ge=0)] = 64 << 20
     """requests.log and server.log begin anew at this size; 0: never, where another program sees to it."""
     logs_kept: Annotated[int, Meta(ge=0, le=1000)] = 4

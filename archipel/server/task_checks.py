@@ -14,7 +14,7 @@ from archipel.bundle.roles import Hyperparameter
 from archipel.errors import ServerError
 from archipel.protocol.messages import RoundPlan
 from archipel.protocol.plain import plain_size
-from archipel.protocol.policy import check_plan
+from archipel.protocol.policy import check_plan, colluders_of
 from archipel.protocol.uploads import upload_layout
 from archipel.protocol.vector import Layout
 from archipel.server.eligibility import parse_eligibility
@@ -24,9 +24,10 @@ _NOWHERE = "0" * 32
 
 
 def smallest_threshold(manifest: Manifest, cohort: int) -> int:
-    """The smallest threshold of secret sharing that the privacy policy allows: its ratio, and more than half."""
+    """The smallest threshold of secret sharing that the privacy policy allows: its ratio, and more than half of the
+    cohort and the colluders together."""
     ratio = Fraction(str(manifest.privacy.threshold))
-    return max(math.ceil(ratio * cohort), cohort // 2 + 1)
+    return max(math.ceil(ratio * cohort), (cohort + colluders_of(manifest.privacy, cohort)) // 2 + 1)
 
 
 def server_hyperparameters(request: TaskRequest, manifest: Manifest) -> Mapping[str, float]:
@@ -71,6 +72,8 @@ def make_plan(
         max_examples=request.max_examples if request.kind != "training" else 1000,
         staleness_exponent=request.staleness_exponent if request.mode == "asynchronous" and secure else None,
         buffered=request.mode == "asynchronous" and not secure,
+        colluders=colluders_of(manifest.privacy, request.cohort) if secure else 0,
+        min_contributors=request.min_contributors or 0,
     )
 
 
@@ -81,11 +84,22 @@ def update_size(request: TaskRequest, manifest: Manifest, plan: RoundPlan) -> in
 
 
 def check_task(request: TaskRequest, manifest: Manifest, *, max_update_bytes: int) -> TaskRequest:
-    """The request with its threshold filled in. Raises the ArchipelError that names the setting and its bound."""
+    """The request with threshold and min_contributors filled in. Raises the ArchipelError that names the setting and
+    its bound."""
     threshold = 1
     if request.privacy == "secure":
         threshold = request.threshold or smallest_threshold(manifest, request.cohort)
-    request = msgspec.structs.replace(request, threshold=threshold)
+    contributors = None
+    if request.kind != "training":
+        contributors = request.min_contributors or manifest.privacy.min_contributors
+    elif request.min_contributors is not None:
+        raise ServerError("min_contributors: belongs to evaluations and analyses; training has min_cohort")
+    request = msgspec.structs.replace(request, threshold=threshold, min_contributors=contributors)
+    if contributors is not None and request.rounds > manifest.privacy.queries:
+        raise ServerError(
+            f"rounds: {request.rounds}; bundle {manifest.name!r} allows {manifest.privacy.queries} queries in "
+            f"{manifest.privacy.query_days} days"
+        )
     needed = max(request.min_cohort, threshold)
     if request.cohort < needed:
         raise ServerError(f"cohort: {request.cohort} is below min_cohort {request.min_cohort} or threshold {threshold}")

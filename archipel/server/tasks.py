@@ -24,4 +24,6 @@ def audited(task: Task) -> dict[str, str | int | float | None]:
         "name", "population", "kind", "mode", "privacy", "bundle", "weights", "rounds", "min_cohort", "cohort",
         "threshold", "eligibility", "percent", "max_contributions",
     )  # fmt: skip
-    return {**{name: getattr(task, name) for name in names}, "devices_of": request_of(task).devices_of}
+    request = request_of(task)
+    asked = {"devices_of": request.devices_of, "min_contributors": request.min_contributors, "program": request.program}
+    return {**{name: getattr(task, name) for name in names}, **asked, "state": task.state}

@@ -5,28 +5,42 @@ from __future__ import annotations
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from archipel.server import buffers
+from archipel.server import buffers, queries
 from archipel.server.candidates import have_given, is_waiting, target_of
 from archipel.server.eligibility import parse_eligibility
 from archipel.server.faults import set_aside_now
 from archipel.server.models import Answer, CheckInRow, Device, Round, Task
-from archipel.server.rounds import RULES, required
+from archipel.server.rounds import RULES, count_seatable, required
 
 MOST = 1000
 """Devices that are looked at."""
+_NOT_TOGETHER = (
+    "{} devices wait, but not such as may be in one sum: with those of earlier queries it would tell of fewer than "
+    "min_contributors; a set that was asked before may be asked again when all of it waits"
+)
 
 
 def waiting_for(session: Session, task: Task, candidates: int, *, now: float, window: float) -> str:
     """One line; empty while the task has not to wait for devices. `candidates`: how many may be taken now."""
+    if task.state == "proposed":
+        return "waits for the approval of somebody else who may run queries"
     if task.state != "running":
         return ""
     phases = set(session.scalars(select(Round.phase).where(Round.task_id == task.task_id, Round.ended.is_(None))))
     # A buffer stays open while nobody is there to fill it.
     if phases and (phases != {"buffering"} or buffers.at_work(session, task, now)):
         return ""
+    if queries.is_query(task):
+        budget = queries.budget(session, task, now=now)
+        if not budget.left:
+            return (
+                f"population {task.population!r} was asked {budget.spent} times in the last {budget.days} days; "
+                f"the bundle allows {budget.allowed} queries"
+            )
     needed = 1 if task.buffered else required(task, RULES["assigning"])
     if candidates >= needed:
-        return ""
+        seatable = count_seatable(session, task, now=now, window=window) if queries.is_query(task) else candidates
+        return "" if seatable >= needed else _NOT_TOGETHER.format(candidates)
     enrolled = select(Device.device_id).where(Device.population == task.population, Device.revoked.is_(None))
     known = session.scalar(select(func.count()).select_from(enrolled.limit(needed).subquery())) or 0
     if not known:

@@ -83,8 +83,9 @@ def train(windows: HarByPerson, volunteers: Sequence[int], seed: int) -> nn.Modu
     return nn.Sequential(OrderedDict(standardize=standardize, network=trained.module)).eval()
 
 
-def publish(module: nn.Module, key: Ed25519PrivateKey, folder: Path, min_cohort: int) -> Path:
-    """The file of the signed bundle, which allows secure rounds of `min_cohort` devices or more only."""
+def publish(module: nn.Module, key: Ed25519PrivateKey, folder: Path, min_cohort: int, min_contributors: int) -> Path:
+    """The file of the signed bundle: rounds of training need `min_cohort` devices that do not work with the server, and
+    evaluations `min_contributors`."""
     file = folder / "activity.bundle"
     convert(
         module,
@@ -97,7 +98,12 @@ def publish(module: nn.Module, key: Ed25519PrivateKey, folder: Path, min_cohort:
         strategy="fedavg",
         strategy_options={"clip": CLIP, "value_range": CLIP, "bits": 16},
         privacy=PrivacyPolicy(
-            modes=("secure",), min_cohort=min_cohort, threshold=THRESHOLD, max_clip=CLIP, max_bits=16
+            modes=("secure",),
+            min_cohort=min_cohort,
+            threshold=THRESHOLD,
+            max_clip=CLIP,
+            max_bits=16,
+            min_contributors=min_contributors,
         ),
         sign_key=key,
     )

@@ -44,8 +44,9 @@ def run(options: Options, folder: Path, say: Callable[[str], None] = lambda text
     groups = draw_groups(windows, options.volunteers, options.seed)
     say(f"cloud: training on {len(groups.volunteers)} volunteers")
     module = cloud.train(windows, groups.volunteers, options.seed)
-    least = least_of(cohort_of(len(groups.contributors)))
-    file = cloud.publish(module, key, folder, least)
+    # A third of each cohort may work with the server: the policy is about the others.
+    cohort, everybody = cohort_of(len(groups.contributors)), len(groups.everybody)
+    file = cloud.publish(module, key, folder, least_of(cohort) - cohort // 3, everybody - everybody // 3)
     # From here on this process knows nobody's windows.
     del windows, module
 

@@ -101,7 +101,8 @@ def linear(tmp_path: Path) -> Linear:
         },
         parameters=b.parameter_specs({"w": w}, ["w"]),
         limits=b.Limits(peak_bytes=1000, flops_per_example=1, upload_bytes=1),
-        privacy=b.PrivacyPolicy(modes=("secure",), min_cohort=3, threshold=0.6, max_clip=1.0, max_bits=16),
+        privacy=b.PrivacyPolicy(modes=("secure",), min_cohort=3, threshold=0.6, max_clip=1.0, max_bits=16,
+                                  colluders=0.0, min_contributors=1),
     )  # fmt: skip
     return Linear(tmp_path / "linear", w, (str(tmp_path / "linear"), "--key", str(tmp_path / "k.pub")))
 

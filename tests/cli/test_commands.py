@@ -201,7 +201,7 @@ def test_serve_says_what_is_wrong(tmp_path: Path) -> None:
     ("arguments", "text"),
     [
         (["--rounds", "0"], "--rounds"),
-        (["--devices", "3"], "at least 12"),
+        (["--devices", "3"], "at least 17"),
         (["--devices", "100000"], "devices"),
         (["--output", "/nonexistent/folder/report.html"], "cannot be written"),
     ],

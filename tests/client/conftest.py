@@ -155,7 +155,16 @@ def make_bundle(folder: Path, key: Ed25519PrivateKey, **policy: Any) -> Path:
         b.Statistic(name="spread", kind="histogram", program="look", edges=(-1.0, 0.0, 1.0)),
     )
     limits = {"peak_bytes": 1 << 16, "flops_per_example": 12, "upload_bytes": 16, **policy.pop("limits", {})}
-    privacy = {"modes": ("secure",), "min_cohort": 3, "threshold": 0.6, "max_clip": 2.0, "max_bits": 20, **policy}
+    privacy = {
+        "modes": ("secure",),
+        "min_cohort": 3,
+        "threshold": 0.6,
+        "max_clip": 2.0,
+        "max_bits": 20,
+        "colluders": 0.0,
+        "min_contributors": 1,
+        **policy,
+    }
     b.write_bundle(
         folder,
         name="linear",

@@ -86,7 +86,8 @@ def test_every_setting_of_the_server_is_documented() -> None:
     assert {field.name for field in fields} - {"folder"} <= set(rows)
     for field in fields:
         if isinstance(field.default, float | int) and field.default < 1 << 20 and f"`{field.name}`," not in page:
-            assert f"{field.default:g}" in rows[field.name], field.name
+            shown = str(field.default).lower() if isinstance(field.default, bool) else f"{field.default:g}"
+            assert shown in rows[field.name], field.name
 
 
 def test_every_phase_deadline_is_documented() -> None:

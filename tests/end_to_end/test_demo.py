@@ -84,7 +84,7 @@ few = whole.of([*whole.writers_in([0])[:8], *whole.writers_in([4])[:20]])
 story.digits_by_writer = lambda: few
 story.cloud.fit = functools.partial(story.cloud.fit, max_epochs=2)
 from archipel.cli.main import main
-sys.argv = ["archipel", "demo", "--rounds", "500", "--devices", "12", "--output", {str(tmp_path)!r}]
+sys.argv = ["archipel", "demo", "--rounds", "500", "--devices", "17", "--output", {str(tmp_path)!r}]
 main()
 """
     demo = subprocess.Popen(

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -17,6 +18,7 @@ from archipel.cli.demo.fleet import Federation
 from archipel.cli.demo.processes import Processes
 from archipel.client import Agent, AgentConfig, Event
 from archipel.converter import convert
+from archipel.converter.pipeline import DEFAULT_PRIVACY
 from archipel.datasets import DigitsByWriter
 from archipel.models import digits_cnn
 from archipel.protocol.identity import EnrolmentToken
@@ -84,6 +86,7 @@ def run_round(seen: Seen, who: Any, digits: DigitsByWriter, folder: Path, proces
         digits_cnn(seed=0), folder / "digits", example=np.zeros((2, 1, 28, 28), np.float32), sign_key=key,
         loss=losses.cross_entropy(), optimizer=optimizers.sgd(), batch_size=10,
         strategy_options={"clip": 1.0, "value_range": RANGE, "bits": BITS},
+        privacy=msgspec.structs.replace(DEFAULT_PRIVACY, min_cohort=6, colluders=0.2),
     )  # fmt: skip
     pack(bundle.folder, folder / "digits.bundle")
     seen.parameters = {name: np.array(values) for name, values in bundle.parameters().items()}

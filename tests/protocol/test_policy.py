@@ -9,8 +9,9 @@ from archipel.bundle.manifest import PrivacyPolicy
 from archipel.bundle.roles import Program, Update
 from archipel.errors import PolicyError
 from archipel.protocol import Layout, check_plan, plan_digest, seal
+from archipel.protocol.policy import colluders_of, splits
 
-POLICY = PrivacyPolicy(modes=("secure",), min_cohort=10, threshold=0.56, max_clip=2.0, max_bits=16)
+POLICY = PrivacyPolicy(modes=("secure",), min_cohort=10, threshold=0.56, max_clip=2.0, max_bits=16, colluders=0.0)
 GOOD = {"privacy": "secure", "min_cohort": 10, "max_cohort": 25, "threshold": 14, "modulus_bits": 24}
 
 
@@ -45,6 +46,7 @@ def test_a_plan_at_every_bound(make_plan):
         ({"min_cohort": 9}, "min_cohort 9"),
         ({"threshold": 13}, "threshold 13"),
         ({"max_cohort": 26}, "threshold 14 of max_cohort 26"),
+        ({"colluders": 1}, "colluders 1 of max_cohort 25: the policy withstands 0"),
         ({"max_cohort": 9}, "max_cohort 9"),
         ({"threshold": 26}, "max_cohort 25"),
         ({"modulus_bits": 20}, "modulus of 20 bits"),
@@ -68,6 +70,72 @@ def test_half_is_not_enough_even_if_the_policy_says_so(make_plan):
     loose = msgspec.structs.replace(POLICY, threshold=0.5)
     with pytest.raises(PolicyError, match="more than half"):
         check_plan(make_plan(**{**GOOD, "max_cohort": 28}), loose, layout())
+
+
+# A third of 25 are 8 (8.33): more than (25 + 8) / 2 = 16.5 must agree, and 10 + 8 be in the sum.
+THIRD = msgspec.structs.replace(POLICY, colluders=1 / 3)
+WITHSTANDS = {**GOOD, "min_cohort": 18, "threshold": 17, "colluders": 8}
+
+
+def test_a_plan_that_withstands_a_third(make_plan):
+    check_plan(make_plan(**WITHSTANDS), THIRD, layout())
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"threshold": 16}, "threshold 16 is not more than half of max_cohort 25 and 8 colluders together"),
+        ({"min_cohort": 17}, "min_cohort 17, less 8 that may collude, is below the policy's 10; at least 18"),
+        ({"colluders": 7}, "colluders 7 of max_cohort 25: the policy withstands 8"),
+        ({"colluders": 0, "threshold": 14}, "the policy withstands 8"),
+    ],
+)
+def test_plans_that_withstand_fewer(make_plan, change, why):
+    with pytest.raises(PolicyError, match=why):
+        check_plan(make_plan(**{**WITHSTANDS, **change}), THIRD, layout())
+
+
+@pytest.mark.parametrize(
+    ("share", "cohort", "expected"),
+    [
+        (1 / 3, 3, 1), (1 / 3, 12, 4), (1 / 3, 25, 8), (1 / 3, 4096, 1365),
+        # 0.29 * 100 in floating point is 28.999999999999996.
+        (0.29, 100, 29), (0.0, 4096, 0), (0.999, 10, 9),
+    ],
+)  # fmt: skip
+def test_shares_of_colluders_are_exact(share, cohort, expected):
+    assert colluders_of(msgspec.structs.replace(POLICY, colluders=share), cohort) == expected
+
+
+# By hand: no group of `threshold` besides that of the colluders and others may be possible. n = 5, t = 3: one device
+# that confirms to both sides is enough for {1, 2, c} and {3, 4, c}; n = 20, t = 11: two for 9 + 9 others.
+@pytest.mark.parametrize(
+    ("threshold", "devices", "colluders", "can"),
+    [(3, 5, 0, False), (3, 5, 1, True), (4, 5, 1, False), (11, 20, 1, False), (11, 20, 2, True), (14, 20, 6, False),
+     (13, 20, 6, True), (2, 4, 0, True)],
+)  # fmt: skip
+def test_when_a_server_can_have_two_groups_confirm(threshold, devices, colluders, can):
+    assert splits(threshold, devices, colluders) is can
+
+
+def query(make_plan, **changes):
+    asked = {**WITHSTANDS, "kind": "analytics", "program": "look", "min_contributors": 10, **changes}
+    return make_plan(**asked)
+
+
+def test_queries_keep_to_the_least_number_of_contributors(make_plan):
+    policy = msgspec.structs.replace(THIRD, min_contributors=10)
+    check_plan(query(make_plan), policy, layout())
+    with pytest.raises(PolicyError, match="min_contributors 9 is below the policy's 10"):
+        check_plan(query(make_plan, min_contributors=9), policy, layout())
+    # More may be asked for; then so many must be in the sum beside the colluders.
+    with pytest.raises(PolicyError, match="below the plan's min_contributors 11; at least 19"):
+        check_plan(query(make_plan, min_contributors=11), policy, layout())
+
+
+def test_the_default_is_twenty_contributors(make_plan):
+    with pytest.raises(PolicyError, match="below the policy's 20"):
+        check_plan(query(make_plan, min_contributors=19, min_cohort=25), THIRD, layout())
 
 
 def test_plain_rounds_share_no_secrets(make_plan):

@@ -316,6 +316,7 @@ def make_bundle(
     strategy: str = "fedavg",
     min_cohort: int = 3,
     lineage: Lineage | None = None,
+    policy: dict[str, Any] | None = None,
 ) -> Path:
     """A bundle with parameters w [3, 2] and b [2], all zero. Its graphs have no nodes: the server runs none."""
     tensors = {"w": np.zeros((3, 2), np.float32), "b": np.zeros(2, np.float32)}
@@ -388,7 +389,12 @@ def make_bundle(
         parameters=parameter_specs(tensors, ["w", "b"]),
         limits=Limits(peak_bytes=1 << 20, flops_per_example=100, upload_bytes=4 * LENGTH),
         privacy=PrivacyPolicy(
-            modes=("secure", "plain"), min_cohort=min_cohort, threshold=0.6, max_clip=100.0, max_bits=16
+            modes=("secure", "plain"),
+            min_cohort=min_cohort,
+            threshold=0.6,
+            max_clip=100.0,
+            max_bits=16,
+            **{"colluders": 0.0, "min_contributors": 1, "queries": 256, **(policy or {})},
         ),
         key=signer,
         schedule=(Phase(program="train", batch_size=8, epochs=1),),

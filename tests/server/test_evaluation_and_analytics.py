@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from archipel.bundle import decode_manifest
-from archipel.protocol.uploads import EXAMPLES, metric_arrays, upload_layout
+from archipel.protocol.uploads import EXAMPLES, contribution, metric_arrays, upload_layout
 from archipel.server.models import BundleRow
 from archipel.server.results import quantile
 
@@ -23,7 +23,7 @@ def take_part(world: Any, devices: list[Any], arrays: list[dict[str, Any]]) -> N
         manifest = decode_manifest(session.get(BundleRow, plan.bundle).manifest)
     layout = upload_layout(manifest, plan.kind, plan.program, plan.metrics)
     for device, values in zip(devices, arrays, strict=True):
-        values = {name: np.asarray(array, np.float32) for name, array in values.items()}
+        values = {name: np.asarray(array, np.float32) for name, array in {**contribution(1), **values}.items()}
         if plan.privacy == "plain":
             device.updating(**values)
         else:
@@ -51,7 +51,7 @@ def test_an_evaluation_is_the_mean_over_all_examples(world: Any, privacy: str) -
     )
     [shown] = world.rounds(task["task_id"])
     result = shown["result"]
-    assert (shown["weights_out"], result["devices"]) == (None, 4)
+    assert (shown["weights_out"], result["devices"], result["contributors"]) == (None, 4, 3)
     total = sum(examples)
     # One step of the fixed-point encoding (16 bits) for each device, of a range of 8 times a weight of up to 1.
     assert result["examples"] == pytest.approx(total, abs=4 * 200 / 2**15)

@@ -22,7 +22,7 @@ from archipel.server import TaskRequest
 from tests.strategies.simulation import clients, simulate
 
 ROUNDS, BITS = 3, 24
-POLICY = PrivacyPolicy(modes=("secure",), min_cohort=3, threshold=0.6, max_clip=10.0, max_bits=BITS)
+POLICY = PrivacyPolicy(modes=("secure",), min_cohort=3, threshold=0.6, max_clip=10.0, max_bits=BITS, colluders=0.0)
 
 
 @pytest.mark.slow

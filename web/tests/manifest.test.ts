@@ -255,6 +255,9 @@ describe("manifest", () => {
       errors.ManifestError,
       /expected one of secure, plain/,
     ],
+    ["everybody colludes", (m) => void (m.privacy.colluders = 1), errors.ManifestError, /colluders must be a share/],
+    ["too many queries", (m) => void (m.privacy.queries = 257), errors.ManifestError, /queries from 1 to 256/],
+    ["no contributors", (m) => void (m.privacy.min_contributors = 0), errors.ManifestError, /at least 1/],
     ["a threshold of one half", (m) => void (m.privacy.threshold = 0.5), errors.ManifestError, /threshold above 0.5/],
     ["a lineage that is none", (m) => void (m.lineage.parent = "me"), errors.ManifestError, /lineage.parent/],
   ])("with %s", async (_, change, kind, message) => {

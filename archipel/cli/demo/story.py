@@ -20,6 +20,7 @@ from archipel.cli.demo.results import FormRow, ModelScore, Results, RoundRow
 from archipel.datasets import DigitsByWriter, digits_by_writer, split_own_digits, split_writers
 from archipel.errors import CommandError
 from archipel.lite_runtime import Runtime
+from archipel.protocol.policy import colluders_of
 from archipel.server.resources import RoundInfo
 from archipel.training.cloud import Epoch
 
@@ -120,9 +121,15 @@ class Story:
         parameters: dict[str, np.ndarray] = {}
         seen: dict[str, RoundInfo] = {}
         with self._stage("secure rounds", rounds) as (bar, _):
-            threshold = math.ceil(cloud.THRESHOLD * len(self._split.devices))
+            devices = len(self._split.devices)
+            threshold = math.ceil(cloud.THRESHOLD * devices)
             task = federation.create_task(
-                published.file, rounds=rounds, threshold=threshold, min_cohort=cloud.MIN_COHORT, lr=LEARNING_RATE
+                published.file,
+                rounds=rounds,
+                threshold=threshold,
+                # The policy counts those who are left when a third works with the server.
+                min_cohort=cloud.MIN_COHORT + colluders_of(published.bundle.manifest.privacy, devices),
+                lr=LEARNING_RATE,
             )
             while True:
                 federation.collect_events(timeout=POLL_SECONDS)

@@ -33,6 +33,7 @@ from archipel.protocol.messages import (
     Survivors,
     Unmasking,
 )
+from archipel.protocol.policy import splits
 from archipel.protocol.sealed import Sealed, public_bytes, seal
 from archipel.protocol.secagg import keys, shamir
 from archipel.protocol.secagg.checks import check_confirmation, survivors_digest
@@ -66,9 +67,9 @@ class Participant:
         self._own = verify_chain(chain, enrolment_key)
         if public_bytes(identity) != self._own.device_key:
             raise CertificateError(f"device {self._own.device_id}: its chain is for another identity key")
-        if plan.privacy != "secure" or plan.min_cohort < 2:
+        if plan.privacy != "secure" or plan.min_cohort - plan.colluders < 2:
             raise PolicyError(
-                f"plan {plan.round_id}: expected a secure round with min_cohort of at least 2, "
+                f"plan {plan.round_id}: expected a secure round with min_cohort of at least {2 + plan.colluders}, "
                 f"got {plan.privacy!r} with {plan.min_cohort}"
             )
         self._plan = plan
@@ -198,10 +199,10 @@ class Participant:
         if size > plan.max_cohort:
             raise ConsistencyError(f"cohort: {size} devices, the plan allows {plan.max_cohort}")
         self._require("cohort", size)
-        if 2 * plan.threshold <= size:
+        if splits(plan.threshold, size, plan.colluders):
             raise ThresholdError(
-                f"cohort: threshold {plan.threshold} of {size} devices is not more than half; a server could split the "
-                "cohort into two groups that each unmask something else"
+                f"cohort: threshold {plan.threshold} is not more than half of {size} devices and {plan.colluders} "
+                "colluders together; a server could split the cohort into two groups that each unmask something else"
             )
 
     def _open(self, inbox: Shares) -> None:

@@ -21,7 +21,7 @@ from archipel.server.resources import (
     TaskRequest,
 )
 from archipel.server.rounds import let_go
-from archipel.server.routes import OPERATOR, READ, Call, Route
+from archipel.server.routes import ANALYST, OPERATOR, READ, Call, Route
 from archipel.server.search import describe
 from archipel.server.services import Services
 from archipel.server.task_checks import check_task
@@ -30,10 +30,11 @@ from archipel.server.waiting import waiting_for
 
 
 def create_task(call: Call[TaskRequest]) -> TaskInfo | tuple[TaskInfo, int]:
-    """Start training a bundle over a population; once for each idempotency key."""
+    """Start training a bundle over a population, or put a question to it; once for each idempotency key."""
     services = call.services
     key, now = keyed(call), services.clock()
     call.identity.require(call.body.population)
+    _require_right(call.identity, call.body.kind)
     with services.database.read() as session:
         bundle = session.get(BundleRow, call.body.bundle)
         weights = call.body.weights
@@ -50,7 +51,15 @@ def create_task(call: Call[TaskRequest]) -> TaskInfo | tuple[TaskInfo, int]:
         )
     except ArchipelError as error:
         raise refuse(422, f"the task is not possible: {error}") from None
-    task = new_task(checked, task_id=key.id, request_digest=key.digest, now=now)
+    proposed = checked.kind != "training" and services.settings.query_approval
+    task = new_task(
+        checked,
+        task_id=key.id,
+        request_digest=key.digest,
+        now=now,
+        created_by=call.identity.actor,
+        proposed=proposed,
+    )
     with services.database.write() as session:
         known = session.get(Task, key.id, with_for_update=True)
         if known is not None:
@@ -59,6 +68,27 @@ def create_task(call: Call[TaskRequest]) -> TaskInfo | tuple[TaskInfo, int]:
         session.add(task)
         session.flush()
         audit.append(session, now, call.identity.actor, "task.create", task.task_id, **audited(task))
+        return _info(call.services, session, task)
+
+
+def _require_right(identity: Identity, kind: str) -> None:
+    """Training is for operators, asking devices questions for analysts. Raises ApiError 403."""
+    needed = OPERATOR if kind == "training" else ANALYST
+    if identity.role not in needed:
+        raise refuse(403, f"a task of kind {kind} needs the role {' or '.join(sorted(needed, reverse=True))}")
+
+
+def approve_task(call: Call[None], task_id: str) -> TaskInfo:
+    """Let a proposed evaluation or analysis run; whoever asked for it cannot."""
+    with call.services.database.write() as session:
+        task = find_task(session, call.identity, task_id, lock=True)
+        if task.state != "proposed":
+            raise refuse(409, f"the task is {task.state}, not proposed")
+        if call.identity.actor == task.created_by:
+            raise refuse(403, "whoever asked for a query cannot approve of it; somebody else must")
+        task.state, task.approved_by = "running", call.identity.actor
+        session.flush()
+        audit.append(session, call.services.clock(), call.identity.actor, "task.approve", task_id)
         return _info(call.services, session, task)
 
 
@@ -92,9 +122,11 @@ def cancel_task(call: Call[None], task_id: str) -> TaskInfo:
     """Stop a running task; its live round fails closed. A task that has ended stays as it is."""
     with call.services.database.write() as session:
         task = find_task(session, call.identity, task_id, lock=True)
-        if task.live:
+        if call.identity.role not in OPERATOR:
+            _require_right(call.identity, task.kind)
+        if task.live or task.state == "proposed":
             task.state = "cancelled"
-            task.reason = "cancelled by the operator"
+            task.reason = f"cancelled by the {call.identity.role if call.identity.role == 'analyst' else 'operator'}"
             task.ended = call.services.clock()
             session.flush()
             audit.append(session, task.ended, call.identity.actor, "task.cancel", task_id)
@@ -115,6 +147,8 @@ def resume_task(call: Call[None], task_id: str) -> TaskInfo:
 def _switch(call: Call[None], task_id: str, state: str, action: str) -> TaskInfo:
     with call.services.database.write() as session:
         task = find_task(session, call.identity, task_id, lock=True)
+        if state == "running" or call.identity.role not in OPERATOR:
+            _require_right(call.identity, task.kind)
         if not task.live:
             raise refuse(409, f"the task is {task.state}")
         if task.state != state:
@@ -154,6 +188,7 @@ def _info(services: Services, session: Session, task: Task) -> TaskInfo:
         min_cohort=task.min_cohort,
         cohort=task.cohort,
         threshold=task.threshold,
+        min_contributors=request.min_contributors,
         goal=task.goal,
         concurrency=task.concurrency,
         max_staleness=request.max_staleness,
@@ -173,16 +208,20 @@ def _info(services: Services, session: Session, task: Task) -> TaskInfo:
         waiting=waiting,
         waiting_for=waiting_for(session, task, waiting, now=now, window=window),
         search=describe(session, task),
+        created_by=task.created_by,
+        approved_by=task.approved_by,
         created=task.created,
         ended=task.ended,
     )
 
 
+_TASKS = OPERATOR | ANALYST
 ROUTES = (
-    Route("POST", "/v1/tasks", OPERATOR, create_task, TaskRequest, TaskInfo, status=201),
+    Route("POST", "/v1/tasks", _TASKS, create_task, TaskRequest, TaskInfo, status=201),
     Route("GET", "/v1/tasks", READ, list_tasks, response=TaskPage, query=PageQuery),
     Route("GET", "/v1/tasks/<id:task_id>", READ, show_task, response=TaskInfo),
-    Route("POST", "/v1/tasks/<id:task_id>/cancel", OPERATOR, cancel_task, response=TaskInfo),
-    Route("POST", "/v1/tasks/<id:task_id>/pause", OPERATOR, pause_task, response=TaskInfo),
-    Route("POST", "/v1/tasks/<id:task_id>/resume", OPERATOR, resume_task, response=TaskInfo),
+    Route("POST", "/v1/tasks/<id:task_id>/approve", ANALYST, approve_task, response=TaskInfo),
+    Route("POST", "/v1/tasks/<id:task_id>/cancel", _TASKS, cancel_task, response=TaskInfo),
+    Route("POST", "/v1/tasks/<id:task_id>/pause", _TASKS, pause_task, response=TaskInfo),
+    Route("POST", "/v1/tasks/<id:task_id>/resume", _TASKS, resume_task, response=TaskInfo),
 )

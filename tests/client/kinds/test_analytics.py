@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
+from msgspec import structs
 
 from archipel import convert
 from archipel.cli.main import archipel
 from archipel.converter import Histogram, Mean, Quantiles, Sum
+from archipel.converter.pipeline import DEFAULT_PRIVACY
 from archipel.errors import RefusedError
 
 EDGES = list(range(0, 241, 5))
@@ -46,6 +48,8 @@ def usage(federation: Any) -> Any:
         federation.bundle_file,
         example=torch.zeros(4, 2),
         sign_key=federation.publisher_key,
+        # What convert asks for by default are fifteen devices; here are three.
+        privacy=structs.replace(DEFAULT_PRIVACY, min_cohort=3, colluders=0.0, min_contributors=3),
         statistics=[
             Mean(name="mean", low=0, high=240),
             Sum(name="total", low=0, high=240),

@@ -38,7 +38,10 @@ def fleet(federation: Any, network: nn.Module) -> tuple[Any, list[Any]]:
     made = convert(
         network, federation.folder / "net", example=torch.zeros(2, 4), loss=losses.cross_entropy(),
         optimizer=optimizers.sgd(lr=0.1), strategy="fedavg", sign_key=federation.publisher_key,
-        privacy=PrivacyPolicy(modes=("secure", "plain"), min_cohort=2, threshold=0.6, max_clip=10.0, max_bits=20),
+        privacy=PrivacyPolicy(
+            modes=("secure", "plain"), min_cohort=2, threshold=0.6, max_clip=10.0, max_bits=20, colluders=0.0,
+            min_contributors=1,
+        ),
     )  # fmt: skip
     pack(federation.folder / "net", federation.folder / "net.bundle")
     federation.bundle_file = federation.folder / "net.bundle"

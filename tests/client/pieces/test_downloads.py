@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -17,6 +18,7 @@ from archipel.client.cache import Cache
 from archipel.client.pieces import MAX_FETCHES, PieceDownload
 from archipel.client.session import DeviceSession
 from archipel.converter import convert
+from archipel.converter.pipeline import DEFAULT_PRIVACY
 from archipel.errors import ClientError, DigestError, MessageError, RefusedError, UnreachableError
 from archipel.protocol.messages import Piece, Pieces
 from archipel.protocol.sealed import decode, encode, public_bytes
@@ -95,6 +97,7 @@ def versions(federation: Any) -> list[str]:
         convert(
             network, folder, example=torch.zeros(2, 64), loss=losses.cross_entropy(), optimizer=optimizers.sgd(lr=0.1),
             strategy="fedavg", sign_key=federation.publisher_key,
+            privacy=msgspec.structs.replace(DEFAULT_PRIVACY, min_cohort=3, colluders=0.0),
         )  # fmt: skip
         b.pack(folder, folder.with_suffix(".bundle"))
         digests.append(federation.operator.upload_bundle(folder.with_suffix(".bundle")).digest)

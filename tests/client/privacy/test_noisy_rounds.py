@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -15,6 +16,7 @@ from archipel.bundle.roles import Label, Noise
 from archipel.client.owner_view import look
 from archipel.client.privacy import epsilon
 from archipel.converter import convert
+from archipel.converter.pipeline import DEFAULT_PRIVACY
 from archipel.training import losses, optimizers
 from tests.client.conftest import local_data
 
@@ -33,6 +35,7 @@ def test_the_owner_sees_what_the_rounds_cost(federation: Any, tmp_path: Any) -> 
         Column(), tmp_path / "private", example=torch.zeros(2, 3), loss=losses.mse(), optimizer=optimizers.sgd(lr=0.1),
         strategy="dpsgd", strategy_options={"example_clip": 0.5, "noise_multiplier": 2.0}, epochs=3, batch_size=2,
         sign_key=federation.publisher_key,
+        privacy=msgspec.structs.replace(DEFAULT_PRIVACY, min_cohort=3, colluders=0.0),
     )  # fmt: skip
     ports = [port for port in bundle.program("train").inputs if isinstance(port, Noise)]
     # A little below what was asked for: the sums are rounded.

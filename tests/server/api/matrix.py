@@ -4,8 +4,8 @@ Nothing here is taken from the route table: whoever adds a route or changes a ri
 
     nobody     no token, and every token that is unknown, revoked or has expired
     device     the session of an enrolled device; `member`: only in a round that it is a participant of
-    operator, auditor, admin    an access token for all populations
-    elsewhere  an operator's token, or where the auditor may an auditor's, that is bound to another population, with
+    operator, analyst, auditor, admin    an access token for all populations
+    elsewhere  a token of a role that may call it, that is bound to another population, with
                what belongs to this one: `yes` where nothing belongs to a population, `none` where the answer is a
                list that leaves out what is of this population, `-` where it is refused (403), `hidden` where it is
                answered as if it were not there (404)
@@ -16,80 +16,82 @@ from __future__ import annotations
 from typing import NamedTuple
 
 LINES = """
-                                                        nobody  device  operator  auditor  admin  elsewhere
-GET  /                                                  yes     yes     yes       yes      yes    yes
-GET  /demo/                                             yes     yes     yes       yes      yes    yes
-GET  /demo/<path:name>                                  yes     yes     yes       yes      yes    yes
-GET  /v1/health                                         yes     yes     yes       yes      yes    yes
-GET  /v1/server                                         yes     yes     yes       yes      yes    yes
-GET  /v1/openapi.json                                   yes     yes     yes       yes      yes    yes
+                                                                    nobody device oper.  anal.  audit. admin  elsewhere
+GET  /                                                              yes    yes    yes    yes    yes    yes    yes
+GET  /demo/                                                         yes    yes    yes    yes    yes    yes    yes
+GET  /demo/<path:name>                                              yes    yes    yes    yes    yes    yes    yes
+GET  /v1/health                                                     yes    yes    yes    yes    yes    yes    yes
+GET  /v1/server                                                     yes    yes    yes    yes    yes    yes    yes
+GET  /v1/openapi.json                                               yes    yes    yes    yes    yes    yes    yes
 
-POST /v1/devices                                        yes     yes     yes       yes      yes    yes
-PUT  /v1/devices/<id:device_id>/key                     yes     yes     yes       yes      yes    yes
-POST /v1/challenges                                     yes     yes     yes       yes      yes    yes
-POST /v1/sessions                                       yes     yes     yes       yes      yes    yes
-POST /v1/check-ins                                      -       yes     -         -        -      -
+POST /v1/devices                                                    yes    yes    yes    yes    yes    yes    yes
+PUT  /v1/devices/<id:device_id>/key                                 yes    yes    yes    yes    yes    yes    yes
+POST /v1/challenges                                                 yes    yes    yes    yes    yes    yes    yes
+POST /v1/sessions                                                   yes    yes    yes    yes    yes    yes    yes
+POST /v1/check-ins                                                  -      yes    -      -      -      -      -
 
-GET  /v1/rounds/<id:round_id>                           -       member  yes       yes      yes    -
-POST /v1/rounds/<id:round_id>/leave                     -       member  -         -        -      -
-PUT  /v1/rounds/<id:round_id>/advertisement             -       member  -         -        -      -
-GET  /v1/rounds/<id:round_id>/cohort                    -       member  -         -        -      -
-PUT  /v1/rounds/<id:round_id>/shares                    -       member  -         -        -      -
-GET  /v1/rounds/<id:round_id>/shares                    -       member  -         -        -      -
-PUT  /v1/rounds/<id:round_id>/update                    -       member  -         -        -      -
-GET  /v1/rounds/<id:round_id>/survivors                 -       member  -         -        -      -
-PUT  /v1/rounds/<id:round_id>/confirmation              -       member  -         -        -      -
-GET  /v1/rounds/<id:round_id>/confirmations             -       member  -         -        -      -
-PUT  /v1/rounds/<id:round_id>/unmasking                 -       member  -         -        -      -
-GET  /v1/rounds/<id:round_id>/participants              -       -       yes       yes      yes    -
+GET  /v1/rounds/<id:round_id>                                       -      member yes    yes    yes    yes    -
+POST /v1/rounds/<id:round_id>/leave                                 -      member -      -      -      -      -
+PUT  /v1/rounds/<id:round_id>/advertisement                         -      member -      -      -      -      -
+GET  /v1/rounds/<id:round_id>/cohort                                -      member -      -      -      -      -
+PUT  /v1/rounds/<id:round_id>/shares                                -      member -      -      -      -      -
+GET  /v1/rounds/<id:round_id>/shares                                -      member -      -      -      -      -
+PUT  /v1/rounds/<id:round_id>/update                                -      member -      -      -      -      -
+GET  /v1/rounds/<id:round_id>/survivors                             -      member -      -      -      -      -
+PUT  /v1/rounds/<id:round_id>/confirmation                          -      member -      -      -      -      -
+GET  /v1/rounds/<id:round_id>/confirmations                         -      member -      -      -      -      -
+PUT  /v1/rounds/<id:round_id>/unmasking                             -      member -      -      -      -      -
+GET  /v1/rounds/<id:round_id>/participants                          -      -      yes    yes    yes    yes    -
 
-POST /v1/bundles                                        -       -       yes       -        yes    yes
-GET  /v1/bundles/<digest:digest>                        -       yes     yes       yes      yes    yes
-GET  /v1/bundles/<digest:digest>/pieces                 -       yes     yes       yes      yes    yes
-GET  /v1/blobs/<digest:digest>                          -       yes     yes       yes      yes    yes
-GET  /v1/blobs/<digest:digest>/pieces                   -       yes     yes       yes      yes    yes
+POST /v1/bundles                                                    -      -      yes    -      -      yes    yes
+GET  /v1/bundles/<digest:digest>                                    -      yes    yes    yes    yes    yes    yes
+GET  /v1/bundles/<digest:digest>/pieces                             -      yes    yes    yes    yes    yes    yes
+GET  /v1/blobs/<digest:digest>                                      -      yes    yes    yes    yes    yes    yes
+GET  /v1/blobs/<digest:digest>/pieces                               -      yes    yes    yes    yes    yes    yes
 
-GET  /v1/devices                                        -       -       yes       yes      yes    none
-GET  /v1/devices/<id:device_id>                         -       -       yes       yes      yes    -
-POST /v1/devices/<id:device_id>/revoke                  -       -       yes       -        yes    -
-POST /v1/enrolment-tokens/revoke                        -       -       yes       -        yes    -
-GET  /v1/enrolment-tokens/revoked                       -       -       yes       yes      yes    none
-GET  /v1/populations                                    -       -       yes       yes      yes    none
-GET  /v1/populations/<name:name>                        -       -       yes       yes      yes    -
+GET  /v1/devices                                                    -      -      yes    yes    yes    yes    none
+GET  /v1/devices/<id:device_id>                                     -      -      yes    yes    yes    yes    -
+POST /v1/devices/<id:device_id>/revoke                              -      -      yes    -      -      yes    -
+POST /v1/devices/<id:device_id>/release                             -      -      yes    -      -      yes    -
+POST /v1/enrolment-tokens/revoke                                    -      -      yes    -      -      yes    -
+GET  /v1/enrolment-tokens/revoked                                   -      -      yes    yes    yes    yes    none
+GET  /v1/populations                                                -      -      yes    yes    yes    yes    none
+GET  /v1/populations/<name:name>                                    -      -      yes    yes    yes    yes    -
 
-POST /v1/tasks                                          -       -       yes       -        yes    -
-GET  /v1/tasks                                          -       -       yes       yes      yes    none
-GET  /v1/tasks/<id:task_id>                             -       -       yes       yes      yes    -
-GET  /v1/tasks/<id:task_id>/rounds                      -       -       yes       yes      yes    -
-GET  /v1/tasks/<id:task_id>/metrics                     -       -       yes       yes      yes    -
-POST /v1/tasks/<id:task_id>/cancel                      -       -       yes       -        yes    -
-POST /v1/tasks/<id:task_id>/pause                       -       -       yes       -        yes    -
-POST /v1/tasks/<id:task_id>/resume                      -       -       yes       -        yes    -
+POST /v1/tasks                                                      -      -      yes    yes    -      yes    -
+GET  /v1/tasks                                                      -      -      yes    yes    yes    yes    none
+GET  /v1/tasks/<id:task_id>                                         -      -      yes    yes    yes    yes    -
+GET  /v1/tasks/<id:task_id>/rounds                                  -      -      yes    yes    yes    yes    -
+GET  /v1/tasks/<id:task_id>/metrics                                 -      -      yes    yes    yes    yes    -
+POST /v1/tasks/<id:task_id>/cancel                                  -      -      yes    yes    -      yes    -
+POST /v1/tasks/<id:task_id>/pause                                   -      -      yes    yes    -      yes    -
+POST /v1/tasks/<id:task_id>/resume                                  -      -      yes    yes    -      yes    -
+POST /v1/tasks/<id:task_id>/approve                                 -      -      -      yes    -      yes    -
 
-POST /v1/models                                         -       -       yes       -        yes    -
-GET  /v1/models                                         -       -       yes       yes      yes    none
-GET  /v1/models/<name:name>                             -       -       yes       yes      yes    -
-POST /v1/models/<name:name>/versions                    -       -       yes       -        yes    -
-GET  /v1/models/<name:name>/versions                    -       -       yes       yes      yes    -
-GET  /v1/models/<name:name>/versions/<number:number>    -       -       yes       yes      yes    -
-POST /v1/models/<name:name>/versions/<number:number>/reject   -  -      yes       -        yes    -
-POST /v1/models/<name:name>/versions/<number:number>/restore  -  -      yes       -        yes    -
-POST /v1/models/<name:name>/promote                     -       -       yes       -        yes    -
-POST /v1/models/<name:name>/rollback                    -       -       yes       -        yes    -
-GET  /v1/models/<name:name>/promotions                  -       -       yes       yes      yes    -
+POST /v1/models                                                     -      -      yes    -      -      yes    -
+GET  /v1/models                                                     -      -      yes    yes    yes    yes    none
+GET  /v1/models/<name:name>                                         -      -      yes    yes    yes    yes    -
+POST /v1/models/<name:name>/versions                                -      -      yes    -      -      yes    -
+GET  /v1/models/<name:name>/versions                                -      -      yes    yes    yes    yes    -
+GET  /v1/models/<name:name>/versions/<number:number>                -      -      yes    yes    yes    yes    -
+POST /v1/models/<name:name>/versions/<number:number>/reject         -      -      yes    -      -      yes    -
+POST /v1/models/<name:name>/versions/<number:number>/restore        -      -      yes    -      -      yes    -
+POST /v1/models/<name:name>/promote                                 -      -      yes    -      -      yes    -
+POST /v1/models/<name:name>/rollback                                -      -      yes    -      -      yes    -
+GET  /v1/models/<name:name>/promotions                              -      -      yes    yes    yes    yes    -
 
-POST /v1/rollouts                                       -       -       yes       -        yes    -
-GET  /v1/rollouts                                       -       -       yes       yes      yes    none
-GET  /v1/rollouts/<id:rollout_id>                       -       -       yes       yes      yes    -
-POST /v1/rollouts/<id:rollout_id>/pause                 -       -       yes       -        yes    -
-POST /v1/rollouts/<id:rollout_id>/resume                -       -       yes       -        yes    -
-POST /v1/rollouts/<id:rollout_id>/abort                 -       -       yes       -        yes    -
+POST /v1/rollouts                                                   -      -      yes    -      -      yes    -
+GET  /v1/rollouts                                                   -      -      yes    yes    yes    yes    none
+GET  /v1/rollouts/<id:rollout_id>                                   -      -      yes    yes    yes    yes    -
+POST /v1/rollouts/<id:rollout_id>/pause                             -      -      yes    -      -      yes    -
+POST /v1/rollouts/<id:rollout_id>/resume                            -      -      yes    -      -      yes    -
+POST /v1/rollouts/<id:rollout_id>/abort                             -      -      yes    -      -      yes    -
 
-POST /v1/tokens                                         -       -       -         -        yes    -
-GET  /v1/tokens                                         -       -       -         -        yes    -
-POST /v1/tokens/<id:token_id>/revoke                    -       -       -         -        yes    -
-GET  /v1/audit                                          -       -       -         yes      yes    -
-GET  /v1/audit/head                                     -       -       -         yes      yes    -
+POST /v1/tokens                                                     -      -      -      -      -      yes    -
+GET  /v1/tokens                                                     -      -      -      -      -      yes    -
+POST /v1/tokens/<id:token_id>/revoke                                -      -      -      -      -      yes    -
+GET  /v1/audit                                                      -      -      -      -      yes    yes    -
+GET  /v1/audit/head                                                 -      -      -      -      yes    yes    -
 """
 
 
@@ -99,6 +101,7 @@ class Line(NamedTuple):
     nobody: str
     device: str
     operator: str
+    analyst: str
     auditor: str
     admin: str
     elsewhere: str

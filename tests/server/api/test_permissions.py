@@ -19,7 +19,7 @@ from tests.server.registry.fleet import MODEL, STAGES, Fleet
 
 TABLE = [route for routes in (*ROUTES.values(), pages.routes()) for route in routes]
 NOBODY = ("no token", "stranger", "wrong scheme", "revoked token", "expired token", "revoked device", "old session")
-CALLERS = (*NOBODY, "device", "operator", "auditor", "admin", "root")
+CALLERS = (*NOBODY, "device", "operator", "analyst", "auditor", "admin", "root")
 OTHER = "teachers"
 
 
@@ -78,7 +78,7 @@ def test_the_server_has_the_routes_of_the_matrix_and_no_others(world: Any) -> No
 
 def test_every_cell_is_one_of_the_words() -> None:
     for line in MATRIX:
-        assert {line.nobody, line.operator, line.auditor, line.admin} <= {"yes", "-"}, line
+        assert {line.nobody, line.operator, line.analyst, line.auditor, line.admin} <= {"yes", "-"}, line
         assert line.device in ("yes", "-", "member"), line
         assert line.elsewhere in ("yes", "-", "none", "hidden"), line
 
@@ -198,7 +198,7 @@ class Town:
         return [entry for entry in answer["items"] if entry["action"] not in ("access.refused", "session.open")]
 
 
-@pytest.mark.parametrize("role", ["operator", "auditor"])
+@pytest.mark.parametrize("role", ["operator", "analyst", "auditor"])
 def test_a_token_for_another_population_sees_and_changes_nothing_of_this_one(world: Any, role: str) -> None:
     town = Town(world)
     shown = {"Authorization": f"Bearer {access_token(world, role, populations=[OTHER])['token']}"}

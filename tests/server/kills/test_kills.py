@@ -16,8 +16,8 @@ from archipel.server.audit_chain import verify
 from archipel.server.fault_tables import Search, Suspect
 from archipel.server.models import Round
 from archipel.server.resources import AuditEntry
-from tests.commits import COMMIT
 from tests.attacks.faults_world import upload_noise
+from tests.commits import COMMIT
 from tests.server.conftest import ANSWERED
 from tests.server.kills.killed import Died, Server
 from tests.server.test_plain_rounds import mean, update

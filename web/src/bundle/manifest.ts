@@ -67,6 +67,10 @@ export interface PrivacyPolicy {
   readonly threshold: number;
   readonly max_clip: number;
   readonly max_bits: number;
+  readonly colluders: number;
+  readonly min_contributors: number;
+  readonly queries: number;
+  readonly query_days: number;
 }
 
 /** Everything about a bundle but the bytes. `files` maps every other file to its SHA-256 (hex). */
@@ -114,6 +118,10 @@ const decoder = struct<Manifest>({
       threshold: required(float),
       max_clip: required(float),
       max_bits: required(integer),
+      colluders: optional(float, 1 / 3),
+      min_contributors: optional(integer, 20, "20"),
+      queries: optional(integer, 30, "30"),
+      query_days: optional(integer, 30, "30"),
     }),
   ),
   files: required(dictionary(text)),

@@ -9,6 +9,7 @@ export const SIGNATURE_FILE = "manifest.sig";
 export const MAX_TENSOR_BYTES = 2 ** 31;
 export const MAX_RANK = 8;
 export const MAX_BITS = 30;
+export const MAX_QUERIES = 256;
 
 export const ITEM_BYTES: Readonly<Record<DType, number>> = {
   float16: 2,
@@ -307,6 +308,15 @@ function validatePolicy(manifest: Manifest): void {
   if (policy.modes.includes("secure") && !(policy.min_cohort >= 2 && policy.threshold > 0.5 && policy.threshold <= 1)) {
     // Above one half, or two disjoint groups could each unmask (Bonawitz et al. 2017, section 6.2).
     throw new ManifestError("privacy: secure mode needs min_cohort >= 2 and threshold above 0.5 and at most 1");
+  }
+  if (!(policy.colluders >= 0 && policy.colluders < 1)) {
+    throw new ManifestError(`privacy: colluders must be a share from 0 to below 1, is ${policy.colluders}`);
+  }
+  const queries = policy.queries >= 1 && policy.queries <= MAX_QUERIES;
+  if (!(policy.min_contributors >= 1) || !queries || !(policy.query_days >= 1 && policy.query_days <= 366)) {
+    throw new ManifestError(
+      `privacy: min_contributors must be at least 1, queries from 1 to ${MAX_QUERIES}, query_days from 1 to 366`,
+    );
   }
   if (!(policy.max_clip > 0) || !(policy.max_bits >= 2 && policy.max_bits <= MAX_BITS)) {
     throw new ManifestError(`privacy: max_clip must be above 0 and finite, max_bits from 2 to ${MAX_BITS}`);

@@ -1,0 +1,164 @@
+"""Somebody with a token asks a population the same question again and again, each time without one of the devices.
+
+The differences of the sums are what single devices sent: with six devices and every five of them that is all six
+histograms, exactly. Stopped at several places, each tested by itself: operators may not ask questions at all; the
+publisher's policy asks for twenty devices by default; the server takes only devices whose sums tell of enough of them
+together with all sums before; and a device itself refuses to confirm a set that differs by a few from an earlier one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from archipel.errors import RefusedError
+from archipel.server import OperatorClient, queries
+from archipel.server.resources import RoundInfo, TokenRequest
+from tests.client.conftest import bundle_maker as bundle_maker
+from tests.client.conftest import federation as federation
+from tests.client.conftest import server_host as server_host
+
+DEVICES = 6
+ASK: dict[str, Any] = {"kind": "analytics", "threshold": None, "min_cohort": DEVICES - 1, "cohort": DEVICES - 1}
+SMALL = {"min_cohort": 2, "min_contributors": 5, "queries": 256}
+
+
+@pytest.fixture
+def fleet(federation: Any, bundle_maker: Any) -> Any:
+    """A federation whose publisher allows sums of five devices, so that five of six can be asked at all."""
+    federation.bundle_file = bundle_maker(federation.publisher_key, **SMALL)
+    for number in range(DEVICES):
+        federation.agent(number, attributes={"number": float(number)})
+    return federation
+
+
+def ask_without_each(fleet: Any, times: int) -> list[RoundInfo]:
+    """A task for all devices but one, for each of them so many times; what was released."""
+    digest, tasks = fleet.publish(), []
+
+    def ask_next() -> bool:
+        if tasks:
+            found = fleet.operator.task(tasks[-1].task_id)
+            if found.state == "running" and "such as may be in one sum" not in found.waiting_for:
+                return False
+            fleet.operator.cancel(found.task_id)
+        if len(tasks) == times * DEVICES:
+            return True
+        number = len(tasks) % DEVICES
+        tasks.append(fleet.task(**ASK, bundle=digest, name=f"q{len(tasks)}", eligibility=f"number != {number}"))
+        return False
+
+    fleet.run(fleet.agents, ask_next)
+    return [info for task in tasks for info in fleet.rounds(task) if info.phase == "committed"]
+
+
+def exact_histograms(fleet: Any, released: Sequence[RoundInfo]) -> dict[str, list[float]]:
+    """Of which devices the released sums give the histogram: where a combination of the sets is one device alone."""
+    ids = [agent.device_id for agent in fleet.agents]
+    sets = np.array([[device in info.survivors for device in ids] for info in released], float)
+    sums = np.array([info.result.statistics["spread"].counts for info in released if info.result])
+    found = {}
+    for place, device in enumerate(ids):
+        alone = np.eye(len(ids))[place]
+        factors = np.linalg.lstsq(sets.T, alone, rcond=None)[0]
+        if np.allclose(factors @ sets, alone):
+            found[device] = np.round(factors @ sums, 6).tolist()
+    return found
+
+
+def true_histogram(number: int, fleet: Any) -> list[float]:
+    y = fleet.data(number)["y"]
+    return [float(each) for each in ((y < -1).sum(), ((y >= -1) & (y < 0)).sum(), ((y >= 0) & (y < 1)).sum(),
+                                     (y >= 1).sum())]  # fmt: skip
+
+
+def test_the_attack_where_publisher_and_server_let_it(fleet: Any, bundle_maker: Any) -> None:
+    """Without any rule it works: one device in each difference is enough for a policy of one contributor."""
+    fleet.bundle_file = bundle_maker(fleet.publisher_key, **{**SMALL, "min_contributors": 1})
+    found = exact_histograms(fleet, ask_without_each(fleet, 1))
+    assert found == {agent.device_id: true_histogram(number, fleet) for number, agent in enumerate(fleet.agents)}
+
+
+def test_the_server_takes_only_sets_that_tell_of_enough_devices(fleet: Any) -> None:
+    released = ask_without_each(fleet, 2)
+    # Each time the first question's devices: the others would have told of one alone.
+    assert len(released) == 2
+    assert released[0].survivors == released[1].survivors
+    assert exact_histograms(fleet, released) == {}
+
+
+def test_devices_refuse_though_the_server_skips_its_rules(fleet: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(queries, "choose", lambda session, task, waiting, fewest, *, now: list(waiting))
+    monkeypatch.setattr(queries, "conflict", lambda session, current, task, *, now: "")
+    first = fleet.task(**{**ASK, "min_cohort": DEVICES, "cohort": DEVICES})
+    fleet.run(fleet.agents, lambda: fleet.operator.task(first.task_id).state == "completed")
+    second = fleet.task(**ASK, bundle=first.bundle, name="less-one", eligibility="number != 3")
+    refused = [agent for number, agent in enumerate(fleet.agents) if number != 3]
+
+    def all_refused() -> bool:
+        return all(any("differ by 1 from" in entry.reason for entry in agent.rounds) for agent in refused)
+
+    fleet.run(fleet.agents, all_refused)
+    fleet.operator.cancel(second.task_id)
+    assert all(info.phase != "committed" for info in fleet.rounds(second))
+    # The same set is no danger: it is confirmed again.
+    third = fleet.task(**{**ASK, "min_cohort": DEVICES, "cohort": DEVICES}, bundle=first.bundle, name="same")
+    fleet.run(fleet.agents, lambda: fleet.operator.task(third.task_id).state == "completed")
+
+
+def test_by_default_twenty_devices_must_be_in_a_sum(fleet: Any, bundle_maker: Any) -> None:
+    fleet.bundle_file = bundle_maker(fleet.publisher_key, min_contributors=20)
+    with pytest.raises(RefusedError, match="below the plan's min_contributors 20"):
+        fleet.task(**ASK)
+
+
+def test_an_operator_may_not_ask(fleet: Any) -> None:
+    token = fleet.operator.create_token(TokenRequest(name="shift", role="operator")).token
+    operator, fleet.operator = fleet.operator, OperatorClient(fleet.url, token)
+    try:
+        fleet.publish()
+        for more in ({}, {"kind": "evaluation", "metrics": {"mse": 64.0}}):
+            with pytest.raises(RefusedError, match="needs the role analyst or admin"):
+                fleet.task(**{**ASK, **more})
+    finally:
+        fleet.operator.close()
+        fleet.operator = operator
+
+
+def test_nothing_is_released_of_too_few_contributors(fleet: Any) -> None:
+    """Six devices are in the sum, but only four have examples: what is released would tell of these."""
+    agents = fleet.agents[:4] + [
+        fleet.agent(number, examples=lambda: {"x": np.zeros((0, 3), np.float32), "y": np.zeros(0, np.float32)})
+        for number in (20, 21)
+    ]
+    task = fleet.task(**{**ASK, "min_cohort": DEVICES, "cohort": DEVICES})
+    fleet.run(agents, lambda: any(info.phase == "failed" for info in fleet.rounds(task)))
+    fleet.operator.cancel(task.task_id)
+    info = next(info for info in fleet.rounds(task) if info.phase == "failed")
+    assert info.reason == (
+        "aggregation: fewer than 5 of the devices had examples (min_contributors); nothing of their sum was kept"
+    )
+    assert (info.result, info.weight_sum) == (None, None)
+    spool = fleet.folder / "server" / "blobs" / "spool" / info.round_id
+    deadline = time.monotonic() + 5
+    while spool.exists() and any(spool.iterdir()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_population_is_asked_so_many_times(fleet: Any, bundle_maker: Any) -> None:
+    fleet.bundle_file = bundle_maker(fleet.publisher_key, **{**SMALL, "queries": 2})
+    agents = fleet.agents[:5]
+    with pytest.raises(RefusedError, match="rounds: 3; bundle 'linear' allows 2 queries in 30 days"):
+        fleet.task(**ASK, rounds=3)
+    first = fleet.task(**ASK, rounds=2)
+    fleet.run(agents, lambda: fleet.operator.task(first.task_id).state == "completed")
+    more = fleet.task(**ASK, bundle=first.bundle, name="more")
+    assert "was asked 2 times in the last 30 days; the bundle allows 2 queries" in more.waiting_for
+    # The devices have counted, too.
+    for agent in agents:
+        assert len(agent._device.queries._read().queries) == 2
