@@ -84,7 +84,7 @@ def register(
     if (bundle is None) == (task_id is None):
         raise CommandError("register: give either --bundle or --task")
     if bundle is not None and not (len(bundle) == 64 and DIGITS.issuperset(bundle)):
-        bundle = client.upload_bundle(Path(bundle)).digest
+        bundle = client.upload_bundle(Path(bundle), client.model(name).population).digest
     request = VersionRequest(bundle=bundle, task_id=task_id, task_version=number, parent=parent)
     made = client.register_version(name, request)
     show(made, as_json, _version(made))

@@ -51,7 +51,7 @@ def create(client: OperatorClient, file: Path, bundle: Path | None, key: str | N
         raise CommandError(f"{file}: it names a bundle, and so does --bundle; leave one of them away")
     request = read_request(file, TaskRequest, **({} if bundle is None else {"bundle": "0" * 64}))
     if bundle is not None:
-        request = msgspec.structs.replace(request, bundle=client.upload_bundle(bundle).digest)
+        request = msgspec.structs.replace(request, bundle=client.upload_bundle(bundle, request.population).digest)
     made = client.create_task(request, key=key)
     show(made, as_json, _lines(made))
 

@@ -19,7 +19,7 @@ from sqlalchemy.orm import Session
 
 from archipel.bundle import decode_manifest
 from archipel.errors import ArchipelError, LeaseLostError
-from archipel.server import buffers, folding, opening
+from archipel.server import buffers, folding, opening, reach
 from archipel.server.aggregation import Outcome, aggregate
 from archipel.server.candidates import count_candidates
 from archipel.server.lease import Lease
@@ -276,6 +276,7 @@ class Coordinator:
         version = outcome.version
         if version is not None:
             session.merge(Blob(digest=version.weights, kind="weights", size=version.weights_size, created=now))
+            reach.extend(session, task.population, task.task_id, version.weights)
             if version.strategy_state is not None:
                 session.merge(
                     Blob(digest=version.strategy_state, kind="state", size=version.strategy_state_size, created=now)

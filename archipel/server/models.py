@@ -144,6 +144,16 @@ class BundleRow(Base):
     published: Mapped[float] = mapped_column(Float)
 
 
+class Reach(Base):
+    """A bundle (its manifest's digest) or a blob that a population may have. `reason` is a task's id, "model" for a
+    version of one of its models, or "upload" for a bundle that was uploaded for it; see archipel.server.reach."""
+
+    __tablename__ = "reaches"
+    digest: Mapped[str] = mapped_column(Digest, primary_key=True)
+    population: Mapped[str] = mapped_column(String(128), primary_key=True)
+    reason: Mapped[str] = mapped_column(Id, primary_key=True)
+
+
 class Task(Base):
     """What an operator asked for, and how far it is. `model` and `strategy_state` are blobs, None before round 1.
 

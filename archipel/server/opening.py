@@ -14,6 +14,7 @@ from archipel.bundle import Manifest, decode_manifest, write_weights
 from archipel.errors import ServerError
 from archipel.protocol.policy import plan_digest
 from archipel.protocol.sealed import encode, seal
+from archipel.server import reach
 from archipel.server.models import Blob, BundleRow, Round, Task, Version
 from archipel.server.resources import TaskRequest
 from archipel.server.rounds import DEADLINES, Transition, deadline, first_phase
@@ -65,6 +66,13 @@ def new_task(
     )
 
 
+def add_task(session: Session, task: Task) -> None:
+    """Store a new task; what it names reaches its population from now on, its devices for as long as it lives."""
+    session.add(task)
+    session.flush()
+    reach.extend(session, task.population, task.task_id, task.bundle, task.weights)
+
+
 def make_first_version(services: Services, write: Write, task: Task) -> None:
     """Version 0 of a training, or the weights that another task is about. Raises ArchipelError."""
     request = request_of(task)
@@ -85,6 +93,7 @@ def make_first_version(services: Services, write: Write, task: Task) -> None:
     with write() as session:
         stored = session.get_one(Task, task.task_id, with_for_update=True)
         session.merge(Blob(digest=digest, kind="weights", size=len(weights), created=now))
+        reach.extend(session, stored.population, stored.task_id, digest)
         if state_digest is not None:
             session.merge(Blob(digest=state_digest, kind="state", size=len(state_bytes), created=now))
         if request.kind == "training":
@@ -130,6 +139,7 @@ def open_round(services: Services, write: Write, task: Task, now: float) -> Tran
             return None
         if broadcast is not None:
             session.merge(Blob(digest=broadcast, kind="broadcast", size=broadcast_size, created=now))
+            reach.extend(session, stored.population, stored.task_id, broadcast)
         session.add(
             Round(
                 round_id=plan.round_id,

@@ -95,13 +95,15 @@ class OperatorClient(RegistryCalls):
     def server(self) -> ServerInfo:
         return self._call("GET", "/v1/server", ServerInfo)
 
-    def upload_bundle(self, path: Path | str) -> BundleInfo:
-        """Send a .bundle file, which errors name. Raises ClientError when it cannot be read."""
+    def upload_bundle(self, path: Path | str, population: str | None = None) -> BundleInfo:
+        """Send a .bundle file, which errors name, for `population` (None: all that the token is for). Raises ClientError
+        when it cannot be read."""
         path = Path(path)
+        url = "/v1/bundles" + ("" if population is None else f"?{urlencode({'population': population})}")
         try:
             with open(path, "rb") as file:
                 headers = {"Content-Type": "application/zip", "Content-Length": str(path.stat().st_size)}
-                return self._call("POST", "/v1/bundles", BundleInfo, body=file, headers=headers)
+                return self._call("POST", url, BundleInfo, body=file, headers=headers)
         except OSError as error:
             raise ClientError(f"{path}: cannot be read ({error.strerror})") from None
         except RefusedError as error:

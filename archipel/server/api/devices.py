@@ -59,9 +59,8 @@ def revoke_device(call: Call[None], device_id: str) -> DeviceInfo:
 
 def _device(session: Session, identity: Identity, device_id: str, *, lock: bool = False) -> Device:
     device = session.get(Device, device_id, with_for_update=LOCKED if lock else None)
-    if device is None:
+    if device is None or not identity.may(device.population):
         raise refuse(404, f"no device {device_id}")
-    identity.require(device.population)
     return device
 
 

@@ -38,9 +38,9 @@ def create_model(call: Call[ModelRequest]) -> tuple[ModelInfo, int]:
     with call.services.database.write() as session:
         known = session.get(Model, call.body.name)
         if known is not None:
-            call.identity.require(known.population)
             if known.population != call.body.population:
-                raise refuse(409, f"model {known.name!r} is of population {known.population!r}")
+                # Names are the server's, so that one is taken cannot be hidden; of which population it is can.
+                raise refuse(409, f"the name {known.name!r} is taken by another model; choose another name")
             return _info(session, known), 200
         # All that a device is offered fits into one answer.
         others = session.scalars(select(Model.name).where(Model.population == call.body.population)).all()

@@ -31,9 +31,9 @@ def show_round(call: Call[None], round_id: str) -> RoundInfo:
     """One round, with how far each participant came."""
     with call.services.database.read() as session:
         found = session.get(Round, round_id)
-        if found is None:
+        task = None if found is None else session.get_one(Task, found.task_id)
+        if found is None or task is None or not call.identity.may(task.population):
             raise refuse(404, f"no round {round_id}")
-        task = find_task(session, call.identity, found.task_id)
         return _infos(session, task, [found])[0]
 
 

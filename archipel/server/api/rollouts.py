@@ -134,9 +134,8 @@ def _check_stages(request: RolloutRequest) -> None:
 
 def _rollout(session: Session, identity: Identity, rollout_id: str, *, lock: bool = False) -> Rollout:
     rollout = session.get(Rollout, rollout_id, with_for_update=lock or None)
-    if rollout is None:
+    if rollout is None or not identity.may(rollout.population):
         raise refuse(404, f"no rollout {rollout_id}")
-    identity.require(rollout.population)
     return rollout
 
 

@@ -6,12 +6,12 @@ from sqlalchemy.orm import Session
 
 from archipel.bundle import decode_manifest
 from archipel.errors import ArchipelError
-from archipel.server import audit
+from archipel.server import audit, reach
 from archipel.server.auth import Identity
 from archipel.server.candidates import count_candidates
 from archipel.server.idempotency import keyed
-from archipel.server.models import Blob, BundleRow, Round, Task
-from archipel.server.opening import new_task
+from archipel.server.models import Round, Task
+from archipel.server.opening import add_task, new_task
 from archipel.server.paging import page
 from archipel.server.problems import refuse
 from archipel.server.resources import (
@@ -34,9 +34,9 @@ def create_task(call: Call[TaskRequest]) -> TaskInfo | tuple[TaskInfo, int]:
     key, now = keyed(call), services.clock()
     call.identity.require(call.body.population)
     with services.database.read() as session:
-        bundle = session.get(BundleRow, call.body.bundle)
+        bundle = reach.find_bundle(session, call.identity, call.body.bundle)
         weights = call.body.weights
-        if weights is not None and session.get(Blob, (weights, "weights")) is None:
+        if weights is not None and reach.find_weights(session, call.identity, weights) is None:
             raise refuse(422, f"no weights {weights}; name those of a version")
         _check_devices_of(session, call.body)
     if bundle is None:
@@ -55,8 +55,7 @@ def create_task(call: Call[TaskRequest]) -> TaskInfo | tuple[TaskInfo, int]:
         if known is not None:
             key.require_same(known.request_digest)
             return _info(services, session, known), 200
-        session.add(task)
-        session.flush()
+        add_task(session, task)
         audit.append(session, now, call.identity.actor, "task.create", task.task_id, **audited(task))
         return _info(call.services, session, task)
 
@@ -124,11 +123,10 @@ def _switch(call: Call[None], task_id: str, state: str, action: str) -> TaskInfo
 
 
 def find_task(session: Session, identity: Identity, task_id: str, *, lock: bool = False) -> Task:
-    """Raises ApiError 404 where there is none, 403 where it is not the caller's."""
+    """Raises ApiError 404 where there is none for the caller."""
     task = session.get(Task, task_id, with_for_update=lock or None)
-    if task is None:
+    if task is None or not identity.may(task.population):
         raise refuse(404, f"no task {task_id}")
-    identity.require(task.population)
     return task
 
 
