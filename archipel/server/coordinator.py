@@ -28,11 +28,11 @@ from archipel.server.models import (
     Answer,
     Blob,
     BundleRow,
-    ChallengeRow,
     DeviceSession,
     Participant,
     Round,
     Task,
+    UsedNonce,
     Version,
 )
 from archipel.server.rollout_steps import step_rollouts
@@ -344,6 +344,6 @@ class Coordinator:
         now = self._services.clock()
         with self._write() as session:
             session.execute(delete(DeviceSession).where(DeviceSession.expires <= now))
-            session.execute(delete(ChallengeRow).where(ChallengeRow.expires <= now))
+            session.execute(delete(UsedNonce).where(UsedNonce.expires <= now))
         self._services.blobs.sweep(before=now - LEFTOVER_SECONDS)
         self.recover()

@@ -103,12 +103,11 @@ class CheckInRow(Base):
     __table_args__ = (Index(None, "population", "due"),)
 
 
-class ChallengeRow(Base):
-    """A nonce that a device may sign once."""
+class UsedNonce(Base):
+    """A nonce that a device has signed for a session: not good a second time. Kept until it is good for nothing."""
 
-    __tablename__ = "challenges"
+    __tablename__ = "used_nonces"
     nonce: Mapped[bytes] = mapped_column(LargeBinary(32), primary_key=True)
-    device_id: Mapped[str] = mapped_column(ForeignKey("devices.device_id"), index=True)
     expires: Mapped[float] = mapped_column(Float, index=True)
 
 

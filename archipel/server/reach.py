@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from sqlalchemy import ColumnElement, Select, bindparam, exists, or_, select, true
-from sqlalchemy.orm import InstrumentedAttribute, Session
+from sqlalchemy import ColumnElement, Select, bindparam, exists, literal_column, or_, select, true
+from sqlalchemy.orm import Session
 
 from archipel.server.auth import Identity
 from archipel.server.models import LIVE, Blob, BundleRow, Device, Reach, Task
@@ -78,6 +78,6 @@ OF_DEVICE = (
     .where(
         Device.device_id == bindparam("reach_device"),
         Reach.digest == bindparam("reach_digest"),
-        or_(Reach.reason == OF_MODEL, Task.state.in_(LIVE)),
+        or_(Reach.reason == OF_MODEL, Task.state.in_([literal_column(f"'{state}'") for state in LIVE])),
     )
 )

@@ -16,6 +16,8 @@ from typing import Annotated, Any, get_type_hints
 
 import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from msgspec import Meta
 
 from archipel.bundle import generate_key, load_private_key, load_public_key, save_private_key, save_public_key
@@ -180,6 +182,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def public_key(self) -> bytes:
         """Raw 32 bytes of the server key's public half."""
         return self.private_key.public_key().public_bytes_raw()
+
+    @cached_property
+    def challenge_key(self) -> bytes:
+        """32 bytes, derived from the server key: what marks the server's own challenges. Raises as `private_key`."""
+        secret = self.private_key.private_bytes_raw()
+        return HKDF(algorithm=SHA256(), length=32, salt=None, info=b"archipel/v1/challenge-key").derive(secret)
 
     def path(self, name: str) -> Path:
         return Path(self.folder) / name

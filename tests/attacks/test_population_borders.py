@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,7 +36,7 @@ class Borders:
 
 
 @pytest.fixture
-def borders(federation: Federation) -> Iterator[Borders]:  # noqa: F811
+def borders(federation: Federation) -> Borders:  # noqa: F811
     doctor = person(federation, OURS)
     status, made = doctor.ask("POST", f"/v1/bundles?population={OURS}", federation.bundle_file.read_bytes())
     assert status == 201, made
@@ -59,7 +58,7 @@ def borders(federation: Federation) -> Iterator[Borders]:  # noqa: F811
     # A second one that lives, paused: devices have a reason to read what it names.
     running = federation.task(population=OURS, bundle=made["digest"], weights=done.weights_out, cohort=500,
                               kind="evaluation", metrics={"mse": 10.0}, threshold=301)  # fmt: skip
-    yield Borders(federation, made["digest"], task, done.weights_out, done.round_id, running, doctor, patient)
+    return Borders(federation, made["digest"], task, done.weights_out, done.round_id, running, doctor, patient)
 
 
 def reads(borders: Borders) -> list[str]:

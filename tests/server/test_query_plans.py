@@ -47,7 +47,7 @@ def test_nothing_is_looked_through(database: Database, name: str) -> None:
 
 def test_what_reaches_a_device_is_found_by_its_digest_and_population(database: Database) -> None:
     """Few rows: one for each task and model of the population that names the very file."""
-    text = str(reach.OF_DEVICE.compile(database.engine, compile_kwargs={"render_postcompile": True}))
+    text = str(reach.OF_DEVICE.compile(database.engine))
     with database.engine.connect() as connection:
         rows = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {text}", ("x",) * text.count("?"))
         plan = [row.detail for row in rows]

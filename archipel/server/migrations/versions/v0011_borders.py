@@ -1,4 +1,4 @@
-"""Which bundles and files of weights each population may have."""
+"""Which bundles and files of weights each population may have; used nonces in place of open challenges."""
 
 from __future__ import annotations
 
@@ -21,6 +21,15 @@ _KNOWN = (
 
 
 def upgrade() -> None:
+    # Who asked for a challenge a minute ago asks again.
+    op.drop_table("challenges")
+    op.create_table(
+        "used_nonces",
+        sa.Column("nonce", sa.LargeBinary(length=32), nullable=False),
+        sa.Column("expires", sa.Float(), nullable=False),
+        sa.PrimaryKeyConstraint("nonce", name=op.f("pk_used_nonces")),
+    )
+    op.create_index(op.f("ix_used_nonces_expires"), "used_nonces", ["expires"])
     op.create_table(
         "reaches",
         sa.Column("digest", sa.String(length=64), nullable=False),
