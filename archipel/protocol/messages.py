@@ -167,6 +167,9 @@ class RoundPlan(Message, frozen=True, kw_only=True):
     its fixed-point encoding) weighted by at most `max_examples` examples, of analytics what `program` gives. In an
     asynchronous task a device multiplies its deltas by (1 + s)^-staleness_exponent, where s is RoundStatus.staleness.
     In a `buffered` round what was taken counts for whatever version comes next.
+
+    `serial` grows with every round of the task, and after `not_after` (Unix seconds) the plan is good no longer: a device
+    takes part in a round once. `number` is that of the version that the round makes, so it says nothing about that.
     """
 
     round_id: RoundId
@@ -187,6 +190,8 @@ class RoundPlan(Message, frozen=True, kw_only=True):
     max_examples: Annotated[int, Meta(ge=1, le=1 << 30)] = 1000
     staleness_exponent: Annotated[float, Meta(ge=0, le=16)] | None = None
     buffered: bool = False
+    serial: Whole = 0
+    not_after: Whole = 0
 
 
 class CheckIn(Message, frozen=True, kw_only=True):

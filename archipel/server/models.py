@@ -158,7 +158,7 @@ class Task(Base):
 
     `request` is the JSON of the checked resources.TaskRequest; what queries and rounds need of it has columns too.
     `failed_rounds` counts those since the last committed one; `request_digest` is of the request under an idempotency
-    key. A paused task finishes its round and opens no other. With `salt` it takes `percent` of the devices, see
+    key, `plan_serial` is that of its last plan. A paused task finishes its round and opens no other. With `salt` it takes `percent` of the devices, see
     archipel.server.targeting.
     """
 
@@ -192,6 +192,7 @@ class Task(Base):
     deadlines: Mapped[dict[str, float]] = mapped_column(JSON)
     model: Mapped[str | None] = mapped_column(Digest)
     strategy_state: Mapped[str | None] = mapped_column(Digest)
+    plan_serial: Mapped[int] = mapped_column(BigInteger, server_default="0")
     created: Mapped[float] = mapped_column(Float)
     ended: Mapped[float | None] = mapped_column(Float)
 

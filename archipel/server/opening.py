@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -61,6 +62,7 @@ def new_task(
         deadlines={**DEADLINES, **checked.deadlines},
         model=None,
         strategy_state=None,
+        plan_serial=0,
         created=now,
         ended=None,
     )
@@ -130,6 +132,9 @@ def open_round(services: Services, write: Write, task: Task, now: float) -> Tran
         number=task.rounds_committed + 1,
         weights=task.model,
         broadcast=broadcast,
+        # Milliseconds since 1970, as of offers: devices take no older one, also of a database from a backup.
+        serial=max(task.plan_serial + 1, int(now * 1000)),
+        not_after=math.ceil(now + sum(deadline(task, phase) for phase in DEADLINES)),
     )
     sealed, phase = seal("plan", plan, services.settings.private_key), first_phase(task)
     services.spool.open_round(plan.round_id)
@@ -137,6 +142,7 @@ def open_round(services: Services, write: Write, task: Task, now: float) -> Tran
         stored = session.get_one(Task, task.task_id, with_for_update=True)
         if stored.state != "running":
             return None
+        stored.plan_serial = plan.serial
         if broadcast is not None:
             session.merge(Blob(digest=broadcast, kind="broadcast", size=broadcast_size, created=now))
             reach.extend(session, stored.population, stored.task_id, broadcast)

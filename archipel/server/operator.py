@@ -96,8 +96,10 @@ class OperatorClient(RegistryCalls):
         return self._call("GET", "/v1/server", ServerInfo)
 
     def upload_bundle(self, path: Path | str, population: str | None = None) -> BundleInfo:
-        """Send a .bundle file, which errors name, for `population` (None: all that the token is for). Raises ClientError
-        when it cannot be read."""
+        """Send a .bundle file, which errors name, for `population` (None: all that the token is for).
+
+        Raises ClientError when it cannot be read.
+        """
         path = Path(path)
         url = "/v1/bundles" + ("" if population is None else f"?{urlencode({'population': population})}")
         try:

@@ -48,6 +48,8 @@ def make_plan(
     number: int,
     weights: str,
     broadcast: str | None = None,
+    serial: int = 0,
+    not_after: int = 0,
 ) -> RoundPlan:
     """The plan of one round of a checked task. Raises ProtocolError when no modulus holds the cohort's sum."""
     secure = request.privacy == "secure"
@@ -71,6 +73,8 @@ def make_plan(
         max_examples=request.max_examples if request.kind != "training" else 1000,
         staleness_exponent=request.staleness_exponent if request.mode == "asynchronous" and secure else None,
         buffered=request.mode == "asynchronous" and not secure,
+        serial=serial,
+        not_after=not_after,
     )
 
 

@@ -1,4 +1,4 @@
-"""Which bundles and files of weights each population may have; used nonces in place of open challenges."""
+"""Which bundles and files of weights each population may have; used nonces in place of open challenges; plans' serials."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("nonce", name=op.f("pk_used_nonces")),
     )
     op.create_index(op.f("ix_used_nonces_expires"), "used_nonces", ["expires"])
+    op.add_column("tasks", sa.Column("plan_serial", sa.BigInteger(), server_default="0", nullable=False))
     op.create_table(
         "reaches",
         sa.Column("digest", sa.String(length=64), nullable=False),
