@@ -99,7 +99,8 @@ def versions(client: OperatorClient, name: str, as_json: bool) -> None:
     found = list(client.versions(name))
     rows = [
         (
-            str(each.number), each.state, each.digest[:12], _or_dash(each.parent), _origin(each), str(each.devices),
+            str(each.number), each.state, each.digest[:12], _or_dash(each.parent), _origin(each),
+            "few" if each.devices is None else str(each.devices),
             moment(each.created), each.reason,
         )
         for each in found

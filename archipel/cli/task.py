@@ -65,7 +65,7 @@ def list_(client: OperatorClient, as_json: bool) -> None:
     rows = [
         (
             each.task_id, each.name, each.population, each.state, f"{each.rounds_committed}/{each.rounds}",
-            str(each.waiting), moment(each.created),
+            _few(each.waiting), moment(each.created),
         )
         for each in found
     ]  # fmt: skip
@@ -98,7 +98,7 @@ def watch(client: OperatorClient, task_id: str, timeout: float | None, as_json: 
             click.echo(msgspec.json.encode(now))
             return
         failed = f", {now.failed_rounds} failed since" if now.failed_rounds else ""
-        waits = now.waiting_for or f"{now.waiting} devices waiting"
+        waits = now.waiting_for or f"{_few(now.waiting)} devices waiting"
         click.echo(f"{now.state}: {now.rounds_committed} of {now.rounds} rounds{failed}, {waits}")
 
     done = client.wait_task(task_id, timeout=timeout, on_change=changed)
@@ -162,3 +162,8 @@ def cancel(client: OperatorClient, task_id: str) -> None:
 
 def _lines(found: TaskInfo) -> list[str]:
     return fields(found, times=("created", "ended"))
+
+
+def _few(count: int | None) -> str:
+    """As tables show it: what is not told is too little to be told."""
+    return "few" if count is None else str(count)

@@ -57,8 +57,10 @@ class Journal:
                     path.unlink()
 
     def begin(self, plan: RoundPlan, digest: str) -> OpenRound:
-        """Begin a round, or begin it anew; `digest` is its plan's. Raises ClientError once keys were sent for it, it was
-        closed, or its plan is an old one."""
+        """Begin a round, or begin it anew; `digest` is its plan's.
+
+        Raises ClientError once keys were sent for it, it was closed, or its plan is an old one.
+        """
         before = self.get(plan.round_id)
         if before is not None and before.step != "assigned":
             raise ClientError(f"round {plan.round_id}: this device has been in it already (step {before.step!r})")

@@ -1,9 +1,9 @@
 """Which plans this device has taken, so that none is taken twice, however long ago that was.
 
 Of each task the serials of the last plans are kept. The plan of a synchronous task must have a greater one than all
-before; rounds of an asynchronous task overlap, so theirs must be new and not below the last RECENT. Memory is bounded by
-KEPT_TASKS: of the others it is only kept until when their last plans were good, and a plan of a task that is not known
-must be good for longer than that. So an old plan stays refused also for a device whose clock was set back.
+before; rounds of an asynchronous task overlap, so theirs must be new and not below the last RECENT. Memory is bounded
+by KEPT_TASKS: of the others it is only kept until when their last plans were good, and a plan of a task that is not
+known must be good for longer than that. So an old plan stays refused also for a device whose clock was set back.
 """
 
 from __future__ import annotations
@@ -102,8 +102,8 @@ class PlanBook:
 
 
 def why_expired(plan: RoundPlan, own: float, server: float | None) -> str:
-    """Why the plan is good no longer: by the server's clock, where that is known, or by the device's, which may be ahead
-    by CLOCK_SLACK. Empty where it is good. All are Unix seconds."""
+    """Why the plan is good no longer: by the server's clock, where that is known, or by the device's, which may be
+    ahead by CLOCK_SLACK. Empty where it is good. All are Unix seconds."""
     if server is not None and server > plan.not_after:
         return f"it was good until {plan.not_after} (Unix seconds), at the server it is {server:.0f}"
     if own > plan.not_after + CLOCK_SLACK:

@@ -168,8 +168,8 @@ class RoundPlan(Message, frozen=True, kw_only=True):
     asynchronous task a device multiplies its deltas by (1 + s)^-staleness_exponent, where s is RoundStatus.staleness.
     In a `buffered` round what was taken counts for whatever version comes next.
 
-    `serial` grows with every round of the task, and after `not_after` (Unix seconds) the plan is good no longer: a device
-    takes part in a round once. `number` is that of the version that the round makes, so it says nothing about that.
+    `serial` grows with every round of the task, and after `not_after` (Unix seconds) the plan is good no longer: a
+    device takes part in a round once. `number` is that of the version that the round makes, and says nothing of that.
     """
 
     round_id: RoundId

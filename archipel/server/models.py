@@ -158,8 +158,8 @@ class Task(Base):
 
     `request` is the JSON of the checked resources.TaskRequest; what queries and rounds need of it has columns too.
     `failed_rounds` counts those since the last committed one; `request_digest` is of the request under an idempotency
-    key, `plan_serial` is that of its last plan. A paused task finishes its round and opens no other. With `salt` it takes `percent` of the devices, see
-    archipel.server.targeting.
+    key, `plan_serial` is that of its last plan. A paused task finishes its round and opens no other. With `salt` it
+    takes `percent` of the devices, see archipel.server.targeting.
     """
 
     __tablename__ = "tasks"

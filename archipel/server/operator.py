@@ -225,7 +225,7 @@ class OperatorClient(RegistryCalls):
             _news,
             lambda task: (
                 f"task {task.name!r} is {task.state}: {task.rounds_committed} of {task.rounds} rounds, "
-                + (task.waiting_for or f"{task.waiting} devices waiting, at least {task.min_cohort} needed")
+                + (task.waiting_for or f"{_few(task.waiting)} devices waiting, at least {task.min_cohort} needed")
             ),
             timeout=timeout,
             poll=poll,
@@ -301,3 +301,7 @@ def _news(task: TaskInfo) -> object:
     """What is told of a task when it changes. Devices come and go, so of what it waits for only the words count."""
     waits = re.sub(r"[0-9]+", "", task.waiting_for)
     return task.state, task.rounds_committed, task.failed_rounds, task.model, waits
+
+
+def _few(count: int | None) -> str:
+    return "too few" if count is None else str(count)

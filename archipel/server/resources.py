@@ -103,8 +103,9 @@ class TaskRequest(Message, frozen=True, kw_only=True):
 class TaskInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
     """`model` is the digest of the newest weights (null until the first round was opened), `waiting` the number of
     devices that are checking in and may be taken now, `waiting_for` why no round is under way although the task runs
-    (which devices it lacks; empty where it lacks none). `percent`: so many of the eligible devices are taken at all, in
-    the evaluations that rollouts make; null: all of them."""
+    (which devices it lacks; empty where it lacks none). Where the task has an eligibility, `waiting` is rounded down
+    to a multiple of the server's `smallest_answer`, and null below it and for auditors. `percent`: so many of the
+    eligible devices are taken at all, in the evaluations that rollouts make; null: all of them."""
 
     task_id: RoundId
     name: Name
@@ -137,7 +138,7 @@ class TaskInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
     hyperparameters: dict[str, float]
     deadlines: dict[str, float]
     model: Digest | None
-    waiting: int
+    waiting: int | None
     waiting_for: str
     created: float
     ended: float | None

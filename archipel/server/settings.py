@@ -97,6 +97,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """How often the coordinator looks."""
     lease_seconds: Annotated[float, Meta(ge=1, le=3600)] = 10.0
     """After so long without a sign of life another server's coordinator takes over."""
+    smallest_answer: Annotated[int, Meta(ge=1, le=1000)] = 10
+    """Numbers of devices that depend on what devices tell about themselves are told in steps of this."""
     max_failed_rounds: Annotated[int, Meta(ge=1, le=1000)] = 5
     """After this many failed rounds in a row a task fails."""
     log_bytes: Annotated[int, Meta(ge=0)] = 64 << 20
@@ -186,8 +188,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     @cached_property
     def challenge_key(self) -> bytes:
         """32 bytes, derived from the server key: what marks the server's own challenges. Raises as `private_key`."""
+        return self._derived(b"archipel/v1/challenge-key")
+
+    @cached_property
+    def pseudonym_key(self) -> bytes:
+        """32 bytes, derived from the server key: see archipel.server.smallest_answer. Raises as `private_key`."""
+        return self._derived(b"archipel/v1/pseudonym-key")
+
+    def _derived(self, label: bytes) -> bytes:
         secret = self.private_key.private_bytes_raw()
-        return HKDF(algorithm=SHA256(), length=32, salt=None, info=b"archipel/v1/challenge-key").derive(secret)
+        return HKDF(algorithm=SHA256(), length=32, salt=None, info=label).derive(secret)
 
     def path(self, name: str) -> Path:
         return Path(self.folder) / name

@@ -1,6 +1,6 @@
-"""Whoever has recorded a signed plan shows it to the device again, to have it train and send on the same data once more:
-at once, after hundreds of other rounds, after a restart, with the device's clock set back. Or an old plan that the device
-was not shown when it was new.
+"""Whoever has recorded a signed plan shows it to the device again, to have it train and send on the same data once
+more: at once, after hundreds of other rounds, after a restart, with the device's clock set back. Or an old plan that
+the device was not shown when it was new.
 
 What stops them: a plan has a serial, greater with every round of its task, of which the device keeps the greatest on
 disk, and a time after which it is good no longer; of tasks that are forgotten that time is kept.
@@ -86,7 +86,8 @@ def test_a_device_that_is_killed_between_plan_and_work_may_begin_that_round_agai
 
 def plan(serial: int, task: int = 0, *, asynchronous: bool = False, not_after: int = 1000) -> RoundPlan:
     return RoundPlan(
-        round_id=f"{serial:032x}", task_id=f"{task:032x}", number=1, bundle="d" * 64, weights="e" * 64, privacy="secure",
+        round_id=f"{serial:032x}", task_id=f"{task:032x}", number=1, bundle="d" * 64, weights="e" * 64,
+        privacy="secure",
         min_cohort=3, max_cohort=3, threshold=3, modulus_bits=24, serial=serial, not_after=not_after,
         staleness_exponent=0.5 if asynchronous else None,
     )  # fmt: skip

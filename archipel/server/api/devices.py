@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 from archipel.server import audit
 from archipel.server.auth import Identity
 from archipel.server.device_resources import DeviceInfo, DevicePage, DeviceQuery
-from archipel.server.models import CheckInRow, Device, DeviceKey, Participant
+from archipel.server.models import CheckInRow, Device, DeviceKey, Participant, Round, Task
 from archipel.server.paging import page
 from archipel.server.problems import refuse
 from archipel.server.revocation import LOCKED, revoke
@@ -67,13 +67,21 @@ def _device(session: Session, identity: Identity, device_id: str, *, lock: bool 
 def _infos(session: Session, devices: Sequence[Device]) -> list[DeviceInfo]:
     ids = [device.device_id for device in devices]
 
-    def counts(table: type[Participant] | type[DeviceKey]) -> dict[str, int]:
+    def counts(table: type[DeviceKey]) -> dict[str, int]:
         found = select(table.device_id, func.count()).where(table.device_id.in_(ids)).group_by(table.device_id)
         return {row[0]: row[1] for row in session.execute(found)}
 
     seen = select(CheckInRow.device_id, CheckInRow.last_seen).where(CheckInRow.device_id.in_(ids))
     last_seen = {row.device_id: row.last_seen for row in session.execute(seen)}
-    rounds, keys = counts(Participant), counts(DeviceKey)
+    # Of tasks for all devices: else it would say of which expressions are true of this one.
+    open_to_all = (
+        select(Participant.device_id, func.count())
+        .join(Round, Round.round_id == Participant.round_id)
+        .join(Task, Task.task_id == Round.task_id)
+        .where(Participant.device_id.in_(ids), Task.eligibility == "")
+        .group_by(Participant.device_id)
+    )
+    rounds, keys = {row[0]: row[1] for row in session.execute(open_to_all)}, counts(DeviceKey)
     return [
         DeviceInfo(
             device_id=each.device_id,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from sqlalchemy.orm import Session
 
 from archipel.bundle import decode_manifest
@@ -22,7 +24,7 @@ from archipel.server.resources import (
 )
 from archipel.server.rounds import let_go
 from archipel.server.routes import OPERATOR, READ, Call, Route
-from archipel.server.services import Services
+from archipel.server.smallest_answer import check_enough, reads_attributes, told
 from archipel.server.task_checks import check_task
 from archipel.server.tasks import audited, request_of
 from archipel.server.waiting import waiting_for
@@ -41,7 +43,9 @@ def create_task(call: Call[TaskRequest]) -> TaskInfo | tuple[TaskInfo, int]:
         _check_devices_of(session, call.body)
     if bundle is None:
         raise refuse(422, f"no bundle {call.body.bundle}; upload it first")
+    smallest = services.settings.smallest_answer
     try:
+        check_enough(call.body.eligibility, call.body.min_cohort, "min_cohort", smallest)
         checked = check_task(
             call.body,
             decode_manifest(bundle.manifest),
@@ -54,10 +58,10 @@ def create_task(call: Call[TaskRequest]) -> TaskInfo | tuple[TaskInfo, int]:
         known = session.get(Task, key.id, with_for_update=True)
         if known is not None:
             key.require_same(known.request_digest)
-            return _info(services, session, known), 200
+            return _info(call, session, known), 200
         add_task(session, task)
         audit.append(session, now, call.identity.actor, "task.create", task.task_id, **audited(task))
-        return _info(call.services, session, task)
+        return _info(call, session, task)
 
 
 def _check_devices_of(session: Session, request: TaskRequest) -> None:
@@ -77,13 +81,13 @@ def list_tasks(call: Call[None]) -> TaskPage:
         allowed = call.identity.populations
         where = [] if allowed is None else [Task.population.in_(allowed)]
         tasks, after = page(session, Task, Task.created, Task.task_id, call.query, *where, newest_first=True)
-        return TaskPage(items=[_info(call.services, session, task) for task in tasks], next=after)
+        return TaskPage(items=[_info(call, session, task) for task in tasks], next=after)
 
 
 def show_task(call: Call[None], task_id: str) -> TaskInfo:
     """One task."""
     with call.services.database.read() as session:
-        return _info(call.services, session, find_task(session, call.identity, task_id))
+        return _info(call, session, find_task(session, call.identity, task_id))
 
 
 def cancel_task(call: Call[None], task_id: str) -> TaskInfo:
@@ -97,7 +101,7 @@ def cancel_task(call: Call[None], task_id: str) -> TaskInfo:
             session.flush()
             audit.append(session, task.ended, call.identity.actor, "task.cancel", task_id)
             let_go(session, task)
-        return _info(call.services, session, task)
+        return _info(call, session, task)
 
 
 def pause_task(call: Call[None], task_id: str) -> TaskInfo:
@@ -119,7 +123,7 @@ def _switch(call: Call[None], task_id: str, state: str, action: str) -> TaskInfo
             task.state = state
             session.flush()
             audit.append(session, call.services.clock(), call.identity.actor, action, task_id)
-        return _info(call.services, session, task)
+        return _info(call, session, task)
 
 
 def find_task(session: Session, identity: Identity, task_id: str, *, lock: bool = False) -> Task:
@@ -130,9 +134,16 @@ def find_task(session: Session, identity: Identity, task_id: str, *, lock: bool 
     return task
 
 
-def _info(services: Services, session: Session, task: Task) -> TaskInfo:
-    now, window = services.clock(), services.settings.check_in_window
-    waiting = count_candidates(session, task, now=now, window=window)
+def _info(call: Call[Any], session: Session, task: Task) -> TaskInfo:
+    settings, now = call.services.settings, call.services.clock()
+    window, smallest = settings.check_in_window, settings.smallest_answer
+    counted = count_candidates(session, task, now=now, window=window)
+    waiting: int | None = counted
+    reasons = waiting_for(session, task, counted, now=now, window=window, smallest=smallest)
+    if reads_attributes(task.eligibility):
+        # Whoever may not ask for it by another expression is not told by this one either.
+        operates = call.identity.role in OPERATOR
+        waiting, reasons = (told(counted, smallest), reasons) if operates else (None, "")
     request = request_of(task)
     return TaskInfo(
         task_id=task.task_id,
@@ -167,7 +178,7 @@ def _info(services: Services, session: Session, task: Task) -> TaskInfo:
         deadlines=task.deadlines,
         model=task.model,
         waiting=waiting,
-        waiting_for=waiting_for(session, task, waiting, now=now, window=window),
+        waiting_for=reasons,
         created=task.created,
         ended=task.ended,
     )

@@ -1,4 +1,4 @@
-"""Which bundles and files of weights each population may have; used nonces in place of open challenges; plans' serials."""
+"""What each population may have, used nonces in place of open challenges, and the serials of plans."""
 
 from __future__ import annotations
 
