@@ -121,7 +121,7 @@ class DeviceSession(Base):
 
 
 class Blob(Base):
-    """What a blob is used as: `bundle`, `weights`, `broadcast` or `state`. Devices may fetch weights and broadcasts."""
+    """What a blob is used as: `bundle`, `weights`, `broadcast`, `revocations` or `state`; see archipel.server.reach."""
 
     __tablename__ = "blobs"
     digest: Mapped[str] = mapped_column(Digest, primary_key=True)

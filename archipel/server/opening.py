@@ -18,6 +18,7 @@ from archipel.protocol.sealed import encode, seal
 from archipel.server import reach
 from archipel.server.models import Blob, BundleRow, Round, Task, Version
 from archipel.server.resources import TaskRequest
+from archipel.server.revocation_lists import revocations_of
 from archipel.server.rounds import DEADLINES, Transition, deadline, first_phase
 from archipel.server.services import Services
 from archipel.server.targeting import Target
@@ -120,10 +121,13 @@ def open_round(services: Services, write: Write, task: Task, now: float) -> Tran
     """A round with a signed plan, in its first phase; None if the task was stopped meanwhile. Raises ArchipelError."""
     with services.database.read() as session:
         manifest = decode_manifest(session.get_one(BundleRow, task.bundle).manifest)
+        revoked = revocations_of(session, task.population) if task.privacy == "secure" else None
     if task.model is None:
         raise ServerError(f"task {task.task_id} has no model yet")
     request = request_of(task)
     broadcast, broadcast_size = _store_broadcast(services, task, manifest) if task.kind == "training" else (None, 0)
+    listed = b"" if revoked is None else encode(seal("revocations", revoked, services.settings.private_key))
+    revocations = services.blobs.put(listed) if listed else None
     plan = make_plan(
         request,
         manifest,
@@ -135,6 +139,7 @@ def open_round(services: Services, write: Write, task: Task, now: float) -> Tran
         # Milliseconds since 1970, as of offers: devices take no older one, also of a database from a backup.
         serial=max(task.plan_serial + 1, int(now * 1000)),
         not_after=math.ceil(now + sum(deadline(task, phase) for phase in DEADLINES)),
+        revocations=revocations,
     )
     sealed, phase = seal("plan", plan, services.settings.private_key), first_phase(task)
     services.spool.open_round(plan.round_id)
@@ -146,6 +151,9 @@ def open_round(services: Services, write: Write, task: Task, now: float) -> Tran
         if broadcast is not None:
             session.merge(Blob(digest=broadcast, kind="broadcast", size=broadcast_size, created=now))
             reach.extend(session, stored.population, stored.task_id, broadcast)
+        if revocations is not None:
+            session.merge(Blob(digest=revocations, kind="revocations", size=len(listed), created=now))
+            reach.extend(session, stored.population, stored.task_id, revocations)
         session.add(
             Round(
                 round_id=plan.round_id,

@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 from archipel.server.auth import Identity
 from archipel.server.models import LIVE, Blob, BundleRow, Device, Reach, Task
 
-READABLE = ("weights", "broadcast")
+READABLE = ("weights", "broadcast", "revocations")
 """The kinds of blobs that are read by their digest; bundles have a digest of their own, states are the server's."""
 OF_UPLOAD: Literal["upload"] = "upload"
 OF_MODEL: Literal["model"] = "model"

@@ -50,6 +50,7 @@ def make_plan(
     broadcast: str | None = None,
     serial: int = 0,
     not_after: int = 0,
+    revocations: str | None = None,
 ) -> RoundPlan:
     """The plan of one round of a checked task. Raises ProtocolError when no modulus holds the cohort's sum."""
     secure = request.privacy == "secure"
@@ -75,6 +76,7 @@ def make_plan(
         buffered=request.mode == "asynchronous" and not secure,
         serial=serial,
         not_after=not_after,
+        revocations=revocations,
     )
 
 
