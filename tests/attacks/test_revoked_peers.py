@@ -1,5 +1,6 @@
-"""A server that was taken over leads a revoked device (a stolen phone's key is good company for an attacker) into cohorts
-of honest devices, as if nothing had been: it leaves it out of the list of revocations, shows an older list, or none.
+"""A server that was taken over leads a revoked device (a stolen phone's key is good company for an attacker) into
+cohorts of honest devices, as if nothing had been: it leaves it out of the list of revocations, shows an older one, or
+none.
 
 What stops them: every plan of a secure round names a list that the server has signed, whose epoch never goes back and
 which loses no entry; devices keep the last one that they saw and refuse both cohorts with a member that is in it and
