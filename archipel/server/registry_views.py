@@ -69,7 +69,7 @@ def describe_versions(
     live = session.execute(_live([model.name])).one_or_none()
     devices: dict[int, int | None] = dict(_running(session, model, [each.number for each in versions], now))
     asked = select(Rollout.eligibility).where(Rollout.model == model.name, Rollout.eligibility != "").limit(1)
-    if session.scalar(asked) is not None:
+    if smallest > 1 and session.scalar(asked) is not None:
         # Who runs what says of whom the rollout's expression is true.
         devices = {each.number: told(devices.get(each.number) or 0, smallest) for each in versions}
 

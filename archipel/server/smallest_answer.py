@@ -19,6 +19,11 @@ def reads_attributes(eligibility: str) -> bool:
     return bool(parse_eligibility(eligibility).names)
 
 
+def hides(eligibility: str, smallest: int) -> bool:
+    """Whether numbers that depend on the expression are not told as they are. With a `smallest` of 1 all are."""
+    return smallest > 1 and reads_attributes(eligibility)
+
+
 def check_enough(eligibility: str, devices: int, setting: str, smallest: int) -> None:
     """Raises ServerError where a task with that expression could begin with fewer devices than `smallest`.
 

@@ -10,7 +10,7 @@ from archipel.server.candidates import have_given, is_waiting, target_of
 from archipel.server.eligibility import parse_eligibility
 from archipel.server.models import Answer, CheckInRow, Device, Round, Task
 from archipel.server.rounds import RULES, required
-from archipel.server.smallest_answer import reads_attributes, told
+from archipel.server.smallest_answer import hides, told
 
 MOST = 1000
 """Devices that are looked at."""
@@ -32,10 +32,10 @@ def waiting_for(session: Session, task: Task, candidates: int, *, now: float, wi
     known = session.scalar(select(func.count()).select_from(enrolled.limit(needed).subquery())) or 0
     if not known:
         return f"no device is enrolled in population {task.population!r}"
-    if reads_attributes(task.eligibility):
+    if hides(task.eligibility, smallest):
         reasons = _few_reported(session, task, smallest) or [_few_wait(candidates, smallest)]
     else:
-        reasons = [_who_waits(session, task, candidates, now, window)]
+        reasons = _nobody(session, task) or [_who_waits(session, task, candidates, now, window)]
     few = f", {known} enrolled in population {task.population!r}" if known < needed else ""
     return "; ".join([*reasons, f"{needed} needed{few}"])
 
@@ -45,15 +45,30 @@ def _few_reported(session: Session, task: Task, smallest: int) -> list[str]:
     query = select(CheckInRow.attributes).where(CheckInRow.population == task.population)
     reported = session.scalars(query.order_by(CheckInRow.last_seen.desc()).limit(MOST)).all()
     counts = {name: sum(name in each for each in reported) for name in parse_eligibility(task.eligibility).names}
-    few = f"fewer than {smallest} devices" if smallest > 1 else "no device"
-    return [f"{few} of the population report{'' if smallest > 1 else 's'} {name!r}"
-            for name, count in sorted(counts.items()) if count < smallest]  # fmt: skip
+    return [
+        f"fewer than {smallest} devices of the population report {name!r}"
+        for name, count in sorted(counts.items())
+        if count < smallest
+    ]
 
 
 def _few_wait(candidates: int, smallest: int) -> str:
     number = told(candidates, smallest)
-    said = f"fewer than {smallest}" if number is None else f"{number}" if smallest == 1 else f"at least {number}"
+    said = f"fewer than {smallest}" if number is None else f"at least {number}"
     return f"{said} of the devices that wait may take part"
+
+
+def _nobody(session: Session, task: Task) -> list[str]:
+    """Why none of the devices that were here last is eligible, whether they wait or are busy; empty if one is."""
+    test = parse_eligibility(task.eligibility)
+    if not test.names:
+        return []
+    query = select(CheckInRow.attributes).where(CheckInRow.population == task.population)
+    reported = session.scalars(query.order_by(CheckInRow.last_seen.desc()).limit(MOST)).all()
+    unknown = test.names.difference(*reported) if reported else ()
+    if unknown or any(map(test, reported)) or not reported:
+        return [f"no device of the population reports {name!r}" for name in sorted(unknown)]
+    return [f"of the {_number(len(reported), 'device')} that were here last none is eligible"]
 
 
 def _who_waits(session: Session, task: Task, candidates: int, now: float, window: float) -> str:

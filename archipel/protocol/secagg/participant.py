@@ -50,8 +50,9 @@ class Participant:
 
     `plan` is verified and within policy already; `plan_digest` is `policy.plan_digest` of its Sealed. Cohorts with a
     `revoked` member are refused. `randomness(n)` gives n bytes from a cryptographic generator (`secrets.token_bytes`).
-    A step that fails ends the participation: its secrets are dropped, and every later call raises SecureAggregationError. A step out of order raises it, too, and
-    changes nothing. Secrets live in memory only: after a restart the device leaves the round.
+    A step that fails ends the participation: its secrets are dropped, and every later call raises
+    SecureAggregationError. A step out of order raises it, too, and changes nothing. Secrets live in memory only: after
+    a restart the device leaves the round.
     """
 
     def __init__(

@@ -15,7 +15,8 @@ from archipel.server.problems import refuse
 from archipel.server.resources import PageQuery, ParticipantInfo, RoundInfo, RoundPage, RoundResult
 from archipel.server.rounds import ORDER
 from archipel.server.routes import READ, Call, Route
-from archipel.server.smallest_answer import pseudonym, reads_attributes
+from archipel.server.settings import Settings
+from archipel.server.smallest_answer import hides, pseudonym
 
 COLLECTING = (*UPDATE_PHASES, "buffering")
 
@@ -25,7 +26,7 @@ def list_rounds(call: Call[None], task_id: str) -> RoundPage:
     with call.services.database.read() as session:
         task = find_task(session, call.identity, task_id)
         rounds, after = page(session, Round, Round.started, Round.round_id, call.query, Round.task_id == task_id)
-        return RoundPage(items=_infos(session, task, rounds, call.services.settings.pseudonym_key), next=after)
+        return RoundPage(items=_infos(session, task, rounds, call.services.settings), next=after)
 
 
 def show_round(call: Call[None], round_id: str) -> RoundInfo:
@@ -35,10 +36,10 @@ def show_round(call: Call[None], round_id: str) -> RoundInfo:
         task = None if found is None else session.get_one(Task, found.task_id)
         if found is None or task is None or not call.identity.may(task.population):
             raise refuse(404, f"no round {round_id}")
-        return _infos(session, task, [found], call.services.settings.pseudonym_key)[0]
+        return _infos(session, task, [found], call.services.settings)[0]
 
 
-def _infos(session: Session, task: Task, rounds: Sequence[Round], key: bytes) -> list[RoundInfo]:
+def _infos(session: Session, task: Task, rounds: Sequence[Round], settings: Settings) -> list[RoundInfo]:
     shown = [row.round_id for row in rounds]
     survivors: dict[str, list[str]] = {}
     phases: dict[tuple[str, str], set[str]] = {}
@@ -70,12 +71,17 @@ def _infos(session: Session, task: Task, rounds: Sequence[Round], key: bytes) ->
         )
         if reached & set(UPDATE_PHASES) and not task.buffered:
             survivors.setdefault(round_id, []).append(device_id)
-    if reads_attributes(task.eligibility):
+    if hides(task.eligibility, settings.smallest_answer):
         # Or being in the round would say of each device that the expression is true of it.
         for round_id, present in participants.items():
-            renamed = [msgspec.structs.replace(p, device_id=pseudonym(key, round_id, p.device_id)) for p in present]
+            renamed = [
+                msgspec.structs.replace(p, device_id=pseudonym(settings.pseudonym_key, round_id, p.device_id))
+                for p in present
+            ]
             participants[round_id] = sorted(renamed, key=lambda each: each.device_id)
-        survivors = {of: sorted(pseudonym(key, of, device) for device in ids) for of, ids in survivors.items()}
+        survivors = {
+            of: sorted(pseudonym(settings.pseudonym_key, of, device) for device in ids) for of, ids in survivors.items()
+        }
     return [_round_info(row, participants.get(row.round_id, []), survivors.get(row.round_id, [])) for row in rounds]
 
 

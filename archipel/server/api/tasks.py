@@ -24,7 +24,7 @@ from archipel.server.resources import (
 )
 from archipel.server.rounds import let_go
 from archipel.server.routes import OPERATOR, READ, Call, Route
-from archipel.server.smallest_answer import check_enough, reads_attributes, told
+from archipel.server.smallest_answer import check_enough, hides, told
 from archipel.server.task_checks import check_task
 from archipel.server.tasks import audited, request_of
 from archipel.server.waiting import waiting_for
@@ -140,7 +140,7 @@ def _info(call: Call[Any], session: Session, task: Task) -> TaskInfo:
     counted = count_candidates(session, task, now=now, window=window)
     waiting: int | None = counted
     reasons = waiting_for(session, task, counted, now=now, window=window, smallest=smallest)
-    if reads_attributes(task.eligibility):
+    if hides(task.eligibility, smallest):
         # Whoever may not ask for it by another expression is not told by this one either.
         operates = call.identity.role in OPERATOR
         waiting, reasons = (told(counted, smallest), reasons) if operates else (None, "")
