@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from fractions import Fraction
 
-from archipel.bundle.manifest import PrivacyPolicy
+from archipel.bundle.manifest import Manifest, PrivacyPolicy
 from archipel.errors import PolicyError
 from archipel.protocol.messages import RoundPlan
 from archipel.protocol.sealed import Sealed
@@ -15,6 +15,20 @@ from archipel.protocol.vector import Layout
 def plan_digest(sealed: Sealed) -> str:
     """SHA-256 (hex) of the plan's bytes as signed: what devices bind their messages of the round to."""
     return hashlib.sha256(sealed.body).hexdigest()
+
+
+def check_validity(manifest: Manifest, population: str, now: float, *, least: int = 0) -> None:
+    """Whether its publisher means the bundle to be used now (Unix seconds) by devices of the population, where a
+    sequence of `least` is known. Raises PolicyError. Who only predicts with it need not ask."""
+    what = f"bundle {manifest.name!r}"
+    if manifest.populations and population not in manifest.populations:
+        raise PolicyError(f"{what}: its publisher made it for {list(manifest.populations)}, not for {population!r}")
+    if manifest.not_after and now > manifest.not_after:
+        raise PolicyError(
+            f"{what}: it expired at {manifest.not_after} (Unix seconds), it is {now:.0f}; have a new one signed"
+        )
+    if manifest.sequence < least:
+        raise PolicyError(f"{what}: its sequence is {manifest.sequence}, its publisher replaced what is below {least}")
 
 
 def check_plan(plan: RoundPlan, policy: PrivacyPolicy, layout: Layout) -> None:

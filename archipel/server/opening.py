@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 from archipel import strategies
 from archipel.bundle import Manifest, decode_manifest, write_weights
 from archipel.errors import ServerError
-from archipel.protocol.policy import plan_digest
+from archipel.protocol.policy import check_validity, plan_digest
 from archipel.protocol.sealed import encode, seal
 from archipel.server import reach
 from archipel.server.models import Blob, BundleRow, Round, Task, Version
@@ -124,6 +124,7 @@ def open_round(services: Services, write: Write, task: Task, now: float) -> Tran
         revoked = revocations_of(session, task.population) if task.privacy == "secure" else None
     if task.model is None:
         raise ServerError(f"task {task.task_id} has no model yet")
+    check_validity(manifest, task.population, now)
     request = request_of(task)
     broadcast, broadcast_size = _store_broadcast(services, task, manifest) if task.kind == "training" else (None, 0)
     listed = b"" if revoked is None else encode(seal("revocations", revoked, services.settings.private_key))

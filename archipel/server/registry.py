@@ -129,7 +129,10 @@ def _of_bundle(session: Session, identity: Identity, model: Model, digest: str) 
     row = reach.find_bundle(session, identity, digest)
     if row is None:
         raise refuse(422, f"no bundle {digest}; upload it first")
-    lineage = decode_manifest(row.manifest).lineage
+    manifest = decode_manifest(row.manifest)
+    lineage = manifest.lineage
+    if manifest.populations and model.population not in manifest.populations:
+        raise refuse(422, f"bundle {manifest.name!r} is for {list(manifest.populations)}, not for {model.population!r}")
     parent = None if lineage.parent is None else _number_of(session, model, lineage.parent)
     return _version(model, digest, None, parent=parent)
 

@@ -47,6 +47,10 @@ def publish_bundle(call: Call[None]) -> tuple[BundleInfo, int]:
     finally:
         written.discard()
     now = services.clock()
+    meant = bundle.manifest.populations
+    for population in populations:
+        if meant and population not in meant:
+            raise refuse(422, f"its publisher made the bundle for {list(meant)}, not for {population!r}")
     row = BundleRow(
         digest=bundle.digest,
         file_digest=written.digest,

@@ -8,6 +8,7 @@ from sqlalchemy.orm import Session
 
 from archipel.bundle import decode_manifest
 from archipel.errors import ArchipelError
+from archipel.protocol.policy import check_validity
 from archipel.server import audit, reach
 from archipel.server.auth import Identity
 from archipel.server.candidates import count_candidates
@@ -46,9 +47,11 @@ def create_task(call: Call[TaskRequest]) -> TaskInfo | tuple[TaskInfo, int]:
     smallest = services.settings.smallest_answer
     try:
         check_enough(call.body.eligibility, call.body.min_cohort, "min_cohort", smallest)
+        manifest = decode_manifest(bundle.manifest)
+        check_validity(manifest, call.body.population, now)
         checked = check_task(
             call.body,
-            decode_manifest(bundle.manifest),
+            manifest,
             max_update_bytes=services.settings.max_update_bytes,
         )
     except ArchipelError as error:
