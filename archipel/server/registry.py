@@ -13,10 +13,11 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from archipel.bundle import decode_manifest
+from archipel.protocol.policy import check_validity
 from archipel.server import audit, reach
 from archipel.server.auth import Identity
-from archipel.server.models import Task, Version
-from archipel.server.problems import refuse
+from archipel.server.models import BundleRow, Task, Version
+from archipel.server.problems import refuse, refusing
 from archipel.server.registry_resources import How, VersionRequest
 from archipel.server.registry_tables import Model, ModelVersion, OfferSerial, Promotion
 
@@ -56,6 +57,8 @@ def register(
         made = _of_bundle(session, identity, model, request.bundle)
     else:
         made = _of_task(session, identity, model, str(request.task_id), request.task_version)
+    with refusing(422):
+        check_validity(decode_manifest(session.get_one(BundleRow, made.bundle).manifest), model.population, now)
     if request.parent is not None:
         made.parent = find_version(session, model, request.parent, status=422).number
     known = session.scalar(
@@ -129,10 +132,7 @@ def _of_bundle(session: Session, identity: Identity, model: Model, digest: str) 
     row = reach.find_bundle(session, identity, digest)
     if row is None:
         raise refuse(422, f"no bundle {digest}; upload it first")
-    manifest = decode_manifest(row.manifest)
-    lineage = manifest.lineage
-    if manifest.populations and model.population not in manifest.populations:
-        raise refuse(422, f"bundle {manifest.name!r} is for {list(manifest.populations)}, not for {model.population!r}")
+    lineage = decode_manifest(row.manifest).lineage
     parent = None if lineage.parent is None else _number_of(session, model, lineage.parent)
     return _version(model, digest, None, parent=parent)
 

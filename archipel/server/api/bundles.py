@@ -8,7 +8,7 @@ from pathlib import Path
 
 from flask import Response, request, send_file
 
-from archipel.bundle import encode_manifest, open_bundle
+from archipel.bundle import Manifest, encode_manifest, open_bundle
 from archipel.errors import BundleError, SignatureError
 from archipel.protocol.messages import Message, Name, Pieces
 from archipel.server import audit, reach
@@ -30,7 +30,9 @@ class UploadQuery(Message, frozen=True, kw_only=True):
 def publish_bundle(call: Call[None]) -> tuple[BundleInfo, int]:
     """Store a signed .bundle file for a population; the same bundle again changes nothing."""
     services = call.services
-    populations = _meant_for(call)
+    named: str | None = call.query.population
+    if named is not None:
+        call.identity.require(named)
     length = declared_length(services.settings.max_bundle_bytes)
     written = services.blobs.receive(body_chunks(length))
     try:
@@ -40,6 +42,7 @@ def publish_bundle(call: Call[None]) -> tuple[BundleInfo, int]:
             raise refuse(
                 422, "the body is not a bundle that this server accepts", _plain(error, written.temporary)
             ) from None
+        populations = _meant_for(call, bundle.manifest, named)
         with services.database.read() as session:
             stored = session.get(BundleRow, bundle.digest)
         if stored is None:
@@ -47,10 +50,6 @@ def publish_bundle(call: Call[None]) -> tuple[BundleInfo, int]:
     finally:
         written.discard()
     now = services.clock()
-    meant = bundle.manifest.populations
-    for population in populations:
-        if meant and population not in meant:
-            raise refuse(422, f"its publisher made the bundle for {list(meant)}, not for {population!r}")
     row = BundleRow(
         digest=bundle.digest,
         file_digest=written.digest,
@@ -78,14 +77,17 @@ def publish_bundle(call: Call[None]) -> tuple[BundleInfo, int]:
     return _info(row if known is None else known), 201
 
 
-def _meant_for(call: Call[None]) -> list[str]:
-    """The populations that an upload is for: the one that is named, else all of the token's. With a token for all and
-    none named it is for none until somebody with such a token makes a task or a version of it."""
-    named = call.query.population
-    if named is not None:
-        call.identity.require(named)
-        return [named]
-    return sorted(call.identity.populations or ())
+def _meant_for(call: Call[None], manifest: Manifest, named: str | None) -> list[str]:
+    """The populations that an upload is for: the one that is named, else all of the token's that its publisher allows.
+
+    With a token for all and none named it is for none until somebody with such a token makes a task or a version of it.
+    Raises ApiError 422 where the publisher allows none of them.
+    """
+    wanted = sorted(call.identity.populations or ()) if named is None else [named]
+    allowed = [each for each in wanted if not manifest.populations or each in manifest.populations]
+    if wanted and not allowed:
+        raise refuse(422, f"its publisher made the bundle for {list(manifest.populations)}, not for {wanted[0]!r}")
+    return allowed
 
 
 def download_bundle(call: Call[None], digest: str) -> Response:
