@@ -2,7 +2,8 @@
 
 A row of `reaches` says why: it was uploaded for the population, a task of it is about it, or a version of its models.
 People read what reaches one of their populations. A device reads what a live task or a model of its population names;
-what is uploaded and not used yet is none of its business, and what a task left behind when it ended is none any more.
+what is uploaded and not used yet is none of its business, and what a task left behind is none any more soon after it
+ended: a device that was told of it a moment before fetches it in vain, but does not take that for a fault.
 Whether something is not there or not theirs is the same answer to everybody, found by the same statement.
 """
 
@@ -18,6 +19,8 @@ from archipel.server.models import LIVE, Blob, BundleRow, Device, Reach, Task
 
 READABLE = ("weights", "broadcast", "revocations")
 """The kinds of blobs that are read by their digest; bundles have a digest of their own, states are the server's."""
+AFTER_SECONDS = 60.0
+"""For so long a device may fetch what a task names that has ended."""
 OF_UPLOAD: Literal["upload"] = "upload"
 OF_MODEL: Literal["model"] = "model"
 
@@ -46,20 +49,20 @@ def find_weights(session: Session, identity: Identity, digest: str) -> str | Non
     )
 
 
-def file_of_bundle(session: Session, identity: Identity, digest: str) -> str | None:
+def file_of_bundle(session: Session, identity: Identity, digest: str, now: float) -> str | None:
     """The blob that is the .bundle file; None where there is none, or none for the caller."""
-    return _first(session, select(BundleRow.file_digest).where(BundleRow.digest == digest), identity, digest)
+    return _first(session, select(BundleRow.file_digest).where(BundleRow.digest == digest), identity, digest, now)
 
 
-def file_of_blob(session: Session, identity: Identity, digest: str) -> str | None:
+def file_of_blob(session: Session, identity: Identity, digest: str, now: float) -> str | None:
     """The digest itself; None where there is no such blob, or none for the caller."""
     query = select(Blob.digest).where(Blob.digest == digest, Blob.kind.in_(READABLE))
-    return _first(session, query, identity, digest)
+    return _first(session, query, identity, digest, now)
 
 
-def _first(session: Session, query: Select[str], identity: Identity, digest: str) -> str | None:
+def _first(session: Session, query: Select[str], identity: Identity, digest: str, now: float) -> str | None:
     if identity.role == "device":
-        values = {"reach_device": identity.device_id, "reach_digest": digest}
+        values = {"reach_device": identity.device_id, "reach_digest": digest, "reach_since": now - AFTER_SECONDS}
         return session.scalar(query.where(exists(OF_DEVICE)).limit(1), values)
     return session.scalar(query.where(_reaches(identity, digest)).limit(1))
 
@@ -78,6 +81,10 @@ OF_DEVICE = (
     .where(
         Device.device_id == bindparam("reach_device"),
         Reach.digest == bindparam("reach_digest"),
-        or_(Reach.reason == OF_MODEL, Task.state.in_([literal_column(f"'{state}'") for state in LIVE])),
+        or_(
+            Reach.reason == OF_MODEL,
+            Task.ended > bindparam("reach_since"),
+            Task.state.in_([literal_column(f"'{state}'") for state in LIVE]),
+        ),
     )
 )

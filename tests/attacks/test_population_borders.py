@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from archipel.server.models import Reach
+from archipel.server.models import Reach, Task
+from archipel.server.reach import AFTER_SECONDS
 from tests.attacks.borders_world import Caller, device, person
 from tests.client.conftest import Federation, federation, server_host  # noqa: F401  (fixtures)
 
@@ -72,6 +73,14 @@ def absent(text: str) -> str:
     """The same question, or answer, about something that is not there."""
     zeros = re.sub("[0-9a-f]{32,64}", lambda found: "0" * len(found[0]), text)
     return zeros.replace("lungs", "absent")
+
+
+def long_ago(federation: Federation, task_id: str) -> None:  # noqa: F811
+    """A minute passes after the task has ended."""
+    with federation.server._services.database.write() as session:
+        task = session.get_one(Task, task_id)
+        assert task.ended is not None
+        task.ended -= AFTER_SECONDS
 
 
 def test_strangers_get_nothing_and_learn_nothing(borders: Borders) -> None:
@@ -145,11 +154,14 @@ def test_uploading_the_same_bytes_says_nothing_about_others_and_binds_the_bundle
     assert status == 201, task
     assert pupil.ask("GET", f"/v1/bundles/{borders.bundle}")[0] == 200
     outsider.ask("POST", f"/v1/tasks/{task['task_id']}/cancel")
+    assert pupil.ask("GET", f"/v1/bundles/{borders.bundle}")[0] == 200  # a device may be about to
+    long_ago(borders.federation, task["task_id"])
     assert pupil.ask("GET", f"/v1/bundles/{borders.bundle}")[0] == 404
 
 
 def test_a_device_reads_no_longer_what_an_ended_task_left(borders: Borders) -> None:
     first = borders.federation.operator.task(borders.task.task_id)
+    long_ago(borders.federation, first.task_id)
     with borders.federation.server._services.database.read() as session:
         mine = [row.digest for row in session.query(Reach).filter_by(reason=first.task_id)]
     only = [digest for digest in mine if digest not in (borders.bundle, borders.weights)]

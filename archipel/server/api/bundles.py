@@ -114,7 +114,7 @@ def blob_pieces(call: Call[None], digest: str) -> bytes:
 
 def _bundle_file(call: Call[None], digest: str) -> str:
     with call.services.database.read() as session:
-        file_digest = reach.file_of_bundle(session, call.identity, digest)
+        file_digest = reach.file_of_bundle(session, call.identity, digest, call.services.clock())
     if file_digest is None:
         raise refuse(404, f"no bundle {digest}")
     return file_digest
@@ -122,7 +122,7 @@ def _bundle_file(call: Call[None], digest: str) -> str:
 
 def _check_blob(call: Call[None], digest: str) -> None:
     with call.services.database.read() as session:
-        if reach.file_of_blob(session, call.identity, digest) is None:
+        if reach.file_of_blob(session, call.identity, digest, call.services.clock()) is None:
             raise refuse(404, f"no blob {digest}")
 
 
