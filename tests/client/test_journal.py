@@ -23,7 +23,8 @@ DIGEST = hashlib.sha256(MASKED).hexdigest()
 def begin(journal: Journal, number: int = 0, task: int | None = None) -> OpenRound:
     """Round `number`, of a task of its own where none is given."""
     plan = RoundPlan(
-        round_id=f"{number:032x}", task_id=f"{number if task is None else task:032x}", number=number + 1, bundle="d" * 64, weights="e" * 64,
+        round_id=f"{number:032x}", task_id=f"{number if task is None else task:032x}", number=number + 1,
+        bundle="d" * 64, weights="e" * 64,
         privacy="secure", min_cohort=3, max_cohort=3, threshold=3, modulus_bits=24, serial=number + 1, not_after=2**40,
     )  # fmt: skip
     return journal.begin(plan, "c" * 64)
