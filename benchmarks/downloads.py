@@ -81,7 +81,7 @@ def first_weights(operator: OperatorClient, bundle: str) -> str:
     )
     while (model := operator.task(task.task_id).model) is None:
         time.sleep(0.05)
-    operator.cancel(task.task_id)
+    # It lives on, for devices fetch what live tasks name; it waits for devices that never come.
     return model
 
 

@@ -136,7 +136,12 @@ class Statistic(_Strict, frozen=True, kw_only=True):
 
 
 class Manifest(_Strict, frozen=True, kw_only=True):
-    """Everything about a bundle but the bytes. `files` maps every other file to its SHA-256 (hex)."""
+    """Everything about a bundle but the bytes. `files` maps every other file to its SHA-256 (hex).
+
+    Devices take part in rounds with it, and adopt it, until `not_after` (Unix seconds; 0: without end), where their
+    population is one of `populations` (none: any), and not once they have seen a greater `sequence` by the same
+    publisher under the same name: raised, it ends the use of all earlier bundles. None of them ends predicting.
+    """
 
     format: int
     name: str
@@ -150,6 +155,9 @@ class Manifest(_Strict, frozen=True, kw_only=True):
     statistics: tuple[Statistic, ...] = ()
     strategy: str = ""
     lineage: Lineage = Lineage()
+    sequence: int = 0
+    not_after: int = 0
+    populations: tuple[str, ...] = ()
 
 
 class _Header(msgspec.Struct):

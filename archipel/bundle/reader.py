@@ -43,12 +43,14 @@ _KEPT_RESULTS = 256
 
 
 class Bundle:
-    """A verified bundle in a folder. Tensors are mapped from weights.safetensors, not copied."""
+    """A verified bundle in a folder; `publisher` is the key that signed it. Tensors are mapped from
+    weights.safetensors, not copied."""
 
-    def __init__(self, folder: Path, manifest: Manifest, digest: str) -> None:
+    def __init__(self, folder: Path, manifest: Manifest, digest: str, publisher: bytes = b"") -> None:
         self.folder = folder
         self.manifest = manifest
         self.digest = digest
+        self.publisher = publisher
 
     @cached_property
     def tensors(self) -> Mapping[str, np.ndarray]:
@@ -138,7 +140,8 @@ def verify_folder(folder: Path, trusted_keys: Sequence[bytes], shown: Path | Non
     `shown` is the file that the folder was unpacked from: what a signature error names.
     """
     manifest_bytes = _read(folder, MANIFEST_FILE, MAX_MANIFEST_BYTES)
-    verify_signature(manifest_bytes, _read(folder, SIGNATURE_FILE, 64), trusted_keys, shown or folder)
+    signature = _read(folder, SIGNATURE_FILE, 64)
+    publisher = verify_signature(manifest_bytes, signature, trusted_keys, shown or folder)
     manifest = decode_manifest(manifest_bytes)
     expected = {MANIFEST_FILE, SIGNATURE_FILE, *manifest.files}
     for entry in folder.iterdir():
@@ -150,20 +153,20 @@ def verify_folder(folder: Path, trusted_keys: Sequence[bytes], shown: Path | Non
         actual = _file_digest(folder / name)
         if actual != digest:
             raise DigestError(f"{folder / name}: SHA-256 is {actual}, the manifest says {digest}; fetch it again")
-    bundle = Bundle(folder, manifest, hashlib.sha256(manifest_bytes).hexdigest())
+    bundle = Bundle(folder, manifest, hashlib.sha256(manifest_bytes).hexdigest(), publisher)
     _check_parameters(bundle)
     bundle.inspect_graphs()
     return bundle
 
 
-def verify_signature(manifest: bytes, signature: bytes, trusted_keys: Sequence[bytes], where: Path | str) -> None:
-    """Raises SignatureError unless one of the keys signed the manifest's bytes."""
+def verify_signature(manifest: bytes, signature: bytes, trusted_keys: Sequence[bytes], where: Path | str) -> bytes:
+    """The key that signed the manifest's bytes. Raises SignatureError where none of them did."""
     if not trusted_keys:
         raise SignatureError(f"{where}: no trusted keys given, so nothing can be verified")
     for key in trusted_keys:
         try:
             Ed25519PublicKey.from_public_bytes(key).verify(signature, manifest)
-            return
+            return key
         except (InvalidSignature, ValueError):
             continue
     raise SignatureError(f"{where}: none of the {len(trusted_keys)} trusted keys signed this manifest")

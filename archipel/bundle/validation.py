@@ -36,6 +36,8 @@ MAX_QUERIES = 256
 """Of one device in a period of the privacy policy: it keeps the devices of each."""
 MAX_EPOCHS = 10_000
 MAX_STEPS = 10_000_000
+MAX_WHOLE = 2**53 - 1
+MAX_POPULATIONS = 64
 
 _PER_STEP = ("example", "label", "example_weight", "feature", "noise")
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -66,6 +68,7 @@ def validate_manifest(manifest: Manifest) -> None:
         _validate_statistic(statistic, manifest.programs)
     _validate_self_test(manifest)
     _validate_policy(manifest)
+    _validate_validity(manifest)
     if manifest.lineage.parent is not None:
         _digest("lineage.parent", manifest.lineage.parent)
     if min(manifest.limits.peak_bytes, manifest.limits.flops_per_example, manifest.limits.upload_bytes) < 0:
@@ -281,6 +284,16 @@ def _validate_policy(manifest: Manifest) -> None:
         )
     if not 0 < policy.max_clip < float("inf") or not 2 <= policy.max_bits <= MAX_BITS:
         raise ManifestError(f"privacy: max_clip must be above 0 and finite, max_bits from 2 to {MAX_BITS}")
+
+
+def _validate_validity(manifest: Manifest) -> None:
+    if not 0 <= manifest.sequence <= MAX_WHOLE or not 0 <= manifest.not_after <= MAX_WHOLE:
+        raise ManifestError(f"manifest: sequence and not_after must be from 0 to {MAX_WHOLE}")
+    if len(manifest.populations) > MAX_POPULATIONS or list(manifest.populations) != sorted(set(manifest.populations)):
+        raise ManifestError(f"manifest: populations must be at most {MAX_POPULATIONS} names, each once and sorted")
+    for name in manifest.populations:
+        if not _FILE_NAME.fullmatch(name):
+            raise ManifestError(f"manifest: population {name!r} is not 1 to 128 letters, digits, '.', '_', '-'")
 
 
 def _validate_statistic(statistic: Statistic, programs: dict[str, Program]) -> None:

@@ -60,11 +60,14 @@ def write_bundle(
     lineage: Lineage | None = None,
     self_test: tuple[SelfTest, bytes] | None = None,
     statistics: tuple[Statistic, ...] = (),
+    sequence: int = 0,
+    not_after: int = 0,
+    populations: Sequence[str] = (),
 ) -> Bundle:
     """Write a new bundle folder, all or nothing, and read it back verified.
 
     `graphs` maps the programs' file names to serialized ONNX whose external data is `weights` (safetensors bytes);
-    `self_test` comes with the contents of its file.
+    `self_test` comes with the contents of its file. `sequence`, `not_after` and `populations` are those of Manifest.
     Raises BundleError if the folder exists, or what validation finds.
     """
     folder = Path(folder)
@@ -86,6 +89,9 @@ def write_bundle(
         lineage=lineage or Lineage(),
         self_test=None if self_test is None else self_test[0],
         statistics=statistics,
+        sequence=sequence,
+        not_after=not_after,
+        populations=tuple(sorted(set(populations))),
     )
     manifest_bytes = encode_manifest(manifest)
     contents[MANIFEST_FILE] = manifest_bytes

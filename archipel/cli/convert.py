@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import click
@@ -9,6 +10,7 @@ import click
 from archipel.bundle import Bundle, load_private_key
 from archipel.cli.compress import data_options, how_to_go_on, progress_line, read_sets, stoppable, told
 from archipel.converter import convert
+from archipel.converter.pipeline import DAY, VALID_DAYS
 from archipel.errors import CommandError
 from archipel.strategies.registry import STRATEGIES
 from archipel.training import losses, optimizers
@@ -37,6 +39,11 @@ OPTIMIZERS = ("sgd", "adam", "adamw", "adagrad", "rmsprop")
 @click.option("--epochs", type=click.IntRange(1), default=1, show_default=True, help="Of a device in a round.")
 @click.option("--batch-size", type=click.IntRange(1), default=16, show_default=True, help="Of a device's steps.")
 @click.option("--name", help="The bundle's name. Default: the output's.")
+@click.option("--population", "populations", multiple=True, help="Who may use it; several may be given. Default: any.")
+@click.option("--valid-days", type=click.IntRange(0, 36500), default=VALID_DAYS, show_default=True,
+              help="For so long devices train and adopt it; they predict without end. 0: no end.")  # fmt: skip
+@click.option("--sequence", type=click.IntRange(0), default=0, show_default=True,
+              help="Raised, it ends the use of all bundles of this name with a smaller one.")  # fmt: skip
 @data_options
 def convert_command(
     source: Path,
@@ -52,6 +59,9 @@ def convert_command(
     epochs: int,
     batch_size: int,
     name: str | None,
+    populations: tuple[str, ...],
+    valid_days: int,
+    sequence: int,
     data: Path | None,
     calibration: Path | None,
     validation: Path | None,
@@ -94,6 +104,9 @@ def convert_command(
             epochs=epochs,
             batch_size=batch_size,
             strategy=strategy,
+            populations=populations,
+            not_after=0 if not valid_days else (int(time.time()) // DAY + valid_days) * DAY,
+            sequence=sequence,
         )
     click.echo(_summary(bundle, output))
 

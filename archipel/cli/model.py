@@ -84,7 +84,7 @@ def register(
     if (bundle is None) == (task_id is None):
         raise CommandError("register: give either --bundle or --task")
     if bundle is not None and not (len(bundle) == 64 and DIGITS.issuperset(bundle)):
-        bundle = client.upload_bundle(Path(bundle)).digest
+        bundle = client.upload_bundle(Path(bundle), client.model(name).population).digest
     request = VersionRequest(bundle=bundle, task_id=task_id, task_version=number, parent=parent)
     made = client.register_version(name, request)
     show(made, as_json, _version(made))
@@ -99,7 +99,8 @@ def versions(client: OperatorClient, name: str, as_json: bool) -> None:
     found = list(client.versions(name))
     rows = [
         (
-            str(each.number), each.state, each.digest[:12], _or_dash(each.parent), _origin(each), str(each.devices),
+            str(each.number), each.state, each.digest[:12], _or_dash(each.parent), _origin(each),
+            "few" if each.devices is None else str(each.devices),
             moment(each.created), each.reason,
         )
         for each in found

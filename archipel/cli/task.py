@@ -51,7 +51,7 @@ def create(client: OperatorClient, file: Path, bundle: Path | None, key: str | N
         raise CommandError(f"{file}: it names a bundle, and so does --bundle; leave one of them away")
     request = read_request(file, TaskRequest, **({} if bundle is None else {"bundle": "0" * 64}))
     if bundle is not None:
-        request = msgspec.structs.replace(request, bundle=client.upload_bundle(bundle).digest)
+        request = msgspec.structs.replace(request, bundle=client.upload_bundle(bundle, request.population).digest)
     made = client.create_task(request, key=key)
     show(made, as_json, _lines(made))
 
@@ -65,7 +65,7 @@ def list_(client: OperatorClient, as_json: bool) -> None:
     rows = [
         (
             each.task_id, each.name, each.population, each.state, f"{each.rounds_committed}/{each.rounds}",
-            str(each.waiting), moment(each.created),
+            _few(each.waiting), moment(each.created),
         )
         for each in found
     ]  # fmt: skip
@@ -99,7 +99,7 @@ def watch(client: OperatorClient, task_id: str, timeout: float | None, as_json: 
             return
         failed = f", {now.failed_rounds} failed since" if now.failed_rounds else ""
         failed += f", {now.spoiled_rounds} spoiled since" if now.spoiled_rounds else ""
-        waits = now.waiting_for or f"{now.waiting} devices waiting"
+        waits = now.waiting_for or f"{_few(now.waiting)} devices waiting"
         click.echo(f"{now.state}: {now.rounds_committed} of {now.rounds} rounds{failed}, {waits}")
         if now.spoiled_rounds:
             click.echo(f"  {now.search}")
@@ -173,3 +173,8 @@ def cancel(client: OperatorClient, task_id: str) -> None:
 
 def _lines(found: TaskInfo) -> list[str]:
     return fields(found, times=("created", "ended"))
+
+
+def _few(count: int | None) -> str:
+    """As tables show it: what is not told is too little to be told."""
+    return "few" if count is None else str(count)

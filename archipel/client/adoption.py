@@ -28,6 +28,7 @@ from archipel.client.exchange import LATER
 from archipel.client.identity import DeviceRecord
 from archipel.client.offer_book import MAX_STARTS, OfferBook
 from archipel.client.pieces import PieceDownload
+from archipel.client.publisher_book import PublisherBook
 from archipel.client.session import DeviceSession
 from archipel.client.work import state_name
 from archipel.errors import (
@@ -63,6 +64,7 @@ class Adoption:
     def __init__(self, device: Device, clock: Callable[[], float] = time.time) -> None:
         self._device = device
         self._folder = device.config.folder / FOLDER
+        self._clock = clock
         self._book = OfferBook(device.config.folder, clock)
         self._lock = threading.RLock()
         self._open: dict[str, Slots] = {}
@@ -209,6 +211,7 @@ class Adoption:
         config, cache = self._device.config, self._device.cache
         download = PieceDownload(session, cache.index)
         bundle = cache.bundle(offer.bundle, record.publisher_keys, download, config.max_download_bytes)
+        PublisherBook(config.folder / "rounds" / "publishers").check(bundle, record.population, self._clock())
         need = bundle.manifest.limits.peak_bytes
         if need > config.max_peak_bytes:
             raise RuntimeLimitError(

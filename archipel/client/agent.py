@@ -23,6 +23,7 @@ from archipel.client.identity import DeviceRecord, IdentityStore
 from archipel.client.journal import Journal
 from archipel.client.keystore import FileKeys, KeyStore, data_key
 from archipel.client.participation import Participation
+from archipel.client.plan_book import why_expired
 from archipel.client.queries import QueryBook
 from archipel.client.rotation import rotate
 from archipel.client.session import DeviceSession
@@ -267,6 +268,13 @@ class Agent:
             self._set_aside = answer.set_aside
             self._emit("waiting", {"retry_after": wait})
             return Outcome("waiting", wait, reason="" if self._set_aside is None else self._set_aside.reason)
+        why = why_expired(plan, time.time(), transport.server_time()) or self._device.journal.why_old(plan)
+        if why:
+            # Not noted as a round: old plans that are sent again must not push others out of the journal.
+            reason = f"the plan of round {plan.round_id} is an old one: {why}"
+            Settling(self._device, transport, session).leave(plan.round_id)
+            self._emit("refused", {"reason": reason}, plan.round_id)
+            return Outcome("refused", wait, plan.round_id, reason)
         outcome = self._take_part(plan, answer.plan, wait)
         if outcome.kind != "paused" and not self._gate.stop.is_set():
             # What is not told now is offered again.

@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from archipel.client.entry import Entry, Result, Step
+from archipel.client.plan_book import PlanBook
 from archipel.client.spending import Sums
 from archipel.client.vault import Vault
 from archipel.errors import ClientError, MessageError
@@ -24,7 +25,7 @@ from archipel.protocol.messages import RoundId, RoundPlan
 from archipel.protocol.sealed import decode, encode
 
 KEPT_ROUNDS = 256
-_FORGOTTEN = "forgotten"
+_FORGOTTEN, _PLANS = "forgotten", "plans"
 _MAX_ENTRY_BYTES = 64 << 10
 _MAX_FORGOTTEN_BYTES = 1 << 20
 _MASKED, _STATE = _BESIDE = (".masked", ".state")
@@ -44,6 +45,7 @@ class Journal:
         self._folder = folder
         self._vault = vault
         self._clock = clock
+        self._plans = PlanBook(folder / _PLANS)
         self._open: dict[str, Entry] | None = None
         """The entries that are not closed, once they were asked for: that is what every check-in asks."""
         folder.mkdir(parents=True, exist_ok=True)
@@ -55,13 +57,16 @@ class Journal:
                     path.unlink()
 
     def begin(self, plan: RoundPlan, digest: str) -> OpenRound:
-        """Begin a round, or begin it anew; `digest` is its plan's. Raises ClientError once keys were sent for it, or it
-        was closed."""
+        """Begin a round, or begin it anew; `digest` is its plan's.
+
+        Raises ClientError once keys were sent for it, it was closed, or its plan is an old one.
+        """
         before = self.get(plan.round_id)
         if before is not None and before.step != "assigned":
             raise ClientError(f"round {plan.round_id}: this device has been in it already (step {before.step!r})")
-        if plan.round_id in read_forgotten(self._folder).rounds:
-            raise ClientError(f"round {plan.round_id}: this device has been in it already")
+        why = self.why_old(plan)
+        if why:
+            raise ClientError(f"round {plan.round_id}: its plan is an old one: {why}")
         now = self._clock()
         entry = Entry(
             round_id=plan.round_id,
@@ -77,7 +82,14 @@ class Journal:
             privacy=plan.privacy,
         )
         self._write(entry)
+        # The entry is there first: a round that is interrupted between the two may begin anew.
+        self._plans.take(plan)
         return OpenRound(self, entry)
+
+    def why_old(self, plan: RoundPlan) -> str:
+        """Why the plan must be one that was taken before; empty where it is new, or of a round that may begin anew."""
+        before = self.get(plan.round_id)
+        return "" if before is not None and before.step == "assigned" else self._plans.why_old(plan)
 
     def get(self, round_id: str) -> Entry | None:
         """Raises ClientError when the entry is damaged."""

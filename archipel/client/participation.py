@@ -13,6 +13,7 @@ from archipel.client.identity import DeviceRecord
 from archipel.client.journal import OpenRound
 from archipel.client.plain_round import PlainRound
 from archipel.client.privacy import noise_of
+from archipel.client.revocation_book import RevocationBook
 from archipel.client.round import SecureRound
 from archipel.client.session import DeviceSession
 from archipel.client.settling import Settling
@@ -36,6 +37,7 @@ from archipel.errors import (
 from archipel.lite_runtime import DeviceState
 from archipel.protocol.messages import RoundPlan
 from archipel.protocol.plain import encode_plain
+from archipel.protocol.revocations import NOBODY, Revoked
 from archipel.protocol.secagg import Participant
 from archipel.protocol.vector import Vector
 
@@ -98,6 +100,7 @@ class Participation:
 
     def _carry_out(self, journal: OpenRound) -> Ended:
         device, plan = self._device, self._plan
+        revoked = self._revoked()
         prepared = prepare(plan, self._record, device.cache, self._session, device.config)
         journal.advance("assigned", model=prepared.bundle.manifest.name)
         if plan.kind != "training":
@@ -126,7 +129,7 @@ class Participation:
             return PlainRound(plan, self._session, journal, device.config, owner).run(update, on_counted)
         participant = Participant(
             plan, self._digest, device.identity.key(), self._record.chain, self._record.enrolment_key,
-            secrets.token_bytes,
+            secrets.token_bytes, revoked,
         )  # fmt: skip
 
         def encode_stale(staleness: int) -> Vector:
@@ -140,6 +143,16 @@ class Participation:
             return encode_stale(staleness) if staleness else fresh
 
         return SecureRound(plan, self._session, journal, device.config, owner, participant).run(vector, on_counted)
+
+    def _revoked(self) -> Revoked:
+        """Who must not be in the cohort; plain rounds have no peers."""
+        if self._plan.privacy == "plain":
+            return NOBODY
+        record = self._record
+        path = self._device.config.folder / "rounds" / "revoked"
+        return RevocationBook(path, record.server_key, record.population).named_by(
+            self._plan.revocations, self._session
+        )
 
     def _contribute(self, prepared: Prepared, state: DeviceState, journal: OpenRound) -> Contribution:
         started = time.monotonic()

@@ -75,7 +75,7 @@ class DeviceSession:
                 if attempt == self._transport.attempts:
                     raise
             except RefusedError as error:
-                # 403: the nonce is too old, was pushed out by others, or the network delivered the proof twice. Only
+                # 403: the nonce is too old, or the network delivered the proof twice. Only
                 # where that is all that was heard it is this device that the server refuses.
                 if error.status not in (403, 404):
                     raise

@@ -34,7 +34,7 @@ class Settling:
         self, journal: OpenRound, kind: Literal["took_part", "dropped", "refused"], reason: str, wait: float
     ) -> Outcome:
         if not journal.keys_sent:
-            self._leave(journal.entry.round_id)
+            self.leave(journal.entry.round_id)
         traffic = self._transport.traffic
         journal.close(kind, reason, sent=traffic.sent, received=traffic.received)
         entry = journal.entry
@@ -42,7 +42,7 @@ class Settling:
             self._device.emit(kind, {"reason": reason}, entry.round_id)
         return Outcome(kind, wait, entry.round_id, reason, entry.examples, traffic.sent, traffic.received)
 
-    def _leave(self, round_id: str) -> None:
+    def leave(self, round_id: str) -> None:
         """Whatever comes of it, the device sends nothing in the round: the others need not wait for it."""
         with suppress(ArchipelError):
             self._session.call("POST", f"/v1/rounds/{round_id}/leave", Receipt)

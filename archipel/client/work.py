@@ -16,6 +16,7 @@ from archipel.client.cache import Cache
 from archipel.client.config import AgentConfig
 from archipel.client.identity import DeviceRecord
 from archipel.client.pieces import PieceDownload
+from archipel.client.publisher_book import PublisherBook
 from archipel.client.session import DeviceSession
 from archipel.errors import PolicyError, RuntimeLimitError
 from archipel.lite_runtime import DeviceState, Progress, Runtime
@@ -47,12 +48,14 @@ def prepare(
 ) -> Prepared:
     """Fetch the plan's bundle and weights.
 
-    Raises BundleError (not signed by a pinned publisher, damaged), PolicyError, RuntimeLimitError (more than the owner
-    allows), RuntimeProgramError, ClientError, RefusedError, UnreachableError.
+    Raises BundleError (not signed by a pinned publisher, damaged), PolicyError (also of a bundle that expired, was
+    replaced or is for others), RuntimeLimitError (more than the owner allows), RuntimeProgramError, ClientError,
+    RefusedError, UnreachableError.
     """
     limit = config.max_download_bytes
     download = PieceDownload(session, cache.index)
     bundle = cache.bundle(plan.bundle, record.publisher_keys, download, limit)
+    PublisherBook(config.folder / "rounds" / "publishers").check(bundle, record.population, time.time())
     manifest = bundle.manifest
     layout = upload_layout(manifest, plan.kind, plan.program, plan.metrics)
     secure = plan.privacy == "secure"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -48,6 +49,7 @@ from archipel.training.step import StepOptions
 
 SUFFIX = ".bundle"
 DEFAULT_PRIVACY = PrivacyPolicy(modes=("secure",), min_cohort=10, threshold=0.67, max_clip=10.0, max_bits=24)
+DAY, VALID_DAYS = 86400, 730
 
 
 def convert(
@@ -79,6 +81,9 @@ def convert(
     self_test: Mapping[str, np.ndarray] | None = None,
     statistics: Sequence[AnyStatistic] = (),
     max_examples: int = 1000,
+    sequence: int = 0,
+    not_after: int | None = None,
+    populations: Sequence[str] = (),
 ) -> Bundle:
     """Make a bundle of `source`: the path of an ONNX or .pt2 file, a Model, or a torch module or scikit-learn
     estimator with `example`.
@@ -96,6 +101,8 @@ def convert(
     examples, an array for every input, that go into the bundle with what `predict` answers to them, for devices to
     compare; without it they are pseudo-random numbers. Whoever has the bundle can read them. `parent` is the digest of
     the bundle that this one replaces; it goes into the lineage, with the recipe and what `compress` measured.
+    `populations` are those that may use it (none: any), until `not_after` (Unix seconds; None: two years from today; 0:
+    without end); a greater `sequence` than before ends the use of all bundles of this name with a smaller one.
 
     `statistics` (without a loss): what an analytics task takes of the model's outputs over a population, as
     converter.Sum, Mean, Histogram and Quantiles; of each device's examples at most `max_examples` count.
@@ -162,6 +169,9 @@ def convert(
         lineage=lineage or _lineage(report, parent),
         self_test=make_self_test(programs["predict"], values, self_test),
         statistics=described,
+        sequence=sequence,
+        not_after=default_not_after() if not_after is None else not_after,
+        populations=populations,
     )
     if path.suffix != SUFFIX:
         return write(path)
@@ -169,6 +179,11 @@ def convert(
     with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as folder:
         pack(write(Path(folder) / "bundle").folder, path)
     return open_bundle(path, [sign_key.public_key().public_bytes_raw()])
+
+
+def default_not_after() -> int:
+    """Two years from today, at midnight UTC: bundles that are made on one day are the same."""
+    return (int(time.time()) // DAY + VALID_DAYS) * DAY
 
 
 def _lineage(report: Report | None, parent: str | None) -> Lineage:

@@ -37,6 +37,9 @@ MAX_PIECES = 4096
 """Of one file."""
 MAX_MODELS = 16
 """Of one population, and so on one device."""
+MAX_REVOKED = 14_000
+"""Devices, and as many tokens, in one list of revocations: it stays within what a sealed statement may have."""
+MAX_REVOCATION_BYTES = 2 << 20
 VersionNumber = Annotated[int, Meta(ge=1, le=1_000_000_000)]
 
 
@@ -169,6 +172,11 @@ class RoundPlan(Message, frozen=True, kw_only=True):
     asynchronous task a device multiplies its deltas by (1 + s)^-staleness_exponent, where s is RoundStatus.staleness.
     In a `buffered` round what was taken counts for whatever version comes next. Of an evaluation or analysis
     `min_contributors` is how many devices with examples must be in the sum for it to be released.
+
+    `serial` grows with every round of the task, and after `not_after` (Unix seconds) the plan is good no longer: a
+    device takes part in a round once. `number` is that of the version that the round makes, and says nothing of that.
+    `revocations` is the digest of the list (a Sealed Revocations, as JSON) of those who must not be in the cohort, None
+    where there is nobody.
     """
 
     round_id: RoundId
@@ -191,6 +199,19 @@ class RoundPlan(Message, frozen=True, kw_only=True):
     buffered: bool = False
     colluders: Annotated[int, Meta(ge=0, lt=MAX_COHORT)] = 0
     min_contributors: Annotated[int, Meta(ge=0, le=MAX_COHORT)] = 0
+    serial: Whole = 0
+    not_after: Whole = 0
+    revocations: Digest | None = None
+
+
+class Revocations(Message, frozen=True, kw_only=True):
+    """Label "revocations"; sealed by the server key: ids of devices of `population`, and of enrolment tokens, that are
+    members no longer. `epoch` is how many there ever were; it never goes back, nor is an entry taken back."""
+
+    population: Name
+    epoch: Whole
+    devices: Annotated[list[DeviceId], Meta(max_length=MAX_REVOKED)]
+    tokens: Annotated[list[RoundId], Meta(max_length=MAX_REVOKED)]
 
 
 class CheckIn(Message, frozen=True, kw_only=True):

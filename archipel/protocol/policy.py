@@ -6,7 +6,7 @@ import hashlib
 import math
 from fractions import Fraction
 
-from archipel.bundle.manifest import PrivacyPolicy
+from archipel.bundle.manifest import Manifest, PrivacyPolicy
 from archipel.errors import PolicyError
 from archipel.protocol.messages import RoundPlan
 from archipel.protocol.sealed import Sealed
@@ -33,6 +33,20 @@ def splits(threshold: int, devices: int, colluders: int) -> bool:
     2 threshold - colluders devices, so there are none if threshold > (devices + colluders) / 2.
     """
     return 2 * threshold <= devices + colluders
+
+
+def check_validity(manifest: Manifest, population: str, now: float, *, least: int = 0) -> None:
+    """Whether its publisher means the bundle to be used now (Unix seconds) by devices of the population, where a
+    sequence of `least` is known. Raises PolicyError. Who only predicts with it need not ask."""
+    what = f"bundle {manifest.name!r}"
+    if manifest.populations and population not in manifest.populations:
+        raise PolicyError(f"{what}: its publisher made it for {list(manifest.populations)}, not for {population!r}")
+    if manifest.not_after and now > manifest.not_after:
+        raise PolicyError(
+            f"{what}: it expired at {manifest.not_after} (Unix seconds), it is {now:.0f}; have a new one signed"
+        )
+    if manifest.sequence < least:
+        raise PolicyError(f"{what}: its sequence is {manifest.sequence}, its publisher replaced what is below {least}")
 
 
 def check_plan(plan: RoundPlan, policy: PrivacyPolicy, layout: Layout) -> None:

@@ -41,9 +41,13 @@ class Identity:
         """As the audit log names it."""
         return f"{self.role}:{self.id}"
 
+    def may(self, population: str) -> bool:
+        """Whether the token is for that population. What is of another one is to the caller as if it were not there."""
+        return self.populations is None or population in self.populations
+
     def require(self, population: str) -> None:
-        """Raises ApiError 403 where the token is not for that population."""
-        if self.populations is not None and population not in self.populations:
+        """Raises ApiError 403 where the token is not for the population, which the caller has named."""
+        if not self.may(population):
             raise refuse(403, f"this token is not for population {population!r}")
 
     def require_all(self) -> None:

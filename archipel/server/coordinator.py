@@ -19,7 +19,7 @@ from sqlalchemy.orm import Session
 
 from archipel.bundle import decode_manifest
 from archipel.errors import ArchipelError, LeaseLostError, SpoiledRoundError
-from archipel.server import buffers, folding, opening, queries, search
+from archipel.server import buffers, folding, opening, queries, reach, search
 from archipel.server.aggregation import Outcome, aggregate
 from archipel.server.faults import note_fault, set_aside_faulty
 from archipel.server.lease import Lease
@@ -28,11 +28,11 @@ from archipel.server.models import (
     Answer,
     Blob,
     BundleRow,
-    ChallengeRow,
     DeviceSession,
     Participant,
     Round,
     Task,
+    UsedNonce,
     Version,
 )
 from archipel.server.rollout_steps import step_rollouts
@@ -287,6 +287,7 @@ class Coordinator:
         version = outcome.version
         if version is not None:
             session.merge(Blob(digest=version.weights, kind="weights", size=version.weights_size, created=now))
+            reach.extend(session, task.population, task.task_id, version.weights)
             if version.strategy_state is not None:
                 session.merge(
                     Blob(digest=version.strategy_state, kind="state", size=version.strategy_state_size, created=now)
@@ -359,7 +360,7 @@ class Coordinator:
         now = self._services.clock()
         with self._write() as session:
             session.execute(delete(DeviceSession).where(DeviceSession.expires <= now))
-            session.execute(delete(ChallengeRow).where(ChallengeRow.expires <= now))
             search.forget(session, before=now - self._services.settings.fault_seconds)
+            session.execute(delete(UsedNonce).where(UsedNonce.expires <= now))
         self._services.blobs.sweep(before=now - LEFTOVER_SECONDS)
         self.recover()

@@ -105,12 +105,11 @@ class CheckInRow(Base):
     __table_args__ = (Index(None, "population", "due"),)
 
 
-class ChallengeRow(Base):
-    """A nonce that a device may sign once."""
+class UsedNonce(Base):
+    """A nonce that a device has signed for a session: not good a second time. Kept until it is good for nothing."""
 
-    __tablename__ = "challenges"
+    __tablename__ = "used_nonces"
     nonce: Mapped[bytes] = mapped_column(LargeBinary(32), primary_key=True)
-    device_id: Mapped[str] = mapped_column(ForeignKey("devices.device_id"), index=True)
     expires: Mapped[float] = mapped_column(Float, index=True)
 
 
@@ -124,7 +123,7 @@ class DeviceSession(Base):
 
 
 class Blob(Base):
-    """What a blob is used as: `bundle`, `weights`, `broadcast` or `state`. Devices may fetch weights and broadcasts."""
+    """What a blob is used as: `bundle`, `weights`, `broadcast`, `revocations` or `state`; see archipel.server.reach."""
 
     __tablename__ = "blobs"
     digest: Mapped[str] = mapped_column(Digest, primary_key=True)
@@ -146,6 +145,16 @@ class BundleRow(Base):
     published: Mapped[float] = mapped_column(Float)
 
 
+class Reach(Base):
+    """A bundle (its manifest's digest) or a blob that a population may have. `reason` is a task's id, "model" for a
+    version of one of its models, or "upload" for a bundle that was uploaded for it; see archipel.server.reach."""
+
+    __tablename__ = "reaches"
+    digest: Mapped[str] = mapped_column(Digest, primary_key=True)
+    population: Mapped[str] = mapped_column(String(128), primary_key=True)
+    reason: Mapped[str] = mapped_column(Id, primary_key=True)
+
+
 class Task(Base):
     """What an operator asked for, and how far it is. `model` and `strategy_state` are blobs, None before round 1.
 
@@ -153,8 +162,8 @@ class Task(Base):
     `failed_rounds` counts those since the last committed one that speak against the task, `spoiled_rounds` those since
     then whose sum made no sense (archipel.server.search); `request_digest` is of the request under an idempotency
     key. A proposed task waits until somebody else than `created_by` approves of it; these name people as the audit log
-    does. A paused task finishes its round and opens no other. With `salt` it takes `percent` of the devices, see
-    archipel.server.targeting.
+    does. `plan_serial` is that of its last plan. A paused task finishes its round and opens no other. With `salt` it
+    takes `percent` of the devices, see archipel.server.targeting.
     """
 
     __tablename__ = "tasks"
@@ -190,6 +199,7 @@ class Task(Base):
     deadlines: Mapped[dict[str, float]] = mapped_column(JSON)
     model: Mapped[str | None] = mapped_column(Digest)
     strategy_state: Mapped[str | None] = mapped_column(Digest)
+    plan_serial: Mapped[int] = mapped_column(BigInteger, server_default="0")
     created: Mapped[float] = mapped_column(Float)
     ended: Mapped[float | None] = mapped_column(Float)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -12,10 +13,12 @@ from sqlalchemy.orm import Session
 from archipel import strategies
 from archipel.bundle import Manifest, decode_manifest, write_weights
 from archipel.errors import ServerError
-from archipel.protocol.policy import plan_digest
+from archipel.protocol.policy import check_validity, plan_digest
 from archipel.protocol.sealed import encode, seal
+from archipel.server import reach
 from archipel.server.models import Blob, BundleRow, Round, Task, Version
 from archipel.server.resources import TaskRequest
+from archipel.server.revocation_lists import revocations_of
 from archipel.server.rounds import DEADLINES, Transition, deadline, first_phase
 from archipel.server.services import Services
 from archipel.server.targeting import Target
@@ -70,9 +73,17 @@ def new_task(
         deadlines={**DEADLINES, **checked.deadlines},
         model=None,
         strategy_state=None,
+        plan_serial=0,
         created=now,
         ended=None,
     )
+
+
+def add_task(session: Session, task: Task) -> None:
+    """Store a new task; what it names reaches its population from now on, its devices for as long as it lives."""
+    session.add(task)
+    session.flush()
+    reach.extend(session, task.population, task.task_id, task.bundle, task.weights)
 
 
 def make_first_version(services: Services, write: Write, task: Task) -> None:
@@ -95,6 +106,7 @@ def make_first_version(services: Services, write: Write, task: Task) -> None:
     with write() as session:
         stored = session.get_one(Task, task.task_id, with_for_update=True)
         session.merge(Blob(digest=digest, kind="weights", size=len(weights), created=now))
+        reach.extend(session, stored.population, stored.task_id, digest)
         if state_digest is not None:
             session.merge(Blob(digest=state_digest, kind="state", size=len(state_bytes), created=now))
         if request.kind == "training":
@@ -119,10 +131,14 @@ def open_round(services: Services, write: Write, task: Task, now: float) -> Tran
     """A round with a signed plan, in its first phase; None if the task was stopped meanwhile. Raises ArchipelError."""
     with services.database.read() as session:
         manifest = decode_manifest(session.get_one(BundleRow, task.bundle).manifest)
+        revoked = revocations_of(session, task.population) if task.privacy == "secure" else None
     if task.model is None:
         raise ServerError(f"task {task.task_id} has no model yet")
+    check_validity(manifest, task.population, now)
     request = request_of(task)
     broadcast, broadcast_size = _store_broadcast(services, task, manifest) if task.kind == "training" else (None, 0)
+    listed = b"" if revoked is None else encode(seal("revocations", revoked, services.settings.private_key))
+    revocations = services.blobs.put(listed) if listed else None
     plan = make_plan(
         request,
         manifest,
@@ -131,6 +147,10 @@ def open_round(services: Services, write: Write, task: Task, now: float) -> Tran
         number=task.rounds_committed + 1,
         weights=task.model,
         broadcast=broadcast,
+        # Milliseconds since 1970, as of offers: devices take no older one, also of a database from a backup.
+        serial=max(task.plan_serial + 1, int(now * 1000)),
+        not_after=math.ceil(now + sum(deadline(task, phase) for phase in DEADLINES)),
+        revocations=revocations,
     )
     sealed, phase = seal("plan", plan, services.settings.private_key), first_phase(task)
     services.spool.open_round(plan.round_id)
@@ -138,8 +158,13 @@ def open_round(services: Services, write: Write, task: Task, now: float) -> Tran
         stored = session.get_one(Task, task.task_id, with_for_update=True)
         if stored.state != "running":
             return None
+        stored.plan_serial = plan.serial
         if broadcast is not None:
             session.merge(Blob(digest=broadcast, kind="broadcast", size=broadcast_size, created=now))
+            reach.extend(session, stored.population, stored.task_id, broadcast)
+        if revocations is not None:
+            session.merge(Blob(digest=revocations, kind="revocations", size=len(listed), created=now))
+            reach.extend(session, stored.population, stored.task_id, revocations)
         session.add(
             Round(
                 round_id=plan.round_id,

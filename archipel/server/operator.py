@@ -95,13 +95,17 @@ class OperatorClient(RegistryCalls):
     def server(self) -> ServerInfo:
         return self._call("GET", "/v1/server", ServerInfo)
 
-    def upload_bundle(self, path: Path | str) -> BundleInfo:
-        """Send a .bundle file, which errors name. Raises ClientError when it cannot be read."""
+    def upload_bundle(self, path: Path | str, population: str | None = None) -> BundleInfo:
+        """Send a .bundle file, which errors name, for `population` (None: all that the token is for).
+
+        Raises ClientError when it cannot be read.
+        """
         path = Path(path)
+        url = "/v1/bundles" + ("" if population is None else f"?{urlencode({'population': population})}")
         try:
             with open(path, "rb") as file:
                 headers = {"Content-Type": "application/zip", "Content-Length": str(path.stat().st_size)}
-                return self._call("POST", "/v1/bundles", BundleInfo, body=file, headers=headers)
+                return self._call("POST", url, BundleInfo, body=file, headers=headers)
         except OSError as error:
             raise ClientError(f"{path}: cannot be read ({error.strerror})") from None
         except RefusedError as error:
@@ -229,7 +233,7 @@ class OperatorClient(RegistryCalls):
             _news,
             lambda task: (
                 f"task {task.name!r} is {task.state}: {task.rounds_committed} of {task.rounds} rounds, "
-                + (task.waiting_for or f"{task.waiting} devices waiting, at least {task.min_cohort} needed")
+                + (task.waiting_for or f"{_few(task.waiting)} devices waiting, at least {task.min_cohort} needed")
             ),
             timeout=timeout,
             poll=poll,
@@ -305,3 +309,7 @@ def _news(task: TaskInfo) -> object:
     """What is told of a task when it changes. Devices come and go, so of what it waits for only the words count."""
     waits = re.sub(r"[0-9]+", "", task.waiting_for)
     return task.state, task.rounds_committed, task.failed_rounds, task.model, waits
+
+
+def _few(count: int | None) -> str:
+    return "too few" if count is None else str(count)

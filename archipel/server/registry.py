@@ -13,20 +13,20 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from archipel.bundle import decode_manifest
-from archipel.server import audit
+from archipel.protocol.policy import check_validity
+from archipel.server import audit, reach
 from archipel.server.auth import Identity
 from archipel.server.models import BundleRow, Task, Version
-from archipel.server.problems import refuse
+from archipel.server.problems import refuse, refusing
 from archipel.server.registry_resources import How, VersionRequest
 from archipel.server.registry_tables import Model, ModelVersion, OfferSerial, Promotion
 
 
 def find_model(session: Session, identity: Identity, name: str, *, lock: bool = False, status: int = 404) -> Model:
-    """Raises ApiError `status` where there is none, 403 where it is not the caller's."""
+    """Raises ApiError `status` where there is none for the caller."""
     model = session.get(Model, name, with_for_update=lock or None)
-    if model is None:
+    if model is None or not identity.may(model.population):
         raise refuse(status, f"no model {name!r}")
-    identity.require(model.population)
     return model
 
 
@@ -54,9 +54,11 @@ def register(
     if request.bundle is not None:
         if request.task_version is not None:
             raise refuse(422, "task_version: belongs to a task_id")
-        made = _of_bundle(session, model, request.bundle)
+        made = _of_bundle(session, identity, model, request.bundle)
     else:
         made = _of_task(session, identity, model, str(request.task_id), request.task_version)
+    with refusing(422):
+        check_validity(decode_manifest(session.get_one(BundleRow, made.bundle).manifest), model.population, now)
     if request.parent is not None:
         made.parent = find_version(session, model, request.parent, status=422).number
     known = session.scalar(
@@ -68,6 +70,7 @@ def register(
     made.created = now
     session.add(made)
     session.flush()
+    reach.extend(session, model.population, reach.OF_MODEL, made.bundle, made.weights)
     audit.append(
         session, now, identity.actor, "version.register", subject(model, made.number), digest=made.digest,
         task=made.task_id, task_version=made.task_version,
@@ -125,8 +128,8 @@ def offer_anew(session: Session, population: str, now: float) -> None:
         row.serial = max(row.serial + 1, time)
 
 
-def _of_bundle(session: Session, model: Model, digest: str) -> ModelVersion:
-    row = session.get(BundleRow, digest)
+def _of_bundle(session: Session, identity: Identity, model: Model, digest: str) -> ModelVersion:
+    row = reach.find_bundle(session, identity, digest)
     if row is None:
         raise refuse(422, f"no bundle {digest}; upload it first")
     lineage = decode_manifest(row.manifest).lineage
@@ -136,9 +139,8 @@ def _of_bundle(session: Session, model: Model, digest: str) -> ModelVersion:
 
 def _of_task(session: Session, identity: Identity, model: Model, task_id: str, number: int | None) -> ModelVersion:
     task = session.get(Task, task_id)
-    if task is None:
+    if task is None or not identity.may(task.population):
         raise refuse(422, f"no task {task_id}")
-    identity.require(task.population)
     wanted = select(Version).where(Version.task_id == task_id)
     if number is not None:
         wanted = wanted.where(Version.number == number)

@@ -90,7 +90,7 @@ class VersionInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
     task_version: int | None
     round_id: RoundId | None
     cohort: int | None
-    devices: int
+    devices: int | None
     created: float
     bundle_parent: Digest | None
     recipe: list[str]

@@ -19,6 +19,7 @@ from archipel.server.registry_resources import (
 )
 from archipel.server.registry_tables import Model, ModelVersion, Rollout
 from archipel.server.resources import RoundResult
+from archipel.server.smallest_answer import told
 
 COUNTED_SECONDS = 30 * 86400.0
 """For how long a device that comes no more is counted among those that run a version."""
@@ -54,7 +55,7 @@ def describe_models(session: Session, models: Sequence[Model]) -> list[ModelInfo
 
 
 def describe_versions(
-    session: Session, model: Model, versions: Sequence[ModelVersion], now: float
+    session: Session, model: Model, versions: Sequence[ModelVersion], now: float, smallest: int
 ) -> list[VersionInfo]:
     """In the same order."""
     bundles = select(BundleRow.digest, BundleRow.manifest).where(
@@ -66,7 +67,11 @@ def describe_versions(
         (row.task_id, row.number): row for row in session.scalars(select(Version).where(Version.task_id.in_(tasks)))
     }
     live = session.execute(_live([model.name])).one_or_none()
-    devices = _running(session, model, [each.number for each in versions], now)
+    devices: dict[int, int | None] = dict(_running(session, model, [each.number for each in versions], now))
+    asked = select(Rollout.eligibility).where(Rollout.model == model.name, Rollout.eligibility != "").limit(1)
+    if smallest > 1 and session.scalar(asked) is not None:
+        # Who runs what says of whom the rollout's expression is true.
+        devices = {each.number: told(devices.get(each.number) or 0, smallest) for each in versions}
 
     def state(version: ModelVersion) -> VersionState:
         if version.number == model.promoted:

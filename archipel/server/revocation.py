@@ -1,6 +1,6 @@
 """Ending what a device may do. What it had sent before stays as it is.
 
-In the transaction that revokes a device its sessions and challenges go, and it is never due again, so no round takes
+In the transaction that revokes a device its sessions go, and it is never due again, so no round takes
 it. Every transaction that stores something in its name asks `require_active`. A round that it is in goes on as if the
 device had dropped out at that moment: an update that was acknowledged stays in the sum, for once the survivors are
 settled their peers have signed, or are about to sign, that set, and refuse any other.
@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from sqlalchemy import Row, delete, update
 from sqlalchemy.orm import Session
 
-from archipel.server.models import ChallengeRow, CheckInRow, Device, DeviceSession
+from archipel.server.models import CheckInRow, Device, DeviceSession
 from archipel.server.problems import refuse
 
 D = TypeVar("D", bound=Device | Row[Any, Any, Any])
@@ -49,6 +49,5 @@ def revoke(session: Session, device: Device, now: float) -> None:
 
 
 def end_sessions(session: Session, device_id: str) -> None:
-    """Sessions and open challenges of a device are worth nothing from now on."""
+    """Sessions of a device are worth nothing from now on."""
     session.execute(delete(DeviceSession).where(DeviceSession.device_id == device_id))
-    session.execute(delete(ChallengeRow).where(ChallengeRow.device_id == device_id))

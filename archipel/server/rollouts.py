@@ -26,7 +26,7 @@ from archipel.errors import ArchipelError
 from archipel.server import audit, registry
 from archipel.server.gates import Heard, Verdict, check_gate, evaluation_request, judge
 from archipel.server.models import BundleRow, Round, Task
-from archipel.server.opening import new_task
+from archipel.server.opening import add_task, new_task
 from archipel.server.registry_resources import Gate, RolloutRequest
 from archipel.server.registry_tables import Model, ModelVersion, Rollout, RolloutStage
 from archipel.server.resources import RoundResult, TaskRequest
@@ -254,8 +254,7 @@ def _evaluate(session: Session, rollout: Rollout, move: Move, now: float, max_up
     task_id = hashlib.sha256(f"{rollout.rollout_id}/{rollout.stage}/{which}_task".encode()).hexdigest()[:32]
     part = Target(rollout.eligibility, rollout.salt, rollout.percent)
     task = new_task(checked, task_id=task_id, request_digest=None, now=now, part=part)
-    session.add(task)
-    session.flush()
+    add_task(session, task)
     setattr(stage, f"{which}_task", task_id)
     audit.append(session, now, "coordinator", "task.create", task_id, rollout=rollout.rollout_id, **audited(task))
 

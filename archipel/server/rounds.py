@@ -26,6 +26,7 @@ from archipel.server.candidates import candidates, count_candidates
 from archipel.server.faults import has_faults
 from archipel.server.models import Answer, CheckInRow, Participant, Round, Share, Task
 from archipel.server.search import draw_round, wanted
+from archipel.server.smallest_answer import reads_attributes
 
 MAX_REASON = 1024
 
@@ -179,7 +180,9 @@ def advance(session: Session, round_id: str, *, now: float, window: float, max_f
     if verdict is Verdict.FAIL:
         reason = rule.lacking
         if rule.waits_for != "work":
-            reason = f"{counts.answered} {rule.lacking} by the deadline of phase {rule.name}, {counts.minimum} needed"
+            few = rule.waits_for == "check-ins" and reads_attributes(task.eligibility)
+            found = "too few" if few else str(counts.answered)
+            reason = f"{found} {rule.lacking} by the deadline of phase {rule.name}, {counts.minimum} needed"
         return fail_round(session, current, task, reason, now=now, max_failed=max_failed)
     if rule.collects and queries.is_query(task) and (why := queries.conflict(session, current, task, now=now)):
         # Before anybody is told who survived: devices would remember it, and refuse.

@@ -16,6 +16,8 @@ from typing import Annotated, Any, get_type_hints
 
 import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from msgspec import Meta
 
 from archipel.bundle import generate_key, load_private_key, load_public_key, save_private_key, save_public_key
@@ -96,6 +98,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """How often the coordinator looks."""
     lease_seconds: Annotated[float, Meta(ge=1, le=3600)] = 10.0
     """After so long without a sign of life another server's coordinator takes over."""
+    smallest_answer: Annotated[int, Meta(ge=1, le=1000)] = 10
+    """Numbers of devices that depend on what devices tell about themselves are told in steps of this."""
     max_failed_rounds: Annotated[int, Meta(ge=1, le=1000)] = 5
     """After this many failed rounds in a row a task fails; those that count are said in docs/operations.md."""
     max_spoiled_rounds: Annotated[int, Meta(ge=0, le=100_000)] = 50
@@ -193,6 +197,20 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def public_key(self) -> bytes:
         """Raw 32 bytes of the server key's public half."""
         return self.private_key.public_key().public_bytes_raw()
+
+    @cached_property
+    def challenge_key(self) -> bytes:
+        """32 bytes, derived from the server key: what marks the server's own challenges. Raises as `private_key`."""
+        return self._derived(b"archipel/v1/challenge-key")
+
+    @cached_property
+    def pseudonym_key(self) -> bytes:
+        """32 bytes, derived from the server key: see archipel.server.smallest_answer. Raises as `private_key`."""
+        return self._derived(b"archipel/v1/pseudonym-key")
+
+    def _derived(self, label: bytes) -> bytes:
+        secret = self.private_key.private_bytes_raw()
+        return HKDF(algorithm=SHA256(), length=32, salt=None, info=label).derive(secret)
 
     def path(self, name: str) -> Path:
         return Path(self.folder) / name

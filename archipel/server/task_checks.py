@@ -49,6 +49,9 @@ def make_plan(
     number: int,
     weights: str,
     broadcast: str | None = None,
+    serial: int = 0,
+    not_after: int = 0,
+    revocations: str | None = None,
 ) -> RoundPlan:
     """The plan of one round of a checked task. Raises ProtocolError when no modulus holds the cohort's sum."""
     secure = request.privacy == "secure"
@@ -74,6 +77,9 @@ def make_plan(
         buffered=request.mode == "asynchronous" and not secure,
         colluders=colluders_of(manifest.privacy, request.cohort) if secure else 0,
         min_contributors=request.min_contributors or 0,
+        serial=serial,
+        not_after=not_after,
+        revocations=revocations,
     )
 
 

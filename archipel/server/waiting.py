@@ -11,6 +11,7 @@ from archipel.server.eligibility import parse_eligibility
 from archipel.server.faults import set_aside_now
 from archipel.server.models import Answer, CheckInRow, Device, Round, Task
 from archipel.server.rounds import RULES, count_seatable, required
+from archipel.server.smallest_answer import hides, told
 
 MOST = 1000
 """Devices that are looked at."""
@@ -20,8 +21,9 @@ _NOT_TOGETHER = (
 )
 
 
-def waiting_for(session: Session, task: Task, candidates: int, *, now: float, window: float) -> str:
-    """One line; empty while the task has not to wait for devices. `candidates`: how many may be taken now."""
+def waiting_for(session: Session, task: Task, candidates: int, *, now: float, window: float, smallest: int = 1) -> str:
+    """One line; empty while the task has not to wait for devices. `candidates`: how many may be taken now. Of devices
+    with certain attributes it says no more than that there are fewer than `smallest`, or how many in steps of it."""
     if task.state == "proposed":
         return "waits for the approval of somebody else who may run queries"
     if task.state != "running":
@@ -39,20 +41,40 @@ def waiting_for(session: Session, task: Task, candidates: int, *, now: float, wi
             )
     needed = 1 if task.buffered else required(task, RULES["assigning"])
     if candidates >= needed:
+        shown = told(candidates, smallest) if hides(task.eligibility, smallest) else candidates
         seatable = count_seatable(session, task, now=now, window=window) if queries.is_query(task) else candidates
-        return "" if seatable >= needed else _NOT_TOGETHER.format(candidates)
+        return "" if seatable >= needed else _NOT_TOGETHER.format(shown)
     enrolled = select(Device.device_id).where(Device.population == task.population, Device.revoked.is_(None))
     known = session.scalar(select(func.count()).select_from(enrolled.limit(needed).subquery())) or 0
     if not known:
         return f"no device is enrolled in population {task.population!r}"
-    reasons = _nobody(session, task)
-    if not reasons:
-        reasons = [_who_waits(session, task, candidates, now, window)]
+    if hides(task.eligibility, smallest):
+        reasons = _few_reported(session, task, smallest) or [_few_wait(candidates, smallest)]
+    else:
+        reasons = _nobody(session, task) or [_who_waits(session, task, candidates, now, window)]
     aside = session.scalar(select(func.count()).select_from(set_aside_now(task.population, now).subquery())) or 0
     if aside:
         reasons.append(f"{_number(aside, 'device')} of the population set aside")
     few = f", {known} enrolled in population {task.population!r}" if known < needed else ""
     return "; ".join([*reasons, f"{needed} needed{few}"])
+
+
+def _few_reported(session: Session, task: Task, smallest: int) -> list[str]:
+    """Which attributes so few devices report, whether they wait or are busy, that the expression may have a slip."""
+    query = select(CheckInRow.attributes).where(CheckInRow.population == task.population)
+    reported = session.scalars(query.order_by(CheckInRow.last_seen.desc()).limit(MOST)).all()
+    counts = {name: sum(name in each for each in reported) for name in parse_eligibility(task.eligibility).names}
+    return [
+        f"fewer than {smallest} devices of the population report {name!r}"
+        for name, count in sorted(counts.items())
+        if count < smallest
+    ]
+
+
+def _few_wait(candidates: int, smallest: int) -> str:
+    number = told(candidates, smallest)
+    said = f"fewer than {smallest}" if number is None else f"at least {number}"
+    return f"{said} of the devices that wait may take part"
 
 
 def _nobody(session: Session, task: Task) -> list[str]:

@@ -39,7 +39,7 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     token = init_data_folder(folder, enrolment_key=public_bytes(enrolment), publisher_keys=[public_bytes(publisher)])
     b.save_public_key(b.load_private_key(folder / "server.key"), tmp_path / "server.key.pub")
     b.save_private_key(enrolment, tmp_path / "enrolment")
-    settings = load_settings(folder, environment={})
+    settings = load_settings(folder, environment={}, smallest_answer=1)  # no devices at all
     services = Services.open(settings)
     services.prepare()
     app = create_app(settings)

@@ -412,7 +412,12 @@ def federation(tmp_path: Path, server_host: str) -> Iterator[Federation]:
         tmp_path / "server", enrolment_key=public_bytes(enrolment), publisher_keys=[public_bytes(publisher)]
     )
     settings = load_settings(
-        tmp_path / "server", environment={}, retry_after=0.02, check_in_window=1.0, poll_seconds=0.01
+        tmp_path / "server",
+        environment={},
+        retry_after=0.02,
+        check_in_window=1.0,
+        poll_seconds=0.01,
+        smallest_answer=1,  # there are a handful of devices
     )
     server = ServerProcess(settings, server_host)
     operator = OperatorClient(f"http://127.0.0.1:{server.port}", operator_token)

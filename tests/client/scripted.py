@@ -7,6 +7,7 @@ entry for each request of that step, None: nothing; then the answers are right a
 from __future__ import annotations
 
 import hashlib
+import itertools
 import re
 import secrets
 import threading
@@ -108,6 +109,7 @@ class Scripted(ThreadingHTTPServer):
         self.plan: m.RoundPlan | None = None
         self.phase: m.Phase = "committed"
         self.lock = threading.RLock()
+        self.serials = itertools.count(1)
 
     @property
     def url(self) -> str:
@@ -132,7 +134,7 @@ class Scripted(ThreadingHTTPServer):
         values: dict[str, Any] = {
             "round_id": secrets.token_hex(16), "task_id": "b" * 32, "number": 1, "bundle": self.bundle,
             "weights": self.weights, "privacy": "secure", "min_cohort": 3, "max_cohort": 4, "threshold": 3,
-            "modulus_bits": 32, **changes,
+            "modulus_bits": 32, "serial": next(self.serials), "not_after": 2**40, **changes,
         }  # fmt: skip
         self.plan = m.RoundPlan(**values)
         self.sealed = seal("plan", self.plan, self.key)

@@ -20,10 +20,12 @@ MASKED = b"masked bytes"
 DIGEST = hashlib.sha256(MASKED).hexdigest()
 
 
-def begin(journal: Journal, number: int = 0) -> OpenRound:
+def begin(journal: Journal, number: int = 0, task: int | None = None) -> OpenRound:
+    """Round `number`, of a task of its own where none is given."""
     plan = RoundPlan(
-        round_id=f"{number:032x}", task_id="b" * 32, number=number + 1, bundle="d" * 64, weights="e" * 64,
-        privacy="secure", min_cohort=3, max_cohort=3, threshold=3, modulus_bits=24,
+        round_id=f"{number:032x}", task_id=f"{number if task is None else task:032x}", number=number + 1,
+        bundle="d" * 64, weights="e" * 64,
+        privacy="secure", min_cohort=3, max_cohort=3, threshold=3, modulus_bits=24, serial=number + 1, not_after=2**40,
     )  # fmt: skip
     return journal.begin(plan, "c" * 64)
 
@@ -54,7 +56,7 @@ def test_every_step_is_on_disk_when_it_returns(tmp_path: Path) -> None:
     assert journal_in(tmp_path).unfinished() == []
     [entry] = journal_in(tmp_path).entries()
     assert (entry.result, entry.sent, entry.masked) == ("took_part", 5, DIGEST)
-    assert [path.name for path in tmp_path.iterdir()] == [f"{0:032x}.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"{0:032x}.json", "plans"]
 
 
 def test_a_round_may_begin_again_only_before_keys_are_sent(tmp_path: Path) -> None:
@@ -127,7 +129,7 @@ def test_leftovers_of_a_killed_process_are_removed(tmp_path: Path) -> None:
     for name in (f"{0:032x}.masked", f"{0:032x}.state", f"{7:032x}.masked", ".x.json.abc.tmp"):
         (tmp_path / name).write_bytes(b"left")
     journal_in(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == [f"{0:032x}.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"{0:032x}.json", "plans"]
 
 
 def test_a_write_that_fails_half_way_is_seen_as_it_is_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,6 +170,7 @@ def test_old_rounds_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_a_damaged_entry_is_an_entry_or_the_documented_error(tmp_path: Path, at: int, value: int, cut: int) -> None:
     path = tmp_path / f"{0:032x}.json"
     path.unlink(missing_ok=True)
+    (tmp_path / "plans").unlink(missing_ok=True)
     begin(journal_in(tmp_path))
     data = path.read_bytes()
     changed = bytearray(data)

@@ -133,6 +133,7 @@ def plan(rogue: Rogue, publisher: Any, bundle_maker: Any) -> m.RoundPlan:
         max_cohort=4,
         threshold=3,
         modulus_bits=32,
+        not_after=2**40,
     )
 
 

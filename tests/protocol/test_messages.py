@@ -76,6 +76,7 @@ def examples(make_round, fixed, signing_key) -> dict[type, msgspec.Struct]:
         messages.Receipt(),
         messages.Piece(offset=8, length=4, sha256="a" * 64),
         messages.Pieces(size=12, pieces=[messages.Piece(offset=8, length=4, sha256="a" * 64)]),
+        messages.Revocations(population="pupils", epoch=2, devices=["a" * 32], tokens=["b" * 32]),
         messages.Problem(type="conflict", message="too early", request_id="1"),
         EnrolmentToken(
             server="http://localhost", server_key=fixed("server"), enrolment_key=fixed("enrolment"),

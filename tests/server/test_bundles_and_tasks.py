@@ -23,6 +23,9 @@ def test_a_bundle_goes_in_once_and_comes_out_the_same(world: Any, tmp_path: Path
     assert info == {"digest": info["digest"], "name": "tiny", "bytes": len(data), "strategy": "fedavg"}
     assert world.operator("POST", "/v1/bundles", data) == (200, info)
     (device,) = world.add_devices(1)
+    # Not a device's business before a task of its population is about it.
+    assert device.call("GET", f"/v1/bundles/{info['digest']}")[0] == 404
+    world.create_task(bundle=info["digest"])
     status, answer = device.call("GET", f"/v1/bundles/{info['digest']}")
     assert (status, answer) == (200, data)
     (tmp_path / "back.bundle").write_bytes(answer)

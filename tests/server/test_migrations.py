@@ -34,6 +34,7 @@ def take_back(world: Any, old: Path) -> list[str]:
         connection.execute("PRAGMA foreign_keys = OFF")
         tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
         tables.remove("alembic_version")
+        tables.remove("challenges")  # nothing is kept of a challenge any more
         connection.execute(f"ATTACH '{path}' AS new")
         for table in tables:
             columns = ", ".join(row[1] for row in connection.execute(f"PRAGMA main.table_info({table})"))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from sqlalchemy import Select, select
 
-from archipel.server import auth, seats
+from archipel.server import auth, reach, seats
 from archipel.server.api import check_ins, rounds
 from archipel.server.database import Database
 from archipel.server.models import Answer
@@ -43,3 +43,13 @@ def test_nothing_is_looked_through(database: Database, name: str) -> None:
             index = step.split(" INDEX ")[1].split(" ")[0]
             columns = list(connection.exec_driver_sql(f"PRAGMA index_info({index})"))
             assert step.count("=?") == len(columns), step
+
+
+def test_what_reaches_a_device_is_found_by_its_digest_and_population(database: Database) -> None:
+    """Few rows: one for each task and model of the population that names the very file."""
+    text = str(reach.OF_DEVICE.compile(database.engine))
+    with database.engine.connect() as connection:
+        rows = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {text}", ("x",) * text.count("?"))
+        plan = [row.detail for row in rows]
+    assert all(step.startswith("SEARCH ") for step in plan), plan
+    assert any("reaches" in step and "digest=? AND population=?" in step for step in plan), plan

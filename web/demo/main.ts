@@ -5,7 +5,7 @@ import { Bars, highest } from "./bars.js";
 import { LossChart } from "./chart.js";
 import type { Digit } from "./digits.js";
 import { Gallery } from "./gallery.js";
-import { DigitModel, fetchFiles, type Files } from "./model.js";
+import { DigitModel, fetchFiles, type Files, publisherKey } from "./model.js";
 import { type OwnDigit, OwnDigits, type Training } from "./own_digits.js";
 import { Pad } from "./pad.js";
 import { rasterize } from "./raster.js";
@@ -286,7 +286,7 @@ class Page {
     const runs = this.model.delegate === "webgpu" ? "WebGPU" : "WebAssembly";
     element("facts").textContent =
       `Runs on ${runs}. ${this.model.parameterCount.toLocaleString("en")} weights, all of them learn; bundle of ` +
-      `${Math.round(bundle.length / 1024)} KiB, its signature by key ${publisher.key.slice(0, 8)}… and every digest ` +
+      `${Math.round(bundle.length / 1024)} KiB, its signature by key ${publisherKey.slice(0, 8)}… and every digest ` +
       `verified. Published as right on ${(100 * publisher.accuracy).toFixed(1)} % of ` +
       `${publisher.digits.toLocaleString("en")} digits of ${publisher.writers} people it never saw.`;
   }

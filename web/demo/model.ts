@@ -11,9 +11,12 @@ const EPOCHS = 4;
 const BATCH_SIZE = 16;
 const LEARNING_RATE = 0.02;
 
-/** What publisher.json says: the public key (hex), and how good the network was on `digits` digits of unseen `writers`. */
+/** The key (64 hexadecimal digits) that signed the bundle: put in when the page is built, never fetched with it. */
+declare const PUBLISHER_KEY: string;
+export const publisherKey: string = PUBLISHER_KEY;
+
+/** What publisher.json says that nobody has to believe: how good the network was on `digits` digits of unseen `writers`. */
 export interface Publisher {
-  key: string;
   accuracy: number;
   digits: number;
   writers: number;
@@ -54,7 +57,7 @@ export class DigitModel {
 
   /** Verifies the bundle's signature and digests; raises the library's error if they do not hold. */
   static async open(files: Files, delegate: "auto" | "wasm" | "webgpu"): Promise<DigitModel> {
-    const options = { trustedKeys: [files.publisher.key], delegate };
+    const options = { trustedKeys: [publisherKey], delegate };
     const mine = await load(files.bundle, { ...options, slot: SLOT });
     const published = await load(files.bundle, options);
     return new DigitModel(published, mine, files.rehearsal);

@@ -260,6 +260,18 @@ describe("manifest", () => {
     ["no contributors", (m) => void (m.privacy.min_contributors = 0), errors.ManifestError, /at least 1/],
     ["a threshold of one half", (m) => void (m.privacy.threshold = 0.5), errors.ManifestError, /threshold above 0.5/],
     ["a lineage that is none", (m) => void (m.lineage.parent = "me"), errors.ManifestError, /lineage.parent/],
+    ["a sequence below 0", (m) => void (m.sequence = -1), errors.ManifestError, /sequence and not_after must be from 0/],
+    ["an end before 1970", (m) => void (m.not_after = -1), errors.ManifestError, /sequence and not_after must be from 0/],
+    ["no end, spelt out", (m) => void (m.not_after = 0), errors.ManifestError, /not canonical/],
+    ["populations that are unsorted", (m) => void (m.populations = ["b", "a"]), errors.ManifestError, /once and sorted/],
+    ["a population twice", (m) => void (m.populations = ["a", "a"]), errors.ManifestError, /once and sorted/],
+    ["a population that is no name", (m) => void (m.populations = ["a b"]), errors.ManifestError, /not a plain name/],
+    [
+      "too many populations",
+      (m) => void (m.populations = Array.from({ length: 65 }, (_, index) => `p${100 + index}`)),
+      errors.ManifestError,
+      /at most 64 names/,
+    ],
   ])("with %s", async (_, change, kind, message) => {
     const error = await refusal(await withManifest(bundle, change));
     expect(error.constructor).toBe(kind);
@@ -279,6 +291,13 @@ describe("manifest", () => {
       Buffer.from(filesOf(await withManifest(bundle, () => undefined)).get("manifest.json") as Uint8Array),
     );
     expect(decodeManifest(Buffer.from(canonical)).name).toBe("mlp");
+  });
+
+  test("until when, for whom and instead of what it is", async () => {
+    const said = { sequence: 3, not_after: 1893456000, populations: ["pupils", "staff"] };
+    const opened = await openBundle(await withManifest(bundle, (m) => void Object.assign(m, said)), KEYS);
+    expect(opened.manifest).toMatchObject(said);
+    expect(decodeManifest(Buffer.from(canonical))).toMatchObject({ sequence: 0, not_after: 0, populations: [] });
   });
 
   test("more than 4 MiB", () => {

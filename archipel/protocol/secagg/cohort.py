@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from archipel.errors import ConsistencyError
 from archipel.protocol.identity import VerifiedDevice, read_chain, verify_chain
 from archipel.protocol.messages import Advertisement, Cohort, Member
+from archipel.protocol.revocations import NOBODY, Revoked
 from archipel.protocol.sealed import decode
 from archipel.protocol.secagg.checks import check_advertisement
 
@@ -25,17 +26,23 @@ class Peer:
 
 
 def verify_cohort(
-    cohort: Cohort, own: VerifiedDevice, enrolment_key: bytes, round_id: str, plan_digest: str
+    cohort: Cohort,
+    own: VerifiedDevice,
+    enrolment_key: bytes,
+    round_id: str,
+    plan_digest: str,
+    revoked: Revoked = NOBODY,
 ) -> dict[str, Peer]:
     """Peers by device id, in sorted order, once every chain and every advertisement is verified.
 
     All must be of `own` population and kind, and no device, token, key or round key may occur twice: else one device
-    could count as many. Raises CertificateError, MessageError or ConsistencyError.
+    could count as many; nor may one be `revoked`. Raises CertificateError, MessageError or ConsistencyError.
     """
     tokens: set[bytes] = set()
 
     def verified(member: Member) -> tuple[str, bytes, Advertisement]:
         device = verify_chain(member.chain, enrolment_key, population=own.population)
+        revoked.require_member(device)
         if device.kind != own.kind:
             raise ConsistencyError(f"cohort: {device.device_id} is a {device.kind}, this participant a {own.kind}")
         if device.token_key in tokens:

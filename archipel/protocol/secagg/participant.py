@@ -34,6 +34,7 @@ from archipel.protocol.messages import (
     Unmasking,
 )
 from archipel.protocol.policy import splits
+from archipel.protocol.revocations import NOBODY, Revoked
 from archipel.protocol.sealed import Sealed, public_bytes, seal
 from archipel.protocol.secagg import keys, shamir
 from archipel.protocol.secagg.checks import check_confirmation, survivors_digest
@@ -48,10 +49,11 @@ _STEPS = ("advertise", "share", "mask", "confirm", "unmask", "done")
 class Participant:
     """One device in one secure round.
 
-    `plan` is verified and within policy already; `plan_digest` is `policy.plan_digest` of its Sealed. `randomness(n)`
-    gives n bytes from a cryptographic generator (`secrets.token_bytes`). A step that fails ends the participation: its
-    secrets are dropped, and every later call raises SecureAggregationError. A step out of order raises it, too, and
-    changes nothing. Secrets live in memory only: after a restart the device leaves the round.
+    `plan` is verified and within policy already; `plan_digest` is `policy.plan_digest` of its Sealed. Cohorts with a
+    `revoked` member are refused. `randomness(n)` gives n bytes from a cryptographic generator (`secrets.token_bytes`).
+    A step that fails ends the participation: its secrets are dropped, and every later call raises
+    SecureAggregationError. A step out of order raises it, too, and changes nothing. Secrets live in memory only: after
+    a restart the device leaves the round.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class Participant:
         chain: Chain,
         enrolment_key: bytes,
         randomness: Callable[[int], bytes],
+        revoked: Revoked = NOBODY,
     ) -> None:
         """Raises CertificateError (chain or identity) or PolicyError (not a plan that can be secure)."""
         self._own = verify_chain(chain, enrolment_key)
@@ -77,6 +80,7 @@ class Participant:
         self._identity = identity
         self._enrolment_key = enrolment_key
         self._randomness = randomness
+        self._revoked = revoked
         self._salt = keys.round_salt(plan.round_id, plan_digest)
         self._next = "advertise"
         # Secrets of this round: raw X25519 private keys, the self-mask seed, keys agreed with peers, shares held.
@@ -115,7 +119,9 @@ class Participant:
         Raises CertificateError, MessageError, ConsistencyError or ThresholdError.
         """
         with self._step("share"):
-            self._peers = verify_cohort(cohort, self._own, self._enrolment_key, self._plan.round_id, self._plan_digest)
+            self._peers = verify_cohort(
+                cohort, self._own, self._enrolment_key, self._plan.round_id, self._plan_digest, self._revoked
+            )
             self._check_cohort()
             self._cohort = cohort_digest(cohort)
             self._seed = self._draw(keys.KEY_BYTES)

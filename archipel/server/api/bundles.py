@@ -7,12 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from flask import Response, request, send_file
-from sqlalchemy import select
 
-from archipel.bundle import encode_manifest, open_bundle
+from archipel.bundle import Manifest, encode_manifest, open_bundle
 from archipel.errors import BundleError, SignatureError
-from archipel.protocol.messages import Pieces
-from archipel.server import audit
+from archipel.protocol.messages import Message, Name, Pieces
+from archipel.server import audit, reach
 from archipel.server.durable import CHUNK_BYTES
 from archipel.server.models import Blob, BundleRow
 from archipel.server.problems import refuse
@@ -20,12 +19,20 @@ from archipel.server.resources import BundleInfo
 from archipel.server.routes import DEVICE, OPERATOR, READ, Call, Route
 
 _UNPACKED = re.compile(r"/\S*/\.unpack-[^/]+/bundle(?:/([^\s:]+))?")
-DEVICE_KINDS = ("weights", "broadcast")
+
+
+class UploadQuery(Message, frozen=True, kw_only=True):
+    """`population` is the one that the bundle is for."""
+
+    population: Name | None = None
 
 
 def publish_bundle(call: Call[None]) -> tuple[BundleInfo, int]:
-    """Store a signed .bundle file; the same bundle again changes nothing."""
+    """Store a signed .bundle file for a population; the same bundle again changes nothing."""
     services = call.services
+    named: str | None = call.query.population
+    if named is not None:
+        call.identity.require(named)
     length = declared_length(services.settings.max_bundle_bytes)
     written = services.blobs.receive(body_chunks(length))
     try:
@@ -35,11 +42,11 @@ def publish_bundle(call: Call[None]) -> tuple[BundleInfo, int]:
             raise refuse(
                 422, "the body is not a bundle that this server accepts", _plain(error, written.temporary)
             ) from None
+        populations = _meant_for(call, bundle.manifest, named)
         with services.database.read() as session:
-            known = session.get(BundleRow, bundle.digest)
-        if known is not None:
-            return _info(known), 200
-        services.blobs.keep(written)
+            stored = session.get(BundleRow, bundle.digest)
+        if stored is None:
+            services.blobs.keep(written)
     finally:
         written.discard()
     now = services.clock()
@@ -54,12 +61,33 @@ def publish_bundle(call: Call[None]) -> tuple[BundleInfo, int]:
     )
     with services.database.write() as session:
         known = session.get(BundleRow, bundle.digest)
-        if known is not None:
+        bound = [each for each in populations if reach.is_bound(session, row.digest, each)]
+        if known is not None and (len(bound) == len(populations) or not populations):
             return _info(known), 200
-        session.merge(Blob(digest=written.digest, kind="bundle", size=written.size, created=now))
-        session.add(row)
-        audit.append(session, now, call.identity.actor, "bundle.publish", row.digest, name=row.name, bytes=row.size)
-    return _info(row), 201
+        if known is None:
+            session.merge(Blob(digest=written.digest, kind="bundle", size=written.size, created=now))
+            session.add(row)
+            session.flush()
+        for population in populations:
+            reach.extend(session, population, reach.OF_UPLOAD, row.digest)
+        audit.append(
+            session, now, call.identity.actor, "bundle.publish", row.digest, name=row.name, bytes=row.size,
+            populations=" ".join(populations) or None,
+        )  # fmt: skip
+    return _info(row if known is None else known), 201
+
+
+def _meant_for(call: Call[None], manifest: Manifest, named: str | None) -> list[str]:
+    """The populations that an upload is for: the one that is named, else all of the token's that its publisher allows.
+
+    With a token for all and none named it is for none until somebody with such a token makes a task or a version of it.
+    Raises ApiError 422 where the publisher allows none of them.
+    """
+    wanted = sorted(call.identity.populations or ()) if named is None else [named]
+    allowed = [each for each in wanted if not manifest.populations or each in manifest.populations]
+    if wanted and not allowed:
+        raise refuse(422, f"its publisher made the bundle for {list(manifest.populations)}, not for {wanted[0]!r}")
+    return allowed
 
 
 def download_bundle(call: Call[None], digest: str) -> Response:
@@ -86,16 +114,15 @@ def blob_pieces(call: Call[None], digest: str) -> bytes:
 
 def _bundle_file(call: Call[None], digest: str) -> str:
     with call.services.database.read() as session:
-        file_digest = session.scalar(select(BundleRow.file_digest).where(BundleRow.digest == digest))
+        file_digest = reach.file_of_bundle(session, call.identity, digest, call.services.clock())
     if file_digest is None:
         raise refuse(404, f"no bundle {digest}")
     return file_digest
 
 
 def _check_blob(call: Call[None], digest: str) -> None:
-    query = select(Blob.digest).where(Blob.digest == digest, Blob.kind.in_(DEVICE_KINDS)).limit(1)
     with call.services.database.read() as session:
-        if session.scalar(query) is None:
+        if reach.file_of_blob(session, call.identity, digest, call.services.clock()) is None:
             raise refuse(404, f"no blob {digest}")
 
 
@@ -141,7 +168,16 @@ def _plain(error: BundleError, received: Path) -> str:
 
 
 ROUTES = (
-    Route("POST", "/v1/bundles", OPERATOR, publish_bundle, response=BundleInfo, status=201, takes="application/zip"),
+    Route(
+        "POST",
+        "/v1/bundles",
+        OPERATOR,
+        publish_bundle,
+        response=BundleInfo,
+        status=201,
+        query=UploadQuery,
+        takes="application/zip",
+    ),
     Route("GET", "/v1/bundles/<digest:digest>", DEVICE | READ, download_bundle, gives="application/zip"),
     Route("GET", "/v1/blobs/<digest:digest>", DEVICE | READ, download_blob, gives="application/octet-stream"),
     Route("GET", "/v1/bundles/<digest:digest>/pieces", DEVICE | READ, bundle_pieces, response=Pieces),

@@ -18,7 +18,7 @@ from archipel.server.device_resources import (
 )
 from archipel.server.fault_tables import Fault, Quarantine, Suspect
 from archipel.server.faults import release
-from archipel.server.models import CheckInRow, Device, DeviceKey, Participant
+from archipel.server.models import CheckInRow, Device, DeviceKey, Participant, Round, Task
 from archipel.server.paging import page
 from archipel.server.problems import refuse
 from archipel.server.revocation import LOCKED, revoke
@@ -80,25 +80,33 @@ def release_device(call: Call[None], device_id: str) -> DeviceInfo:
 
 def _device(session: Session, identity: Identity, device_id: str, *, lock: bool = False) -> Device:
     device = session.get(Device, device_id, with_for_update=LOCKED if lock else None)
-    if device is None:
+    if device is None or not identity.may(device.population):
         raise refuse(404, f"no device {device_id}")
-    identity.require(device.population)
     return device
 
 
 def _infos(session: Session, devices: Sequence[Device], now: float) -> list[DeviceInfo]:
     ids = [device.device_id for device in devices]
 
-    def counts(table: type[Participant] | type[DeviceKey] | type[Fault]) -> dict[str, int]:
+    def counts(table: type[DeviceKey] | type[Fault]) -> dict[str, int]:
         found = select(table.device_id, func.count()).where(table.device_id.in_(ids)).group_by(table.device_id)
         return {row[0]: row[1] for row in session.execute(found)}
 
     seen = select(CheckInRow.device_id, CheckInRow.last_seen).where(CheckInRow.device_id.in_(ids))
     last_seen = {row.device_id: row.last_seen for row in session.execute(seen)}
-    rounds, keys, faults = counts(Participant), counts(DeviceKey), counts(Fault)
+    keys, faults = counts(DeviceKey), counts(Fault)
     aside = select(Quarantine).where(Quarantine.device_id.in_(ids), Quarantine.until > now)
     quarantines = {row.device_id: row for row in session.scalars(aside)}
     suspects = {row.device_id: row for row in session.scalars(select(Suspect).where(Suspect.device_id.in_(ids)))}
+    # Of tasks for all devices: else it would say of which expressions are true of this one.
+    open_to_all = (
+        select(Participant.device_id, func.count())
+        .join(Round, Round.round_id == Participant.round_id)
+        .join(Task, Task.task_id == Round.task_id)
+        .where(Participant.device_id.in_(ids), Task.eligibility == "")
+        .group_by(Participant.device_id)
+    )
+    rounds = {row[0]: row[1] for row in session.execute(open_to_all)}
     return [
         DeviceInfo(
             device_id=each.device_id,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
@@ -38,9 +41,9 @@ def create_model(call: Call[ModelRequest]) -> tuple[ModelInfo, int]:
     with call.services.database.write() as session:
         known = session.get(Model, call.body.name)
         if known is not None:
-            call.identity.require(known.population)
             if known.population != call.body.population:
-                raise refuse(409, f"model {known.name!r} is of population {known.population!r}")
+                # Names are the server's, so that one is taken cannot be hidden; of which population it is can.
+                raise refuse(409, f"the name {known.name!r} is taken by another model; choose another name")
             return _info(session, known), 200
         # All that a device is offered fits into one answer.
         others = session.scalars(select(Model.name).where(Model.population == call.body.population)).all()
@@ -74,7 +77,7 @@ def register_version(call: Call[VersionRequest], name: str) -> tuple[VersionInfo
     with call.services.database.write() as session:
         model = find_model(session, call.identity, name, lock=True)
         version, new = registry.register(session, call.identity, model, call.body, now)
-        return describe_versions(session, model, [version], now)[0], 201 if new else 200
+        return _versions(call, session, model, [version])[0], 201 if new else 200
 
 
 def list_versions(call: Call[None], name: str) -> VersionPage:
@@ -85,7 +88,7 @@ def list_versions(call: Call[None], name: str) -> VersionPage:
             session, ModelVersion, ModelVersion.number, call.query.limit, call.query.after,
             ModelVersion.model == name, newest_first=True,
         )  # fmt: skip
-        return VersionPage(items=describe_versions(session, model, rows, call.services.clock()), next=after)
+        return VersionPage(items=_versions(call, session, model, rows), next=after)
 
 
 def show_version(call: Call[None], name: str, number: str) -> VersionDetail:
@@ -93,7 +96,7 @@ def show_version(call: Call[None], name: str, number: str) -> VersionDetail:
     with call.services.database.read() as session:
         model = find_model(session, call.identity, name)
         version = find_version(session, model, int(number))
-        [info] = describe_versions(session, model, [version], call.services.clock())
+        [info] = _versions(call, session, model, [version])
         evaluations = evaluations_of(session, model, version)
     return VersionDetail(**{each: getattr(info, each) for each in info.__struct_fields__}, evaluations=evaluations)
 
@@ -174,7 +177,7 @@ def reject_version(call: Call[RejectionRequest], name: str, number: str) -> Vers
                 session, now, call.identity.actor, "version.reject", subject(model, version.number),
                 reason=version.reason,
             )  # fmt: skip
-        return describe_versions(session, model, [version], now)[0]
+        return _versions(call, session, model, [version])[0]
 
 
 def restore_version(call: Call[None], name: str, number: str) -> VersionInfo:
@@ -187,11 +190,16 @@ def restore_version(call: Call[None], name: str, number: str) -> VersionInfo:
             version.rejected, version.reason = None, ""
             session.flush()
             audit.append(session, now, call.identity.actor, "version.restore", subject(model, version.number))
-        return describe_versions(session, model, [version], now)[0]
+        return _versions(call, session, model, [version])[0]
 
 
 def _info(session: Session, model: Model) -> ModelInfo:
     return describe_models(session, [model])[0]
+
+
+def _versions(call: Call[Any], session: Session, model: Model, versions: Sequence[ModelVersion]) -> list[VersionInfo]:
+    services = call.services
+    return describe_versions(session, model, versions, services.clock(), services.settings.smallest_answer)
 
 
 def _done(session: Session, key: Keyed) -> bool:

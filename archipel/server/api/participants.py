@@ -16,6 +16,8 @@ from archipel.server.problems import refuse
 from archipel.server.resources import FaultInfo, PageQuery, ParticipantInfo, RoundInfo, RoundPage, RoundResult
 from archipel.server.rounds import ORDER
 from archipel.server.routes import READ, Call, Route
+from archipel.server.settings import Settings
+from archipel.server.smallest_answer import hides, pseudonym
 
 COLLECTING = (*UPDATE_PHASES, "buffering")
 
@@ -25,20 +27,20 @@ def list_rounds(call: Call[None], task_id: str) -> RoundPage:
     with call.services.database.read() as session:
         task = find_task(session, call.identity, task_id)
         rounds, after = page(session, Round, Round.started, Round.round_id, call.query, Round.task_id == task_id)
-        return RoundPage(items=_infos(session, task, rounds), next=after)
+        return RoundPage(items=_infos(session, task, rounds, call.services.settings), next=after)
 
 
 def show_round(call: Call[None], round_id: str) -> RoundInfo:
     """One round, with how far each participant came."""
     with call.services.database.read() as session:
         found = session.get(Round, round_id)
-        if found is None:
+        task = None if found is None else session.get_one(Task, found.task_id)
+        if found is None or task is None or not call.identity.may(task.population):
             raise refuse(404, f"no round {round_id}")
-        task = find_task(session, call.identity, found.task_id)
-        return _infos(session, task, [found])[0]
+        return _infos(session, task, [found], call.services.settings)[0]
 
 
-def _infos(session: Session, task: Task, rounds: Sequence[Round]) -> list[RoundInfo]:
+def _infos(session: Session, task: Task, rounds: Sequence[Round], settings: Settings) -> list[RoundInfo]:
     shown = [row.round_id for row in rounds]
     survivors: dict[str, list[str]] = {}
     phases: dict[tuple[str, str], set[str]] = {}
@@ -78,6 +80,25 @@ def _infos(session: Session, task: Task, rounds: Sequence[Round]) -> list[RoundI
     quarantined = select(Quarantine.round_id, Quarantine.device_id).where(Quarantine.round_id.in_(shown))
     for shown_by, device_id in session.execute(quarantined.order_by(Quarantine.device_id)):
         aside.setdefault(shown_by, []).append(device_id)
+    if hides(task.eligibility, settings.smallest_answer):
+        # Or being in the round would say of each device that the expression is true of it.
+        for round_id, present in participants.items():
+            renamed = [
+                msgspec.structs.replace(p, device_id=pseudonym(settings.pseudonym_key, round_id, p.device_id))
+                for p in present
+            ]
+            participants[round_id] = sorted(renamed, key=lambda each: each.device_id)
+        survivors = {
+            of: sorted(pseudonym(settings.pseudonym_key, of, device) for device in ids) for of, ids in survivors.items()
+        }
+        faults = {
+            of: [
+                msgspec.structs.replace(each, device_id=pseudonym(settings.pseudonym_key, of, each.device_id))
+                for each in found
+            ]
+            for of, found in faults.items()
+        }
+        aside = {of: sorted(pseudonym(settings.pseudonym_key, of, each) for each in ids) for of, ids in aside.items()}
     return [
         _round_info(
             row,

@@ -12,16 +12,16 @@ from sqlalchemy.orm import Session
 from archipel.errors import ArchipelError
 from archipel.server import audit, rollouts
 from archipel.server.auth import Identity
-from archipel.server.eligibility import parse_eligibility
 from archipel.server.idempotency import keyed
 from archipel.server.paging import page
 from archipel.server.problems import refuse
 from archipel.server.registry import find_model, find_version
-from archipel.server.registry_resources import RolloutInfo, RolloutPage, RolloutRequest
+from archipel.server.registry_resources import Gate, RolloutInfo, RolloutPage, RolloutRequest
 from archipel.server.registry_tables import Model, ModelVersion, Rollout
 from archipel.server.resources import PageQuery
 from archipel.server.rollout_views import describe_rollouts
 from archipel.server.routes import OPERATOR, READ, Call, Route
+from archipel.server.smallest_answer import check_enough
 
 SALT_BYTES = 16
 
@@ -38,7 +38,9 @@ def create_rollout(call: Call[RolloutRequest]) -> tuple[RolloutInfo, int]:
         promoted, version = _versions(session, model, request)
         try:
             _check_stages(request)
-            parse_eligibility(request.eligibility)
+            fewest = request.gate.min_devices if isinstance(request.gate, Gate) else None
+            smallest = call.services.settings.smallest_answer
+            check_enough(request.eligibility, smallest if fewest is None else fewest, "gate: min_devices", smallest)
             most = call.services.settings.max_update_bytes
             rollouts.check_evaluations(session, request, [version, promoted], model.population, most)
         except ArchipelError as error:
@@ -134,9 +136,8 @@ def _check_stages(request: RolloutRequest) -> None:
 
 def _rollout(session: Session, identity: Identity, rollout_id: str, *, lock: bool = False) -> Rollout:
     rollout = session.get(Rollout, rollout_id, with_for_update=lock or None)
-    if rollout is None:
+    if rollout is None or not identity.may(rollout.population):
         raise refuse(404, f"no rollout {rollout_id}")
-    identity.require(rollout.population)
     return rollout
 
 

@@ -51,11 +51,10 @@ _STATUS = (
 def round_status(call: Call[None], round_id: str) -> RoundStatus:
     """The round's phase, when its deadline passes, and when to ask again."""
     row = call.services.database.look(_STATUS, round_id=round_id, device_id=call.identity.device_id)
-    if row is None:
+    if row is None or not call.identity.may(row.population):
         raise refuse(404, f"no round {round_id}")
     if call.identity.role == "device" and row.device_id is None:
         raise refuse(403, "this device is not in the round")
-    call.identity.require(row.population)
     return RoundStatus(
         round_id=round_id,
         phase=row.phase,

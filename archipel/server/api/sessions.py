@@ -5,33 +5,26 @@ from __future__ import annotations
 import secrets
 
 from flask import request
-from sqlalchemy import delete, select
+from sqlalchemy import delete
 
 from archipel.protocol.messages import Challenge, ChallengeRequest, SessionProof, SessionRequest, SessionResponse
 from archipel.protocol.sealed import unseal
 from archipel.server.auth import token_hash
-from archipel.server.models import ChallengeRow, Device, DeviceSession
+from archipel.server.challenges import NOT_GOOD, check_challenge, make_challenge
+from archipel.server.models import Device, DeviceSession, UsedNonce
 from archipel.server.problems import refuse, refusing
 from archipel.server.revocation import SHARED, require_member
 from archipel.server.routes import PUBLIC, Call, Route
-
-OPEN_CHALLENGES = 8
 
 
 def challenge(call: Call[ChallengeRequest]) -> Challenge:
     """A nonce for the device to sign; it is good once, for a minute."""
     now = call.services.clock()
     device_id = call.body.device_id
-    made = Challenge(nonce=secrets.token_bytes(32), expires=now + call.services.settings.challenge_seconds)
-    with call.services.database.write() as session:
+    with call.services.database.read() as session:
         require_member(session.get(Device, device_id), device_id)
-        # Anybody may ask in a device's name, so the oldest go: refusing would let them keep the device out.
-        mine = select(ChallengeRow).where(ChallengeRow.device_id == device_id).order_by(ChallengeRow.expires.desc())
-        for index, row in enumerate(session.scalars(mine).all()):
-            if row.expires <= now or index >= OPEN_CHALLENGES - 1:
-                session.delete(row)
-        session.add(ChallengeRow(nonce=made.nonce, device_id=device_id, expires=made.expires))
-    return made
+    # Nothing is kept: anybody may ask in a device's name.
+    return make_challenge(call.services.settings, device_id, now)
 
 
 def open_session(call: Call[SessionRequest]) -> SessionResponse:
@@ -45,6 +38,7 @@ def open_session(call: Call[SessionRequest]) -> SessionResponse:
         proof = unseal("session", call.body.proof, device.device_key, SessionProof)
     if proof.server_key != services.settings.public_key:
         raise refuse(403, "the proof was made for another server")
+    good_until = check_challenge(services.settings, device_id, proof.nonce, now)
     token = secrets.token_urlsafe(32)
     expires = now + services.settings.session_seconds
     with services.database.write() as session:
@@ -52,10 +46,10 @@ def open_session(call: Call[SessionRequest]) -> SessionResponse:
         known = require_member(session.get(Device, device_id, with_for_update=SHARED), device_id)
         if known.device_key != device.device_key:
             raise refuse(403, "the proof was made with a key that the device has replaced")
-        row = session.get(ChallengeRow, proof.nonce, with_for_update=True)
-        if row is None or row.device_id != device_id or row.expires <= now:
-            raise refuse(403, "the nonce is unknown, used or expired; ask for a new challenge")
-        session.delete(row)
+        if session.get(UsedNonce, proof.nonce) is not None:
+            raise refuse(403, NOT_GOOD)
+        session.add(UsedNonce(nonce=proof.nonce, expires=good_until))
+        session.flush()
         session.execute(delete(DeviceSession).where(DeviceSession.device_id == device_id, DeviceSession.expires <= now))
         session.add(DeviceSession(token_hash=token_hash(token), device_id=device_id, expires=expires))
     request.environ["archipel.device"] = device_id

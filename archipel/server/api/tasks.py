@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from sqlalchemy.orm import Session
 
 from archipel.bundle import decode_manifest
 from archipel.errors import ArchipelError
-from archipel.server import audit
+from archipel.protocol.policy import check_validity
+from archipel.server import audit, reach
 from archipel.server.auth import Identity
 from archipel.server.candidates import count_candidates
 from archipel.server.idempotency import keyed
-from archipel.server.models import Blob, BundleRow, Round, Task
-from archipel.server.opening import new_task
+from archipel.server.models import Round, Task
+from archipel.server.opening import add_task, new_task
 from archipel.server.paging import page
 from archipel.server.problems import refuse
 from archipel.server.resources import (
@@ -23,7 +26,7 @@ from archipel.server.resources import (
 from archipel.server.rounds import let_go
 from archipel.server.routes import ANALYST, OPERATOR, READ, Call, Route
 from archipel.server.search import describe
-from archipel.server.services import Services
+from archipel.server.smallest_answer import check_enough, hides, told
 from archipel.server.task_checks import check_task
 from archipel.server.tasks import audited, request_of
 from archipel.server.waiting import waiting_for
@@ -36,17 +39,21 @@ def create_task(call: Call[TaskRequest]) -> TaskInfo | tuple[TaskInfo, int]:
     call.identity.require(call.body.population)
     _require_right(call.identity, call.body.kind)
     with services.database.read() as session:
-        bundle = session.get(BundleRow, call.body.bundle)
+        bundle = reach.find_bundle(session, call.identity, call.body.bundle)
         weights = call.body.weights
-        if weights is not None and session.get(Blob, (weights, "weights")) is None:
+        if weights is not None and reach.find_weights(session, call.identity, weights) is None:
             raise refuse(422, f"no weights {weights}; name those of a version")
         _check_devices_of(session, call.body)
     if bundle is None:
         raise refuse(422, f"no bundle {call.body.bundle}; upload it first")
+    smallest = services.settings.smallest_answer
     try:
+        check_enough(call.body.eligibility, call.body.min_cohort, "min_cohort", smallest)
+        manifest = decode_manifest(bundle.manifest)
+        check_validity(manifest, call.body.population, now)
         checked = check_task(
             call.body,
-            decode_manifest(bundle.manifest),
+            manifest,
             max_update_bytes=services.settings.max_update_bytes,
         )
     except ArchipelError as error:
@@ -64,11 +71,10 @@ def create_task(call: Call[TaskRequest]) -> TaskInfo | tuple[TaskInfo, int]:
         known = session.get(Task, key.id, with_for_update=True)
         if known is not None:
             key.require_same(known.request_digest)
-            return _info(services, session, known), 200
-        session.add(task)
-        session.flush()
+            return _info(call, session, known), 200
+        add_task(session, task)
         audit.append(session, now, call.identity.actor, "task.create", task.task_id, **audited(task))
-        return _info(call.services, session, task)
+        return _info(call, session, task)
 
 
 def _require_right(identity: Identity, kind: str) -> None:
@@ -89,7 +95,7 @@ def approve_task(call: Call[None], task_id: str) -> TaskInfo:
         task.state, task.approved_by = "running", call.identity.actor
         session.flush()
         audit.append(session, call.services.clock(), call.identity.actor, "task.approve", task_id)
-        return _info(call.services, session, task)
+        return _info(call, session, task)
 
 
 def _check_devices_of(session: Session, request: TaskRequest) -> None:
@@ -109,13 +115,13 @@ def list_tasks(call: Call[None]) -> TaskPage:
         allowed = call.identity.populations
         where = [] if allowed is None else [Task.population.in_(allowed)]
         tasks, after = page(session, Task, Task.created, Task.task_id, call.query, *where, newest_first=True)
-        return TaskPage(items=[_info(call.services, session, task) for task in tasks], next=after)
+        return TaskPage(items=[_info(call, session, task) for task in tasks], next=after)
 
 
 def show_task(call: Call[None], task_id: str) -> TaskInfo:
     """One task."""
     with call.services.database.read() as session:
-        return _info(call.services, session, find_task(session, call.identity, task_id))
+        return _info(call, session, find_task(session, call.identity, task_id))
 
 
 def cancel_task(call: Call[None], task_id: str) -> TaskInfo:
@@ -131,7 +137,7 @@ def cancel_task(call: Call[None], task_id: str) -> TaskInfo:
             session.flush()
             audit.append(session, task.ended, call.identity.actor, "task.cancel", task_id)
             let_go(session, task)
-        return _info(call.services, session, task)
+        return _info(call, session, task)
 
 
 def pause_task(call: Call[None], task_id: str) -> TaskInfo:
@@ -155,21 +161,27 @@ def _switch(call: Call[None], task_id: str, state: str, action: str) -> TaskInfo
             task.state = state
             session.flush()
             audit.append(session, call.services.clock(), call.identity.actor, action, task_id)
-        return _info(call.services, session, task)
+        return _info(call, session, task)
 
 
 def find_task(session: Session, identity: Identity, task_id: str, *, lock: bool = False) -> Task:
-    """Raises ApiError 404 where there is none, 403 where it is not the caller's."""
+    """Raises ApiError 404 where there is none for the caller."""
     task = session.get(Task, task_id, with_for_update=lock or None)
-    if task is None:
+    if task is None or not identity.may(task.population):
         raise refuse(404, f"no task {task_id}")
-    identity.require(task.population)
     return task
 
 
-def _info(services: Services, session: Session, task: Task) -> TaskInfo:
-    now, window = services.clock(), services.settings.check_in_window
-    waiting = count_candidates(session, task, now=now, window=window)
+def _info(call: Call[Any], session: Session, task: Task) -> TaskInfo:
+    settings, now = call.services.settings, call.services.clock()
+    window, smallest = settings.check_in_window, settings.smallest_answer
+    counted = count_candidates(session, task, now=now, window=window)
+    waiting: int | None = counted
+    reasons = waiting_for(session, task, counted, now=now, window=window, smallest=smallest)
+    if hides(task.eligibility, smallest):
+        # Whoever may not ask for it by another expression is not told by this one either.
+        operates = call.identity.role in OPERATOR
+        waiting, reasons = (told(counted, smallest), reasons) if operates else (None, "")
     request = request_of(task)
     return TaskInfo(
         task_id=task.task_id,
@@ -206,10 +218,10 @@ def _info(services: Services, session: Session, task: Task) -> TaskInfo:
         deadlines=task.deadlines,
         model=task.model,
         waiting=waiting,
-        waiting_for=waiting_for(session, task, waiting, now=now, window=window),
         search=describe(session, task),
         created_by=task.created_by,
         approved_by=task.approved_by,
+        waiting_for=reasons,
         created=task.created,
         ended=task.ended,
     )

@@ -105,6 +105,8 @@ def test_what_is_not_there_and_what_does_not_fit(registry: Any, offer: Offer, an
     agents = [registry.federation.agent(number, allow_plain=True) for number in (1, 2)]
     weights = registry.add_trained(agents, promote=False).weights
     foreign = registry.federation.operator.upload_bundle(registry.federation.bundle_file)
+    # A task that never begins: without one no device of the population could fetch it.
+    registry.federation.task(bundle=foreign.digest, min_cohort=50, cohort=60, threshold=40)
     for number, (changes, said) in enumerate(
         (
             ({"bundle": "0" * 64}, "404"),

@@ -31,6 +31,17 @@ def _(world: World) -> None:
     assert world.agent.run_once().kind == "took_part"
 
 
+@case("to a check-in", "200 with a plan that has expired, or is not newer than one that it took")
+def _(world: World) -> None:
+    assert world.round(serial=5).kind == "took_part"
+    for old in ({"serial": 4}, {"serial": 6, "not_after": 1}):
+        assert world.round(**old).kind == "refused"
+        assert world.asked("leave") == 1
+        world.server.forget()
+    assert len(world.agent.rounds) == 1
+    assert world.round(serial=6).kind == "took_part"
+
+
 @case("to a check-in", "200 with a plan of a round that this device was in")
 def _(world: World) -> None:
     world.answers("shares", refused(422))

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from archipel.client.cache import Cache
-from archipel.server.models import Blob
+from archipel.server.models import Blob, Reach
+from tests.client.conftest import POPULATION
 
 LIMIT = 64 << 20
 
@@ -38,6 +39,7 @@ def keep(federation: Any) -> Callable[[bytes], str]:
         digest = str(services.blobs.put(data))
         with services.database.write() as session:
             session.merge(Blob(digest=digest, kind="weights", size=len(data), created=time.time()))
+            session.merge(Reach(digest=digest, population=POPULATION, reason="model"))
         return digest
 
     return store

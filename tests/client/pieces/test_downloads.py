@@ -23,7 +23,9 @@ from archipel.errors import ClientError, DigestError, MessageError, RefusedError
 from archipel.protocol.messages import Piece, Pieces
 from archipel.protocol.sealed import decode, encode, public_bytes
 from archipel.server import api
+from archipel.server.models import Reach
 from archipel.training import losses, optimizers
+from tests.client.conftest import POPULATION
 from tests.client.faults import Proxy, running
 from tests.client.pieces.conftest import LIMIT, model, received
 
@@ -101,6 +103,8 @@ def versions(federation: Any) -> list[str]:
         )  # fmt: skip
         b.pack(folder, folder.with_suffix(".bundle"))
         digests.append(federation.operator.upload_bundle(folder.with_suffix(".bundle")).digest)
+        with federation.server._services.database.write() as session:
+            session.add(Reach(digest=digests[-1], population=POPULATION, reason="model"))
     return digests
 
 

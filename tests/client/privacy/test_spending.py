@@ -134,7 +134,7 @@ def test_every_round_is_counted_once_as_old_ones_go(tmp_path: Path, monkeypatch:
     numbers = iter(range(100))
     journal = Journal(tmp_path / "rounds", Vault(b"k" * 32), lambda: float(next(numbers)))
     for number in range(8):
-        opened = begin(journal, number)
+        opened = begin(journal, number, task=0)
         opened.store_masked(b"masked", "c" * 64)
         opened.close("took_part", sent=7, noise="added", rho=0.25)
         view = look(tmp_path)
@@ -143,8 +143,8 @@ def test_every_round_is_counted_once_as_old_ones_go(tmp_path: Path, monkeypatch:
         assert view.totals.since == 0.0
     assert len(view.rounds) == 3
     # The last that went: its entry may still be counted as gone, so it must not begin anew.
-    with pytest.raises(ClientError, match="has been in it already"):
-        begin(journal, 4)
+    with pytest.raises(ClientError, match="its plan is an old one"):
+        begin(journal, 4, task=0)
 
 
 def test_damaged_sums_are_named(tmp_path: Path) -> None:

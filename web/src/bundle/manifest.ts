@@ -86,6 +86,12 @@ export interface Manifest {
   readonly self_test: SelfTest | null;
   readonly strategy: string;
   readonly lineage: Lineage;
+  /** What is below the greatest one of a publisher's model is not to be used in rounds any more. */
+  readonly sequence: number;
+  /** Until when devices take part in rounds with it, in Unix seconds; 0: without end. */
+  readonly not_after: number;
+  /** Whose devices may use it; none: anybody's. */
+  readonly populations: readonly string[];
 }
 
 const NO_LINEAGE: Lineage = { parent: null, recipe: [], metrics: {} };
@@ -153,6 +159,9 @@ const decoder = struct<Manifest>({
     }),
     NO_LINEAGE,
   ),
+  sequence: optional(integer, 0, "0"),
+  not_after: optional(integer, 0, "0"),
+  populations: optional(list(text), [], "[]"),
 });
 
 /** Decode and validate. Raises the ManifestError that says what is wrong, and where. */

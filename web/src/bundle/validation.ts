@@ -10,6 +10,7 @@ export const MAX_TENSOR_BYTES = 2 ** 31;
 export const MAX_RANK = 8;
 export const MAX_BITS = 30;
 export const MAX_QUERIES = 256;
+export const MAX_POPULATIONS = 64;
 
 export const ITEM_BYTES: Readonly<Record<DType, number>> = {
   float16: 2,
@@ -55,6 +56,7 @@ export function validateManifest(manifest: Manifest): void {
   manifest.schedule.forEach((phase, index) => validatePhase(index, phase, manifest.programs));
   validateSelfTest(manifest);
   validatePolicy(manifest);
+  validateValidity(manifest);
   if (manifest.lineage.parent !== null) checkDigest("lineage.parent", manifest.lineage.parent);
   const { peak_bytes, flops_per_example, upload_bytes } = manifest.limits;
   if (Math.min(peak_bytes, flops_per_example, upload_bytes) < 0) {
@@ -72,6 +74,24 @@ export function checkFileName(path: string): void {
 /** 1 to `most` characters, none of them a control, format, private or unassigned one, no space but U+0020. */
 export function isPrintable(value: string, most = 256): boolean {
   return value.length <= 2 * most && PRINTABLE.test(value) && [...value].length <= most;
+}
+
+function validateValidity(manifest: Manifest): void {
+  const { sequence, not_after, populations } = manifest;
+  for (const value of [sequence, not_after]) {
+    if (!(value >= 0 && value <= Number.MAX_SAFE_INTEGER)) {
+      throw new ManifestError(`manifest: sequence and not_after must be from 0 to ${Number.MAX_SAFE_INTEGER}`);
+    }
+  }
+  const sorted = populations.every((name, index) => index === 0 || (populations[index - 1] ?? "") < name);
+  if (populations.length > MAX_POPULATIONS || !sorted) {
+    throw new ManifestError(`manifest: populations must be at most ${MAX_POPULATIONS} names, each once and sorted`);
+  }
+  for (const name of populations) {
+    if (!FILE_NAME.test(name)) {
+      throw new ManifestError(`manifest: population ${JSON.stringify(name.slice(0, 64))} is not a plain name`);
+    }
+  }
 }
 
 function validateParameters(specs: readonly TensorSpec[]): Map<string, TensorSpec> {

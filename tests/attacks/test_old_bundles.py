@@ -1,0 +1,156 @@
+"""A server has kept a bundle that its publisher signed years ago, with a policy that they would not sign today, or one
+that was made for another population, and has devices train or adopt it. The signature is good: it always will be.
+
+What stops them: the signed manifest says until when and for whom a bundle is, and its sequence ends the use of all
+before it; devices keep the greatest that they have seen. What a device predicts with stays with its owner.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from archipel import lite_runtime as lite
+from archipel.bundle import Manifest, decode_manifest, encode_manifest, generate_key, open_bundle, pack
+from archipel.client import publisher_book
+from archipel.client.publisher_book import PublisherBook
+from archipel.errors import ClientError, ManifestError, PolicyError
+from archipel.protocol.messages import Offer
+from archipel.protocol.sealed import public_bytes, seal
+from tests.attacks.borders_world import person
+from tests.client.answers.world import World
+from tests.client.conftest import Federation, federation, make_bundle, server_host  # noqa: F401  (fixtures)
+from tests.client.scripted import scripted
+
+NOW = int(time.time())
+
+
+def signed_anew(folder: Path, key: Any, **changes: Any) -> Path:
+    """The bundle in the folder with another manifest, signed by its publisher, as one file."""
+    manifest = decode_manifest((folder / "manifest.json").read_bytes())
+    data = encode_manifest(msgspec.structs.replace(manifest, **changes))
+    (folder / "manifest.json").write_bytes(data)
+    (folder / "manifest.sig").write_bytes(key.sign(data))
+    file = folder.with_suffix(".changed.bundle")
+    file.unlink(missing_ok=True)
+    pack(folder, file)
+    return file
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    with scripted(tmp_path) as server:
+        made = World(tmp_path, server)
+        yield made
+        made.agent.close()
+
+
+def publish(world: World, **changes: Any) -> str:
+    file = signed_anew(world.folder / "bundle", world.server.publisher, **changes)
+    world.server.files["bundle"] = file.read_bytes()
+    world.server.bundle = open_bundle(world.folder / "bundle", [public_bytes(world.server.publisher)]).digest
+    return world.server.bundle
+
+
+def test_devices_take_part_with_no_bundle_that_is_over_or_for_others(world: World) -> None:
+    publish(world, not_after=NOW + 1000, populations=("pupils", "staff"))
+    assert world.round(privacy="plain").kind == "took_part"
+    for changes, words in (
+        ({"not_after": NOW - 10}, "expired"),
+        ({"populations": ("staff",)}, "not for 'pupils'"),
+    ):
+        publish(world, **{"not_after": NOW + 1000, "populations": (), **changes})
+        outcome = world.round(privacy="plain")
+        assert outcome.kind == "refused"
+        assert words in outcome.reason
+    assert world.asked("update") == 1
+
+
+def test_what_was_replaced_stays_replaced(world: World) -> None:
+    old = publish(world, not_after=0, sequence=3)
+    old_file = world.server.files["bundle"]
+    assert world.round(privacy="plain").kind == "took_part"
+    publish(world, sequence=4)
+    assert world.round(privacy="plain").kind == "took_part"
+    world.restart()
+    world.server.files["bundle"], world.server.bundle = old_file, old
+    outcome = world.round(privacy="plain")
+    assert outcome.kind == "refused"
+    assert "replaced what is below 4" in outcome.reason
+    # Nor is it adopted; but whoever has it predicts with it, also after its time.
+    world.restart(adopt=True)
+    offer = Offer(population="pupils", model="linear", version=1, bundle=old, serial=1)
+    world.server.offers = [seal("offer", offer, world.server.key)]
+    world.agent.run_once()
+    assert world.agent.models == {}
+    expired = signed_anew(world.folder / "bundle", world.server.publisher, not_after=1)
+    assert expired.exists()
+    bundle = open_bundle(world.folder / "bundle", [public_bytes(world.server.publisher)])
+    assert lite.Runtime(bundle).parameters()["w"].shape == (3,)
+
+
+def test_sequences_are_of_one_publisher_and_one_name(tmp_path: Path) -> None:
+    book = PublisherBook(tmp_path / "book")
+    keys = generate_key(), generate_key()
+
+    def bundle(number: int, key: Any, sequence: int) -> Any:
+        folder = tmp_path / f"{number}"
+        make_bundle(folder, key)
+        signed_anew(folder, key, sequence=sequence)
+        return open_bundle(folder, [public_bytes(each) for each in keys])
+
+    first, second, third = bundle(1, keys[0], 9), bundle(2, keys[1], 1), bundle(3, keys[0], 8)
+    assert (first.publisher, second.publisher) == tuple(public_bytes(each) for each in keys)
+    for each in (first, second):
+        book.check(each, "pupils", NOW)
+    with pytest.raises(PolicyError, match="below 9"):
+        PublisherBook(tmp_path / "book").check(third, "pupils", NOW)
+    book.check(second, "pupils", NOW)
+
+
+def test_the_server_begins_nothing_with_such_bundles(federation: Federation) -> None:  # noqa: F811
+    operator, key = person(federation, "pupils"), federation.publisher_key
+    folder = federation.folder / "linear"
+    values = {"name": "x", "population": "pupils", "rounds": 1, "min_cohort": 3, "cohort": 4, "threshold": 3}
+    theirs = signed_anew(folder, key, populations=("staff",)).read_bytes()
+    status, answer = operator.ask("POST", "/v1/bundles", theirs)
+    assert (status, "for ['staff'], not for 'pupils'" in answer["message"]) == (422, True)
+    root = federation.operator.upload_bundle(folder.with_suffix(".changed.bundle")).digest
+    over = operator.ask("POST", "/v1/bundles", signed_anew(folder, key, populations=(), not_after=NOW - 5).read_bytes())
+    assert over[0] == 201
+    with pytest.raises(Exception, match="not for 'pupils'"):
+        federation.task(bundle=root)
+    status, answer = operator.ask("POST", "/v1/tasks", {**values, "bundle": over[1]["digest"]})
+    assert (status, "expired" in answer["message"]) == (422, True)
+
+
+def test_what_a_manifest_may_not_say(tmp_path: Path) -> None:
+    make_bundle(tmp_path / "b", generate_key())
+    manifest: Manifest = decode_manifest((tmp_path / "b" / "manifest.json").read_bytes())
+    for changes in (
+        {"sequence": -1}, {"not_after": -1}, {"not_after": 2**53}, {"populations": ("b", "a")},
+        {"populations": ("a", "a")}, {"populations": ("",)}, {"populations": ("a b",)},
+        {"populations": tuple(f"p{number:03}" for number in range(65))},
+    ):  # fmt: skip
+        with pytest.raises(ManifestError):
+            encode_manifest(msgspec.structs.replace(manifest, **changes))
+
+
+@settings(max_examples=100, deadline=None)
+@given(data=st.one_of(st.binary(max_size=64), st.text(max_size=64).map(str.encode)))
+def test_any_bytes_in_place_of_the_book(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
+    path = tmp_path_factory.mktemp("book") / "book"
+    path.write_bytes(data)
+    try:
+        seen = PublisherBook(path)._stored()
+    except ClientError as error:
+        assert "damaged" in str(error)  # noqa: PT017
+    else:
+        assert len(seen) <= publisher_book.MAX_NAMES

@@ -1,0 +1,171 @@
+"""An operator, an auditor and a device of one population want what belongs to another one on the same server: bundles,
+weights, their parts, results, and the right to begin something with them. A hospital's model is nobody else's.
+
+What stops them: every bundle and every file of weights is read only by those whom it reaches (archipel.server.reach),
+and what does not is answered in the very words for what does not exist.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from archipel.server.models import Reach, Task
+from archipel.server.reach import AFTER_SECONDS
+from tests.attacks.borders_world import Caller, device, person
+from tests.client.conftest import Federation, federation, server_host  # noqa: F401  (fixtures)
+
+OURS, THEIRS = "hospital", "pupils"
+
+
+@dataclass
+class Borders:
+    """What the hospital has: a task that has made versions, and a model of one of them, promoted."""
+
+    federation: Federation
+    bundle: str
+    task: Any
+    weights: str
+    round_id: str
+    running: Any
+    doctor: Caller
+    patient: Caller
+
+
+@pytest.fixture
+def borders(federation: Federation) -> Borders:  # noqa: F811
+    doctor = person(federation, OURS)
+    status, made = doctor.ask("POST", f"/v1/bundles?population={OURS}", federation.bundle_file.read_bytes())
+    assert status == 201, made
+    agents = []
+    for number in range(3):
+        agent, patient = device(federation, number, OURS)
+        agents.append(agent)
+    task = federation.task(population=OURS, bundle=made["digest"], cohort=3)
+    federation.run(agents, lambda: federation.operator.task(task.task_id).state == "completed")
+    [done] = [each for each in federation.rounds(task) if each.phase == "committed"]
+    assert done.weights_out is not None
+    for path, body in (
+        ("/v1/models", {"name": "lungs", "population": OURS}),
+        ("/v1/models/lungs/versions", {"task_id": task.task_id}),
+        ("/v1/models/lungs/promote", {"version": 1}),
+    ):
+        status, answer = doctor.ask("POST", path, body)
+        assert status in (200, 201), answer
+    # A second one that lives, paused: devices have a reason to read what it names.
+    running = federation.task(population=OURS, bundle=made["digest"], weights=done.weights_out, cohort=500,
+                              kind="evaluation", metrics={"mse": 10.0}, threshold=301)  # fmt: skip
+    return Borders(federation, made["digest"], task, done.weights_out, done.round_id, running, doctor, patient)
+
+
+def reads(borders: Borders) -> list[str]:
+    return [
+        f"/v1/bundles/{borders.bundle}", f"/v1/bundles/{borders.bundle}/pieces",
+        f"/v1/blobs/{borders.weights}", f"/v1/blobs/{borders.weights}/pieces",
+    ]  # fmt: skip
+
+
+def absent(text: str) -> str:
+    """The same question, or answer, about something that is not there."""
+    zeros = re.sub("[0-9a-f]{32,64}", lambda found: "0" * len(found[0]), text)
+    return zeros.replace("lungs", "absent")
+
+
+def long_ago(federation: Federation, task_id: str) -> None:  # noqa: F811
+    """A minute passes after the task has ended."""
+    with federation.server._services.database.write() as session:
+        task = session.get_one(Task, task_id)
+        assert task.ended is not None
+        task.ended -= AFTER_SECONDS
+
+
+def test_strangers_get_nothing_and_learn_nothing(borders: Borders) -> None:
+    outsiders = {
+        "operator": person(borders.federation, THEIRS),
+        "auditor": person(borders.federation, THEIRS, role="auditor"),
+    }
+    _, outsiders["device"] = device(borders.federation, 9, THEIRS)
+    people_only = [
+        f"/v1/tasks/{borders.task.task_id}", f"/v1/tasks/{borders.task.task_id}/metrics",
+        f"/v1/tasks/{borders.task.task_id}/rounds", f"/v1/rounds/{borders.round_id}/participants",
+        f"/v1/rounds/{borders.round_id}", "/v1/models/lungs", "/v1/models/lungs/versions",
+        "/v1/models/lungs/versions/1", "/v1/models/lungs/promotions",
+        f"/v1/devices/{borders.federation.agents[0].device_id}",
+    ]  # fmt: skip
+    for who, outsider in outsiders.items():
+        paths = reads(borders) + ([] if who == "device" else people_only)
+        for path in paths:
+            theirs, nobodys = outsider.ask("GET", path), outsider.ask("GET", absent(path))
+            assert theirs[0] == nobodys[0] == 404, (who, path, theirs)
+            assert absent(theirs[1]["message"]) == absent(nobodys[1]["message"]), (who, path)
+        assert outsider.ask("GET", "/v1/audit")[0] == 403, who
+
+
+def test_those_whose_it_is_read_it(borders: Borders) -> None:
+    auditor = person(borders.federation, OURS, role="auditor")
+    for who, caller in (("doctor", borders.doctor), ("auditor", auditor), ("patient", borders.patient)):
+        for path in reads(borders):
+            assert caller.ask("GET", path)[0] == 200, (who, path)
+    weights = borders.patient.ask("GET", f"/v1/blobs/{borders.weights}")[1]
+    assert hashlib.sha256(weights).hexdigest() == borders.weights
+
+
+def test_nobody_begins_something_with_what_is_not_theirs(borders: Borders) -> None:
+    outsider = person(borders.federation, THEIRS)
+    values = {"name": "x", "population": THEIRS, "rounds": 1, "min_cohort": 3, "cohort": 5, "threshold": 3}
+    evaluation = {**values, "kind": "evaluation", "metrics": {"mse": 10.0}}
+    status, own = outsider.ask("POST", "/v1/models", {"name": "own", "population": THEIRS})
+    assert status == 201, own
+    attempts = [
+        ("/v1/tasks", {**values, "bundle": borders.bundle}),
+        ("/v1/tasks", {**evaluation, "bundle": borders.bundle, "weights": borders.weights}),
+        ("/v1/models/own/versions", {"bundle": borders.bundle}),
+        ("/v1/models/own/versions", {"task_id": borders.task.task_id}),
+    ]
+    for path, body in attempts:
+        status, answer = outsider.ask("POST", path, body)
+        made_up = {name: absent(value) if isinstance(value, str) else value for name, value in body.items()}
+        assert (status, absent(answer["message"])) == (422, absent(outsider.ask("POST", path, made_up)[1]["message"]))
+    for path in (f"/v1/tasks/{borders.task.task_id}/cancel", "/v1/models/lungs/rollback"):
+        assert outsider.ask("POST", path, {})[0] == 404
+    # In another's population they are told no whatever they name: they said its name themselves.
+    assert outsider.ask("POST", "/v1/tasks", {**values, "population": OURS, "bundle": borders.bundle})[0] == 403
+    assert outsider.ask("POST", f"/v1/bundles?population={OURS}", borders.federation.bundle_file.read_bytes())[0] == 403
+
+
+def test_uploading_the_same_bytes_says_nothing_about_others_and_binds_the_bundle_to_both(borders: Borders) -> None:
+    outsider = person(borders.federation, THEIRS)
+    data = borders.federation.bundle_file.read_bytes()
+    status, made = outsider.ask("POST", "/v1/bundles", data)
+    assert (status, made["digest"]) == (201, borders.bundle)  # as if it were the first
+    assert outsider.ask("POST", "/v1/bundles", data)[0] == 200
+    assert outsider.ask("GET", f"/v1/bundles/{borders.bundle}")[0] == 200
+    # The bundle alone: what the hospital trained is still the hospital's.
+    assert outsider.ask("GET", f"/v1/blobs/{borders.weights}")[0] == 404
+    # A device has no reason to read it before a task or a model names it.
+    _, pupil = device(borders.federation, 9, THEIRS)
+    assert pupil.ask("GET", f"/v1/bundles/{borders.bundle}")[0] == 404
+    values = {"name": "x", "population": THEIRS, "rounds": 1, "min_cohort": 3, "cohort": 5, "threshold": 3}
+    status, task = outsider.ask("POST", "/v1/tasks", {**values, "bundle": borders.bundle})
+    assert status == 201, task
+    assert pupil.ask("GET", f"/v1/bundles/{borders.bundle}")[0] == 200
+    outsider.ask("POST", f"/v1/tasks/{task['task_id']}/cancel")
+    assert pupil.ask("GET", f"/v1/bundles/{borders.bundle}")[0] == 200  # a device may be about to
+    long_ago(borders.federation, task["task_id"])
+    assert pupil.ask("GET", f"/v1/bundles/{borders.bundle}")[0] == 404
+
+
+def test_a_device_reads_no_longer_what_an_ended_task_left(borders: Borders) -> None:
+    first = borders.federation.operator.task(borders.task.task_id)
+    long_ago(borders.federation, first.task_id)
+    with borders.federation.server._services.database.read() as session:
+        mine = [row.digest for row in session.query(Reach).filter_by(reason=first.task_id)]
+    only = [digest for digest in mine if digest not in (borders.bundle, borders.weights)]
+    assert only, "version 0's weights"
+    for digest in only:
+        assert borders.patient.ask("GET", f"/v1/blobs/{digest}")[0] == 404
+        assert borders.doctor.ask("GET", f"/v1/blobs/{digest}")[0] == 200

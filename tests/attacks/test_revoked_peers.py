@@ -1,0 +1,154 @@
+"""A server that was taken over leads a revoked device (a stolen phone's key is good company for an attacker) into
+cohorts of honest devices, as if nothing had been: it leaves it out of the list of revocations, shows an older one, or
+none.
+
+What stops them: every plan of a secure round names a list that the server has signed, whose epoch never goes back and
+which loses no entry; devices keep the last one that they saw and refuse both cohorts with a member that is in it and
+lists that fall behind it. (An entry that no device has ever been shown the server can keep back.)
+"""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from archipel.client.revocation_book import RevocationBook
+from archipel.errors import CertificateError, ClientError, MessageError
+from archipel.protocol import identity
+from archipel.protocol.messages import MAX_REVOKED, Cohort, Member, Revocations, RoundPlan
+from archipel.protocol.policy import plan_digest
+from archipel.protocol.revocations import Revoked, check_successor
+from archipel.protocol.sealed import encode, public_bytes, seal
+from archipel.protocol.secagg import Participant
+from tests.attacks.borders_world import person
+from tests.client.conftest import Federation, federation, server_host  # noqa: F401  (fixtures)
+from tests.protocol.conftest import signing_key
+
+SERVER, ENROLMENT = signing_key("server"), signing_key("enrolment")
+
+
+def listed(epoch: int, *devices: str, tokens: tuple[str, ...] = (), population: str = "pupils") -> Revocations:
+    return Revocations(population=population, epoch=epoch, devices=sorted(devices), tokens=sorted(tokens))
+
+
+def members(revoked: Revoked, count: int = 4) -> tuple[list[Participant], Cohort, list[str]]:
+    """Participants of one round, the cohort they are shown, and the ids of their tokens."""
+    plan = RoundPlan(
+        round_id="a" * 32, task_id="b" * 32, number=1, bundle="c" * 64, weights="d" * 64, privacy="secure",
+        min_cohort=3, max_cohort=4, threshold=3, modulus_bits=24,
+    )  # fmt: skip
+    digest = plan_digest(seal("plan", plan, SERVER))
+    made, shown, tokens = [], [], []
+    for number in range(count):
+        key, seed = signing_key(f"device {number}"), bytes([number]) * 32
+        certificate = identity.mint_token(ENROLMENT, population="pupils", not_after=2**40, seed=seed)
+        chain = identity.issue_identity(seed, certificate, public_bytes(key))
+        made.append(Participant(plan, digest, key, chain, public_bytes(ENROLMENT), secrets.token_bytes, revoked))
+        shown.append(Member(chain=chain, advertisement=made[-1].advertise()))
+        tokens.append(identity.token_id(identity.verify_chain(chain, public_bytes(ENROLMENT)).token_key))
+    return made, Cohort(members=sorted(shown, key=lambda each: identity.read_chain(each.chain)[0])), tokens
+
+
+def test_a_cohort_with_a_revoked_member_is_refused() -> None:
+    everybody, _, tokens = members(Revoked())
+    thief = everybody[3].device_id
+    for revoked in (Revoked(devices=frozenset({thief})), Revoked(tokens=frozenset({tokens[3]}))):
+        made, cohort, _ = members(revoked)
+        with pytest.raises(CertificateError, match=f"{thief} (was revoked|enrolled with a token that was revoked)"):
+            made[0].share(cohort)
+    made, cohort, _ = members(Revoked(devices=frozenset({"f" * 32})))
+    assert len(made[0].share(cohort).shares) == 3
+
+
+class Server:
+    """Hands out whatever list it likes."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, bytes] = {}
+
+    def says(self, listed: Revocations, key: Any = SERVER) -> str:
+        import hashlib
+
+        data = encode(seal("revocations", listed, key))
+        digest = hashlib.sha256(data).hexdigest()
+        self.files[f"/v1/blobs/{digest}"] = data
+        return digest
+
+    def download(self, path: str, target: Path, limit: int, *, stop: int | None = None) -> None:
+        target.write_bytes(self.files[path][:limit])
+
+
+def test_what_a_device_was_told_is_never_taken_back(tmp_path: Path) -> None:
+    server: Any = Server()
+
+    def book() -> RevocationBook:  # as after a restart, each time
+        return RevocationBook(tmp_path / "revoked", public_bytes(SERVER), "pupils")
+
+    first, second = "1" * 32, "2" * 32
+    old = server.says(listed(1, first))
+    assert book().named_by(None, server) == Revoked()
+    assert book().named_by(old, server).devices == {first}
+    both = server.says(listed(2, first, second))
+    assert book().named_by(both, server).devices == {first, second}
+    lies = {
+        "none at all": None,
+        "an older one": old,
+        "without the first": server.says(listed(3, second)),
+        "the same, emptied": server.says(listed(2)),
+        "of another population": server.says(listed(9, first, second, population="staff")),
+        "by somebody else": server.says(listed(9, first, second), key=signing_key("mallory")),
+    }
+    for what, digest in lies.items():
+        with pytest.raises(CertificateError):
+            book().named_by(digest, server)
+        assert book().named_by(both, server).devices == {first, second}, what
+    server.files[f"/v1/blobs/{old}"] = server.files[f"/v1/blobs/{both}"]
+    server.files["/v1/blobs/" + "0" * 64] = b"{}"
+    with pytest.raises(CertificateError, match="another list"):
+        book().named_by("0" * 64, server)
+    more = server.says(listed(4, first, second, tokens=("3" * 32,)))
+    assert book().named_by(more, server).tokens == {"3" * 32}
+
+
+def test_a_full_list_holds_the_newest() -> None:
+    ids = [f"{number:032x}" for number in range(MAX_REVOKED + 1)]
+    full, next_ = listed(MAX_REVOKED, *ids[:-1]), listed(MAX_REVOKED + 1, *ids[1:])
+    assert len(encode(seal("revocations", full, SERVER))) < 1 << 20
+    check_successor(full, next_, "pupils")
+    with pytest.raises(CertificateError, match="not in the server's list any more"):
+        check_successor(full, listed(MAX_REVOKED + 1, *ids[2:]), "pupils")
+
+
+def test_a_real_server_tells_devices_whom_an_operator_revoked(federation: Federation) -> None:  # noqa: F811
+    agents = [federation.agent(number) for number in range(4)]
+    operator = person(federation, "pupils")
+    assert operator.ask("POST", f"/v1/devices/{agents[3].device_id}/revoke")[0] == 200
+    task = federation.task(cohort=3)
+    federation.run(agents[:3], lambda: federation.operator.task(task.task_id).state == "completed")
+    for agent in agents[:3]:
+        record = agent._record
+        assert record is not None
+        book = RevocationBook(agent.config.folder / "rounds" / "revoked", record.server_key, record.population)
+        stored = book._stored()
+        assert stored is not None
+        assert book._read(stored) == listed(1, agents[3].device_id)
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.one_of(st.binary(max_size=80), st.text(max_size=80).map(str.encode)), cut=st.integers(0, 400))
+def test_any_bytes_in_place_of_a_list(tmp_path_factory: pytest.TempPathFactory, data: bytes, cut: int) -> None:
+    whole = encode(seal("revocations", listed(1, "1" * 32), SERVER))
+    book = RevocationBook(tmp_path_factory.mktemp("book") / "revoked", public_bytes(SERVER), "pupils")
+    for damaged in (data, whole[:cut] + data, whole[: cut % len(whole)]):
+        if damaged == whole:
+            continue
+        with pytest.raises((CertificateError, MessageError)):
+            book._read(damaged)
+        book._path.write_bytes(damaged)
+        with pytest.raises(ClientError, match="damaged"):
+            book.named_by(None, Server())  # type: ignore[arg-type]
