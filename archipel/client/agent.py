@@ -23,6 +23,7 @@ from archipel.client.journal import Journal
 from archipel.client.keystore import FileKeys, KeyStore, data_key
 from archipel.client.participation import Participation
 from archipel.client.rotation import rotate
+from archipel.client.seeds import RoundSeeds
 from archipel.client.session import DeviceSession
 from archipel.client.settling import Settling
 from archipel.client.transport import Transport
@@ -80,13 +81,15 @@ class Agent:
             state_folder.mkdir(exist_ok=True)
             for folder in (config.folder, state_folder):
                 sweep(folder)
-            vault = Vault(data_key(self._keys))
+            secret = data_key(self._keys)
+            vault = Vault(secret)
             self._device = Device(
                 config=config,
                 identity=IdentityStore(config.folder, self._keys),
                 journal=Journal(config.folder / "rounds", vault),
                 cache=Cache(config.folder / "cache", config.max_cache_bytes),
                 vault=vault,
+                seeds=RoundSeeds(secret),
                 gate=self._gate,
                 examples=examples,
                 emit=self._emit,

@@ -15,6 +15,7 @@ from archipel.client.events import EventName
 from archipel.client.gate import Gate
 from archipel.client.identity import IdentityStore
 from archipel.client.journal import Journal
+from archipel.client.seeds import RoundSeeds
 from archipel.client.vault import Vault
 from archipel.lite_runtime import DeviceState
 
@@ -37,6 +38,7 @@ class Device:
     journal: Journal
     cache: Cache
     vault: Vault
+    seeds: RoundSeeds
     gate: Gate
     examples: Examples
     emit: Emit

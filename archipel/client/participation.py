@@ -16,7 +16,7 @@ from archipel.client.round import SecureRound
 from archipel.client.session import DeviceSession
 from archipel.client.settling import Settling
 from archipel.client.transport import Transport
-from archipel.client.work import Contribution, Prepared, contribute, prepare, round_seed, stale, state_name
+from archipel.client.work import Contribution, Prepared, contribute, prepare, stale, state_name
 from archipel.errors import (
     BundleError,
     CertificateError,
@@ -139,7 +139,7 @@ class Participation:
         done = contribute(
             prepared,
             self._plan,
-            seed=round_seed(self._digest, self._record.device_id),
+            seed=self._device.seeds.of(self._digest),
             fields=self._device.examples(),
             state=state,
             publisher_keys=self._record.publisher_keys,

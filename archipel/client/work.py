@@ -112,9 +112,7 @@ def contribute(
             return _train(runtime, prepared, plan, seed, fields, check)
         runtime.set_parameters(prepared.parameters)
         if plan.kind == "analytics":
-            arrays, count = runtime.analyze(
-                fields, program=plan.program, seed=seed, hyperparameters=plan.hyperparameters
-            )
+            arrays, count = runtime.analyze(fields, program=plan.program, hyperparameters=plan.hyperparameters)
             return Contribution(arrays, count)
         count = max((len(array) for array in fields.values()), default=0)
         program = upload_program(prepared.bundle.manifest, plan.kind, plan.program)
@@ -187,11 +185,6 @@ def stale(contribution: Contribution, layout: Layout, staleness: int, exponent: 
     scale = np.float32((1.0 + staleness) ** -exponent)
     deltas = {port.name for port in layout.updates if port.kind == "delta"}
     return {name: array * scale if name in deltas else array for name, array in contribution.arrays.items()}
-
-
-def round_seed(digest: str, device_id: str) -> int:
-    """The seed of data order and of randomness inside graphs: the same when a round is trained again."""
-    return int.from_bytes(hashlib.sha256(f"archipel/v1/seed\0{digest}{device_id}".encode()).digest()[:4], "big")
 
 
 def state_name(bundle: Bundle) -> str:

@@ -25,7 +25,7 @@ from archipel.bundle import roles
 from archipel.client import Agent, AgentConfig, Event, Outcome
 from archipel.client.keystore import FileKeys, data_key
 from archipel.client.vault import Vault
-from archipel.client.work import round_seed
+from archipel.client.seeds import RoundSeeds
 from archipel.lite_runtime import DeviceState, Runtime
 from archipel.protocol.identity import EnrolmentToken, mint_token
 from archipel.protocol.policy import plan_digest
@@ -180,6 +180,11 @@ def states(folder: Path) -> list[DeviceState]:
     """What the device in this folder keeps between rounds, opened with its key."""
     vault = Vault(data_key(FileKeys(folder)))
     return [DeviceState.decode(vault.read(path) or b"") for path in (folder / "state").iterdir()]
+
+
+def round_seed(folder: Path, digest: str) -> int:
+    """What the device in this folder draws in the round with this plan."""
+    return RoundSeeds(data_key(FileKeys(folder))).of(digest)
 
 
 def local_data(number: int) -> dict[str, np.ndarray]:
@@ -376,7 +381,7 @@ class Federation:
         for agent, number in survivors:
             runtime = Runtime(b.open_bundle(self.folder / "linear", [public_bytes(self.publisher_key)]))
             data = local_data(number)
-            update = runtime.local_round(data, seed=round_seed(digest, agent.device_id), parameters={"w": start})
+            update = runtime.local_round(data, seed=round_seed(agent.config.folder, digest), parameters={"w": start})
             layout = Layout.of(runtime.bundle.program("finish"))
             vector = layout.encode(update.arrays, modulus_bits=32, max_cohort=16)
             total = vector if total is None else total + vector

@@ -15,7 +15,6 @@ from sqlalchemy import select
 from archipel.bundle import open_bundle
 from archipel.client import Entry
 from archipel.client.journal import KEPT_ROUNDS
-from archipel.client.work import round_seed
 from archipel.lite_runtime import Runtime
 from archipel.protocol.messages import RoundPlan
 from archipel.protocol.policy import plan_digest
@@ -133,7 +132,7 @@ class Reckoning:
             plan, digest = self._plan(update.round_id)
             arrays = self.runtime.local_round(
                 local_data(self.numbers[update.device_id]),
-                seed=round_seed(digest, update.device_id),
+                seed=round_seed(self.folders[update.device_id], digest),
                 parameters={"w": self.weights(plan.weights)},
             ).arrays
             if plan.privacy == "secure":
