@@ -59,6 +59,7 @@ def _head(found: RoundInfo) -> list[str]:
         "task": found.task_id,
         "number": str(found.number),
         "phase": found.phase + (f": {found.reason}" if found.reason else ""),
+        "refused": ", ".join(f"{why} {count}" for why, count in found.refused.items()) or "-",
         "started": moment(found.started),
         "ended": moment(found.ended),
         "weights in": found.weights_in,

@@ -21,6 +21,7 @@ from archipel.client.gate import Gate, MayWork
 from archipel.client.identity import DeviceRecord, IdentityStore
 from archipel.client.journal import Journal
 from archipel.client.keystore import FileKeys, KeyStore, data_key
+from archipel.client.owner_limits import allowed, check_population
 from archipel.client.participation import Participation
 from archipel.client.rotation import rotate
 from archipel.client.seeds import RoundSeeds
@@ -32,6 +33,7 @@ from archipel.errors import (
     CertificateError,
     ClientError,
     MessageError,
+    OwnerRefusalError,
     RefusedError,
     RoundAbandonedError,
     SessionRefusedError,
@@ -143,7 +145,7 @@ class Agent:
         """
         if self._record is None or self._lock < 0:
             raise ClientError(f"{self.config.folder}: this device is not enrolled, or its agent was closed")
-        return self._adoption.model(name, self._record)
+        return self._adoption.model(name, allowed(self._record, self.config))
 
     # --- enrolment ------------------------------------------------------------------------------------------------
 
@@ -151,7 +153,8 @@ class Agent:
         """Join the token's population and pin its keys; returns the device id. May be called again after a failure.
 
         Raises CertificateError (the token contradicts itself), RefusedError (expired, used by another device),
-        UnreachableError, or ClientError (enrolled elsewhere already).
+        UnreachableError, OwnerRefusalError (another population than the owner allows), or ClientError (enrolled
+        elsewhere already).
         """
         record = self._record
         if record is not None:
@@ -161,6 +164,9 @@ class Agent:
                 f"{self.config.folder}: enrolled already, in population {record.population!r} at {record.server}; "
                 "use another folder"
             )
+        reason = check_population(token.population, self.config)
+        if reason:
+            raise OwnerRefusalError("population", f"{self.config.folder}: {reason}")
         server = self.config.server or token.server
         request = enrolment_request(token, self._device.identity.key())
         transport = Transport(server, self.config, self._gate.pause)
@@ -277,7 +283,9 @@ class Agent:
     def _take_part(self, plan: RoundPlan, sealed: Sealed, wait: float) -> Outcome:
         self._round_id = plan.round_id
         try:
-            return Participation(self._device, *self._connected(), plan, plan_digest(sealed)).run(wait)
+            transport, session, record = self._connected()
+            mine = allowed(record, self.config)
+            return Participation(self._device, transport, session, mine, plan, plan_digest(sealed)).run(wait)
         finally:
             self._round_id = ""
 

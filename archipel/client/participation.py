@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import secrets
 import time
+from typing import Literal, cast
 
 from archipel.client.device import Device
 from archipel.client.events import Outcome
 from archipel.client.exchange import LATER, Ended, Owner
 from archipel.client.identity import DeviceRecord
 from archipel.client.journal import OpenRound
+from archipel.client.owner_limits import OwnerLimits
 from archipel.client.plain_round import PlainRound
 from archipel.client.privacy import noise_of
 from archipel.client.round import SecureRound
@@ -23,6 +25,7 @@ from archipel.errors import (
     ClientError,
     MessageError,
     NonFiniteLossError,
+    OwnerRefusalError,
     PolicyError,
     ProtocolError,
     RefusedError,
@@ -30,10 +33,12 @@ from archipel.errors import (
     RuntimeInputError,
     RuntimeLimitError,
     RuntimeProgramError,
+    SignatureError,
+    TooLargeError,
     UnreachableError,
 )
 from archipel.lite_runtime import DeviceState
-from archipel.protocol.messages import RoundPlan
+from archipel.protocol.messages import LeaveReason, RoundPlan
 from archipel.protocol.plain import encode_plain
 from archipel.protocol.secagg import Participant
 from archipel.protocol.vector import Vector
@@ -63,6 +68,7 @@ class Participation:
         self._plan = plan
         self._digest = digest
         self._settling = Settling(device, transport, session)
+        self._limits = OwnerLimits(device.config, record, device.journal)
 
     def run(self, wait: float) -> Outcome:
         """Take part. `wait` is what the outcome says. Raises UnreachableError and RefusedError only while fetching."""
@@ -72,7 +78,8 @@ class Participation:
             ended = self._carry_out(journal)
         except _REFUSALS as error:
             # Once keys are sent the same errors are about peers and server: the device leaves.
-            return self._settling.end(journal, "dropped" if journal.keys_sent else "refused", str(error), wait)
+            kind: Literal["dropped", "refused"] = "dropped" if journal.keys_sent else "refused"
+            return self._settling.end(journal, kind, str(error), wait, _why(error))
         except _LEAVING as error:
             left = isinstance(error, RoundAbandonedError)
             if left and journal.counted:
@@ -88,7 +95,8 @@ class Participation:
             if isinstance(error, UnreachableError) or (isinstance(error, RefusedError) and error.status in LATER):
                 # Only while fetching; RoundExchange makes RoundAbandonedError of these.
                 raise
-            return self._settling.end(journal, "dropped" if journal.keys_sent else "refused", str(error), wait)
+            kind = "dropped" if journal.keys_sent else "refused"
+            return self._settling.end(journal, kind, str(error), wait, _why(error))
         except BaseException as error:
             if journal.keys_sent:
                 self._settling.end(journal, "dropped", f"interrupted by {type(error).__name__}", wait)
@@ -97,7 +105,7 @@ class Participation:
 
     def _carry_out(self, journal: OpenRound) -> Ended:
         device, plan = self._device, self._plan
-        prepared = prepare(plan, self._record, device.cache, self._session, device.config)
+        prepared = prepare(plan, self._record, device.cache, self._session, self._limits)
         journal.advance("assigned", model=prepared.bundle.manifest.name)
         name = state_name(prepared.bundle)
         state = device.state(name)
@@ -136,11 +144,14 @@ class Participation:
 
     def _contribute(self, prepared: Prepared, state: DeviceState, journal: OpenRound) -> Contribution:
         started = time.monotonic()
+        fields = self._device.examples()
+        count = max((len(array) for array in fields.values()), default=0)
+        self._limits.check_examples(self._plan, prepared.bundle.manifest, count)
         done = contribute(
             prepared,
             self._plan,
             seed=self._device.seeds.of(self._digest),
-            fields=self._device.examples(),
+            fields=fields,
             state=state,
             publisher_keys=self._record.publisher_keys,
             config=self._device.config,
@@ -152,3 +163,17 @@ class Participation:
         detail = {"examples": done.examples, "steps": done.steps, "seconds": time.monotonic() - started}
         self._device.emit("trained", {**detail, **({} if done.loss is None else {"loss": done.loss})})
         return done
+
+
+def _why(error: Exception) -> LeaveReason:
+    """What the server may be told: the kind of limit or error, never what it says."""
+    if isinstance(error, OwnerRefusalError):
+        return cast(LeaveReason, error.code)
+    if isinstance(error, SignatureError):
+        return "publisher"
+    if isinstance(error, PolicyError):
+        return "policy"
+    if isinstance(error, RuntimeLimitError | TooLargeError):
+        return "size"
+    # What else is wrong may be so because of the examples.
+    return "bundle" if isinstance(error, BundleError) else "other"

@@ -1,7 +1,7 @@
 """The randomness of a round: the order of the examples, and what graphs draw with their `seed`.
 
 It follows from a secret of this device, so that neither server nor publisher can tell beforehand, or reckon afterwards,
-which numbers a device drew. A round that is trained again draws the same ones: what is uploaded is the same, bit by bit.
+which numbers a device drew. A round that is trained again draws the same ones: what is uploaded is the same.
 """
 
 from __future__ import annotations

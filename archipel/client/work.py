@@ -15,13 +15,12 @@ from archipel.bundle import Bundle
 from archipel.client.cache import Cache
 from archipel.client.config import AgentConfig
 from archipel.client.identity import DeviceRecord
+from archipel.client.owner_limits import OwnerLimits
 from archipel.client.pieces import PieceDownload
 from archipel.client.session import DeviceSession
-from archipel.errors import PolicyError, RuntimeLimitError
 from archipel.lite_runtime import DeviceState, Progress, Runtime
 from archipel.protocol.measures import measured
 from archipel.protocol.messages import RoundPlan
-from archipel.protocol.plain import plain_size
 from archipel.protocol.policy import check_plan
 from archipel.protocol.uploads import metric_arrays, upload_layout, upload_program
 from archipel.protocol.vector import Layout
@@ -43,35 +42,20 @@ class Prepared:
 
 
 def prepare(
-    plan: RoundPlan, record: DeviceRecord, cache: Cache, session: DeviceSession, config: AgentConfig
+    plan: RoundPlan, record: DeviceRecord, cache: Cache, session: DeviceSession, limits: OwnerLimits
 ) -> Prepared:
-    """Fetch the plan's bundle and weights.
+    """Fetch the plan's bundle and weights, if owner and publisher allow the plan.
 
-    Raises BundleError (not signed by a pinned publisher, damaged), PolicyError, RuntimeLimitError (more than the owner
-    allows), RuntimeProgramError, ClientError, RefusedError, UnreachableError.
+    Raises OwnerRefusalError, BundleError (not signed by a pinned publisher, damaged), PolicyError,
+    RuntimeProgramError, ClientError, RefusedError, UnreachableError.
     """
-    limit = config.max_download_bytes
+    limits.check_plan(plan)
+    limit = limits.config.max_download_bytes
     download = PieceDownload(session, cache.index)
     bundle = cache.bundle(plan.bundle, record.publisher_keys, download, limit)
     manifest = bundle.manifest
     layout = upload_layout(manifest, plan.kind, plan.program, plan.metrics)
-    secure = plan.privacy == "secure"
-    upload = layout.length * -(-plan.modulus_bits // 8) if secure else plain_size(layout)
-    if plan.kind == "training":
-        upload = max(manifest.limits.upload_bytes, upload)
-    for what, need, allowed, setting in (
-        ("memory", manifest.limits.peak_bytes, config.max_peak_bytes, "max_peak_bytes"),
-        ("upload", upload, config.max_upload_bytes, "max_upload_bytes"),
-    ):
-        if need > allowed:
-            raise RuntimeLimitError(
-                f"bundle {manifest.name!r}: up to {need} bytes of {what}, its owner allows {allowed} ({setting})"
-            )
-    if not secure and not config.allow_plain:
-        raise PolicyError(
-            f"plan {plan.round_id}: privacy {plan.privacy!r}; this device's owner allows secure rounds only "
-            "(setting allow_plain)"
-        )
+    limits.check_bundle(plan, manifest, layout)
     check_plan(plan, manifest.privacy, layout)
     for_weights = download.for_weights(manifest)
     parameters = cache.weights(plan.weights, for_weights, limit)

@@ -189,6 +189,20 @@ class RoundPlan(Message, frozen=True, kw_only=True):
     buffered: bool = False
 
 
+LeaveReason = Literal[
+    "cohort", "kind", "pace", "population", "privacy", "publisher", "size", "policy", "bundle", "other",
+]  # fmt: skip
+"""Why a device takes no part: limits of its owner (privacy: a plain round, or an epsilon; pace: rounds a day; size: of
+what is fetched, held or sent), a plan outside the publisher's policy, a bundle that is not what it should be. Never
+more than this: free text could tell about the device's data."""
+
+
+class LeaveRequest(Message, frozen=True, kw_only=True):
+    """Without a `reason` where the owner does not want it told."""
+
+    reason: LeaveReason | None = None
+
+
 class CheckIn(Message, frozen=True, kw_only=True):
     """`attributes` are what the owner chose to tell. `versions` are the models that the device runs, each with the
     number of its version; where they are there, even if there are none, the device wants to be offered others."""

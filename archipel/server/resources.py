@@ -104,7 +104,8 @@ class TaskInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
     """`model` is the digest of the newest weights (null until the first round was opened), `waiting` the number of
     devices that are checking in and may be taken now, `waiting_for` why no round is under way although the task runs
     (which devices it lacks; empty where it lacks none). `percent`: so many of the eligible devices are taken at all, in
-    the evaluations that rollouts make; null: all of them."""
+    the evaluations that rollouts make; null: all of them. `refused`: how often devices took no part in a round, by
+    reason (LeaveReason, or "untold")."""
 
     task_id: RoundId
     name: Name
@@ -139,6 +140,7 @@ class TaskInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
     model: Digest | None
     waiting: int
     waiting_for: str
+    refused: dict[str, int]
     created: float
     ended: float | None
 
@@ -193,7 +195,7 @@ class RoundInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
 
     `number` is that of the model version which the round makes (in an asynchronous task: after which it began); a round
     that repeats a failed one has the same. `result` is what an evaluation or analysis found (see RoundResult), null for
-    training.
+    training. `refused`: how many devices took no part, by reason (LeaveReason, or "untold").
     """
 
     round_id: RoundId
@@ -208,6 +210,7 @@ class RoundInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
     weights_out: Digest | None
     weight_sum: float | None
     result: RoundResult | None
+    refused: dict[str, int]
     started: float
     ended: float | None
 

@@ -5,8 +5,9 @@ each device, though only the sum of all is revealed. How: `seed` differed from d
 the server knows, so a graph could put a device's example into the slot that its seed names, and the server knew whose
 slot is whose. What stops them: `analyze` has no `seed`, and elsewhere it follows from a secret of the device.
 
-What remains, shown at the end: slots chosen by the noise or by the data itself. Nobody can tell whose they are, but with
-few devices and many slots each example stands alone. The owner bounds how long a vector may be; only noise ends it.
+What remains, shown at the end: slots chosen by the noise or by the data itself. Nobody can tell whose they are, but
+with few devices and many slots each example stands alone. The owner bounds how long a vector may be; only noise ends
+it.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from archipel.server.api.tasks import find_task
 from archipel.server.models import UPDATE_PHASES, Answer, Participant, Round, Task
 from archipel.server.paging import page
 from archipel.server.problems import refuse
+from archipel.server.refusals import refusals_of_rounds
 from archipel.server.resources import PageQuery, ParticipantInfo, RoundInfo, RoundPage, RoundResult
 from archipel.server.rounds import ORDER
 from archipel.server.routes import READ, Call, Route
@@ -69,10 +70,18 @@ def _infos(session: Session, task: Task, rounds: Sequence[Round]) -> list[RoundI
         )
         if reached & set(UPDATE_PHASES) and not task.buffered:
             survivors.setdefault(round_id, []).append(device_id)
-    return [_round_info(row, participants.get(row.round_id, []), survivors.get(row.round_id, [])) for row in rounds]
+    refused = refusals_of_rounds(session, shown)
+    return [
+        _round_info(
+            row, participants.get(row.round_id, []), survivors.get(row.round_id, []), refused.get(row.round_id, {})
+        )
+        for row in rounds
+    ]
 
 
-def _round_info(row: Round, participants: list[ParticipantInfo], survivors: list[str]) -> RoundInfo:
+def _round_info(
+    row: Round, participants: list[ParticipantInfo], survivors: list[str], refused: dict[str, int]
+) -> RoundInfo:
     settled = row.phase != "failed" and ORDER[row.phase] > ORDER["masking"] and row.phase not in COLLECTING
     return RoundInfo(
         round_id=row.round_id,
@@ -87,6 +96,7 @@ def _round_info(row: Round, participants: list[ParticipantInfo], survivors: list
         weights_out=row.weights_out,
         weight_sum=row.weight_sum,
         result=None if row.result is None else msgspec.convert(row.result, RoundResult),
+        refused=refused,
         started=row.started,
         ended=row.ended,
     )

@@ -14,6 +14,7 @@ from archipel.server.models import Blob, BundleRow, Round, Task
 from archipel.server.opening import new_task
 from archipel.server.paging import page
 from archipel.server.problems import refuse
+from archipel.server.refusals import refusals_of_task
 from archipel.server.resources import (
     PageQuery,
     TaskInfo,
@@ -170,6 +171,7 @@ def _info(services: Services, session: Session, task: Task) -> TaskInfo:
         model=task.model,
         waiting=waiting,
         waiting_for=waiting_for(session, task, waiting, now=now, window=window),
+        refused=refusals_of_task(session, task.task_id),
         created=task.created,
         ended=task.ended,
     )

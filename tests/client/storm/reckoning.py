@@ -22,7 +22,7 @@ from archipel.protocol.sealed import Sealed, decode
 from archipel.protocol.vector import Layout
 from archipel.server.models import UPDATE_PHASES, Answer, Round, Task, Version
 from archipel.server.services import Services
-from tests.client.conftest import local_data, states
+from tests.client.conftest import local_data, round_seed, states
 from tests.client.faults import Proxy
 
 STEPS_PER_EPOCH = 4
