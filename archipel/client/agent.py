@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import Self
 
 from archipel.client.adoption import Adoption
@@ -209,7 +210,7 @@ class Agent:
         try:
             while not stop.is_set():
                 try:
-                    wait = self.run_once().wait
+                    wait = self._checked_in().wait
                     failures = 0
                 except (UnreachableError, RefusedError) as error:
                     if isinstance(error, RefusedError) and error.status not in LATER:
@@ -221,7 +222,7 @@ class Agent:
                 except RoundAbandonedError:
                     # Stopped while it waited for the server.
                     continue
-                stop.wait(self._connected()[0].jittered(wait))
+                stop.wait(self._connected()[0].jittered(wait) + self._adoption.rest())
         finally:
             self._gate.stop = threading.Event()
 
@@ -231,6 +232,10 @@ class Agent:
         Raises UnreachableError and RefusedError when the server cannot be asked for work; after that, failures are
         outcomes.
         """
+        outcome = self._checked_in()
+        return replace(outcome, wait=outcome.wait + self._adoption.rest())
+
+    def _checked_in(self) -> Outcome:
         try:
             return self._run_once()
         except SessionRefusedError:
@@ -265,14 +270,14 @@ class Agent:
             if not journal.keys_sent and (plan is None or journal.entry.round_id != plan.round_id):
                 journal.close("dropped", "interrupted before keys were sent; the round went on without this device")
         if plan is None or answer.plan is None or self._was_in(plan):
-            self._adoption.consider(answer.offers, session, record)
+            self._adoption.consider(answer.offers, session, allowed(record, self.config))
             self._emit("waiting", {"retry_after": wait})
             return Outcome("waiting", wait)
         outcome = self._take_part(plan, answer.plan, wait)
         if outcome.kind != "paused" and not self._gate.stop.is_set():
             # What is not told now is offered again.
             with suppress(UnreachableError, RefusedError):
-                self._adoption.consider(answer.offers, session, record)
+                self._adoption.consider(answer.offers, session, allowed(record, self.config))
         return outcome
 
     def _was_in(self, plan: RoundPlan) -> bool:

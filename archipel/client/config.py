@@ -54,7 +54,10 @@ class AgentConfig:
     max_step_seconds: so long may one training step, or an evaluation, take in that process.
     max_cpu_seconds: so much processor time may a round take in that process, all its threads together.
     niceness: how far that process stands back behind others, as of nice(1), from 0 to 19.
-    adopt: whether the device takes the versions of models that the server offers, and tells which ones it runs.
+    adopt: whether the device takes the versions of models that the server offers. It tells which it has fetched, never
+        which it runs.
+    look_seconds: after it has looked whether a version is for it, the device is silent until so long after the look
+        began, or a multiple of that, so that nobody can tell from the time what came of it.
     max_worse: a version that is for the device's own examples worse than the running one by more than this share of
         its loss (or accuracy) is kept out.
 
@@ -99,6 +102,7 @@ class AgentConfig:
     max_cpu_seconds: float = 3600.0
     niceness: int = 10
     adopt: bool = False
+    look_seconds: float = 120.0
     max_worse: float = 0.05
     connect_timeout: float = 10.0
     read_timeout: float = 30.0
@@ -143,6 +147,7 @@ class AgentConfig:
             "max_offline_wait",
             "max_step_seconds",
             "max_cpu_seconds",
+            "look_seconds",
         ):
             if not 0 < getattr(self, name) < float("inf"):
                 raise ClientError(f"{name} must be above 0 seconds and finite, is {getattr(self, name)}")

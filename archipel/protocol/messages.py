@@ -204,8 +204,9 @@ class LeaveRequest(Message, frozen=True, kw_only=True):
 
 
 class CheckIn(Message, frozen=True, kw_only=True):
-    """`attributes` are what the owner chose to tell. `versions` are the models that the device runs, each with the
-    number of its version; where they are there, even if there are none, the device wants to be offered others."""
+    """`attributes` are what the owner chose to tell. `versions` are the models that the device was offered, each with
+    the number of the version that it fetched last, whether it runs that or not; where they are there, even if there are
+    none, the device wants to be offered others."""
 
     attributes: dict[str, str | float | bool] = {}
     versions: Annotated[dict[Name, VersionNumber], Meta(max_length=MAX_MODELS)] | None = None
@@ -215,7 +216,7 @@ class CheckInResponse(Message, frozen=True, kw_only=True):
     """Assigned when `plan` is there; else check in again after `retry_after` seconds.
 
     `offers` (label "offer") are for a device that told its `versions`: one for each model of which it is to run another
-    version than it does. A device that runs what it is to run is offered nothing.
+    version than it fetched last. A device that has fetched what it is to run is offered nothing.
     """
 
     plan: Sealed | None = None

@@ -89,7 +89,7 @@ class CheckInRow(Base):
     """When a device was last seen waiting, when it was told to come again (`due`; 0 in a round and until it has come
     again after it, and for ever where it was revoked), and the live round it is assigned to: at most one.
 
-    `versions` are the models that it runs, null where it tells none.
+    `versions` are what it fetched last of each model, null where it tells none.
     """
 
     __tablename__ = "check_ins"

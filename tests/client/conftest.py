@@ -310,6 +310,7 @@ class Federation:
             "resume_within": 0.2,
             "max_offline_wait": 1.0,
             "isolated": False,
+            "look_seconds": 0.2,
         }
         return AgentConfig(folder=self.folder / name, **{**quick, **changes})
 
