@@ -210,8 +210,7 @@ class Adoption:
         try:
             standing = {model: seen.standing for model, seen in self._book.models().items()}
             due = [model for model in standing if self._book.to_look(model)]
-        except ClientError as error:
-            self._device.emit("refused", {"reason": str(error)})
+        except ClientError:  # whoever offers something hears of it
             return
         for model, each in standing.items():
             if each is not None and model not in due:
@@ -287,12 +286,15 @@ class Adoption:
 
     def _tell_of_failure(self, standing: Standing) -> None:
         """A version that was adopted and has been given up since, while it ran."""
-        with suppress(SlotError, OSError):
-            state = read_state(self._folder / standing.offer.model)
-            failed = _failed(state, standing.offer)
+        offer = standing.offer
+        try:
+            state = read_state(self._folder / offer.model)
+            failed = _failed(state, offer)
             if failed and failed[:MAX_REASON] != standing.reason:
-                self._book.told(standing.offer.model, failed)
-                self._tell("kept", standing.offer, _running(state), Verdict(False, failed))
+                self._book.told(offer.model, failed)
+                self._tell("kept", offer, _running(state), Verdict(False, failed))
+        except (SlotError, OSError) as error:
+            self._device.emit("refused", {"model": offer.model, "version": offer.version, "reason": str(error)})
 
     def _looked(self, offer: Offer, verdict: Verdict) -> None:
         with suppress(OSError):  # in memory it was looked at all the same

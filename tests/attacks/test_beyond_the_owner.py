@@ -2,8 +2,8 @@
 
 Who: the server, or an operator who may start tasks. What they want: that devices compute, and tell, more than their
 owners agreed to: in small cohorts, on every occasion, without noise, for another publisher. What stops them: the
-owner's limits, which are asked before anything is fetched or computed. A refusal is one line for the owner, and a reason from a
-closed list for the server, or none.
+owner's limits, which are asked before anything is fetched or computed. A refusal is one line for the owner, and for the
+server a reason from a closed list, or none.
 """
 
 from __future__ import annotations
