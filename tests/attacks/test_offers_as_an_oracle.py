@@ -1,6 +1,6 @@
 """A server learns facts about one device's examples from which of the offered versions it runs.
 
-Who: the server, which may offer any weights. What they want: one bit of one device with each offer. A device that adopts
+Who: the server, which may offer any weights. What they want: one bit of a device with each offer. One that adopts
 takes the version whose loss is smaller on its own examples, so whoever makes two versions that differ in one place, and
 hears which of them runs, asks a question of their own about the data. What stops them: nothing that leaves the device
 depends on what runs. Check-ins tell what was fetched; what is fetched follows from what was offered; and the time of
@@ -53,7 +53,7 @@ def devices(tmp_path: Path) -> Any:
 
 
 def shape(server: Listening, bundles: list[str]) -> list[Any]:
-    """Every request, with digests by the order in which this server made its versions: keys differ, nothing else may."""
+    """Every request, digests by the order in which this server made its versions: keys differ, nothing else may."""
 
     def plain(text: str) -> str:
         for number, digest in enumerate(bundles):

@@ -149,7 +149,7 @@ SUMS = {"update/total": np.float32(1.0), "update/old": np.zeros(3, np.float32), 
         (Analyzed(examples=700), {**SUMS, "update/more": np.float32(0)}, "it made"),
         (Analyzed(examples=700), {**SUMS, "personal/w": W}, "it made"),
         (Done(), SUMS, "it answers Done"),
-        (Analyze(program="look", seed=0, hyperparameters={}, batch_size=1), SUMS, "it answers Analyze"),
+        (Analyze(program="look", hyperparameters={}, batch_size=1), SUMS, "it answers Analyze"),
     ],
 )
 def test_wrong_answers(folder: Path, trusted: list[bytes], stand_in: Any, reply: Any, arrays: Any, why: str) -> None:
