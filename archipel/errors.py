@@ -51,6 +51,8 @@ ArchipelError
 │   ├── SpoiledRoundError         what the devices of a round sent makes no sense together
 │   └── ApiError                  a request is answered with a 4xx status
 ├── ClientError                   the agent cannot go on
+│   ├── OwnerRefusalError         a round is beyond what the device's owner allows
+│   ├── TooLargeError             the server sends more than the device takes
 │   ├── UnreachableError          the server did not answer
 │   ├── RefusedError              the server answered with an error
 │   │   └── SessionRefusedError   it does not answer to this device's key, or has revoked the device
@@ -248,6 +250,17 @@ class ApiError(ServerError):
 
 
 class ClientError(ArchipelError): ...
+
+
+class OwnerRefusalError(ClientError):
+    """`code` is what the server may be told of it (protocol.messages.LeaveReason)."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class TooLargeError(ClientError): ...
 
 
 class UnreachableError(ClientError): ...

@@ -126,7 +126,8 @@ class Step(Port, frozen=True, kw_only=True, tag="step"):
 
 
 class Seed(Port, frozen=True, kw_only=True, tag="seed"):
-    """Seed of the round for the counter-based hash; supplied by the runtime."""
+    """Seed of the round for the counter-based hash; supplied by the runtime. In rounds it follows from a secret of the
+    device, so that nobody else can tell what a graph makes of it."""
 
 
 class Noise(Port, frozen=True, kw_only=True, tag="noise"):
@@ -217,7 +218,8 @@ ALLOWED: dict[str, tuple[frozenset[str], frozenset[str]]] = {
         frozenset({"update", "state", "personal", "metric"}),
     ),
     "refresh": (frozenset(_MODEL), frozenset({"derived"})),
-    "analyze": (frozenset({*_DATA, *_MODEL, "hyperparameter", "seed", "noise"}), frozenset({"update"})),
+    # No seed: a number that differs from device to device would give each a place of its own in the sum.
+    "analyze": (frozenset({*_DATA, *_MODEL, "hyperparameter", "noise"}), frozenset({"update"})),
 }
 """Which roles each kind of program may read and write."""
 

@@ -177,21 +177,32 @@ TEMPLATE = """\
 folder = "device"
 
 # server = ""                       # URL; empty: the one in the enrolment token
+# allow_http = false                # plain http:// also to another machine, where others may read along
 # ca_file = "ca.pem"                # who certified the server's TLS certificate; else the system's authorities
 # client_certificate = "me.pem"     # to show to a server that asks for one
 # client_key = "me.key"             # its private key, where that is in another file
 
-# What you allow.
+# What you allow. A round beyond it is refused before any work; docs/agent.md says what the server hears of that.
+# kinds = ["training", "evaluation", "analytics"]   # of tasks
+# min_cohort = 2                    # secure rounds with fewer devices than this are refused
 # allow_plain = false               # rounds in which the server sees this device's update by itself
 # min_contributors = 0              # devices with examples in the sum of an evaluation or analysis, at least
+# max_rounds_per_day = 256          # in any 24 hours; else any number
+# max_epsilon = 8.0                 # of all rounds together, for each example; else any, and without noise too
+# publishers = []                   # public keys: of the publishers in the token only these
+# populations = []                  # to enrol in and work for; else the token's
 # max_peak_bytes = 536_870_912      # memory of a model while it trains
 # max_upload_bytes = 67_108_864     # of one round
+# max_upload_entries = 16_777_216   # numbers in one round's update
+# max_query_entries = 4096          # numbers in the answer to an evaluation or analysis
 # max_download_bytes = 268_435_456  # of a bundle, and of a set of weights
 # max_cache_bytes = 536_870_912     # bundles and weights on the disk
+# tell_why = true                   # tell the server which kind of limit a refused round was beyond
 # threads = 1
 # isolated = true                   # models run in a child process, which the system holds to these limits (Linux)
 # max_step_seconds = 300.0          # of one training step there
-# adopt = false                     # take the versions of models that the server offers, and tell which run here
+# adopt = false                     # take the versions of models that the server offers; which run here is not told
+# look_seconds = 120.0              # no message for so long after it looked at one, whatever came of that
 # max_worse = 0.05                  # by which share a version may be worse on the examples here than the one before
 
 # How patient it is; docs/agent.md has some more of these.

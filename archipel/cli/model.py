@@ -95,17 +95,17 @@ def register(
 @as_json
 @remote
 def versions(client: OperatorClient, name: str, as_json: bool) -> None:
-    """A model's versions, newest first: where they came from, and how many devices run them."""
+    """A model's versions, newest first: where they came from, and how many devices fetched them last."""
     found = list(client.versions(name))
     rows = [
         (
             str(each.number), each.state, each.digest[:12], _or_dash(each.parent), _origin(each),
-            "few" if each.devices is None else str(each.devices),
+            "few" if each.downloaded is None else str(each.downloaded),
             moment(each.created), each.reason,
         )
         for each in found
     ]  # fmt: skip
-    head = ("version", "state", "digest", "parent", "from", "devices", "registered", "reason")
+    head = ("version", "state", "digest", "parent", "from", "downloaded", "registered", "reason")
     show(found, as_json, table(head, rows))
 
 

@@ -26,6 +26,7 @@ from archipel.server.resources import RoundResult
 
 T = TypeVar("T")
 SERVER, TOKEN, TOKEN_FILE = "ARCHIPEL_SERVER", "ARCHIPEL_TOKEN", "ARCHIPEL_TOKEN_FILE"
+HTTP = "ARCHIPEL_ALLOW_HTTP"
 CA, CERTIFICATE, KEY = "ARCHIPEL_CA", "ARCHIPEL_CLIENT_CERTIFICATE", "ARCHIPEL_CLIENT_KEY"
 KEY_PATTERN = re.compile("[A-Za-z0-9_-]{16,64}")
 MAX_TOKEN_FILE_BYTES = 4096
@@ -45,6 +46,12 @@ def remote(function: Callable[..., Any]) -> Callable[..., Any]:
         envvar=TOKEN_FILE,
         help=f"A file that holds the access token; else the token is taken from {TOKEN}.  [env: {TOKEN_FILE}]",
     )
+    @click.option(
+        "--allow-http",
+        is_flag=True,
+        envvar=HTTP,
+        help=f"Plain http:// also to another machine, where others may read the token.  [env: {HTTP}]",
+    )
     @_file("--ca", CA, "Authorities of the server's TLS certificate (PEM); default: the system's.")
     @_file("--client-certificate", CERTIFICATE, "TLS certificate to show to a server that asks for one (PEM).")
     @_file("--client-key", KEY, "Its private key (PEM), if it is in another file.")
@@ -53,14 +60,16 @@ def remote(function: Callable[..., Any]) -> Callable[..., Any]:
         *arguments: Any,
         server: str,
         token_file: Path | None,
+        allow_http: bool,
         ca: Path | None,
         client_certificate: Path | None,
         client_key: Path | None,
         **options: Any,
     ) -> Any:
-        check_url(server, f"--server or {SERVER}")
+        check_url(server, f"--server or {SERVER}", allow_http=allow_http)
         tls = _tls(server, ca, client_certificate, client_key)
-        with OperatorClient(server, _token(token_file), tls=tls, on_outage=_outage) as client:
+        token = _token(token_file)
+        with OperatorClient(server, token, tls=tls, on_outage=_outage, allow_http=allow_http) as client:
             return function(client, *arguments, **options)
 
     return wrapped

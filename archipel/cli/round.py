@@ -64,6 +64,7 @@ def _head(found: RoundInfo) -> list[str]:
             if found.spoiled
             else {}
         ),
+        "refused": ", ".join(f"{why} {count}" for why, count in found.refused.items()) or "-",
         "started": moment(found.started),
         "ended": moment(found.ended),
         "weights in": found.weights_in,

@@ -30,6 +30,7 @@ from archipel.protocol.sealed import encode
     help="Public key of who signs bundles; may be given several times.",
 )
 @click.option("--server", required=True, help="The server's address, such as https://federation.example:8443")
+@click.option("--allow-http", is_flag=True, help="The address may be one of plain http:// to another machine.")
 @click.option("--population", required=True, help="Name of the population the devices join.")
 @click.option(
     "--days", type=click.IntRange(1, 3650), default=30, show_default=True, help="How long a token can be used."
@@ -47,6 +48,7 @@ def token(
     server_key: Path,
     publisher_keys: tuple[Path, ...],
     server: str,
+    allow_http: bool,
     population: str,
     days: int,
     count: int,
@@ -56,7 +58,7 @@ def token(
 
     Runs offline: the server never sees the enrolment key, so it cannot invent devices.
     """
-    check_url(server, "--server")
+    check_url(server, "--server", allow_http=allow_http)
     try:
         msgspec.convert(population, Name)
     except msgspec.ValidationError:

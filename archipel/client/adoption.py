@@ -5,8 +5,15 @@
     compared    with the version that runs, on the device's own examples; one that is worse is kept out
     adopted     installed beside the running version, tested, and switched to: the old one stays to return to
 
-A version that takes back the one that runs is not compared. What is killed in between is begun again at the next offer;
-the slots alone say which version runs.
+Whether a version is better here is a fact about this device's examples, and a server that could see which version a
+device runs would learn one such fact with each offer. So nothing that leaves the device depends on it. Offers are dealt
+with in two steps: *fetching* asks the server for what it offers, by what was offered and fetched before and by nothing
+else; *looking* decides, on this device alone, and only then. Check-ins tell what was fetched. How long a look took is
+hidden, too: until `look_seconds` after it began, or a multiple of that, the device is silent (`rest`), and it looks as
+often where there is nothing to decide.
+
+A version that takes back the one that runs is not compared. What is killed in between is begun again; the slots alone
+say which version runs.
 """
 
 from __future__ import annotations
@@ -26,7 +33,8 @@ from archipel.client.comparing import Content, ExamplesError, Verdict, compare
 from archipel.client.device import Device
 from archipel.client.exchange import LATER
 from archipel.client.identity import DeviceRecord
-from archipel.client.offer_book import MAX_STARTS, OfferBook
+from archipel.client.offer_book import MAX_REASON, MAX_STARTS, OfferBook, Standing
+from archipel.client.owner_limits import check_memory
 from archipel.client.pieces import PieceDownload
 from archipel.client.publisher_book import PublisherBook
 from archipel.client.session import DeviceSession
@@ -36,10 +44,10 @@ from archipel.errors import (
     BundleError,
     ClientError,
     MessageError,
+    OwnerRefusalError,
     ProtocolError,
     RefusedError,
     RoundAbandonedError,
-    RuntimeLimitError,
     SlotError,
     UnreachableError,
 )
@@ -47,7 +55,7 @@ from archipel.lite_runtime import DeviceState, Slots
 from archipel.lite_runtime.learned import BUNDLE_FOLDER, read_learned
 from archipel.lite_runtime.slot_folder import Slot, SlotState, other, read_state
 from archipel.lite_runtime.slot_loading import differing
-from archipel.protocol.messages import MAX_MODELS, Offer
+from archipel.protocol.messages import Offer
 from archipel.protocol.sealed import Sealed, unseal
 
 FOLDER = "models"
@@ -68,6 +76,7 @@ class Adoption:
         self._book = OfferBook(device.config.folder, clock)
         self._lock = threading.RLock()
         self._open: dict[str, Slots] = {}
+        self._silent_until = 0.0
         self._own: dict[Path, tuple[int, int]] = {}
         """The files of what the device keeps for itself that running models were given, as they were then."""
 
@@ -91,9 +100,14 @@ class Adoption:
         return found
 
     def told(self) -> dict[str, int] | None:
-        """What a check-in tells: None where the owner does not want to be offered versions."""
+        """What a check-in tells: the number of each model's version that was fetched last, whether it runs or not. None
+        where the owner does not want to be offered versions."""
         self._renew()
-        return self.versions() if self._device.config.adopt else None
+        if not self._device.config.adopt:
+            return None
+        with suppress(ClientError):  # what is damaged is said when offers are read
+            return {model: seen.fetched for model, seen in self._book.models().items() if seen.fetched}
+        return {}
 
     def model(self, name: str, record: DeviceRecord) -> Slots:
         """The slots of a model, theirs is the version that runs now; the same object until `close`.
@@ -110,19 +124,26 @@ class Adoption:
                 self._open[name] = self._slots(name, record)
             return self._open[name]
 
-    # --- what is offered ------------------------------------------------------------------------------------------
+    # --- what is offered: fetching ------------------------------------------------------------------------------
 
     def consider(self, offers: Sequence[Sealed], session: DeviceSession, record: DeviceRecord) -> None:
-        """Adopt what is offered, or keep what runs and remember why; the events say which.
+        """Fetch what is offered, then adopt it or keep what runs; the events say which.
 
         Raises UnreachableError and RefusedError as a check-in does, and what `device.examples` raises.
         """
-        for offer in self._read(offers, record) if self._device.config.adopt else ():
-            try:
-                self._consider(offer, session, record)
-            except RoundAbandonedError as error:
-                self._device.emit("paused", {"reason": str(error)})
-                return
+        if not self._device.config.adopt:
+            return
+        try:
+            for offer in self._read(offers, record):
+                if self._accept(offer):
+                    self._fetch(offer, session, record)
+            self._look(record)
+        except RoundAbandonedError as error:
+            self._device.emit("paused", {"reason": str(error)})
+
+    def rest(self) -> float:
+        """For how many seconds nothing is to be asked of the server, whatever came of the last look."""
+        return max(0.0, self._silent_until - time.monotonic())
 
     def _read(self, offers: Sequence[Sealed], record: DeviceRecord) -> list[Offer]:
         """Those that the server's key has signed for this population, the newest of each model."""
@@ -140,43 +161,104 @@ class Adoption:
                 found[offer.model] = offer
         return list(found.values())
 
-    def _consider(self, offer: Offer, session: DeviceSession, record: DeviceRecord) -> None:
+    def _accept(self, offer: Offer) -> bool:
+        """Whether what is offered is to be fetched now."""
         try:
-            seen = self._book.of(offer.model)
-            if offer.serial < seen.serial:
-                raise ProtocolError(f"offer: serial {offer.serial} is older than {seen.serial}, which was seen")
-            path = self._folder / offer.model
-            state = read_state(path)
-            if not path.is_dir() and len(list(self._folder.glob("*"))) >= MAX_MODELS:
-                raise ProtocolError(f"offer: a model more than {MAX_MODELS}, which this device has")
+            self._book.see(offer)
+            return self._book.to_fetch(offer.model)
         except (ArchipelError, OSError) as error:
             self._device.emit("refused", {"model": offer.model, "version": offer.version, "reason": str(error)})
-            return
-        running = _running(state)
-        if running is not None and running.version == offer.version:
-            return
+            return False
+
+    def _fetch(self, offer: Offer, session: DeviceSession, record: DeviceRecord) -> None:
+        """Into the cache, whatever lies in the slots."""
+        cache = self._device.cache
+        self._device.emit("offered", {"model": offer.model, "version": offer.version})
+        self._device.gate.pass_or_wait()
         try:
-            if not self._due(offer, state):
-                return
-            self._device.emit("offered", {"model": offer.model, "version": offer.version})
-            self._adopt(offer, state, session, record)
+            self._open_version(offer, PieceDownload(session, cache.index), record)
+            cache.prune(keep=[name for name in (offer.bundle, offer.weights) if name is not None])
+            self._book.fetched(offer)
         except (RoundAbandonedError, UnreachableError):
             raise
         except (ArchipelError, OSError) as error:
             if isinstance(error, RefusedError) and error.status in {401, *LATER}:
                 raise
-            self._keep(offer, running, Verdict(False, str(error)), soon=_own_trouble(error))
+            with suppress(OSError, ClientError):  # in memory it is not fetched again all the same
+                self._book.fetch_again(offer.model, str(error), soon=_own_trouble(error))
+            self._tell("kept", offer, self._runs(offer.model), Verdict(False, str(error)))
 
-    def _due(self, offer: Offer, state: SlotState) -> bool:
-        """Whether the version is to be tried now."""
-        self._book.see(offer)
-        failed = _failed(state, offer)
-        if failed and self._book.of(offer.model).entry(offer.version) is None:
-            self._keep(offer, _running(state), Verdict(False, failed))
-        entry = self._book.kept_out(offer)
-        return entry is None or (entry.worse and _takes_back(offer, state))
+    def _open_version(
+        self, offer: Offer, download: PieceDownload | None, record: DeviceRecord
+    ) -> tuple[Content, Parameters]:
+        """From the cache; what is not there by `download`. Raises what the cache raises, OwnerRefusalError,
+        RuntimeInputError for parameters that are not the bundle's."""
+        config, cache = self._device.config, self._device.cache
+        limit = config.max_download_bytes
+        bundle = cache.bundle(offer.bundle, record.publisher_keys, download or _not_here, limit)
+        PublisherBook(config.folder / "rounds" / "publishers").check(bundle, record.population, self._clock())
+        reason = check_memory(bundle.manifest, config)
+        if reason:
+            raise OwnerRefusalError("size", reason)
+        weights = None
+        if offer.weights is not None:
+            for_weights = _not_here if download is None else download.for_weights(bundle.manifest)
+            weights = cache.weights(offer.weights, for_weights, limit)
+        return Content(offer.version, bundle, _learned(bundle, weights)), weights
 
-    def _adopt(self, offer: Offer, state: SlotState, session: DeviceSession, record: DeviceRecord) -> None:
+    # --- what is offered: looking -------------------------------------------------------------------------------
+
+    def _look(self, record: DeviceRecord) -> None:
+        """Decide about what was fetched, where it is time to. The server is not asked anything."""
+        try:
+            standing = {model: seen.standing for model, seen in self._book.models().items()}
+            due = [model for model in standing if self._book.to_look(model)]
+        except ClientError:  # whoever offers something hears of it
+            return
+        for model, each in standing.items():
+            if each is not None and model not in due:
+                self._tell_of_failure(each)
+        if not due:
+            return
+        began, seconds = time.monotonic(), self._device.config.look_seconds
+        try:
+            for model in due:
+                seen = standing[model]
+                assert seen is not None
+                self._look_at(seen.offer, record)
+        finally:
+            taken = time.monotonic() - began
+            self._silent_until = began + seconds * (1 + taken // seconds)
+
+    def _look_at(self, offer: Offer, record: DeviceRecord) -> None:
+        verdict = Verdict(False, "")
+        running = None
+        try:
+            # First, and where it runs already, too: the cache is to know no difference.
+            found = self._found(offer, record)
+            if isinstance(found, ArchipelError) and self._book.lost(offer.model):
+                raise found
+            state = read_state(self._folder / offer.model)
+            running = _running(state)
+            if running is None or running.version != offer.version:
+                verdict = self._decide(offer, state, found, record)
+            self._looked(offer, verdict)
+        except RoundAbandonedError:
+            raise
+        except _AfterVerdictError as error:
+            self._keep(offer, running, str(error), soon=False)
+        except (ArchipelError, OSError) as error:
+            self._keep(offer, running, str(error), soon=_own_trouble(error))
+
+    def _found(self, offer: Offer, record: DeviceRecord) -> tuple[Content, Parameters] | ArchipelError:
+        try:
+            return self._open_version(offer, None, record)
+        except ArchipelError as error:
+            return error
+
+    def _decide(
+        self, offer: Offer, state: SlotState, found: tuple[Content, Parameters] | ArchipelError, record: DeviceRecord
+    ) -> Verdict:
         running, verdict = _running(state), None
         if running is None:
             verdict = Verdict(True, "the first version of this model on this device")
@@ -184,47 +266,42 @@ class Adoption:
             verdict = Verdict(True, f"in place of version {running.version}, which the server took back")
             if self._return(offer, record):
                 self._tell("adopted", offer, running, verdict)
-                return
-        new, weights = self._fetch(offer, session, record)
+                return verdict
+        if isinstance(found, ArchipelError):
+            raise found
+        new, weights = found
         self._device.gate.pass_or_wait()
         if self._book.begin(offer) > MAX_STARTS:
+            with suppress(OSError):
+                self._book.end(offer)
             raise SlotError(f"the agent ended {MAX_STARTS} times while it tried this version")
-        adopted = False
         try:
             if verdict is None:
                 verdict = self._compare(new, offer.model, state, record)
                 self._device.gate.pass_or_wait()
             if verdict.adopt:
                 self._switch(offer, new, weights, record)
-            adopted = verdict.adopt
         finally:
             with suppress(OSError):
-                self._book.end(offer, adopted=adopted)
-        if verdict.adopt:
-            self._tell("adopted", offer, running, verdict)
-        else:
-            self._keep(offer, running, verdict)
+                self._book.end(offer)
+        self._tell("adopted" if verdict.adopt else "kept", offer, running, verdict)
+        return verdict
 
-    def _fetch(self, offer: Offer, session: DeviceSession, record: DeviceRecord) -> tuple[Content, Parameters]:
-        """Raises what the cache raises, RuntimeLimitError, RuntimeInputError for parameters that are not the
-        bundle's."""
-        config, cache = self._device.config, self._device.cache
-        download = PieceDownload(session, cache.index)
-        bundle = cache.bundle(offer.bundle, record.publisher_keys, download, config.max_download_bytes)
-        PublisherBook(config.folder / "rounds" / "publishers").check(bundle, record.population, self._clock())
-        need = bundle.manifest.limits.peak_bytes
-        if need > config.max_peak_bytes:
-            raise RuntimeLimitError(
-                f"bundle {bundle.manifest.name!r}: up to {need} bytes of memory, its owner allows "
-                f"{config.max_peak_bytes} (max_peak_bytes)"
-            )
-        weights = None
-        if offer.weights is not None:
-            for_weights = download.for_weights(bundle.manifest)
-            weights = cache.weights(offer.weights, for_weights, config.max_download_bytes)
-        cache.prune(keep=[name for name in (offer.bundle, offer.weights) if name is not None])
-        learned = {} if weights is None else differing(bundle, weights)
-        return Content(offer.version, bundle, learned), weights
+    def _tell_of_failure(self, standing: Standing) -> None:
+        """A version that was adopted and has been given up since, while it ran."""
+        offer = standing.offer
+        try:
+            state = read_state(self._folder / offer.model)
+            failed = _failed(state, offer)
+            if failed and failed[:MAX_REASON] != standing.reason:
+                self._book.told(offer.model, failed)
+                self._tell("kept", offer, _running(state), Verdict(False, failed))
+        except (SlotError, OSError) as error:
+            self._device.emit("refused", {"model": offer.model, "version": offer.version, "reason": str(error)})
+
+    def _looked(self, offer: Offer, verdict: Verdict) -> None:
+        with suppress(OSError):  # in memory it was looked at all the same
+            self._book.looked(offer.model, "" if verdict.adopt else verdict.reason)
 
     def _compare(self, new: Content, model: str, state: SlotState, record: DeviceRecord) -> Verdict:
         """With what runs now."""
@@ -252,7 +329,14 @@ class Adoption:
             return True
 
     def _switch(self, offer: Offer, new: Content, weights: Parameters, record: DeviceRecord) -> None:
-        """Raises SelfTestError or what loading raises: then what runs goes on."""
+        """Raises _AfterVerdictError where the self-test fails, or loading, or the disk is full: what runs goes on."""
+        try:
+            self._install(offer, new, weights, record)
+        except (ArchipelError, OSError) as error:
+            # When it is tried again must not tell that the version would have been adopted.
+            raise _AfterVerdictError(str(error)) from error
+
+    def _install(self, offer: Offer, new: Content, weights: Parameters, record: DeviceRecord) -> None:
         with self._borrowed(offer.model, record) as slots:
             running = _running(slots.state)
             if running is not None and slots.state.running == slots.state.active:
@@ -306,10 +390,15 @@ class Adoption:
 
     # --- the owner ------------------------------------------------------------------------------------------------
 
-    def _keep(self, offer: Offer, running: Slot | None, verdict: Verdict, *, soon: bool = False) -> None:
-        with suppress(OSError, ClientError):  # in memory it is kept out all the same
-            self._book.keep_out(offer, verdict.reason, worse=bool(verdict.values), soon=soon)
-        self._tell("kept", offer, running, verdict)
+    def _keep(self, offer: Offer, running: Slot | None, reason: str, *, soon: bool) -> None:
+        with suppress(OSError, ClientError):  # in memory it was looked at all the same
+            self._book.looked(offer.model, reason, soon=soon)
+        self._tell("kept", offer, running, Verdict(False, reason))
+
+    def _runs(self, model: str) -> Slot | None:
+        with suppress(SlotError, OSError):
+            return _running(read_state(self._folder / model))
+        return None
 
     def _tell(self, what: Literal["adopted", "kept"], offer: Offer, running: Slot | None, verdict: Verdict) -> None:
         detail: dict[str, str | float] = {
@@ -321,6 +410,20 @@ class Adoption:
         if verdict.values:
             detail |= {"metric": verdict.metric, "offered": verdict.values[0], "running": verdict.values[1]}
         self._device.emit(what, detail)
+
+
+class _AfterVerdictError(ArchipelError):
+    """The device decided for a version, and could not change to it."""
+
+
+def _not_here(url: str, target: Path, limit: int) -> bool:
+    raise ClientError("no longer in this device's cache")
+
+
+def _learned(bundle: Bundle, weights: Parameters) -> Mapping[str, np.ndarray]:
+    """What a version has beside its bundle. Its weights are checked here, before anything is computed with them: they
+    are the bundle's parameters, by name, dtype and shape. Where else they must come from is asked here, too."""
+    return {} if weights is None else differing(bundle, weights)
 
 
 def _own_trouble(error: BaseException | None) -> bool:

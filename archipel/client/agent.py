@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import Self
 
 from archipel.client.adoption import Adoption
@@ -22,10 +23,12 @@ from archipel.client.gate import Gate, MayWork
 from archipel.client.identity import DeviceRecord, IdentityStore
 from archipel.client.journal import Journal
 from archipel.client.keystore import FileKeys, KeyStore, data_key
+from archipel.client.owner_limits import allowed, check_population
 from archipel.client.participation import Participation
 from archipel.client.plan_book import why_expired
 from archipel.client.queries import QueryBook
 from archipel.client.rotation import rotate
+from archipel.client.seeds import RoundSeeds
 from archipel.client.session import DeviceSession
 from archipel.client.settling import Settling
 from archipel.client.transport import Transport
@@ -34,6 +37,7 @@ from archipel.errors import (
     CertificateError,
     ClientError,
     MessageError,
+    OwnerRefusalError,
     RefusedError,
     RoundAbandonedError,
     SessionRefusedError,
@@ -83,13 +87,15 @@ class Agent:
             state_folder.mkdir(exist_ok=True)
             for folder in (config.folder, state_folder):
                 sweep(folder)
-            vault = Vault(data_key(self._keys))
+            secret = data_key(self._keys)
+            vault = Vault(secret)
             self._device = Device(
                 config=config,
                 identity=IdentityStore(config.folder, self._keys),
                 journal=Journal(config.folder / "rounds", vault),
                 cache=Cache(config.folder / "cache", config.max_cache_bytes),
                 vault=vault,
+                seeds=RoundSeeds(secret),
                 gate=self._gate,
                 examples=examples,
                 emit=self._emit,
@@ -145,7 +151,7 @@ class Agent:
         """
         if self._record is None or self._lock < 0:
             raise ClientError(f"{self.config.folder}: this device is not enrolled, or its agent was closed")
-        return self._adoption.model(name, self._record)
+        return self._adoption.model(name, allowed(self._record, self.config))
 
     # --- enrolment ------------------------------------------------------------------------------------------------
 
@@ -153,7 +159,8 @@ class Agent:
         """Join the token's population and pin its keys; returns the device id. May be called again after a failure.
 
         Raises CertificateError (the token contradicts itself), RefusedError (expired, used by another device),
-        UnreachableError, or ClientError (enrolled elsewhere already).
+        UnreachableError, OwnerRefusalError (another population than the owner allows), or ClientError (enrolled
+        elsewhere already).
         """
         record = self._record
         if record is not None:
@@ -163,6 +170,9 @@ class Agent:
                 f"{self.config.folder}: enrolled already, in population {record.population!r} at {record.server}; "
                 "use another folder"
             )
+        reason = check_population(token.population, self.config)
+        if reason:
+            raise OwnerRefusalError("population", f"{self.config.folder}: {reason}")
         server = self.config.server or token.server
         request = enrolment_request(token, self._device.identity.key())
         transport = Transport(server, self.config, self._gate.pause)
@@ -205,7 +215,7 @@ class Agent:
         try:
             while not stop.is_set():
                 try:
-                    wait = self.run_once().wait
+                    wait = self._checked_in().wait
                     failures = 0
                 except (UnreachableError, RefusedError) as error:
                     if isinstance(error, RefusedError) and error.status not in LATER:
@@ -217,7 +227,7 @@ class Agent:
                 except RoundAbandonedError:
                     # Stopped while it waited for the server.
                     continue
-                stop.wait(self._connected()[0].jittered(wait))
+                stop.wait(self._connected()[0].jittered(wait) + self._adoption.rest())
         finally:
             self._gate.stop = threading.Event()
 
@@ -227,6 +237,10 @@ class Agent:
         Raises UnreachableError and RefusedError when the server cannot be asked for work; after that, failures are
         outcomes.
         """
+        outcome = self._checked_in()
+        return replace(outcome, wait=outcome.wait + self._adoption.rest())
+
+    def _checked_in(self) -> Outcome:
         try:
             return self._run_once()
         except SessionRefusedError:
@@ -261,7 +275,7 @@ class Agent:
             if not journal.keys_sent and (plan is None or journal.entry.round_id != plan.round_id):
                 journal.close("dropped", "interrupted before keys were sent; the round went on without this device")
         if plan is None or answer.plan is None or self._was_in(plan):
-            self._adoption.consider(answer.offers, session, record)
+            self._adoption.consider(answer.offers, session, allowed(record, self.config))
             if answer.set_aside is not None and answer.set_aside != self._set_aside:
                 until = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(answer.set_aside.until))
                 self._emit("set_aside", {"until": until, "reason": answer.set_aside.reason})
@@ -272,14 +286,14 @@ class Agent:
         if why:
             # Not noted as a round: old plans that are sent again must not push others out of the journal.
             reason = f"the plan of round {plan.round_id} is an old one: {why}"
-            Settling(self._device, transport, session).leave(plan.round_id)
+            Settling(self._device, transport, session).leave(plan.round_id, "other")
             self._emit("refused", {"reason": reason}, plan.round_id)
             return Outcome("refused", wait, plan.round_id, reason)
         outcome = self._take_part(plan, answer.plan, wait)
         if outcome.kind != "paused" and not self._gate.stop.is_set():
             # What is not told now is offered again.
             with suppress(UnreachableError, RefusedError):
-                self._adoption.consider(answer.offers, session, record)
+                self._adoption.consider(answer.offers, session, allowed(record, self.config))
         return outcome
 
     def _was_in(self, plan: RoundPlan) -> bool:
@@ -290,7 +304,9 @@ class Agent:
     def _take_part(self, plan: RoundPlan, sealed: Sealed, wait: float) -> Outcome:
         self._round_id = plan.round_id
         try:
-            return Participation(self._device, *self._connected(), plan, plan_digest(sealed)).run(wait)
+            transport, session, record = self._connected()
+            mine = allowed(record, self.config)
+            return Participation(self._device, transport, session, mine, plan, plan_digest(sealed)).run(wait)
         finally:
             self._round_id = ""
 

@@ -16,6 +16,7 @@ from archipel.client.gate import Gate
 from archipel.client.identity import IdentityStore
 from archipel.client.journal import Journal
 from archipel.client.queries import QueryBook
+from archipel.client.seeds import RoundSeeds
 from archipel.client.vault import Vault
 from archipel.lite_runtime import DeviceState
 
@@ -38,6 +39,7 @@ class Device:
     journal: Journal
     cache: Cache
     vault: Vault
+    seeds: RoundSeeds
     gate: Gate
     examples: Examples
     emit: Emit

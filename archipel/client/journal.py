@@ -99,6 +99,20 @@ class Journal:
         """The rounds that are kept, the oldest first."""
         return read_entries(self._folder)
 
+    def begun_since(self, time: float, *, besides: str = "") -> int:
+        """How many rounds began after `time` (Unix seconds) and were not refused, that of the id `besides` left out.
+
+        At most KEPT_ROUNDS are known.
+        """
+        return sum(
+            entry.started > time and entry.result != "refused" and entry.round_id != besides for entry in self.entries()
+        )
+
+    def sums(self) -> Sums:
+        """Of all rounds, also those whose entries are gone."""
+        gone = read_forgotten(self._folder)
+        return gone.sums.plus(entry for entry in self.entries() if entry.round_id not in gone.rounds)
+
     def unfinished(self) -> list[OpenRound]:
         """Rounds that are not closed: after a restart, what was interrupted."""
         if self._open is None:
@@ -114,7 +128,10 @@ class Journal:
 
     def _forget_old(self) -> None:
         closed = [entry for entry in self.entries() if entry.step == "closed"]
-        old = closed[:-KEPT_ROUNDS]
+        # Apart, so that a server that makes one refuse round after round does not make it forget what it did.
+        refused = [entry for entry in closed if entry.result == "refused"]
+        begun = [entry for entry in closed if entry.result != "refused"]
+        old = refused[:-KEPT_ROUNDS] + begun[:-KEPT_ROUNDS]
         if not old:
             return
         # Their sums first, with their names: whatever is still there when they are read is not added twice.

@@ -5,12 +5,14 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Sequence
+from typing import Literal, cast
 
 from archipel.client.device import Device
 from archipel.client.events import Outcome
 from archipel.client.exchange import LATER, Ended, Owner
 from archipel.client.identity import DeviceRecord
 from archipel.client.journal import OpenRound
+from archipel.client.owner_limits import OwnerLimits
 from archipel.client.plain_round import PlainRound
 from archipel.client.privacy import noise_of
 from archipel.client.revocation_book import RevocationBook
@@ -18,13 +20,14 @@ from archipel.client.round import SecureRound
 from archipel.client.session import DeviceSession
 from archipel.client.settling import Settling
 from archipel.client.transport import Transport
-from archipel.client.work import Contribution, Prepared, contribute, prepare, round_seed, stale, state_name
+from archipel.client.work import Contribution, Prepared, contribute, prepare, stale, state_name
 from archipel.errors import (
     BundleError,
     CertificateError,
     ClientError,
     MessageError,
     NonFiniteLossError,
+    OwnerRefusalError,
     PolicyError,
     ProtocolError,
     RefusedError,
@@ -32,10 +35,12 @@ from archipel.errors import (
     RuntimeInputError,
     RuntimeLimitError,
     RuntimeProgramError,
+    SignatureError,
+    TooLargeError,
     UnreachableError,
 )
 from archipel.lite_runtime import DeviceState
-from archipel.protocol.messages import RoundPlan
+from archipel.protocol.messages import LeaveReason, RoundPlan
 from archipel.protocol.plain import encode_plain
 from archipel.protocol.revocations import NOBODY, Revoked
 from archipel.protocol.secagg import Participant
@@ -66,6 +71,7 @@ class Participation:
         self._plan = plan
         self._digest = digest
         self._settling = Settling(device, transport, session)
+        self._limits = OwnerLimits(device.config, record, device.journal)
 
     def run(self, wait: float) -> Outcome:
         """Take part. `wait` is what the outcome says. Raises UnreachableError and RefusedError only while fetching."""
@@ -75,7 +81,8 @@ class Participation:
             ended = self._carry_out(journal)
         except _REFUSALS as error:
             # Once keys are sent the same errors are about peers and server: the device leaves.
-            return self._settling.end(journal, "dropped" if journal.keys_sent else "refused", str(error), wait)
+            kind: Literal["dropped", "refused"] = "dropped" if journal.keys_sent else "refused"
+            return self._settling.end(journal, kind, str(error), wait, _why(error))
         except _LEAVING as error:
             left = isinstance(error, RoundAbandonedError)
             if left and journal.counted:
@@ -91,7 +98,8 @@ class Participation:
             if isinstance(error, UnreachableError) or (isinstance(error, RefusedError) and error.status in LATER):
                 # Only while fetching; RoundExchange makes RoundAbandonedError of these.
                 raise
-            return self._settling.end(journal, "dropped" if journal.keys_sent else "refused", str(error), wait)
+            kind = "dropped" if journal.keys_sent else "refused"
+            return self._settling.end(journal, kind, str(error), wait, _why(error))
         except BaseException as error:
             if journal.keys_sent:
                 self._settling.end(journal, "dropped", f"interrupted by {type(error).__name__}", wait)
@@ -101,7 +109,7 @@ class Participation:
     def _carry_out(self, journal: OpenRound) -> Ended:
         device, plan = self._device, self._plan
         revoked = self._revoked()
-        prepared = prepare(plan, self._record, device.cache, self._session, device.config)
+        prepared = prepare(plan, self._record, device.cache, self._session, self._limits)
         journal.advance("assigned", model=prepared.bundle.manifest.name)
         if plan.kind != "training":
             device.queries.check_budget(plan, prepared.bundle.manifest.privacy)
@@ -156,11 +164,14 @@ class Participation:
 
     def _contribute(self, prepared: Prepared, state: DeviceState, journal: OpenRound) -> Contribution:
         started = time.monotonic()
+        fields = self._device.examples()
+        count = max((len(array) for array in fields.values()), default=0)
+        self._limits.check_examples(self._plan, prepared.bundle.manifest, count)
         done = contribute(
             prepared,
             self._plan,
-            seed=round_seed(self._digest, self._record.device_id),
-            fields=self._device.examples(),
+            seed=self._device.seeds.of(self._digest),
+            fields=fields,
             state=state,
             publisher_keys=self._record.publisher_keys,
             config=self._device.config,
@@ -172,3 +183,17 @@ class Participation:
         detail = {"examples": done.examples, "steps": done.steps, "seconds": time.monotonic() - started}
         self._device.emit("trained", {**detail, **({} if done.loss is None else {"loss": done.loss})})
         return done
+
+
+def _why(error: Exception) -> LeaveReason:
+    """What the server may be told: the kind of limit or error, never what it says."""
+    if isinstance(error, OwnerRefusalError):
+        return cast(LeaveReason, error.code)
+    if isinstance(error, SignatureError):
+        return "publisher"
+    if isinstance(error, PolicyError):
+        return "policy"
+    if isinstance(error, RuntimeLimitError | TooLargeError):
+        return "size"
+    # What else is wrong may be so because of the examples.
+    return "bundle" if isinstance(error, BundleError) else "other"

@@ -195,4 +195,4 @@ _PLACES: dict[tuple[str, str], Any] = {
     **{("conditions", name): kind for name, kind in _CONDITIONS.items()},
     **{("examples", name): kind for name, kind in get_type_hints(ExampleSettings, include_extras=True).items()},
 }
-_LISTS = {tuple[str, ...]}
+_LISTS = {kind for kind in _PLACES.values() if getattr(kind, "__origin__", None) is tuple}

@@ -19,7 +19,8 @@ from archipel.errors import (
     SessionRefusedError,
     UnreachableError,
 )
-from archipel.protocol.messages import Receipt, RoundStatus
+from archipel.protocol.messages import LeaveReason, LeaveRequest, Receipt, RoundStatus
+from archipel.protocol.sealed import encode
 
 
 class Settling:
@@ -31,21 +32,30 @@ class Settling:
         self._session = session
 
     def end(
-        self, journal: OpenRound, kind: Literal["took_part", "dropped", "refused"], reason: str, wait: float
+        self,
+        journal: OpenRound,
+        kind: Literal["took_part", "dropped", "refused"],
+        reason: str,
+        wait: float,
+        why: LeaveReason = "other",
     ) -> Outcome:
+        """Close the round in the journal. `reason` is for the owner, `why` for the server, where it is told that the
+        device leaves."""
         if not journal.keys_sent:
-            self.leave(journal.entry.round_id)
+            self.leave(journal.entry.round_id, why)
         traffic = self._transport.traffic
         journal.close(kind, reason, sent=traffic.sent, received=traffic.received)
         entry = journal.entry
         if kind != "took_part":
-            self._device.emit(kind, {"reason": reason}, entry.round_id)
+            detail = {"reason": reason, "limit": why} if kind == "refused" else {"reason": reason}
+            self._device.emit(kind, detail, entry.round_id)
         return Outcome(kind, wait, entry.round_id, reason, entry.examples, traffic.sent, traffic.received)
 
-    def leave(self, round_id: str) -> None:
+    def leave(self, round_id: str, why: LeaveReason) -> None:
         """Whatever comes of it, the device sends nothing in the round: the others need not wait for it."""
+        body = encode(LeaveRequest(reason=why if self._device.config.tell_why else None))
         with suppress(ArchipelError):
-            self._session.call("POST", f"/v1/rounds/{round_id}/leave", Receipt)
+            self._session.call("POST", f"/v1/rounds/{round_id}/leave", Receipt, body=body)
 
     def conclude(self, journal: OpenRound, ended: Ended, wait: float) -> Outcome:
         """The round's result is known."""

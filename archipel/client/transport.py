@@ -20,7 +20,7 @@ from typing import TypeVar
 import urllib3
 
 from archipel.client.config import AgentConfig
-from archipel.errors import ClientError, MessageError, RefusedError, UnreachableError
+from archipel.errors import ClientError, MessageError, RefusedError, TooLargeError, UnreachableError
 from archipel.protocol.address import check_url
 from archipel.protocol.messages import Problem
 from archipel.protocol.sealed import decode
@@ -65,7 +65,7 @@ class Transport:
     """
 
     def __init__(self, server: str, config: AgentConfig, pause: Callable[[float], None] = time.sleep) -> None:
-        check_url(server)
+        check_url(server, allow_http=config.allow_http)
         self._server = server.rstrip("/")
         self._config = config
         self._pause = pause
@@ -255,7 +255,7 @@ class Transport:
             raise _TryAgainError("the answer is compressed, which was not asked for", None)
         declared = response.headers.get("Content-Length", "")
         if declared.isdigit() and int(declared) > limit:
-            raise ClientError(f"{self._server}: the answer has {declared} bytes, the limit here is {limit}")
+            raise TooLargeError(f"{self._server}: the answer has {declared} bytes, the limit here is {limit}")
         deadline = time.monotonic() + self._config.request_timeout
         total = 0
         while True:
@@ -266,7 +266,7 @@ class Transport:
             total += len(chunk)
             self.traffic.received += len(chunk)
             if total > limit:
-                raise ClientError(f"{self._server}: the answer has more than {limit} bytes, the limit here")
+                raise TooLargeError(f"{self._server}: the answer has more than {limit} bytes, the limit here")
             if time.monotonic() > deadline:
                 raise _TryAgainError(f"the answer took longer than {self._config.request_timeout:g} s", None)
             yield chunk

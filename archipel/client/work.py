@@ -15,14 +15,13 @@ from archipel.bundle import Bundle
 from archipel.client.cache import Cache
 from archipel.client.config import AgentConfig
 from archipel.client.identity import DeviceRecord
+from archipel.client.owner_limits import OwnerLimits
 from archipel.client.pieces import PieceDownload
 from archipel.client.publisher_book import PublisherBook
 from archipel.client.session import DeviceSession
-from archipel.errors import PolicyError, RuntimeLimitError
 from archipel.lite_runtime import DeviceState, Progress, Runtime
 from archipel.protocol.measures import measured
 from archipel.protocol.messages import RoundPlan
-from archipel.protocol.plain import plain_size
 from archipel.protocol.policy import check_plan
 from archipel.protocol.uploads import contribution, metric_arrays, upload_layout, upload_program
 from archipel.protocol.vector import Layout
@@ -44,42 +43,21 @@ class Prepared:
 
 
 def prepare(
-    plan: RoundPlan, record: DeviceRecord, cache: Cache, session: DeviceSession, config: AgentConfig
+    plan: RoundPlan, record: DeviceRecord, cache: Cache, session: DeviceSession, limits: OwnerLimits
 ) -> Prepared:
-    """Fetch the plan's bundle and weights.
+    """Fetch the plan's bundle and weights, if owner and publisher allow the plan.
 
-    Raises BundleError (not signed by a pinned publisher, damaged), PolicyError (also of a bundle that expired, was
-    replaced or is for others), RuntimeLimitError (more than the owner allows), RuntimeProgramError, ClientError,
-    RefusedError, UnreachableError.
+    Raises OwnerRefusalError, BundleError (not signed by a pinned publisher, damaged), PolicyError (also of a bundle
+    that expired, was replaced or is for others), RuntimeProgramError, ClientError, RefusedError, UnreachableError.
     """
-    limit = config.max_download_bytes
+    limits.check_plan(plan)
+    limit = limits.config.max_download_bytes
     download = PieceDownload(session, cache.index)
     bundle = cache.bundle(plan.bundle, record.publisher_keys, download, limit)
-    PublisherBook(config.folder / "rounds" / "publishers").check(bundle, record.population, time.time())
+    PublisherBook(limits.config.folder / "rounds" / "publishers").check(bundle, record.population, time.time())
     manifest = bundle.manifest
     layout = upload_layout(manifest, plan.kind, plan.program, plan.metrics)
-    secure = plan.privacy == "secure"
-    upload = layout.length * -(-plan.modulus_bits // 8) if secure else plain_size(layout)
-    if plan.kind == "training":
-        upload = max(manifest.limits.upload_bytes, upload)
-    for what, need, allowed, setting in (
-        ("memory", manifest.limits.peak_bytes, config.max_peak_bytes, "max_peak_bytes"),
-        ("upload", upload, config.max_upload_bytes, "max_upload_bytes"),
-    ):
-        if need > allowed:
-            raise RuntimeLimitError(
-                f"bundle {manifest.name!r}: up to {need} bytes of {what}, its owner allows {allowed} ({setting})"
-            )
-    if not secure and not config.allow_plain:
-        raise PolicyError(
-            f"plan {plan.round_id}: privacy {plan.privacy!r}; this device's owner allows secure rounds only "
-            "(setting allow_plain)"
-        )
-    if plan.kind != "training" and plan.min_contributors < config.min_contributors:
-        raise PolicyError(
-            f"plan {plan.round_id}: the sum of {plan.min_contributors} devices with examples may be released, this "
-            f"device's owner asks for {config.min_contributors} (setting min_contributors)"
-        )
+    limits.check_bundle(plan, manifest, layout)
     check_plan(plan, manifest.privacy, layout)
     for_weights = download.for_weights(manifest)
     parameters = cache.weights(plan.weights, for_weights, limit)
@@ -123,9 +101,7 @@ def contribute(
         if plan.kind == "analytics":
             if not count:
                 return Contribution({**_nothing(prepared.layout), **contribution(0)}, 0)
-            arrays, count = runtime.analyze(
-                fields, program=plan.program, seed=seed, hyperparameters=plan.hyperparameters
-            )
+            arrays, count = runtime.analyze(fields, program=plan.program, hyperparameters=plan.hyperparameters)
             return Contribution({**arrays, **contribution(count)}, count)
         program = upload_program(prepared.bundle.manifest, plan.kind, plan.program)
         found = measured(program, runtime.evaluate(fields) if count else {}, count)
@@ -202,11 +178,6 @@ def stale(contribution: Contribution, layout: Layout, staleness: int, exponent: 
     scale = np.float32((1.0 + staleness) ** -exponent)
     deltas = {port.name for port in layout.updates if port.kind == "delta"}
     return {name: array * scale if name in deltas else array for name, array in contribution.arrays.items()}
-
-
-def round_seed(digest: str, device_id: str) -> int:
-    """The seed of data order and of randomness inside graphs: the same when a round is trained again."""
-    return int.from_bytes(hashlib.sha256(f"archipel/v1/seed\0{digest}{device_id}".encode()).digest()[:4], "big")
 
 
 def state_name(bundle: Bundle) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from archipel.bundle import Program
-from archipel.bundle.roles import Noise, Seed, Update
+from archipel.bundle.roles import Noise, Update
 from archipel.errors import RuntimeInputError
 from archipel.lite_runtime.fields import FIELD_ROLES, collect
 from archipel.lite_runtime.sessions import Session
@@ -23,7 +23,7 @@ def analyze(
 ) -> tuple[dict[str, np.ndarray], int]:
     """Arrays by the name of the update output, and the number of examples.
 
-    A program that draws (noise or seed) sees all examples at once: its noise is for the whole device. Raises
+    A program that draws noise sees all examples at once: its noise is for the whole device. Raises
     RuntimeInputError.
     """
     if batch_size < 1:
@@ -31,7 +31,7 @@ def analyze(
     ports = [port for port in program.inputs if isinstance(port, FIELD_ROLES)]
     fields = collect("analyze", ports, x)
     constant = {port.name: np.asarray(values.read(port), order="C") for port in program.inputs if port not in ports}
-    if any(isinstance(port, Noise | Seed) for port in program.inputs):
+    if any(isinstance(port, Noise) for port in program.inputs):
         batch_size = max(fields.count, 1)
     updates = [port for port in program.outputs if isinstance(port, Update)]
     names = [port.name for port in updates]

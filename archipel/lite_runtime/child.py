@@ -145,7 +145,6 @@ class Service:
                 sums, examples = runtime.analyze(
                     group("x", arrays),
                     program=request.program,
-                    seed=request.seed,
                     hyperparameters=request.hyperparameters,
                     batch_size=request.batch_size,
                 )

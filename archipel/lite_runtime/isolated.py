@@ -206,7 +206,6 @@ class IsolatedRuntime:
         x: np.ndarray | Arrays,
         *,
         program: str = "",
-        seed: int = 0,
         hyperparameters: Mapping[str, float] | None = None,
         batch_size: int = 256,
     ) -> tuple[dict[str, np.ndarray], int]:
@@ -214,9 +213,7 @@ class IsolatedRuntime:
         name = program or need_program(self.bundle, "analyze", "analyze")
         look = self.bundle.program(name)
         fields = collect("analyze", [port for port in look.inputs if isinstance(port, FIELD_ROLES)], x)
-        body = Analyze(
-            program=name, seed=int(seed), hyperparameters=_floats(hyperparameters), batch_size=int(batch_size)
-        )
+        body = Analyze(program=name, hyperparameters=_floats(hyperparameters), batch_size=int(batch_size))
         reply, found = self._ask("analyze", body, pack("analyze", "x", fields.arrays), Analyzed)
         assert isinstance(reply, Analyzed)
         kinds = {f"update/{port.name}": _kind(port) for port in look.outputs if isinstance(port, Update)}

@@ -72,7 +72,6 @@ class Analyze(_Message, frozen=True, kw_only=True):
     """Arrays: `x/NAME`."""
 
     program: str
-    seed: int
     hyperparameters: dict[str, float]
     batch_size: int
 

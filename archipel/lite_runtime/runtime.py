@@ -178,7 +178,6 @@ class Runtime:
         x: np.ndarray | Arrays,
         *,
         program: str = "",
-        seed: int = 0,
         hyperparameters: Mapping[str, float] | None = None,
         batch_size: int = 256,
     ) -> tuple[dict[str, np.ndarray], int]:
@@ -187,7 +186,7 @@ class Runtime:
         Returns the sums to upload by output name, and the number of examples. Raises RuntimeInputError.
         """
         name = program or need_program(self.bundle, "analyze", "analyze")
-        values = self._values(hyperparameters=hyperparameters, seed=seed)
+        values = self._values(hyperparameters=hyperparameters)
         return analyze(self._sessions.get(name), self.bundle.program(name), values, x, batch_size)
 
     def parameters(self) -> dict[str, np.ndarray]:

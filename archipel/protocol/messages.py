@@ -214,9 +214,24 @@ class Revocations(Message, frozen=True, kw_only=True):
     tokens: Annotated[list[RoundId], Meta(max_length=MAX_REVOKED)]
 
 
+LeaveReason = Literal[
+    "cohort", "kind", "pace", "population", "privacy", "publisher", "size", "policy", "bundle", "other",
+]  # fmt: skip
+"""Why a device takes no part: limits of its owner (privacy: a plain round, or an epsilon; pace: rounds a day; size: of
+what is fetched, held or sent), a plan outside the publisher's policy, a bundle that is not what it should be. Never
+more than this: free text could tell about the device's data."""
+
+
+class LeaveRequest(Message, frozen=True, kw_only=True):
+    """Without a `reason` where the owner does not want it told."""
+
+    reason: LeaveReason | None = None
+
+
 class CheckIn(Message, frozen=True, kw_only=True):
-    """`attributes` are what the owner chose to tell. `versions` are the models that the device runs, each with the
-    number of its version; where they are there, even if there are none, the device wants to be offered others."""
+    """`attributes` are what the owner chose to tell. `versions` are the models that the device was offered, each with
+    the number of the version that it fetched last, whether it runs that or not; where they are there, even if there are
+    none, the device wants to be offered others."""
 
     attributes: dict[str, str | float | bool] = {}
     versions: Annotated[dict[Name, VersionNumber], Meta(max_length=MAX_MODELS)] | None = None
@@ -234,7 +249,7 @@ class CheckInResponse(Message, frozen=True, kw_only=True):
     round takes the device.
 
     `offers` (label "offer") are for a device that told its `versions`: one for each model of which it is to run another
-    version than it does. A device that runs what it is to run is offered nothing.
+    version than it fetched last. A device that has fetched what it is to run is offered nothing.
     """
 
     plan: Sealed | None = None

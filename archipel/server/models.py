@@ -91,7 +91,7 @@ class CheckInRow(Base):
     """When a device was last seen waiting, when it was told to come again (`due`; 0 in a round and until it has come
     again after it, and for ever where it was revoked), and the live round it is assigned to: at most one.
 
-    `versions` are the models that it runs, null where it tells none.
+    `versions` are what it fetched last of each model, null where it tells none.
     """
 
     __tablename__ = "check_ins"
@@ -257,13 +257,23 @@ class Round(Base):
 
 class Participant(Base):
     """A device that was assigned to a round. `ends`: when its seat in a buffered round is given up, else null. `left`:
-    when it said that it will send nothing, else null."""
+    when it said that it will send nothing, else null. `counted`: when that became one of the round's refusals."""
 
     __tablename__ = "participants"
     round_id: Mapped[str] = mapped_column(ForeignKey("rounds.round_id"), primary_key=True)
     device_id: Mapped[str] = mapped_column(ForeignKey("devices.device_id"), primary_key=True, index=True)
     ends: Mapped[float | None] = mapped_column(Float)
     left: Mapped[float | None] = mapped_column(Float)
+    counted: Mapped[float | None] = mapped_column(Float)
+
+
+class Refusal(Base):
+    """How many devices left a round before they had a part in it, for one reason (messages.LeaveReason, or untold)."""
+
+    __tablename__ = "refusals"
+    round_id: Mapped[str] = mapped_column(ForeignKey("rounds.round_id"), primary_key=True)
+    reason: Mapped[str] = mapped_column(String(16), primary_key=True)
+    devices: Mapped[int] = mapped_column(Integer)
 
 
 class Answer(Base):

@@ -81,9 +81,9 @@ class Offers:
         self._lock = threading.Lock()
 
     def to(
-        self, population: str, serial: int, device_id: str, attributes: Attributes, runs: Mapping[str, int]
+        self, population: str, serial: int, device_id: str, attributes: Attributes, fetched: Mapping[str, int]
     ) -> list[Sealed]:
-        """Of each model of which the device runs another version than it is to run, the one it is to run.
+        """Of each model of which the device has fetched another version than it is to run, the one it is to run.
 
         `serial` is the population's, as the caller has just read it.
         """
@@ -92,7 +92,7 @@ class Offers:
         if known is None or known[0] < serial:
             known = self._read(population)
         wanted = ((each.model, each.of(device_id, attributes)) for each in known[1])
-        return [offered.sealed for model, offered in wanted if runs.get(model) != offered.version]
+        return [offered.sealed for model, offered in wanted if fetched.get(model) != offered.version]
 
     def _read(self, population: str) -> tuple[int, tuple[Standing, ...]]:
         with self._database.read() as session:

@@ -59,8 +59,9 @@ class OperatorClient(RegistryCalls):
 
     `server` is such as "http://127.0.0.1:8470". Everything is retried that may be sent twice, which is all but
     `upload_bundle` (which may be repeated) and `create_token`. `tls` is for https://, see
-    archipel.protocol.tls.client_context; None: with the system's authorities. While the server is not to be reached,
-    `wait_task` and `wait_rollout` go on: `on_outage` is called with the error when that begins, with None when it ends.
+    archipel.protocol.tls.client_context; None: with the system's authorities. `allow_http`: plain http:// also to
+    another machine. While the server is not to be reached, `wait_task` and `wait_rollout` go on: `on_outage` is called
+    with the error when that begins, with None when it ends.
     """
 
     def __init__(
@@ -71,8 +72,9 @@ class OperatorClient(RegistryCalls):
         timeout: float = 30.0,
         tls: ssl.SSLContext | None = None,
         on_outage: Callable[[ClientError | None], None] | None = None,
+        allow_http: bool = False,
     ) -> None:
-        check_url(server)
+        check_url(server, allow_http=allow_http)
         if not ACCESS_TOKEN.fullmatch(token):
             raise ClientError("access token: expected at most 256 printable ASCII characters without blanks")
         self.on_outage = on_outage

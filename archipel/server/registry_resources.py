@@ -75,7 +75,8 @@ class VersionInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
     `digest` is SHA-256 of the JSON of `bundle` and `weights` (keys sorted, no blanks; null: the bundle's own), so the
     same content is the same version. Version `task_version` of task `task_id` was made by round `round_id` from the
     updates of `cohort` devices. The last three are what the bundle says of itself: the bundle that it was made of, the
-    recipe, and what was measured then. `devices` said within the last 30 days that they run it.
+    recipe, and what was measured then. `downloaded`: so many devices said within
+    the last 30 days that this is what they fetched last; whether they run it, none says.
     """
 
     model: Name
@@ -90,7 +91,7 @@ class VersionInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
     task_version: int | None
     round_id: RoundId | None
     cohort: int | None
-    devices: int | None
+    downloaded: int | None
     created: float
     bundle_parent: Digest | None
     recipe: list[str]
@@ -150,7 +151,7 @@ class PromotionPage(Message, frozen=True, kw_only=True, omit_defaults=False):
 
 
 class Stage(Message, frozen=True, kw_only=True):
-    """`percent` of the devices run the version for `soak_seconds` before it is evaluated on them."""
+    """`percent` of the devices are offered the version for `soak_seconds` before it is evaluated on them."""
 
     percent: Annotated[float, Meta(gt=0, le=100)]
     soak_seconds: Annotated[float, Meta(ge=0, le=MAX_SECONDS)]

@@ -22,7 +22,7 @@ from archipel.server.resources import RoundResult
 from archipel.server.smallest_answer import told
 
 COUNTED_SECONDS = 30 * 86400.0
-"""For how long a device that comes no more is counted among those that run a version."""
+"""For how long a device that comes no more is counted among those that fetched a version."""
 
 
 class _Origin(msgspec.Struct):
@@ -67,11 +67,11 @@ def describe_versions(
         (row.task_id, row.number): row for row in session.scalars(select(Version).where(Version.task_id.in_(tasks)))
     }
     live = session.execute(_live([model.name])).one_or_none()
-    devices: dict[int, int | None] = dict(_running(session, model, [each.number for each in versions], now))
+    fetched: dict[int, int | None] = dict(_fetched(session, model, [each.number for each in versions], now))
     asked = select(Rollout.eligibility).where(Rollout.model == model.name, Rollout.eligibility != "").limit(1)
     if smallest > 1 and session.scalar(asked) is not None:
-        # Who runs what says of whom the rollout's expression is true.
-        devices = {each.number: told(devices.get(each.number) or 0, smallest) for each in versions}
+        # Who fetched what says of whom the rollout's expression is true.
+        fetched = {each.number: told(fetched.get(each.number) or 0, smallest) for each in versions}
 
     def state(version: ModelVersion) -> VersionState:
         if version.number == model.promoted:
@@ -97,7 +97,7 @@ def describe_versions(
                 task_version=each.task_version,
                 round_id=None if origin is None else origin.round_id,
                 cohort=None if origin is None else origin.cohort,
-                devices=devices.get(each.number, 0),
+                downloaded=fetched.get(each.number, 0),
                 created=each.created,
                 bundle_parent=lineage.parent,
                 recipe=list(lineage.recipe),
@@ -145,8 +145,8 @@ def _live(models: Iterable[str]) -> Executable:
     return columns.where(Rollout.model.in_(models), Rollout.ended.is_(None))
 
 
-def _running(session: Session, model: Model, numbers: Sequence[int], now: float) -> dict[int, int]:
-    """How many devices said that they run each version."""
+def _fetched(session: Session, model: Model, numbers: Sequence[int], now: float) -> dict[int, int]:
+    """How many devices said that they fetched each version last. Which of them run it nobody is told."""
     told = CheckInRow.versions[model.name].as_integer()
     query = (
         select(told.label("number"), func.count().label("devices"))

@@ -109,9 +109,11 @@ class TaskInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
     (which devices it lacks; empty where it lacks none). Where the task has an eligibility, `waiting` is rounded down
     to a multiple of the server's `smallest_answer`, and null below it and for auditors. `percent`: so many of the
     eligible devices are taken at all, in the evaluations that rollouts make; null: all of them. `failed_rounds` are
-    those since the last committed one that count towards the end of the task, `spoiled_rounds` those since then that some device spoiled that is not known yet;
-    `search` says what is being done about it (empty: nothing is wrong). Who asked for it is in `created_by`, such as
-    "operator:ID", and who approved of it in `approved_by`: a query that is `proposed` waits for that."""
+    those since the last committed one that count towards the end of the task, `spoiled_rounds` those since then that
+    some device spoiled that is not known yet; `search` says what is being done about it (empty: nothing is wrong). Who
+    asked for it is in `created_by`, such as "operator:ID", and who approved of it in `approved_by`: a query that is
+    `proposed` waits for that. `refused`: how often devices took no part in a round, by
+    reason (LeaveReason, or "untold")."""
 
     task_id: RoundId
     name: Name
@@ -151,6 +153,7 @@ class TaskInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
     search: str
     created_by: str
     approved_by: str | None
+    refused: dict[str, int]
     created: float
     ended: float | None
 
@@ -215,7 +218,7 @@ class RoundInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
     that repeats a failed one has the same. `spoiled`: it failed because of what somebody in it sent, and nobody can see
     who; `faults` are those that are clearly some device's, `set_aside` the devices that no round takes because of what
     this one showed; `suspects`: so many of those that waited were drawn with another chance than the others. `result`
-    is what an evaluation or analysis found (see RoundResult), null for training.
+    is what an evaluation or analysis found (see RoundResult), null for training. `refused`: how many devices took no part, by reason (LeaveReason, or "untold").
     """
 
     round_id: RoundId
@@ -234,6 +237,7 @@ class RoundInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
     set_aside: list[DeviceId]
     suspects: int
     result: RoundResult | None
+    refused: dict[str, int]
     started: float
     ended: float | None
 

@@ -97,6 +97,8 @@ class Phone:
             folder=self.folder,
             attributes={"contributes": self.config.contributes},
             adopt=True,
+            # A phone is silent for longer; here nobody wants to wait.
+            look_seconds=2.0,
             # A phone has a process of its own for this; here many share one.
             isolated=False,
         )

@@ -48,6 +48,7 @@ def test_a_file_that_holds_no_token(
         ("http://federation.example:99999", "expected a host and maybe a port"),
         ("http://me:secret@federation.example", "expected a host and maybe a port"),
         ("http://federation example", "expected a host and maybe a port"),
+        ("http://federation.example", "plain http:// to federation.example, where everybody on the way can read"),
     ],
 )
 def test_an_address_that_is_none(

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from werkzeug.serving import make_server
 
+from archipel.protocol.messages import LeaveRequest
 from archipel.protocol.uploads import metric_arrays
 from tests.attacks.faults_world import noise_from, play_round
 from tests.server.conftest import *  # noqa: F403  (fixtures)
@@ -38,7 +39,7 @@ def test_an_evaluation_and_an_analysis_are_shown(archipel: Command, reached: Any
     plain: dict[str, Any] = {"privacy": "plain", "threshold": None, "cohort": 3}
     task = world.create_task(kind="evaluation", metrics=ranges, **{**plain, "cohort": 4})
     world.start_round([*devices, gone])
-    assert gone.call("POST", f"{gone.round}/leave")[0] == 200
+    assert gone.call("POST", f"{gone.round}/leave", LeaveRequest(reason="kind"))[0] == 200
     for device in devices:
         device.updating(**metric_arrays({"loss": 0.5, "accuracy": 0.75}, ranges, 100, 1000))
     world.settle()
@@ -50,6 +51,8 @@ def test_an_evaluation_and_an_analysis_are_shown(archipel: Command, reached: Any
     assert "of 3 devices, 300 examples" in shown
     assert all(f"{device.id}  updating" in shown for device in devices)
     assert f"{gone.id}  left" in shown
+    assert "refused     kind 1\n" in shown
+    assert "  kind" in archipel("task", "show", task["task_id"])[0].partition("refused")[2]
     found = json.loads(archipel("round", "show", row.split()[0], "--json")[0])
     assert found["result"]["metrics"]["loss"] == pytest.approx(0.5, rel=1e-6)
     assert sorted(found["survivors"]) == sorted(device.id for device in devices)

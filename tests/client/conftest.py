@@ -24,8 +24,8 @@ from archipel import bundle as b
 from archipel.bundle import roles
 from archipel.client import Agent, AgentConfig, Event, Outcome
 from archipel.client.keystore import FileKeys, data_key
+from archipel.client.seeds import RoundSeeds
 from archipel.client.vault import Vault
-from archipel.client.work import round_seed
 from archipel.lite_runtime import DeviceState, Runtime
 from archipel.protocol.identity import EnrolmentToken, mint_token
 from archipel.protocol.policy import plan_digest
@@ -191,6 +191,11 @@ def states(folder: Path) -> list[DeviceState]:
     return [DeviceState.decode(vault.read(path) or b"") for path in (folder / "state").iterdir()]
 
 
+def round_seed(folder: Path, digest: str) -> int:
+    """What the device in this folder draws in the round with this plan."""
+    return RoundSeeds(data_key(FileKeys(folder))).of(digest)
+
+
 def local_data(number: int) -> dict[str, np.ndarray]:
     """Device `number`'s own examples: 5 + number of them."""
     rng = np.random.default_rng(number)
@@ -314,6 +319,7 @@ class Federation:
             "resume_within": 0.2,
             "max_offline_wait": 1.0,
             "isolated": False,
+            "look_seconds": 0.2,
         }
         return AgentConfig(folder=self.folder / name, **{**quick, **changes})
 
@@ -385,7 +391,7 @@ class Federation:
         for agent, number in survivors:
             runtime = Runtime(b.open_bundle(self.folder / "linear", [public_bytes(self.publisher_key)]))
             data = local_data(number)
-            update = runtime.local_round(data, seed=round_seed(digest, agent.device_id), parameters={"w": start})
+            update = runtime.local_round(data, seed=round_seed(agent.config.folder, digest), parameters={"w": start})
             layout = Layout.of(runtime.bundle.program("finish"))
             vector = layout.encode(update.arrays, modulus_bits=32, max_cohort=16)
             total = vector if total is None else total + vector

@@ -63,10 +63,14 @@ def test_a_device_s_settings(tmp_path: Path) -> None:
 
 def test_settings_are_those_of_the_agent() -> None:
     defaults = {each.name: each.default for each in fields(AgentConfig)}
+    words: dict[str, Any] = {
+        "`False`": False, "`True`": True, "`True` on Linux": True, "any number": None, "any": None,
+        "all three": ("training", "evaluation", "analytics"), "the pinned ones": (), "the token's": (),
+    }  # fmt: skip
     table = re.findall(r"^\| `([a-z]\w+)` \| (.+?) \|", (ROOT / "docs" / "agent.md").read_text(), re.M)
     for name, default in table:
-        size = re.fullmatch(r"(\d+) MiB", default)
-        told = int(size[1]) << 20 if size else {"`False`": False, "`True` on Linux": True}.get(default)
+        size = re.fullmatch(r"(\d+) Mi(B|)", default)
+        told = int(size[1]) << 20 if size else words.get(default, "nothing")
         if re.fullmatch(r"[0-9.]+", default):
             told = float(default)
         assert name == "attributes" or told == defaults[name], name

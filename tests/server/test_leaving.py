@@ -12,8 +12,9 @@ from tests.server.test_plain_rounds import mean, parameters, same, update
 from tests.server.test_secure_round import expected_parameters, give_updates, new_parameters
 
 
-def leave(device: Any) -> tuple[int, Any]:
-    return device.call("POST", f"{device.round}/leave")  # type: ignore[no-any-return]
+def leave(device: Any, reason: messages.LeaveReason | None = None) -> tuple[int, Any]:
+    request = messages.LeaveRequest(reason=reason)
+    return device.call("POST", f"{device.round}/leave", request)  # type: ignore[no-any-return]
 
 
 def shown(world: Any, task: Any) -> dict[str, bool]:
@@ -102,8 +103,8 @@ def test_who_is_not_in_the_round(world: Any) -> None:
     world.start_round(devices)
     stranger.plan = devices[0].plan
     assert leave(stranger)[0] == 403
-    assert stranger.call("POST", f"/v1/rounds/{'0' * 32}/leave")[0] == 404
-    assert world.operator("POST", f"{devices[0].round}/leave")[0] == 403
+    assert stranger.call("POST", f"/v1/rounds/{'0' * 32}/leave", messages.LeaveRequest())[0] == 404
+    assert world.operator("POST", f"{devices[0].round}/leave", {})[0] == 403
 
 
 def test_a_plain_round(world: Any) -> None:
@@ -133,3 +134,39 @@ def test_a_buffered_round_waits_for_nobody(world: Any, ended: bool) -> None:
     assert leave(devices[0])[0] == 200
     assert devices[0].join()
     devices[0].updating(**update(1, 1.0))
+
+
+def test_refusals_are_counted_by_reason_and_of_no_device(world: Any) -> None:
+    """Once for each device, however often it says so; who said what is nowhere."""
+    task = world.create_task(cohort=6, min_cohort=3, threshold=4)
+    devices = world.add_devices(6)
+    world.start_round(devices)
+    told: list[messages.LeaveReason | None] = ["cohort", "cohort", None]
+    for device, reason in zip(devices, told):
+        assert leave(device, reason)[0] == leave(device, "size")[0] == 200
+    expected = {"cohort": 2, "untold": 1}
+    assert world.task(task["task_id"])["refused"] == expected
+    [info] = world.rounds(task["task_id"])
+    assert info["refused"] == expected
+    assert {name for each in info["participants"] for name in each} == {
+        "device_id", "furthest", "left", "bytes_uploaded",
+    }  # fmt: skip
+
+
+def test_a_buffered_round_counts_them_too(world: Any) -> None:
+    task = world.create_task(privacy="plain", mode="asynchronous", threshold=None, cohort=3, concurrency=6, rounds=3)
+    devices = world.add_devices(6)
+    world.start_round(devices)
+    for _ in range(2):
+        assert leave(devices[0], "privacy")[0] == 200
+    assert world.task(task["task_id"])["refused"] == {"privacy": 1}
+
+
+@pytest.mark.parametrize("body", [b'{"reason":"I am ill"}', b'{"reason":7}', b'{"why":"cohort"}', b"", b"[]"])
+def test_a_reason_is_one_of_the_list(world: Any, body: bytes) -> None:
+    task = world.create_task(cohort=4)
+    devices = world.add_devices(4)
+    world.start_round(devices)
+    assert devices[0].call("POST", f"{devices[0].round}/leave", body)[0] == 400
+    assert world.task(task["task_id"])["refused"] == {}
+    assert leave(devices[0], "other")[0] == 200

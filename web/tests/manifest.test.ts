@@ -124,6 +124,17 @@ describe("manifest", () => {
       /expected one of float16/,
     ],
     [
+      "a seed in an analysis",
+      (m) => {
+        const { file, outputs } = m.programs.finish;
+        const update = outputs.filter((p: any) => p.role === "update");
+        const seed = { dtype: "uint32", name: "seed", role: "seed", shape: [] };
+        m.programs.look = { file, inputs: [seed], kind: "analyze", outputs: update };
+      },
+      errors.ManifestError,
+      /analyze program cannot have 'seed'/,
+    ],
+    [
       "a role that the kind has not",
       (m) => void m.programs.predict.inputs.push({ dtype: "int64", name: "s", role: "example_weight", shape: [] }),
       errors.ManifestError,

@@ -13,6 +13,7 @@ from archipel.server.fault_tables import Fault, Quarantine
 from archipel.server.models import UPDATE_PHASES, Answer, Participant, Round, Task
 from archipel.server.paging import page
 from archipel.server.problems import refuse
+from archipel.server.refusals import refusals_of_rounds
 from archipel.server.resources import FaultInfo, PageQuery, ParticipantInfo, RoundInfo, RoundPage, RoundResult
 from archipel.server.rounds import ORDER
 from archipel.server.routes import READ, Call, Route
@@ -72,6 +73,7 @@ def _infos(session: Session, task: Task, rounds: Sequence[Round], settings: Sett
         )
         if reached & set(UPDATE_PHASES) and not task.buffered:
             survivors.setdefault(round_id, []).append(device_id)
+    refused = refusals_of_rounds(session, shown)
     faults: dict[str, list[FaultInfo]] = {}
     noted = select(Fault).where(Fault.round_id.in_(shown)).order_by(Fault.device_id, Fault.reason)
     for fault in session.scalars(noted):
@@ -106,13 +108,19 @@ def _infos(session: Session, task: Task, rounds: Sequence[Round], settings: Sett
             survivors.get(row.round_id, []),
             faults.get(row.round_id, []),
             aside.get(row.round_id, []),
+            refused.get(row.round_id, {}),
         )
         for row in rounds
     ]
 
 
 def _round_info(
-    row: Round, participants: list[ParticipantInfo], survivors: list[str], faults: list[FaultInfo], aside: list[str]
+    row: Round,
+    participants: list[ParticipantInfo],
+    survivors: list[str],
+    faults: list[FaultInfo],
+    aside: list[str],
+    refused: dict[str, int],
 ) -> RoundInfo:
     settled = row.phase != "failed" and ORDER[row.phase] > ORDER["masking"] and row.phase not in COLLECTING
     return RoundInfo(
@@ -132,6 +140,7 @@ def _round_info(
         set_aside=aside,
         suspects=_suspects(row),
         result=None if row.result is None else msgspec.convert(row.result, RoundResult),
+        refused=refused,
         started=row.started,
         ended=row.ended,
     )

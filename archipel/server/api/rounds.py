@@ -15,6 +15,7 @@ from archipel.protocol.messages import (
     Confirmations,
     ConfirmRequest,
     EncryptedShare,
+    LeaveRequest,
     Receipt,
     RoundStatus,
     Shares,
@@ -26,6 +27,7 @@ from archipel.protocol.secagg import check_advertisement, check_confirmation, ch
 from archipel.server.faults import note_fault
 from archipel.server.models import Participant, Round, Share, Task
 from archipel.server.problems import refuse, refusing
+from archipel.server.refusals import count_refusal
 from archipel.server.routes import DEVICE, READ, B, Call, Route
 from archipel.server.seats import find_seat, store_answer, take_seat
 
@@ -84,10 +86,10 @@ def advertise(call: Call[AdvertiseRequest], round_id: str) -> Receipt:
     return store_answer(call.services, seat, "advertising", digest=digest, size=len(call.raw), body=body)
 
 
-def leave(call: Call[None], round_id: str) -> Receipt:
+def leave(call: Call[LeaveRequest], round_id: str) -> Receipt:
     """The device will send nothing in the round, so that nobody waits for it. Only before its first message.
 
-    Nobody waits for it in a buffered round: there its time goes by as it did.
+    Nobody waits for it in a buffered round: there its time goes by as it did. The reason, if it tells one, is counted.
     """
     device_id = call.identity.device_id
 
@@ -102,6 +104,7 @@ def leave(call: Call[None], round_id: str) -> Receipt:
             )
         if not seat.left and seat.buffer_ends is None:
             connection.execute(_LEAVE, {"in_round": round_id, "leaving": device_id, "at": now})
+        count_refusal(connection, round_id, device_id, call.body.reason, now)
         return Receipt()
 
     return call.services.database.together(store)
@@ -219,7 +222,7 @@ _ROUND = "/v1/rounds/<id:round_id>"
 
 ROUTES = (
     Route("GET", _ROUND, DEVICE | READ, round_status, response=RoundStatus, members=True),
-    Route("POST", f"{_ROUND}/leave", DEVICE, leave, response=Receipt, members=True),
+    Route("POST", f"{_ROUND}/leave", DEVICE, leave, LeaveRequest, Receipt, members=True),
     Route("PUT", f"{_ROUND}/advertisement", DEVICE, advertise, AdvertiseRequest, Receipt, members=True),
     Route("GET", f"{_ROUND}/cohort", DEVICE, cohort, response=Cohort, members=True),
     Route("PUT", f"{_ROUND}/shares", DEVICE, send_shares, Shares, Receipt, members=True),

@@ -17,6 +17,7 @@ from archipel.server.models import Round, Task
 from archipel.server.opening import add_task, new_task
 from archipel.server.paging import page
 from archipel.server.problems import refuse
+from archipel.server.refusals import refusals_of_task
 from archipel.server.resources import (
     PageQuery,
     TaskInfo,
@@ -222,6 +223,7 @@ def _info(call: Call[Any], session: Session, task: Task) -> TaskInfo:
         created_by=task.created_by,
         approved_by=task.approved_by,
         waiting_for=reasons,
+        refused=refusals_of_task(session, task.task_id),
         created=task.created,
         ended=task.ended,
     )

@@ -34,6 +34,10 @@ def file(tmp_path: Path) -> Path:
         ('folder = "device"\nthreads = "2"', HERE + "threads: expected `int`, got `str`"),
         ('folder = "device"\nthreads = 0', HERE + "threads must be at least 1, is 0"),
         ('folder = "device"\nmax_wait = nan', HERE + "max_wait: expected a finite number, got nan"),
+        ('folder = "device"\nkinds = ["spying"]', HERE + "kinds[0]: unknown value 'spying'; there are: ana"),
+        ('folder = "device"\npublishers = ["abc"]', HERE + "publishers: expected public keys, each 64 hexadecimal"),
+        ('folder = "device"\nmax_rounds_per_day = 1000', HERE + "max_rounds_per_day must be from 0 to 256, is 1000"),
+        ('folder = "device"\nserver = "http://a.example"', HERE + "server: plain http:// to a.example, where"),
         ('folder = "device"\nmax_cache_bytes = -1', HERE + "max_cache_bytes must not be negative, is -1"),
         ('folder = "device"\nserver = "a.example"', HERE + "server: expected a URL that starts with https:// or http://"),
         ('folder = "device"\nattributes = 3', HERE + "attributes: expected `object`, got `int`"),
@@ -85,6 +89,7 @@ def test_the_environment_goes_before_the_file(file: Path) -> None:
     )
     variables = {
         "FOLDER": "/elsewhere", "THREADS": "3", "ALLOW_PLAIN": "true", "POLL_JITTER": "0.5", "CA_FILE": "ca.pem",
+        "KINDS": "training,evaluation", "MAX_ROUNDS_PER_DAY": "4", "PUBLISHERS": "ab" * 32, "MAX_EPSILON": "2.5",
         "CONDITIONS_HOURS": "22:00-06:00,12:00-13:00", "EXAMPLES_STORE": "false", "EXAMPLES_FILE": "data.npz",
     }  # fmt: skip
     found = load_device_settings(
@@ -93,6 +98,8 @@ def test_the_environment_goes_before_the_file(file: Path) -> None:
     config = found.config
     assert (config.folder, config.ca_file) == (Path("/elsewhere"), file.parent / "ca.pem")
     assert (config.threads, config.attempts, config.allow_plain, config.poll_jitter) == (3, 2, True, 0.5)
+    assert (config.kinds, config.max_rounds_per_day) == (("training", "evaluation"), 4)
+    assert (config.publishers, config.max_epsilon) == (("ab" * 32,), 2.5)
     assert (found.conditions.min_free_disk, list(found.conditions.hours)) == (5, ["22:00-06:00", "12:00-13:00"])
     assert found.examples is not None
     assert (found.examples.store, found.examples.file) == (False, str(file.parent / "data.npz"))
@@ -123,8 +130,14 @@ def test_the_template_is_the_defaults(file: Path) -> None:
     said = tomllib.loads("\n".join(lines))
     everything = load_device_settings(file, environment={})
     defaults = {field.name: field.default for field in fields(AgentConfig)}
-    examples = {"folder", "server", "ca_file", "client_certificate", "client_key", "attributes"}
-    shown = {name: value for name, value in said.items() if name in defaults.keys() - examples}
+    examples = {"folder", "server", "ca_file", "client_certificate", "client_key", "attributes", "max_rounds_per_day",
+                "max_epsilon"}  # fmt: skip
+    shown = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in said.items()
+        if name in defaults.keys() - examples
+    }
+    assert (everything.config.max_rounds_per_day, everything.config.max_epsilon) == (256, 8.0)
     assert len(shown) > 10
     assert shown == {name: defaults[name] for name in shown}
     assert everything.examples is not None

@@ -201,8 +201,8 @@ class Registry:
         ]
 
     def counted(self) -> dict[int, int]:
-        """How many devices the server believes to run each version."""
-        return {each.number: each.devices for each in self.federation.operator.versions(MODEL)}
+        """How many devices told the server that they fetched each version last."""
+        return {each.number: each.downloaded for each in self.federation.operator.versions(MODEL)}
 
 
 @pytest.fixture

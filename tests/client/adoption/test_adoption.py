@@ -107,7 +107,7 @@ def test_a_worse_version_is_kept_out_and_tried_again(registry: Any) -> None:
     assert kept["offered"] == pytest.approx(registry.loss(2), rel=1e-5)
     assert kept["running"] == pytest.approx(registry.loss(1), rel=1e-5)
     assert "worse by more than 0.05" in kept["reason"]
-    assert registry.counted() == {1: 1, 2: 0}
+    assert registry.counted() == {1: 0, 2: 1}  # it fetched the one and runs the other, which it tells nobody
     assert not (agent.config.folder / "models" / MODEL / "b").exists()  # the old one's place was not needed
     agent.close()
     agent = registry.federation.agent(0, enrol=False, adopt=True)
@@ -116,9 +116,9 @@ def test_a_worse_version_is_kept_out_and_tried_again(registry: Any) -> None:
         now[0] += seconds
         agent.run_once()
         assert len(registry.told(agent, "kept")) == times
-    registry.add(FIRST, model="another")  # the serial is the population's
+    registry.add(FIRST, model="another")
     agent.run_once()
-    assert len(registry.told(agent, "kept")) == 4
+    assert len(registry.told(agent, "kept")) == 3
     assert agent.models == {MODEL: 1, "another": 1}
 
 
@@ -161,11 +161,12 @@ def test_what_the_server_takes_back_is_not_compared(registry: Any) -> None:
     assert agent.models == {MODEL: 3}
     operator = registry.federation.operator
     operator.roll_back(MODEL)
-    (agent.config.folder / "cache" / "bundles").rename(agent.config.folder / "cache" / "gone")  # from the other slot
+    (agent.config.folder / "cache" / "bundles").rename(agent.config.folder / "cache" / "gone")
     (agent.config.folder / "cache" / "bundles").mkdir()
     agent.run_once()
     assert agent.models == {MODEL: 2}
-    assert not list((agent.config.folder / "cache" / "bundles").iterdir())
+    # Fetched, as on a device that has it in no slot: the server is to see no difference.
+    assert len(list((agent.config.folder / "cache" / "bundles").iterdir())) == 1
     operator.promote(MODEL, 1)
     agent.run_once()
     assert agent.models == {MODEL: 1}
@@ -271,7 +272,7 @@ def test_examples_that_cannot_be_read_say_nothing_about_the_version(registry: An
 
 
 def test_a_full_disk_says_nothing_about_the_version(registry: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At each write of an adoption: it is tried again soon, unless it had been adopted by then."""
+    """At each write of an adoption: it is tried again, unless it had been adopted by then."""
     now = [1e9]
     before: int | None = None
 
@@ -301,7 +302,7 @@ def test_a_full_disk_says_nothing_about_the_version(registry: Any, monkeypatch: 
         kept += len(told)
         if agent.models == {MODEL: version - 1}:
             assert all("No space left" in each["reason"] for each in told)
-            now[0] += RETRY_SOON_SECONDS + 1
+            now[0] += RETRY_SECONDS + 1
             agent.run_once()
         assert agent.models == {MODEL: version}, writes
     assert writes > 10
@@ -356,7 +357,7 @@ def test_a_version_that_fails_when_it_is_used(registry: Any) -> None:
     assert agent.models == {MODEL: 1}
     for _ in range(2):
         agent.run_once()
-    assert registry.counted() == {1: 1, 2: 0}
+    assert registry.counted() == {1: 0, 2: 1}
     [kept] = registry.told(agent, "kept")
     assert (kept["version"], kept["runs"]) == (2, 1)
     assert "not finite" in kept["reason"]

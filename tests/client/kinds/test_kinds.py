@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from archipel import bundle as b
-from archipel.client.work import round_seed
 from archipel.lite_runtime import Runtime
 from archipel.protocol.sealed import public_bytes
+from tests.client.conftest import round_seed
 
 PLAIN = {"privacy": "plain", "threshold": None, "deadlines": {"assigning": 3.0, "updating": 5.0}}
 
@@ -33,7 +33,7 @@ def trained(federation: Any, digest: str, agent: Any, number: int) -> dict[str, 
     """What this device must have uploaded, by the runtime itself."""
     folder = next(federation.folder.glob("other-*/"))
     runtime = Runtime(b.open_bundle(folder, [public_bytes(federation.publisher_key)]))
-    return runtime.local_round(federation.data(number), seed=round_seed(digest, agent.device_id)).arrays
+    return runtime.local_round(federation.data(number), seed=round_seed(agent.config.folder, digest)).arrays
 
 
 def test_a_plain_round_is_the_mean_in_floating_point(plain: Any) -> None:

@@ -37,7 +37,9 @@ class Devices:
             server = f"http://{cable.address}:{federation.server.port}"
             on_event = {"on_event": self._tell} if number == 0 else {}
             with namespace.entered():
-                self.agents.append(federation.agent(number, server=server, **on_event, **{**PATIENT, **config}))
+                self.agents.append(
+                    federation.agent(number, server=server, allow_http=True, **on_event, **{**PATIENT, **config})
+                )
 
     @property
     def alone(self) -> Agent:

@@ -15,7 +15,6 @@ from sqlalchemy import select
 from archipel.bundle import open_bundle
 from archipel.client import Entry
 from archipel.client.journal import KEPT_ROUNDS
-from archipel.client.work import round_seed
 from archipel.lite_runtime import Runtime
 from archipel.protocol.messages import RoundPlan
 from archipel.protocol.policy import plan_digest
@@ -23,7 +22,7 @@ from archipel.protocol.sealed import Sealed, decode
 from archipel.protocol.vector import Layout
 from archipel.server.models import UPDATE_PHASES, Answer, Round, Task, Version
 from archipel.server.services import Services
-from tests.client.conftest import local_data, states
+from tests.client.conftest import local_data, round_seed, states
 from tests.client.faults import Proxy
 
 STEPS_PER_EPOCH = 4
@@ -133,7 +132,7 @@ class Reckoning:
             plan, digest = self._plan(update.round_id)
             arrays = self.runtime.local_round(
                 local_data(self.numbers[update.device_id]),
-                seed=round_seed(digest, update.device_id),
+                seed=round_seed(self.folders[update.device_id], digest),
                 parameters={"w": self.weights(plan.weights)},
             ).arrays
             if plan.privacy == "secure":

@@ -70,7 +70,7 @@ def test_the_same_sums_as_in_this_process(here: Runtime, there: IsolatedRuntime)
     np.testing.assert_allclose(sums["old"], x[age > 40].sum(0), rtol=1e-4)
     assert sums["count"] == (age > 40).sum()
     assert {name: array.dtype for name, array in sums.items()} == dict.fromkeys(("total", "old", "count"), np.float32)
-    for options in ({}, {"batch_size": 7}, {"hyperparameters": {"factor": 0.25}}, {"seed": 3}):
+    for options in ({}, {"batch_size": 7}, {"hyperparameters": {"factor": 0.25}}):
         ours, theirs = (rt.analyze(FIELDS, program="look", **options) for rt in (here, there))
         assert ours[1] == theirs[1]
         assert ours[0].keys() == theirs[0].keys()
@@ -115,7 +115,6 @@ def test_the_callers_mistakes_have_the_same_words(here: Runtime, there: Isolated
         lambda rt: rt.analyze(FIELDS, program="look", batch_size=0),
         lambda rt: rt.analyze(FIELDS, program="look", hyperparameters={"factor": 1e9}),
         lambda rt: rt.analyze(FIELDS, program="look", hyperparameters={"nothing": 1.0}),
-        lambda rt: rt.analyze(FIELDS, program="look", seed=-1),
         lambda rt: rt.analyze(FIELDS, program="nothing"),
         lambda rt: rt.analyze(FIELDS),  # there are two
     ]
@@ -150,7 +149,7 @@ SUMS = {"update/total": np.float32(1.0), "update/old": np.zeros(3, np.float32), 
         (Analyzed(examples=700), {**SUMS, "update/more": np.float32(0)}, "it made"),
         (Analyzed(examples=700), {**SUMS, "personal/w": W}, "it made"),
         (Done(), SUMS, "it answers Done"),
-        (Analyze(program="look", seed=0, hyperparameters={}, batch_size=1), SUMS, "it answers Analyze"),
+        (Analyze(program="look", hyperparameters={}, batch_size=1), SUMS, "it answers Analyze"),
     ],
 )
 def test_wrong_answers(folder: Path, trusted: list[bytes], stand_in: Any, reply: Any, arrays: Any, why: str) -> None:

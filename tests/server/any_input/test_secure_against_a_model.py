@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from archipel.bundle import read_weights
-from archipel.protocol.messages import RoundPlan
+from archipel.protocol.messages import LeaveRequest, RoundPlan
 from archipel.protocol.policy import plan_digest
 from archipel.protocol.sealed import public_bytes, unseal
 from archipel.protocol.secagg import Participant
@@ -220,7 +220,7 @@ class Rounds(RuleBasedStateMachine):
             return
         known = self.rounds[device.plan.round_id]
         device.open_session()
-        status, _ = device.call("POST", f"{device.round}/leave")
+        status, _ = device.call("POST", f"{device.round}/leave", LeaveRequest())
         heard_of = any(device.id in each for each in known.answered.values())
         assert status == (409 if heard_of else 200)
         if not heard_of:

@@ -22,13 +22,12 @@ import pytest
 
 from archipel import bundle as b
 from archipel.client import Agent
-from archipel.client.work import round_seed
 from archipel.lite_runtime import Runtime
 from archipel.protocol.sealed import public_bytes
 from archipel.protocol.vector import Layout
 from archipel.server import OperatorClient, TaskRequest, init_data_folder, load_settings
 from archipel.server.services import Services
-from tests.client.conftest import POPULATION, W0, Federation, make_bundle
+from tests.client.conftest import POPULATION, W0, Federation, make_bundle, round_seed
 from tests.server.processes.test_processes import SERVE, Server
 
 AGENTS = 4
@@ -89,7 +88,7 @@ def reference(federation: Federation, agents: dict[str, int], info: Any, start: 
     digest = federation.plan_digest(info.round_id)
     total, weight = np.zeros(3), 0.0
     for device in info.survivors:
-        seed = round_seed(digest, device)
+        seed = round_seed(federation.folder / f"device-{agents[device]}", digest)
         update = runtime.local_round(federation.data(agents[device]), seed=seed, parameters={"w": start}).arrays
         if plain:
             total += update["dw"].astype(np.float64)

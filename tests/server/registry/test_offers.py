@@ -22,7 +22,7 @@ def offered(device: Any) -> dict[str, int]:
     return {each.model: each.version for each in device.offers}
 
 
-def test_the_promoted_version_is_offered_to_who_asks_and_does_not_run_it(world: Any, fleet: Fleet) -> None:
+def test_the_promoted_version_is_offered_to_who_asks_and_has_not_fetched_it(world: Any, fleet: Fleet) -> None:
     silent, asking = world.add_devices(2)
     asking.versions = {}
     assert (offered(silent), offered(asking)) == ({}, {MODEL: 1})
@@ -136,14 +136,14 @@ def test_a_population_has_so_many_models_that_an_answer_can_name_all(world: Any,
     fleet.post("models", {"name": "more", "population": "teachers"}, 201)
 
 
-def test_how_many_devices_run_which_version(world: Any, fleet: Fleet) -> None:
+def test_how_many_devices_fetched_which_version(world: Any, fleet: Fleet) -> None:
     devices = world.add_devices(6)
     for device, runs in zip(devices, (None, {}, {MODEL: 1}, {MODEL: 1}, {MODEL: 2, "words": 1}, {"words": 1})):
         device.versions = runs
         device.check_in()
 
     def counts() -> list[int]:
-        return [each["devices"] for each in fleet.get(f"models/{MODEL}/versions")["items"]]
+        return [each["downloaded"] for each in fleet.get(f"models/{MODEL}/versions")["items"]]
 
     assert counts() == [1, 2]  # newest first
     devices[2].versions = {MODEL: 2}
@@ -152,8 +152,8 @@ def test_how_many_devices_run_which_version(world: Any, fleet: Fleet) -> None:
     devices[2].versions = {MODEL: 999_999_999}  # whatever a device says
     devices[2].check_in()
     assert counts() == [1, 1]
-    assert fleet.get(f"models/{MODEL}/versions/2")["devices"] == 1
-    # Those that were revoked, or have not come for long, run nothing any more.
+    assert fleet.get(f"models/{MODEL}/versions/2")["downloaded"] == 1
+    # Those that were revoked, or have not come for long, count no more.
     fleet.post(f"devices/{devices[4].id}/revoke")
     assert counts() == [0, 1]
     world.clock.now += 30 * 86400 + 1
@@ -174,10 +174,10 @@ def test_a_device_in_a_round_is_offered_versions_too(world: Any, fleet: Fleet) -
     devices[0].versions = {MODEL: 2}
     assert devices[0].check_in() is not None
     assert devices[0].offers == []
-    assert fleet.get(f"models/{MODEL}/versions/2")["devices"] == 1
+    assert fleet.get(f"models/{MODEL}/versions/2")["downloaded"] == 1
 
 
-def test_what_a_device_runs_is_written_when_it_changes_only(world: Any) -> None:
+def test_what_a_device_fetched_is_written_when_it_changes_only(world: Any) -> None:
     (device,) = world.add_devices(1)
 
     def stored() -> Any:

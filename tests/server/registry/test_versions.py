@@ -41,7 +41,7 @@ def test_a_digest_is_what_the_documentation_says(world: Any, empty: Fleet) -> No
     made = empty.add_version()
     text = json.dumps({"bundle": made["bundle"], "weights": None}, sort_keys=True, separators=(",", ":"))
     assert made["digest"] == hashlib.sha256(text.encode()).hexdigest()
-    assert (made["number"], made["state"], made["parent"], made["task_id"], made["devices"]) == (
+    assert (made["number"], made["state"], made["parent"], made["task_id"], made["downloaded"]) == (
         1, "registered", None, None, 0,
     )  # fmt: skip
 

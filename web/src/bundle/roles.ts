@@ -202,7 +202,8 @@ export const ALLOWED: Readonly<Record<ProgramKind, readonly [ReadonlySet<Role>, 
     new Set<Role>(["update", "state", "personal", "metric"]),
   ],
   refresh: [new Set<Role>(MODEL), new Set<Role>(["derived"])],
-  analyze: [new Set<Role>([...DATA, ...MODEL, "hyperparameter", "seed", "noise"]), new Set<Role>(["update"])],
+  // No seed: a number that differs from device to device would give each a place of its own in the sum.
+  analyze: [new Set<Role>([...DATA, ...MODEL, "hyperparameter", "noise"]), new Set<Role>(["update"])],
 };
 
 const COMMON: Fields<Common> = {
