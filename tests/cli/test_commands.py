@@ -81,7 +81,7 @@ def test_doctor_tells_what_protects_and_tries_it(tmp_path: Path) -> None:
         ("scratch", True), ("trial: files", offers.landlock > 0), ("trial: sockets", offers.seccomp),
         ("trial: programs", offers.seccomp), ("device.key", True), ("data.key", False),
     ):  # fmt: skip
-        assert re.search(rf"^{name} +{'yes' if holds else 'no'}  \S", out, re.MULTILINE), (name, out)
+        assert re.search(rf"^{name} +{'yes' if holds else 'no'} +\S", out, re.MULTILINE), (name, out)
     assert f"chmod 600 {tmp_path / 'data.key'}" in out
 
 

@@ -131,7 +131,9 @@ def test_without_vectors(archipel: Any, again: Any) -> None:
 
 
 def test_a_graph_that_onnxruntime_refuses(archipel: Any, again: Any) -> None:
-    out, err = archipel(*again(graphs={"evaluate.onnx": b"graph"}), code=1)
+    text = '<ir_version: 10, opset_import: ["": 21]> g (float[n] x) => (float[n] y) { y = Relu(nowhere) }'
+    graph = parser.parse_model(text).SerializeToString()
+    out, err = archipel(*again(graphs={"evaluate.onnx": graph}), code=1)
     assert "FAILED   program evaluate: " in out
     assert "ok       program predict: " in out
     assert "FAILED   limits: cannot be computed: " in out

@@ -21,6 +21,7 @@ from archipel.bundle import (
 )
 from archipel.bundle.roles import DType, Example, Output
 from archipel.graph import Model
+from archipel.graph.slim import slim
 from archipel.lite_runtime import Runtime, load
 
 LEAST, MOST, WARM_UP, SECONDS = 15, 2000, 3, 0.3
@@ -61,7 +62,7 @@ def _runtime(model: Model, folder: Path) -> Runtime:
         folder,
         name="latency",
         programs={"predict": predict},
-        graphs={"predict.onnx": model.to_bytes()},
+        graphs={"predict.onnx": slim(model.ir).SerializeToString()},
         weights=write_weights({}),
         parameters=(),
         limits=Limits(peak_bytes=1, flops_per_example=1, upload_bytes=0),
