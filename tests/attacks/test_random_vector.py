@@ -89,3 +89,18 @@ def test_the_operator_sees_the_search_while_it_goes_on(world: Any) -> None:  # n
     here = [device for device in devices if device.join()]
     assert len(here) == 4
     assert sum(device in members for device in here) <= 1
+
+
+def test_one_that_is_in_every_round_of_a_small_fleet_does_not_end_the_task(world: Any) -> None:  # noqa: F811
+    """A round takes everybody who is there: without a search the fifth would have been the last."""
+    task = world.create_task(rounds=2, cohort=6, min_cohort=4, threshold=4)
+    devices = world.add_devices(6)
+    for _ in range(6):
+        play_round(world, devices, noise_from(devices[0]))
+        if world.task(task["task_id"])["state"] == "completed":
+            break
+    after = world.task(task["task_id"])
+    assert after["state"] != "failed"
+    assert after["failed_rounds"] == 0
+    play(world, task["task_id"], devices, noise_from(devices[0]))
+    assert world.task(task["task_id"])["state"] == "completed"

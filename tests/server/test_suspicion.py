@@ -128,7 +128,7 @@ def test_the_one_who_spoils_is_found(share: float, rounds: int) -> None:
     assert sum(set(found) > {"007"} for found in searches) <= 1
 
 
-def test_who_frames_another_device_is_found_with_it() -> None:
+def test_who_frames_another_device_is_accused_as_much_as_it() -> None:
     """001 spoils only what 002 is in: both are in all spoiled rounds, and in as many good ones."""
     random, waiting = Random(3), [f"{number:03d}" for number in range(12)]
     scores = {device: Score() for device in waiting}
