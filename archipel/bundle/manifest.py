@@ -89,7 +89,10 @@ class PrivacyPolicy(_Strict, frozen=True, kw_only=True):
     """Bounds set by the publisher; an agent refuses a plan outside them.
 
     `threshold` is the smallest allowed ratio of secret-sharing threshold to cohort size. `max_clip` bounds the L2
-    norm of one device's update and so what its owner can lose.
+    norm of one device's update and so what its owner can lose; `max_value` likewise everything else that it uploads:
+    the clip, or range times the square root of the number of elements, of an update entry of kind `value`.
+    `max_server_lr` bounds what the server multiplies a mean update with, and so its steps. `weighting` uniform: every
+    device of a training weighs 1, so that none has a weight to lie about.
     """
 
     modes: tuple[Literal["secure", "plain"], ...]
@@ -97,6 +100,9 @@ class PrivacyPolicy(_Strict, frozen=True, kw_only=True):
     threshold: float
     max_clip: float
     max_bits: int
+    max_value: float = 1e6
+    max_server_lr: float = 1.0
+    weighting: Literal["examples", "uniform"] = "examples"
 
 
 class Statistic(_Strict, frozen=True, kw_only=True):

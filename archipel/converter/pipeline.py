@@ -130,7 +130,7 @@ def convert(
         trainable=trainable,
         step_options=step_options or {},
         strategy=strategy,
-        strategy_options=strategy_options or {},
+        strategy_options=_upload_options(strategy_options or {}, privacy),
         epochs=epochs,
         batch_size=batch_size,
     )
@@ -169,6 +169,18 @@ def convert(
     with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as folder:
         pack(write(Path(folder) / "bundle").folder, path)
     return open_bundle(path, [sign_key.public_key().public_bytes_raw()])
+
+
+def _upload_options(given: Mapping[str, object], privacy: PrivacyPolicy) -> Mapping[str, object]:
+    """What the policy says of weights holds for the strategy's device half."""
+    if privacy.weighting != "uniform" or not isinstance(given, Mapping):
+        return given
+    if given.get("weighting", "uniform") != "uniform":
+        raise ConversionError(
+            f"strategy_options: weighting is {given['weighting']!r}, but the privacy policy wants every device to "
+            "weigh 1; leave it out, or change privacy"
+        )
+    return {**given, "weighting": "uniform"}
 
 
 def _lineage(report: Report | None, parent: str | None) -> Lineage:

@@ -28,13 +28,15 @@ from archipel.server.resources import TaskRequest
 from archipel.server.results import analysis, evaluation
 from archipel.server.rounds import answered, read_plan
 from archipel.server.services import Services
+from archipel.server.steps import History, Step, keep_within, read_history
 from archipel.server.tasks import request_of
 
 
 @dataclass(frozen=True)
 class Collected:
     """Everything that a round in phase aggregating has collected. `pending` is not in its checkpoint yet; `weights` and
-    `strategy_state` are what the sum is applied to. The last three are of secure rounds: U1, U2 and U4's answers."""
+    `strategy_state` are what the sum is applied to, `history` what the task's steps came to before it. The last three
+    are of secure rounds: U1, U2 and U4's answers."""
 
     current: Round
     plan: RoundPlan
@@ -44,6 +46,7 @@ class Collected:
     pending: list[folding.Pending]
     weights: str
     strategy_state: str | None
+    history: History
     survivors: list[str]
     sharers: list[str]
     cohort: Cohort | None
@@ -58,6 +61,7 @@ class NewVersion:
     weights_size: int
     strategy_state: str | None
     strategy_state_size: int
+    step: Step
 
 
 @dataclass(frozen=True)
@@ -73,7 +77,8 @@ class Outcome:
 def aggregate(services: Services, round_id: str) -> Outcome:
     """Sum, unmask, decode, and make of it what the task is for.
 
-    Memory is that of a few models, whatever the cohort's size. Raises ArchipelError when the round cannot be completed.
+    Memory is that of a few models, whatever the cohort's size. Raises ArchipelError when the round cannot be completed,
+    BoundError where the sum is none that devices can have sent which keep to their program.
     """
     with services.database.read() as session:
         collected = _collect(session, round_id)
@@ -86,6 +91,7 @@ def aggregate(services: Services, round_id: str) -> Outcome:
         decoded = layout.decode_sum(plain, cohort=collected.updates, modulus_bits=plan.modulus_bits)
     else:
         decoded = total.total.decoded()
+    layout.check_sum(decoded, collected.updates)
     if plan.kind == "training":
         return Outcome(collected.updates, decoded.weight, version=_update(services, collected, decoded))
     made = (evaluation if plan.kind == "evaluation" else analysis)(plan, manifest, decoded, collected.updates)
@@ -113,6 +119,7 @@ def _collect(session: Session, round_id: str) -> Collected:
         # Of an asynchronous task other rounds may have made versions meanwhile: the sum is of changes.
         weights=(task.model if task.mode == "asynchronous" else None) or plan.weights,
         strategy_state=task.strategy_state,
+        history=read_history(session, task.task_id),
         survivors=answered(session, round_id, "masking"),
         sharers=answered(session, round_id, "sharing"),
         cohort=read_cohort(session, round_id) if secure else None,
@@ -150,10 +157,12 @@ def _update(services: Services, collected: Collected, decoded: DecodedSum) -> Ne
     if collected.strategy_state is not None:
         state = services.blobs.read_weights(collected.strategy_state)
     hyperparameters = collected.request.hyperparameters
-    moved, state = strategy.update(parameters, state, decoded, collected.updates, hyperparameters)
-    for name, array in moved.items():
+    bound = strategy.step_bound(collected.manifest, hyperparameters, collected.updates)
+    after = strategy.update(parameters, state, decoded, collected.updates, hyperparameters)
+    for name, array in after[0].items():
         if not np.isfinite(array).all():
             raise ServerError(f"the new value of parameter {name!r} is not finite; lower the learning rates")
+    moved, state, step = keep_within((parameters, state), after, bound, collected.history)
     weights = write_weights(moved)
     state_bytes = write_weights(state) if state else b""
     return NewVersion(
@@ -161,4 +170,5 @@ def _update(services: Services, collected: Collected, decoded: DecodedSum) -> Ne
         weights_size=len(weights),
         strategy_state=services.blobs.put(state_bytes) if state_bytes else None,
         strategy_state_size=len(state_bytes),
+        step=step,
     )

@@ -294,9 +294,11 @@ class Coordinator:
                 )
             )
             current.weights_out = version.weights
+            current.step_norm, current.state_norm = version.step.parameters, version.step.state
+            current.step_scale = version.step.scale
             task.model = version.weights
             task.strategy_state = version.strategy_state
-        commit_round(session, current, task, now=now)
+        commit_round(session, current, task, now=now, note="" if version is None else version.step.note)
 
     def _start(self, task: Task) -> bool:
         services, now = self._services, self._services.clock()

@@ -202,7 +202,9 @@ class Round(Base):
 
     `number` is that of the model version it makes, so a round that repeats a failed one has the same number; rounds of
     an asynchronous task overlap, and theirs is that of the version after the one they began with. `sum_digest` is the
-    checkpoint of the running sum, in the spool: of the answers whose `folded_into` is this round.
+    checkpoint of the running sum, in the spool: of the answers whose `folded_into` is this round. `step_norm` and
+    `state_norm` are L2 norms of what a training's round changed, `step_scale` what it was multiplied with for that: see
+    archipel.server.steps. Null in rounds that are not committed, and of other kinds of tasks.
     """
 
     __tablename__ = "rounds"
@@ -220,6 +222,9 @@ class Round(Base):
     weight_sum: Mapped[float | None] = mapped_column(Float)
     result: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     sum_digest: Mapped[str | None] = mapped_column(Digest)
+    step_norm: Mapped[float | None] = mapped_column(Float)
+    state_norm: Mapped[float | None] = mapped_column(Float)
+    step_scale: Mapped[float | None] = mapped_column(Float)
     started: Mapped[float] = mapped_column(Float)
     ended: Mapped[float | None] = mapped_column(Float)
     __table_args__ = (

@@ -193,7 +193,8 @@ class RoundInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
 
     `number` is that of the model version which the round makes (in an asynchronous task: after which it began); a round
     that repeats a failed one has the same. `result` is what an evaluation or analysis found (see RoundResult), null for
-    training.
+    training. Of a training's committed round: `step_norm`, the L2 norm of the change of the parameters, and
+    `step_scale`, 1 or what the step was multiplied with because it was far beyond the task's others (`reason` says so).
     """
 
     round_id: RoundId
@@ -207,6 +208,8 @@ class RoundInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
     weights_in: Digest
     weights_out: Digest | None
     weight_sum: float | None
+    step_norm: float | None
+    step_scale: float | None
     result: RoundResult | None
     started: float
     ended: float | None

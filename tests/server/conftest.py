@@ -333,7 +333,7 @@ def make_bundle(
             Update(name="b.update", tensor="b", **b, **update),
             Update(
                 name="weight", tensor="weight", dtype="float32", shape=(),
-                kind="weight", weighting="examples", range=WEIGHT_RANGE, bits=16,
+                kind="weight", weighting="examples", range=WEIGHT_RANGE, bits=16, lowest=1 / 64,
             ),
         ),
     )  # fmt: skip

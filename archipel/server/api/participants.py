@@ -86,6 +86,8 @@ def _round_info(row: Round, participants: list[ParticipantInfo], survivors: list
         weights_in=row.weights_in,
         weights_out=row.weights_out,
         weight_sum=row.weight_sum,
+        step_norm=row.step_norm,
+        step_scale=row.step_scale,
         result=None if row.result is None else msgspec.convert(row.result, RoundResult),
         started=row.started,
         ended=row.ended,
