@@ -1,4 +1,4 @@
-"""How far one step of a training may move its model: the strategy's bound, and not far beyond what is usual in the task.
+"""How far one step of a training may move its model: the strategy's bound, and not far beyond what is usual for it.
 
 A sum within the strategy's bound may still be one device's doing: the bound is made of the clip, and honest devices
 rarely reach it together. So a step beyond RATIO times the running median of the task's committed steps is scaled down
