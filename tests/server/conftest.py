@@ -52,6 +52,13 @@ POPULATION = "pupils"
 Transport = Callable[[str, str, bytes | None, dict[str, str]], tuple[int, bytes]]
 
 
+def nothing_learned() -> np.ndarray:
+    """What a device sums up whose model did not move: deltas of 0, a weight of 1."""
+    vector = np.zeros(LENGTH, np.uint32)
+    vector[-1] = round(1 / WEIGHT_STEP)
+    return vector
+
+
 @dataclass
 class Clock:
     now: float = START
@@ -90,7 +97,7 @@ class Device:
         self.token = ""
         self.plan: messages.RoundPlan | None = None
         self.participant: Any = None
-        self.vector = np.zeros(LENGTH, np.uint32)
+        self.vector = nothing_learned()
         self.masked = b""
         self.attributes: dict[str, str | float | bool] = {}
         self.versions: dict[str, int] | None = None
