@@ -2,7 +2,9 @@
 
 A sum within the strategy's bound may still be one device's doing: the bound is made of the clip, and honest devices
 rarely reach it together. So a step beyond RATIO times the running median of the task's committed steps is scaled down
-to that. Steps count in the median as they were applied, so that whoever pushes cannot push the median at once.
+to that. A step counts in the median as it was applied, and as COUNTED times the median before it at most: whoever
+attacks most rounds from some round on pushes the median, but it takes as many rounds again as there were before to
+push it by half.
 
 Of one or two steps the larger stands in for the median: three are the fewest of which a single unusual one, attacked or
 of devices that hardly moved, does not decide it. A limit that was too low costs a training little, because a scaled
@@ -14,9 +16,9 @@ do not count, or nothing would ever move again.
 from __future__ import annotations
 
 import math
+from bisect import insort
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
 
 import numpy as np
 from sqlalchemy import select
@@ -30,11 +32,12 @@ from archipel.strategies.strategy import StepBound, Tensors, storage_rounding
 RATIO = 3.0
 ENOUGH = 3
 """So many steps make a median."""
+COUNTED = 1.5
 
 
 @dataclass(frozen=True)
 class History:
-    """Norms of the task's committed steps as applied, of the parameters and of the strategy's state."""
+    """Norms of the task's committed steps as applied, oldest first, of the parameters and of the strategy's state."""
 
     parameters: Sequence[float] = ()
     state: Sequence[float] = ()
@@ -61,21 +64,24 @@ class Step:
 
 
 def read_history(session: Session, task_id: str) -> History:
-    """In no order that matters."""
+    """Of all its committed rounds."""
     rows = session.execute(
-        select(Round.step_norm, Round.state_norm).where(
-            Round.task_id == task_id, Round.phase == "committed", Round.step_norm.is_not(None)
-        )
+        select(Round.step_norm, Round.state_norm)
+        .where(Round.task_id == task_id, Round.phase == "committed", Round.step_norm.is_not(None))
+        .order_by(Round.ended, Round.round_id)
     ).all()
     return History([row.step_norm for row in rows], [row.state_norm for row in rows if row.state_norm is not None])
 
 
 def limit(norms: Sequence[float]) -> float:
-    """The longest step after steps of these norms; infinite after none."""
-    moved = [norm for norm in norms if norm > 0]
-    if not moved:
+    """The longest step after steps of these norms, oldest first; infinite after none."""
+    counted: list[float] = []  # sorted
+    for norm in norms:
+        if norm > 0:
+            insort(counted, min(norm, COUNTED * _median(counted)) if len(counted) >= ENOUGH else norm)
+    if not counted:
         return math.inf
-    return RATIO * (median(moved) if len(moved) >= ENOUGH else max(moved))
+    return RATIO * (_median(counted) if len(counted) >= ENOUGH else counted[-1])
 
 
 def keep_within(
@@ -99,6 +105,11 @@ def keep_within(
     if scale == 1.0:
         return *after, step
     return _shorten(before[0], after[0], scale), _shorten(before[1], after[1], scale), step
+
+
+def _median(ascending: Sequence[float]) -> float:
+    middle = len(ascending) // 2
+    return ascending[middle] if len(ascending) % 2 else (ascending[middle - 1] + ascending[middle]) / 2
 
 
 def _norm(before: Mapping[str, np.ndarray], after: Mapping[str, np.ndarray]) -> float:
