@@ -231,8 +231,6 @@ def _validate_update(here: str, port: Port) -> None:
     kind, lowest = getattr(port, "kind", ""), getattr(port, "lowest", 0.0)
     if kind == "weight" and port.shape != ():
         raise ManifestError(f"{here}: the weight is a scalar, has shape {list(port.shape)}")
-    if kind == "weight" and clip is not None:
-        raise ManifestError(f"{here}: a weight has no clip, its range is its bound")
     if not (0 <= lowest <= getattr(port, "range", 0.0) if kind == "weight" else lowest == 0):
         raise ManifestError(f"{here}: lowest is of a weight, from 0 to its range; it is {lowest:g}")
 

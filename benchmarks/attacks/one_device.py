@@ -4,11 +4,12 @@
     python benchmarks/attacks/one_device.py --quick      ten devices, the strongest attack only
     python benchmarks/attacks/one_device.py --json       one JSON object a row
 
-Pupils' devices go on training, by federated averaging with a clip of 1, a network that census staff's digits have
-trained; accuracy is on the digits of pupils who are no devices. One device sends what it likes: its masked entries are
-beyond its own range, which nobody sees. It knows what the others send, and goes as far as the check of the sum allows
-(0.98 of it). Directions: `flip`, what training on digits with wrong labels gives; `reverse`, the negative of its honest
-update; `random`, the same random one in every round. `when` are the rounds that the attacker is in.
+Pupils' devices go on training, by federated averaging with a clip of 1 (at last, of 0.1, which is about the norm of one
+device's honest update), a network that census staff's digits have trained; accuracy is on the digits of pupils who are
+no devices. One device sends what it likes: its masked entries are beyond its own range, which nobody sees. It knows
+what the others send, and goes as far as the check of the sum allows (0.98 of it). Directions: `flip`, what training on
+digits with wrong labels gives; `reverse`, the negative of its honest update; `random`, the same random one in every
+round. `when` are the rounds that the attacker is in.
 
 Limits: `bound`, a sum that devices which keep to their program could not have sent is rejected, and no more; `median`,
 steps beyond three times the running median are scaled down besides, which is what the server does. For `flood` nothing
@@ -39,7 +40,7 @@ from archipel.protocol.vector import Layout
 from archipel.server.steps import History, keep_within
 from archipel.training import losses, optimizers
 
-CLIP, RANGE, BITS = 1.0, 0.5, 16
+CLIP, TIGHT, BITS = 1.0, 0.1, 16
 ROUNDS, AS_FAR_AS = 20, 0.98
 Tensors = dict[str, np.ndarray]
 
@@ -47,6 +48,7 @@ Tensors = dict[str, np.ndarray]
 @dataclass
 class Row:
     devices: int
+    clip: float
     attack: str
     when: str
     limits: str
@@ -67,16 +69,16 @@ WHEN: dict[str, Callable[[int], bool]] = {
 class Federation:
     """Devices with their pupils' digits, and the model that they begin with."""
 
-    def __init__(self, folder: Path, most: int) -> None:
+    def __init__(self, folder: Path, most: int, clip: float) -> None:
         digits = digits_by_writer()
         split = split_writers(digits, devices=most, seed=0)
-        policy = PrivacyPolicy(modes=("secure",), min_cohort=10, threshold=0.67, max_clip=CLIP, max_bits=BITS)
+        policy = PrivacyPolicy(modes=("secure",), min_cohort=10, threshold=0.67, max_clip=clip, max_bits=BITS)
         self.bundle: Bundle = convert(
             digits_cnn(0), folder / "digits", example=np.zeros((2, 1, 28, 28), np.float32),
             loss=losses.cross_entropy(), optimizer=optimizers.sgd(), sign_key=generate_key(), epochs=2, batch_size=10,
-            strategy_options={"clip": CLIP, "value_range": RANGE, "bits": BITS}, privacy=policy,
+            strategy_options={"clip": clip, "value_range": clip / 2, "bits": BITS}, privacy=policy,
         )  # fmt: skip
-        self.strategy = strategies.get("fedavg")
+        self.clip, self.strategy = clip, strategies.get("fedavg")
         self.layout = Layout.of(self.bundle.program("finish"))
         self.runtime = Runtime(self.bundle)
         staff = digits.of(split.cloud_train)
@@ -157,37 +159,41 @@ def run(federation: Federation, devices: int, attack: str, when: str, limits: st
             plain.append(norm)
         accuracies.append(federation.accuracy(parameters))
     return Row(
-        devices, attack, when if attack != "none" else "-", limits, accuracies[-1], min(accuracies),
+        devices, federation.clip, attack, when if attack != "none" else "-", limits, accuracies[-1], min(accuracies),
         float(np.median(plain)) if plain else float("nan"), max(steps), scaled,
     )  # fmt: skip
 
 
-def cases(quick: bool) -> Iterator[tuple[int, str, str, str]]:
+def cases(quick: bool) -> Iterator[tuple[float, int, str, str, str]]:
+    """Clip, devices, attack, when, limits."""
     for devices in (10,) if quick else (10, 20):
-        yield devices, "none", "all rounds", "median"
-        yield devices, "flood", "all rounds", "none"
+        yield CLIP, devices, "none", "all rounds", "median"
+        yield CLIP, devices, "flood", "all rounds", "none"
         for attack in ("flip",) if quick or devices > 10 else ("flip", "reverse", "random"):
             for when in WHEN:
                 if attack != "flip" and when != "all rounds":
                     continue
                 for limits in ("bound", "median"):
-                    yield devices, attack, when, limits
+                    yield CLIP, devices, attack, when, limits
+    for attack in ("none", "flip") if quick else ("none", "flip", "reverse"):
+        yield TIGHT, 10, attack, "all rounds", "median"
 
 
 def main() -> None:
     options = arguments(__doc__).parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        federation = Federation(Path(folder), 20)
-        print(f"before the first round: {federation.accuracy(federation.start):.4f}", file=sys.stderr)
+        federations = {clip: Federation(Path(folder) / str(clip), 20, clip) for clip in (CLIP, TIGHT)}
+        start = federations[CLIP].accuracy(federations[CLIP].start)
+        print(f"before the first round: {start:.4f}", file=sys.stderr)
         if not options.json:
-            print(f"{'devices':>8}{'attack':>9}{'when':>14}{'limits':>8}{'after 20':>10}{'worst':>8}"
+            print(f"{'devices':>8}{'clip':>6}{'attack':>9}{'when':>14}{'limits':>8}{'after 20':>10}{'worst':>8}"
                   f"{'honest step':>13}{'longest':>10}{'scaled':>8}")  # fmt: skip
-        for case in cases(options.quick):
-            row = run(federation, *case)
+        for clip, *case in cases(options.quick):
+            row = run(federations[clip], *case)
             if options.json:
                 print(json.dumps(asdict(row)), flush=True)
             else:
-                print(f"{row.devices:>8}{row.attack:>9}{row.when:>14}{row.limits:>8}{row.accuracy:>10.4f}"
+                print(f"{row.devices:>8}{row.clip:>6}{row.attack:>9}{row.when:>14}{row.limits:>8}{row.accuracy:>10.4f}"
                       f"{row.worst:>8.4f}{row.honest_step:>13.4f}{row.longest_step:>10.4g}{row.scaled:>8}",
                       flush=True)  # fmt: skip
 

@@ -67,6 +67,9 @@ export interface PrivacyPolicy {
   readonly threshold: number;
   readonly max_clip: number;
   readonly max_bits: number;
+  readonly max_value: number;
+  readonly max_server_lr: number;
+  readonly weighting: "examples" | "uniform";
 }
 
 /** Everything about a bundle but the bytes. `files` maps every other file to its SHA-256 (hex). */
@@ -114,6 +117,9 @@ const decoder = struct<Manifest>({
       threshold: required(float),
       max_clip: required(float),
       max_bits: required(integer),
+      max_value: optional(float, 1e6, "1000000.0"),
+      max_server_lr: optional(float, 1, "1.0"),
+      weighting: optional(oneOf("examples", "uniform"), "examples", '"examples"'),
     }),
   ),
   files: required(dictionary(text)),
