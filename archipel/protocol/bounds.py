@@ -141,7 +141,7 @@ def sum_bound(updates: Updates, group: Group, cohort: int, weight_sum: float) ->
 
 
 def mean_bound(updates: Updates, group: Group, cohort: int) -> float:
-    """The most that `group` measures in a sum divided by the sum of weights (of the devices, without weights).
+    """The most that `group` measures in a sum divided by the sum of weights (by `cohort`, where none are uploaded).
 
     sum_bound is c W + d with c and d not negative, so divided by W it is largest for the least W. Infinite where the
     manifest states no least weight.
