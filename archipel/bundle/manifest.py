@@ -89,7 +89,10 @@ class PrivacyPolicy(_Strict, frozen=True, kw_only=True):
     """Bounds set by the publisher; an agent refuses a plan outside them.
 
     `threshold` is the smallest allowed ratio of secret-sharing threshold to cohort size. `max_clip` bounds the L2
-    norm of one device's update and so what its owner can lose.
+    norm of one device's update and so what its owner can lose; `max_value` likewise everything else that it uploads:
+    the clip, or range times the square root of the number of elements, of an update entry of kind `value`.
+    `max_server_lr` bounds what the server multiplies a mean update with, and so its steps. `weighting` uniform: every
+    device of a training weighs 1, so that none has a weight to lie about.
 
     `colluders` is the share of a secure round's `max_cohort` that may work with the server and still learn nothing but
     the sum. `min_cohort` counts the devices in a sum that are left when as many colluders are taken away; in a plain
@@ -108,6 +111,9 @@ class PrivacyPolicy(_Strict, frozen=True, kw_only=True):
     min_contributors: int = 20
     queries: int = 30
     query_days: int = 30
+    max_value: float = 1e6
+    max_server_lr: float = 1.0
+    weighting: Literal["examples", "uniform"] = "examples"
 
 
 class Statistic(_Strict, frozen=True, kw_only=True):

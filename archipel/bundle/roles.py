@@ -159,8 +159,11 @@ class Update(Port, frozen=True, kw_only=True, tag="update"):
     `kind`: `delta` (the change of parameter `tensor`), `weight` (scalar: the weight that this device's entries were
     multiplied with, so that the sum of weights travels too) or `value` (anything that the strategy's server half reads
     by its name `tensor`). The graph has applied the weight and the clipping already. `clip` is the L2 norm that it
-    holds all `delta` entries to, before weighting (None: not clipped). For the fixed-point encoding each element is
-    clamped to [-range, range] and rounded to `bits` bits.
+    holds all entries of this kind with a clip to, together and before weighting: one number for the deltas and one for
+    the values of a program (None: not clipped). For the fixed-point encoding each element is clamped to
+    [-range, range] and rounded to `bits` bits. `lowest`, of a weight: the least that a device weighs, which is one with
+    a single example. `noise`: the standard deviation of the noise that the program has added to each element, after
+    clipping and weighting.
     """
 
     tensor: str
@@ -169,6 +172,8 @@ class Update(Port, frozen=True, kw_only=True, tag="update"):
     range: float
     bits: int
     clip: float | None = None
+    lowest: float = 0.0
+    noise: float = 0.0
 
 
 class Metric(Port, frozen=True, kw_only=True, tag="metric"):

@@ -56,6 +56,7 @@ def validate_manifest(manifest: Manifest) -> None:
     declared: dict[tuple[str, str], tuple[object, ...]] = {}
     for name, program in manifest.programs.items():
         _validate_program(name, program, manifest.files, parameters, declared)
+        _validate_bounds(f"program {name!r}", program, trains=bool(manifest.strategy))
     _validate_features(manifest.programs)
     for name, program in manifest.programs.items():
         if program.repeats:
@@ -230,8 +231,33 @@ def _validate_update(here: str, port: Port) -> None:
     clip = getattr(port, "clip", None)
     if clip is not None and not 0 < clip < float("inf"):
         raise ManifestError(f"{here}: clip must be above 0 and finite, or absent")
-    if getattr(port, "kind", "") == "weight" and port.shape != ():
+    if not 0 <= getattr(port, "noise", 0.0) < math.inf:
+        raise ManifestError(f"{here}: noise must be at least 0 and finite")
+    kind, lowest = getattr(port, "kind", ""), getattr(port, "lowest", 0.0)
+    if kind == "weight" and port.shape != ():
         raise ManifestError(f"{here}: the weight is a scalar, has shape {list(port.shape)}")
+    if not (0 <= lowest <= getattr(port, "range", 0.0) if kind == "weight" else lowest == 0):
+        raise ManifestError(f"{here}: lowest is of a weight, from 0 to its range; it is {lowest:g}")
+
+
+def _validate_bounds(where: str, program: Program, trains: bool) -> None:
+    """What the bounds of sums are computed with. `trains`: the sum is what a strategy makes its next step of."""
+    updates = [port for port in program.outputs if isinstance(port, Update)]
+    for kind in ("delta", "value"):
+        clips = {port.clip for port in updates if port.kind == kind and port.clip is not None}
+        if len(clips) > 1:
+            raise ManifestError(f"{where}: its {kind} entries are clipped together, to one norm, not {sorted(clips)}")
+    if not trains or program.kind != "finish":
+        return
+    for port in updates:
+        step = port.range / ((1 << (port.bits - 1)) - 1)
+        if port.kind == "weight" and port.lowest < step:
+            raise ManifestError(
+                f"{where}: update {port.name!r}: lowest is {port.lowest:g}, must be at least a step ({step:g}); "
+                "without a least weight one device could make the sum of weights as small as it likes"
+            )
+    if any(role_of(port) == "noise" for port in program.inputs) and not any(port.noise for port in updates):
+        raise ManifestError(f"{where}: reads noise; state in its update entries how much of it they have (noise)")
 
 
 def _declaration(port: Port) -> tuple[tuple[str, str], tuple[object, ...]]:
@@ -284,6 +310,8 @@ def _validate_policy(manifest: Manifest) -> None:
         )
     if not 0 < policy.max_clip < float("inf") or not 2 <= policy.max_bits <= MAX_BITS:
         raise ManifestError(f"privacy: max_clip must be above 0 and finite, max_bits from 2 to {MAX_BITS}")
+    if not (0 < policy.max_value < math.inf and 0 < policy.max_server_lr < math.inf):
+        raise ManifestError("privacy: max_value and max_server_lr must be above 0 and finite")
 
 
 def _validate_validity(manifest: Manifest) -> None:

@@ -69,6 +69,7 @@ def _head(found: RoundInfo) -> list[str]:
         "ended": moment(found.ended),
         "weights in": found.weights_in,
         "weights out": found.weights_out or "-",
+        "step": "-" if found.step_norm is None else f"{found.step_norm:.4g}",
     }
     return [f"{name:<12}{value}" for name, value in rows.items()]
 

@@ -11,6 +11,7 @@ from archipel.cli.remote import fields, read_request, read_toml, remote, request
 from archipel.cli.tables import as_json, moment, show, table
 from archipel.errors import CommandError
 from archipel.server import OperatorClient, TaskRequest
+from archipel.server.registry_resources import RoundMetrics
 from archipel.server.resources import TaskInfo
 
 
@@ -119,11 +120,19 @@ def metrics(client: OperatorClient, task_id: str, as_json: bool) -> None:
     rows = [
         (
             str(each.number), each.round_id, str(each.devices), moment(each.ended),
-            "-" if each.weight_sum is None else f"{each.weight_sum:.6g}", result_line(each.result),
+            "-" if each.weight_sum is None else f"{each.weight_sum:.6g}", _step(each), result_line(each.result),
         )
         for each in found
     ]  # fmt: skip
-    show(found, as_json, table(("number", "round", "devices", "ended", "weight", "result"), rows))
+    show(found, as_json, table(("number", "round", "devices", "ended", "weight", "step", "result"), rows))
+
+
+def _step(each: RoundMetrics) -> str:
+    """The step's norm, and what it was scaled down by."""
+    if each.step_norm is None:
+        return "-"
+    scaled = each.step_scale is not None and each.step_scale < 1
+    return f"{each.step_norm:.4g}" + (f" (scaled by {each.step_scale:.3g})" if scaled else "")
 
 
 @task.command()

@@ -137,7 +137,7 @@ def convert(
         trainable=trainable,
         step_options=step_options or {},
         strategy=strategy,
-        strategy_options=strategy_options or {},
+        strategy_options=_upload_options(strategy_options or {}, privacy),
         epochs=epochs,
         batch_size=batch_size,
     )
@@ -184,6 +184,18 @@ def convert(
 def default_not_after() -> int:
     """Two years from today, at midnight UTC: bundles that are made on one day are the same."""
     return (int(time.time()) // DAY + VALID_DAYS) * DAY
+
+
+def _upload_options(given: Mapping[str, object], privacy: PrivacyPolicy) -> Mapping[str, object]:
+    """What the policy says of weights holds for the strategy's device half."""
+    if privacy.weighting != "uniform" or not isinstance(given, Mapping):
+        return given
+    if given.get("weighting", "uniform") != "uniform":
+        raise ConversionError(
+            f"strategy_options: weighting is {given['weighting']!r}, but the privacy policy wants every device to "
+            "weigh 1; leave it out, or change privacy"
+        )
+    return {**given, "weighting": "uniform"}
 
 
 def _lineage(report: Report | None, parent: str | None) -> Lineage:

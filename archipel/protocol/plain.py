@@ -1,7 +1,7 @@
 """Updates of rounds with privacy "plain": safetensors with one array for each update output, checked before they count.
 
 What a check can find is that an update keeps its own bundle's bounds: names, dtypes, shapes, finite numbers, each entry
-within its range, the deltas' norm within clip times weight. Both sides derive the bounds from the signed manifest.
+within its range, norms within clip times weight (protocol.bounds). Both sides derive them from the signed manifest.
 """
 
 from __future__ import annotations
@@ -16,11 +16,9 @@ from numpy.typing import NDArray
 
 from archipel.bundle import read_weights, write_weights
 from archipel.bundle.roles import Update
-from archipel.errors import BundleError, MessageError, ProtocolError
+from archipel.errors import BoundError, BundleError, MessageError
+from archipel.protocol.bounds import SLACK, check_update, clamp
 from archipel.protocol.vector import DecodedSum, Layout
-
-ROUNDING = 1e-4
-"""Relative; devices compute their clipping in float32."""
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -28,25 +26,14 @@ Arrays = dict[str, NDArray[Any]]
 def encode_plain(layout: Layout, arrays: Mapping[str, NDArray[Any]], scale: float = 1.0) -> bytes:
     """The arrays (by output name) with every entry clamped to its range, deltas multiplied by `scale`.
 
-    Raises ProtocolError for a missing, unknown or misshapen array, and for NaN or infinity.
+    Raises ProtocolError for a missing, unknown or misshapen array, and for NaN or infinity; BoundError where the arrays
+    do not keep to what the manifest states.
     """
-    unknown = set(arrays) - {port.name for port in layout.updates}
-    if unknown:
-        raise ProtocolError(f"update: {sorted(unknown)} are not update outputs of the program")
-    made = {}
+    checked = layout.check(arrays)
+    limits, made = clamp(layout.updates, checked), {}
     for port in layout.updates:
-        array = arrays.get(port.name)
-        if array is None:
-            raise ProtocolError(f"update {port.name!r}: missing; every update output of the program must be there")
-        if array.shape != tuple(port.shape) or not np.issubdtype(array.dtype, np.floating):
-            raise ProtocolError(
-                f"update {port.name!r}: expected floating point {list(port.shape)}, "
-                f"got {array.dtype}{list(array.shape)}"
-            )
-        if not np.isfinite(array).all():
-            raise ProtocolError(f"update {port.name!r}: has NaN or infinite entries; the local round diverged")
-        factor = scale if port.kind == "delta" else 1.0
-        made[port.name] = np.clip(array * factor, -port.range, port.range).astype(port.dtype)
+        factor, limit = scale if port.kind == "delta" else 1.0, limits[port.name]
+        made[port.name] = np.clip(checked[port.name] * factor, -limit, limit).astype(port.dtype)
     return write_weights(made)
 
 
@@ -66,15 +53,18 @@ def decode_plain(source: bytes | Path, layout: Layout) -> Arrays:
     if arrays.keys() != ports.keys():
         raise MessageError(f"update: has the arrays {sorted(arrays)[:16]}, expected {sorted(ports)[:16]}")
     for name, array in arrays.items():
-        _check_array(ports[name], array)
-    weight = next((float(arrays[port.name]) for port in layout.updates if port.kind == "weight"), 1.0)
-    if weight < 0:
-        raise MessageError(f"update: the weight is {weight}, expected at least 0")
-    _check_norm(layout, arrays, weight)
+        _check_array(ports[name], array, ports[name].range)
+    try:
+        check_update(layout.updates, arrays)
+    except BoundError as error:
+        raise MessageError(str(error)) from None
+    # A weight within its bounds by now: what was multiplied with it is bounded by it.
+    for name, limit in clamp(layout.updates, arrays).items():
+        _check_array(ports[name], arrays[name], limit)
     return arrays
 
 
-def _check_array(port: Update, array: NDArray[Any]) -> None:
+def _check_array(port: Update, array: NDArray[Any], limit: float) -> None:
     shape = tuple(map(int, port.shape))
     if array.dtype.name != port.dtype or array.shape != shape:
         raise MessageError(
@@ -83,20 +73,8 @@ def _check_array(port: Update, array: NDArray[Any]) -> None:
     if array.size:
         largest = float(np.abs(array).max())
         # A NaN is not below anything.
-        if not largest <= port.range * (1 + ROUNDING):
-            raise MessageError(f"update {port.name!r}: an entry of {largest} is not a number up to {port.range}")
-
-
-def _check_norm(layout: Layout, arrays: Arrays, weight: float) -> None:
-    """Deltas are clipped together, and multiplied by the weight after that."""
-    deltas = [port for port in layout.updates if port.kind == "delta"]
-    clips = [port.clip for port in deltas if port.clip is not None]
-    if not clips:
-        return
-    squares = sum(float(np.square(arrays[port.name], dtype=np.float64).sum()) for port in deltas if port.clip)
-    norm, bound = float(np.sqrt(squares)), max(clips) * weight
-    if norm > bound * (1 + ROUNDING) + 1e-12:
-        raise MessageError(f"update: the deltas' norm is {norm}, at most {bound} (clip times weight) is allowed")
+        if not largest <= limit * (1 + SLACK) + 1e-12:
+            raise MessageError(f"update {port.name!r}: an entry of {largest} is not a number up to {limit}")
 
 
 @dataclass

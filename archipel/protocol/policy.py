@@ -8,6 +8,7 @@ from fractions import Fraction
 
 from archipel.bundle.manifest import Manifest, PrivacyPolicy
 from archipel.errors import PolicyError
+from archipel.protocol.bounds import groups
 from archipel.protocol.messages import RoundPlan
 from archipel.protocol.sealed import Sealed
 from archipel.protocol.vector import Layout
@@ -63,6 +64,8 @@ def check_plan(plan: RoundPlan, policy: PrivacyPolicy, layout: Layout) -> None:
     if plan.privacy == "secure":
         _check_threshold(plan, policy)
     _check_updates(policy, layout)
+    if plan.kind == "training":
+        _check_weighting(policy, layout)
     if not layout.fits(plan.modulus_bits, plan.max_cohort):
         _refuse(f"a modulus of {plan.modulus_bits} bits can overflow with max_cohort {plan.max_cohort}")
 
@@ -101,6 +104,20 @@ def _check_updates(policy: PrivacyPolicy, layout: Layout) -> None:
         if port.kind == "delta" and (port.clip is None or port.clip > policy.max_clip):
             clip = "is not clipped" if port.clip is None else f"is clipped to {port.clip}"
             _refuse(f"update {port.name!r} {clip}, the policy allows a norm of {policy.max_clip}")
+    for group in groups(layout.updates):
+        if group.ports[0].kind == "value" and not group.norm_bound <= policy.max_value:
+            _refuse(
+                f"{group.name} may have a norm of {group.norm_bound:g} (their clip, or range times the root of their "
+                f"number), the policy allows {policy.max_value:g} (max_value)"
+            )
+
+
+def _check_weighting(policy: PrivacyPolicy, layout: Layout) -> None:
+    if policy.weighting != "uniform":
+        return
+    for port in layout.updates:
+        if port.kind == "weight" or port.weighting != "uniform":
+            _refuse(f"update {port.name!r} is weighted by {port.weighting}, the policy wants every device to weigh 1")
 
 
 def _refuse(why: str) -> None:

@@ -7,7 +7,6 @@ complement), so that zero is exact and sums need no knowledge of who took part.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 
 from archipel.bundle.roles import Program, Update
 from archipel.errors import MessageError, ProtocolError
+from archipel.protocol.bounds import check_sum, check_update, clamp, entries, largest, step
 
 Vector = NDArray[np.uint32]
 
@@ -53,7 +53,7 @@ class Layout:
     @property
     def length(self) -> int:
         """Number of entries of the vector."""
-        return sum(_size(port) for port in self.updates)
+        return sum(entries(port) for port in self.updates)
 
     def modulus_bits(self, max_cohort: int) -> int:
         """The smallest whole number of bytes, in bits (8 to 32), in which `max_cohort` devices cannot overflow."""
@@ -69,20 +69,39 @@ class Layout:
         """Fixed point of `arrays` (by output name, floating point, in the declared shapes): uint32 [length].
 
         Raises ProtocolError for a missing, unknown or misshapen array, for NaN or infinity, or when the modulus could
-        overflow.
+        overflow; BoundError where the arrays do not keep to what the manifest states, see protocol.bounds.
         """
         self._check_modulus(modulus_bits, max_cohort)
-        unknown = set(arrays) - {port.name for port in self.updates}
-        if unknown:
-            raise ProtocolError(f"update: {sorted(unknown)} are not update outputs of the program")
+        checked = self.check(arrays)
+        limits = clamp(self.updates, checked)
         vector = np.empty(self.length, np.uint32)
         start = 0
         for port in self.updates:
-            stop = start + _size(port)
-            vector[start:stop] = _quantize(port, arrays.get(port.name))
+            stop = start + entries(port)
+            vector[start:stop] = _quantize(port, checked[port.name], limits[port.name])
             start = stop
         vector &= np.uint32(2**modulus_bits - 1)
         return vector
+
+    def check(self, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        """The update outputs among `arrays`: all of them, in their shapes, finite, within the norms that the manifest
+        states. Raises ProtocolError, BoundError."""
+        unknown = set(arrays) - {port.name for port in self.updates}
+        if unknown:
+            raise ProtocolError(f"update: {sorted(unknown)} are not update outputs of the program")
+        checked = {port.name: _check_array(port, arrays.get(port.name)) for port in self.updates}
+        check_update(self.updates, checked)
+        return checked
+
+    def check_sum(self, total: DecodedSum, cohort: int) -> None:
+        """Raises BoundError unless `cohort` devices that keep to their program can have sent updates of this sum."""
+        sums: dict[str, NDArray[Any]] = {}
+        for port in self.updates:
+            if port.kind == "weight":
+                sums[port.name] = np.float64(0.0 if total.weight is None else total.weight)  # type: ignore[assignment]
+            else:
+                sums[port.name] = (total.deltas if port.kind == "delta" else total.values)[port.tensor]
+        check_sum(self.updates, sums, cohort)
 
     def decode_sum(self, total: Vector, *, cohort: int, modulus_bits: int) -> DecodedSum:
         """Back from the sum modulo 2^b of the vectors of `cohort` devices. uint32 [length].
@@ -98,16 +117,16 @@ class Layout:
         weight: float | None = None
         start = 0
         for port in self.updates:
-            stop = start + _size(port)
+            stop = start + entries(port)
             part = signed[start:stop]
             start = stop
-            limit = cohort * _largest(port)
+            limit = cohort * largest(port)
             if part.size and max(int(part.max()), -int(part.min())) > limit:
                 raise ProtocolError(
                     f"sum: an entry of {port.tensor!r} is beyond ±{limit}, the most that {cohort} devices can sum to; "
                     "a mask is left in it or a device sent something else than its update"
                 )
-            decoded = np.multiply(part, _step(port), dtype=np.float64).reshape(_shape(port))
+            decoded = np.multiply(part, step(port), dtype=np.float64).reshape(_shape(port))
             if port.kind == "weight":
                 weight = float(decoded)
             else:
@@ -116,7 +135,7 @@ class Layout:
 
     def fits(self, modulus_bits: int, cohort: int) -> bool:
         """Whether sums of `cohort` devices cannot overflow modulo 2^modulus_bits."""
-        return all(cohort * _largest(port) < 1 << (modulus_bits - 1) for port in self.updates)
+        return all(cohort * largest(port) < 1 << (modulus_bits - 1) for port in self.updates)
 
     def _check_modulus(self, modulus_bits: int, cohort: int) -> None:
         if not 1 <= modulus_bits <= 32 or not self.fits(modulus_bits, cohort):
@@ -159,33 +178,27 @@ def check_vector(where: str, vector: Vector, modulus_bits: int, length: int | No
         raise ProtocolError(f"{where}: entry {int(np.argmax(vector))} is not below 2^{modulus_bits}")
 
 
-def _quantize(port: Update, array: NDArray[Any] | None) -> Vector:
+def _check_array(port: Update, array: NDArray[Any] | None) -> NDArray[Any]:
     here = f"update {port.name!r}"
     if array is None:
         raise ProtocolError(f"{here}: missing; every update output of the program must be there")
     array = np.asarray(array)
     if array.shape != tuple(port.shape) or not np.issubdtype(array.dtype, np.floating):
         raise ProtocolError(f"{here}: expected floating point {list(port.shape)}, got {array.dtype}{list(array.shape)}")
-    steps = array.astype(np.float64).reshape(-1)
-    if not np.isfinite(steps).all():
+    if not np.isfinite(array).all():
         raise ProtocolError(f"{here}: has NaN or infinite entries; the local round diverged, lower its learning rate")
-    steps /= _step(port)
+    return array
+
+
+def _quantize(port: Update, array: NDArray[Any], limit: float) -> Vector:
+    steps = array.astype(np.float64).reshape(-1)
+    if limit < port.range:
+        np.clip(steps, -limit, limit, out=steps)
+    steps /= step(port)
     np.rint(steps, out=steps)
-    np.clip(steps, -_largest(port), _largest(port), out=steps)
+    np.clip(steps, -largest(port), largest(port), out=steps)
     return steps.astype(np.int32).view(np.uint32)
 
 
 def _shape(port: Update) -> tuple[int, ...]:
     return tuple(int(dim) for dim in port.shape)
-
-
-def _size(port: Update) -> int:
-    return math.prod(_shape(port))
-
-
-def _largest(port: Update) -> int:
-    return (1 << (port.bits - 1)) - 1
-
-
-def _step(port: Update) -> float:
-    return port.range / _largest(port)

@@ -30,6 +30,7 @@ from archipel.server.resources import TaskRequest
 from archipel.server.results import released
 from archipel.server.rounds import answered, read_plan
 from archipel.server.services import Services
+from archipel.server.steps import History, Step, keep_within, read_history
 from archipel.server.tasks import request_of
 
 WRONG_SHARES_SENT = "wrong unmasking shares"
@@ -41,7 +42,8 @@ COLLUDERS = 3
 @dataclass(frozen=True)
 class Collected:
     """Everything that a round in phase aggregating has collected. `pending` is not in its checkpoint yet; `weights` and
-    `strategy_state` are what the sum is applied to. The last three are of secure rounds: U1, U2 and U4's answers."""
+    `strategy_state` are what the sum is applied to, `history` what the task's steps came to before it. The last three
+    are of secure rounds: U1, U2 and U4's answers."""
 
     current: Round
     plan: RoundPlan
@@ -51,6 +53,7 @@ class Collected:
     pending: list[folding.Pending]
     weights: str
     strategy_state: str | None
+    history: History
     survivors: list[str]
     sharers: list[str]
     cohort: Cohort | None
@@ -65,6 +68,7 @@ class NewVersion:
     weights_size: int
     strategy_state: str | None
     strategy_state_size: int
+    step: Step
 
 
 @dataclass(frozen=True)
@@ -83,7 +87,8 @@ def aggregate(services: Services, round_id: str) -> Outcome:
     """Sum, unmask, decode, and make of it what the task is for.
 
     Memory is that of a few models, whatever the cohort's size. Raises ArchipelError when the round cannot be completed,
-    SpoiledRoundError where that is the doing of somebody in it.
+    SpoiledRoundError where that is the doing of somebody in it, as where the sum is none that devices can have sent
+    which keep to their program; BoundError for such a sum of plain updates.
     """
     with services.database.read() as session:
         collected = _collect(session, round_id)
@@ -96,10 +101,12 @@ def aggregate(services: Services, round_id: str) -> Outcome:
         plain, faults = _unmask(collected, total.total)
         try:
             decoded = layout.decode_sum(plain, cohort=collected.updates, modulus_bits=plan.modulus_bits)
+            layout.check_sum(decoded, collected.updates)
         except ProtocolError as error:
             raise SpoiledRoundError(str(error), collected.survivors, faults) from None
     else:
         decoded = total.total.decoded()
+        layout.check_sum(decoded, collected.updates)
     if plan.kind == "training":
         return Outcome(collected.updates, decoded.weight, version=_update(services, collected, decoded), faults=faults)
     made = released(plan, manifest, decoded, collected.updates)
@@ -132,6 +139,7 @@ def _collect(session: Session, round_id: str) -> Collected:
         # Of an asynchronous task other rounds may have made versions meanwhile: the sum is of changes.
         weights=(task.model if task.mode == "asynchronous" else None) or plan.weights,
         strategy_state=task.strategy_state,
+        history=read_history(session, task.task_id),
         survivors=answered(session, round_id, "masking"),
         sharers=answered(session, round_id, "sharing"),
         cohort=read_cohort(session, round_id) if secure else None,
@@ -195,10 +203,12 @@ def _update(services: Services, collected: Collected, decoded: DecodedSum) -> Ne
     if collected.strategy_state is not None:
         state = services.blobs.read_weights(collected.strategy_state)
     hyperparameters = collected.request.hyperparameters
-    moved, state = strategy.update(parameters, state, decoded, collected.updates, hyperparameters)
-    for name, array in moved.items():
+    bound = strategy.step_bound(collected.manifest, hyperparameters, collected.updates)
+    after = strategy.update(parameters, state, decoded, collected.updates, hyperparameters)
+    for name, array in after[0].items():
         if not np.isfinite(array).all():
             raise ServerError(f"the new value of parameter {name!r} is not finite; lower the learning rates")
+    moved, state, step = keep_within((parameters, state), after, bound, collected.history)
     weights = write_weights(moved)
     state_bytes = write_weights(state) if state else b""
     return NewVersion(
@@ -206,4 +216,5 @@ def _update(services: Services, collected: Collected, decoded: DecodedSum) -> Ne
         weights_size=len(weights),
         strategy_state=services.blobs.put(state_bytes) if state_bytes else None,
         strategy_state_size=len(state_bytes),
+        step=step,
     )

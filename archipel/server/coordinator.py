@@ -306,12 +306,14 @@ class Coordinator:
                 )
             )
             current.weights_out = version.weights
+            current.step_norm, current.state_norm = version.step.parameters, version.step.state
+            current.step_scale = version.step.scale
             task.model = version.weights
             task.strategy_state = version.strategy_state
         for device_id, fault in outcome.faults.items():
             note_fault(session, device_id=device_id, round_id=current.round_id, reason=fault, now=now)
         search.after_success(session, current, task, settings=self._services.settings, now=now)
-        commit_round(session, current, task, now=now)
+        commit_round(session, current, task, now=now, note="" if version is None else version.step.note)
 
     def _start(self, task: Task) -> bool:
         services, now = self._services, self._services.clock()

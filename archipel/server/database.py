@@ -26,7 +26,6 @@ T = TypeVar("T")
 
 MIGRATIONS = Path(__file__).parent / "migrations"
 SCHEMA = "0012"
-SCHEMA = "0012"
 """Name of the newest migration."""
 BUSY_MILLISECONDS = 10_000
 _WRITE = "archipel_write"

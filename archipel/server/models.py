@@ -221,8 +221,9 @@ class Round(Base):
     an asynchronous task overlap, and theirs is that of the version after the one they began with. `sum_digest` is the
     checkpoint of the running sum, in the spool: of the answers whose `folded_into` is this round. `spoiled`: it failed
     because of what its devices sent, and nobody knows which. `draw`: with what chance it took whom, see search.py.
-    `settled`: since when
-    it is clear which devices are in the sum, so that they may have been told.
+    `settled`: since when it is clear which devices are in the sum, so that they may have been told. `step_norm` and
+    `state_norm` are L2 norms of what a training's round changed, `step_scale` what it was multiplied with for that: see
+    archipel.server.steps. Null in rounds that are not committed, and of other kinds of tasks.
     """
 
     __tablename__ = "rounds"
@@ -243,6 +244,9 @@ class Round(Base):
     spoiled: Mapped[bool] = mapped_column(Boolean, default=False, server_default=false())
     draw: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     settled: Mapped[float | None] = mapped_column(Float)
+    step_norm: Mapped[float | None] = mapped_column(Float)
+    state_norm: Mapped[float | None] = mapped_column(Float)
+    step_scale: Mapped[float | None] = mapped_column(Float)
     started: Mapped[float] = mapped_column(Float)
     ended: Mapped[float | None] = mapped_column(Float)
     __table_args__ = (

@@ -255,6 +255,8 @@ class RoundMetrics(Message, frozen=True, kw_only=True, omit_defaults=False):
     number: int
     devices: int
     weight_sum: float | None
+    step_norm: float | None
+    step_scale: float | None
     weights_out: Digest | None
     result: RoundResult | None
     started: float

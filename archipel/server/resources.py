@@ -218,7 +218,9 @@ class RoundInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
     that repeats a failed one has the same. `spoiled`: it failed because of what somebody in it sent, and nobody can see
     who; `faults` are those that are clearly some device's, `set_aside` the devices that no round takes because of what
     this one showed; `suspects`: so many of those that waited were drawn with another chance than the others. `result`
-    is what an evaluation or analysis found (see RoundResult), null for training. `refused`: how many devices took no part, by reason (LeaveReason, or "untold").
+    is what an evaluation or analysis found (see RoundResult), null for training. `refused`: how many devices took no
+    part, by reason (LeaveReason, or "untold"). Of a training's committed round: `step_norm`, the L2 norm of the change of the parameters, and
+    `step_scale`, 1 or what the step was multiplied with because it was far beyond the task's others (`reason` says so).
     """
 
     round_id: RoundId
@@ -236,6 +238,8 @@ class RoundInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
     faults: list[FaultInfo]
     set_aside: list[DeviceId]
     suspects: int
+    step_norm: float | None
+    step_scale: float | None
     result: RoundResult | None
     refused: dict[str, int]
     started: float

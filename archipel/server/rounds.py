@@ -228,9 +228,10 @@ def fail_task(session: Session, task: Task, reason: str, *, now: float) -> None:
     let_go(session, task)
 
 
-def commit_round(session: Session, current: Round, task: Task, *, now: float) -> None:
-    """The round's result counts. The caller records the new version in the same transaction."""
-    _end(session, current, task, "committed", "", now)
+def commit_round(session: Session, current: Round, task: Task, *, now: float, note: str = "") -> None:
+    """The round's result counts. The caller records the new version in the same transaction. `note`: what is unusual
+    about it."""
+    _end(session, current, task, "committed", note, now)
     task.rounds_committed += 1
     task.failed_rounds = 0
     if task.rounds_committed >= task.rounds:

@@ -128,6 +128,9 @@ def check_task(request: TaskRequest, manifest: Manifest, *, max_update_bytes: in
     if size > max_update_bytes:
         raise ServerError(f"one update has {size} bytes, the server's limit max_update_bytes is {max_update_bytes}")
     _check_hyperparameters(request, manifest)
+    if request.kind == "training":
+        # Raises PolicyError for a server_lr beyond the policy.
+        strategies.get(manifest.strategy).step_bound(manifest, request.hyperparameters, request.cohort)
     return request
 
 

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from archipel.bundle import Manifest
 from archipel.protocol.vector import DecodedSum
-from archipel.strategies.strategy import Tensors
+from archipel.strategies.strategy import StepBound, Tensors, groups_of, mean_norm, server_rate, training_layout
 
 HYPERPARAMETERS = {"server_lr": 1.0}
 
@@ -33,3 +34,19 @@ def update(
 def add(parameters: Mapping[str, np.ndarray], total: DecodedSum, scale: float) -> Tensors:
     """Each parameter plus `scale` times the sum of its deltas, in its own type."""
     return {name: (array + scale * total.deltas[name]).astype(array.dtype) for name, array in parameters.items()}
+
+
+def step_bound(manifest: Manifest, hyperparameters: Mapping[str, float] | None, cohort: int) -> StepBound:
+    """The step is server_lr D / W, with D the sum of the deltas and W that of the weights.
+
+    check_sum lets pass |D| <= clip (W + k h) + r + n: k devices, h half a step of the weight's encoding, r the rounding
+    of the deltas, n the noise. So |D| / W <= clip + (clip k h + r + n) / W, largest for the least W, which is k lowest:
+
+        server_lr (clip (1 + h / lowest) + r / (k lowest) + n / (k lowest))
+
+    r is k half steps times the root of the number of entries, so without noise the cohort's size drops out. Where all
+    weigh 1, W is k and h is 0.
+    """
+    layout = training_layout(manifest)
+    mean = mean_norm(layout.updates, groups_of(layout, "delta"), cohort)
+    return StepBound(server_rate(manifest, hyperparameters) * mean)

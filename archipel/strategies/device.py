@@ -117,8 +117,9 @@ class Upload:
     """How an update travels, for every strategy the same options.
 
     `clip` bounds the L2 norm of all delta entries together; `value_range` (default: `clip`) bounds one element in the
-    fixed-point encoding, whose `bits` it decides the resolution of; a device with `weight_cap` examples or more weighs
-    1, one with fewer its share of that. Raises ConversionError for values out of bounds.
+    fixed-point encoding, whose `bits` it decides the resolution of. With `weighting` examples a device with
+    `weight_cap` examples or more weighs 1, one with fewer its share of that; with uniform each weighs 1. Raises
+    ConversionError for values out of bounds.
     """
 
     strategy: str
@@ -126,6 +127,7 @@ class Upload:
     value_range: float | None = None
     bits: int = 16
     weight_cap: int = 100
+    weighting: Literal["examples", "uniform"] = "examples"
 
     def __post_init__(self) -> None:
         positive(self.strategy, "clip", self.clip)
@@ -133,7 +135,13 @@ class Upload:
             positive(self.strategy, "value_range", self.value_range)
         if whole(self.strategy, "bits", self.bits, 2) > MAX_BITS:
             raise ConversionError(f"strategy {self.strategy!r}: bits must be at most {MAX_BITS}, is {self.bits}")
-        whole(self.strategy, "weight_cap", self.weight_cap, 1)
+        # So that the weight of a single example is a step of the encoding at least.
+        if whole(self.strategy, "weight_cap", self.weight_cap, 1).bit_length() + 1 > MAX_BITS:
+            raise ConversionError(f"strategy {self.strategy!r}: weight_cap must be below {1 << (MAX_BITS - 1)}")
+        if self.weighting not in ("examples", "uniform"):
+            raise ConversionError(
+                f"strategy {self.strategy!r}: weighting must be 'examples' or 'uniform', is {self.weighting!r}"
+            )
 
     @property
     def range(self) -> float:

@@ -25,6 +25,10 @@ def device(upload: Upload, *, strength: float = 0.1, personal_epochs: int | None
 
 
 STRATEGY = Strategy(
-    name="ditto", update=averaging.update, device=device, server_hyperparameters=averaging.HYPERPARAMETERS,
+    name="ditto",
+    update=averaging.update,
+    device=device,
+    step_bound=averaging.step_bound,
+    server_hyperparameters=averaging.HYPERPARAMETERS,
     asynchronous=True,
-)  # fmt: skip
+)

@@ -24,5 +24,9 @@ def device(upload: Upload, *, example_clip: float = 1.0, noise_multiplier: float
 
 
 STRATEGY = Strategy(
-    name="dpsgd", update=averaging.update, device=device, server_hyperparameters=averaging.HYPERPARAMETERS
+    name="dpsgd",
+    update=averaging.update,
+    device=device,
+    step_bound=averaging.step_bound,
+    server_hyperparameters=averaging.HYPERPARAMETERS,
 )

@@ -19,6 +19,10 @@ def device(upload: Upload) -> DeviceHalf:
 
 
 STRATEGY = Strategy(
-    name="fedavg", update=averaging.update, device=device, server_hyperparameters=averaging.HYPERPARAMETERS,
+    name="fedavg",
+    update=averaging.update,
+    device=device,
+    step_bound=averaging.step_bound,
+    server_hyperparameters=averaging.HYPERPARAMETERS,
     asynchronous=True,
-)  # fmt: skip
+)

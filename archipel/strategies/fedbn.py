@@ -24,6 +24,10 @@ def device(upload: Upload, *, personal: str | Sequence[str] = ()) -> DeviceHalf:
 
 
 STRATEGY = Strategy(
-    name="fedbn", update=averaging.update, device=device, server_hyperparameters=averaging.HYPERPARAMETERS,
+    name="fedbn",
+    update=averaging.update,
+    device=device,
+    step_bound=averaging.step_bound,
+    server_hyperparameters=averaging.HYPERPARAMETERS,
     asynchronous=True,
-)  # fmt: skip
+)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from archipel.bundle import Program
+from archipel.bundle import Manifest, Program
 from archipel.bundle.roles import Count, Update
 from archipel.protocol.vector import DecodedSum
 from archipel.strategies import averaging
@@ -29,7 +29,15 @@ from archipel.strategies.finish import (
     upload_weight,
 )
 from archipel.strategies.program import ProgramGraph
-from archipel.strategies.strategy import Strategy, Tensors
+from archipel.strategies.strategy import (
+    StepBound,
+    Strategy,
+    Tensors,
+    groups_of,
+    mean_norm,
+    server_rate,
+    training_layout,
+)
 
 if TYPE_CHECKING:
     import onnx
@@ -46,11 +54,22 @@ def update(
     hyperparameters: Mapping[str, float],
 ) -> tuple[Tensors, Tensors]:
     """See the file's description; equation 6 of the paper with tau_eff = the weighted mean of a."""
-    weight = total.weight or 0.0
+    weight = float(cohort) if total.weight is None else total.weight
     if weight <= 0:
         return dict(parameters), state
     steps = float(total.values[STEPS]) / weight
     return averaging.add(parameters, total, hyperparameters.get("server_lr", 1.0) * steps / weight), state
+
+
+def step_bound(manifest: Manifest, hyperparameters: Mapping[str, float] | None, cohort: int) -> StepBound:
+    """The step is server_lr (A / W) (D / W): D / W as in federated averaging, A the sum of the weighted a.
+
+    check_sum lets pass |A| <= step_cap (W + k h) + r, so |A| / W is largest for the least W too, and both factors are
+    bounded on their own: server_lr (step_cap ...) (clip ...). Honest devices that make step_cap steps can go that far.
+    """
+    layout = training_layout(manifest)
+    deltas, steps = (mean_norm(layout.updates, groups_of(layout, kind), cohort) for kind in ("delta", "value"))
+    return StepBound(server_rate(manifest, hyperparameters) * steps * deltas)
 
 
 def device(upload: Upload, *, step_cap: int = 256) -> DeviceHalf:
@@ -62,21 +81,23 @@ def device(upload: Upload, *, step_cap: int = 256) -> DeviceHalf:
 def _finish(upload: Upload, cap: int) -> MakeProgram:
     def make(local: LocalTraining) -> tuple[onnx.ModelProto, Program]:
         graph = ProgramGraph("finish", upload.strategy)
-        add_examples(graph)
         add_constants(graph, upload)
         steps = _gradient_weights(graph, local.momentum, cap)
         squares = []
         for name in local.parameters:
             mean = graph.node("Div", [delta(graph, local, name), steps], f"{name}.per_step")
             squares.append(square(graph, mean, f"{name}.square"))
-        shrink = limit(graph, squares, graph.own("clip"))
-        weight = example_weight(graph)
-        factor = graph.node("Mul", [shrink, weight], graph.own("factor"))
-        upload_deltas(graph, local, upload, factor, "examples", of="per_step")
+        factor = limit(graph, squares, graph.own("clip"))
+        if upload.weighting == "examples":
+            add_examples(graph)
+            weight = example_weight(graph)
+            factor = graph.node("Mul", [factor, weight], graph.own("factor"))
+            steps = graph.node("Mul", [steps, weight], graph.own("weighted_steps"))
+        upload_deltas(graph, local, upload, factor, upload.weighting, of="per_step")
         graph.output(
             Update(
-                name=graph.node("Mul", [steps, weight], STEPS), tensor=STEPS, dtype="float32", shape=(),
-                kind="value", weighting="examples", range=float(cap), bits=upload.bits,
+                name=graph.node("Identity", [steps], STEPS), tensor=STEPS, dtype="float32", shape=(),
+                kind="value", weighting=upload.weighting, range=float(cap), bits=upload.bits,
             )
         )  # fmt: skip
         upload_weight(graph, upload)
@@ -100,4 +121,10 @@ def _gradient_weights(graph: ProgramGraph, momentum: float, cap: int) -> str:
     return graph.node("Max", [capped, graph.own("tiny")], graph.own("a"))
 
 
-STRATEGY = Strategy(name="fednova", update=update, device=device, server_hyperparameters=averaging.HYPERPARAMETERS)
+STRATEGY = Strategy(
+    name="fednova",
+    update=update,
+    device=device,
+    step_bound=step_bound,
+    server_hyperparameters=averaging.HYPERPARAMETERS,
+)

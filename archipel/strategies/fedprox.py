@@ -19,6 +19,10 @@ def device(upload: Upload, *, mu: float = 0.01) -> DeviceHalf:
 
 
 STRATEGY = Strategy(
-    name="fedprox", update=averaging.update, device=device, server_hyperparameters=averaging.HYPERPARAMETERS,
+    name="fedprox",
+    update=averaging.update,
+    device=device,
+    step_bound=averaging.step_bound,
+    server_hyperparameters=averaging.HYPERPARAMETERS,
     asynchronous=True,
-)  # fmt: skip
+)

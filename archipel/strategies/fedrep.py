@@ -26,6 +26,10 @@ def device(upload: Upload, *, personal: str | Sequence[str], personal_epochs: in
 
 
 STRATEGY = Strategy(
-    name="fedrep", update=averaging.update, device=device, server_hyperparameters=averaging.HYPERPARAMETERS,
+    name="fedrep",
+    update=averaging.update,
+    device=device,
+    step_bound=averaging.step_bound,
+    server_hyperparameters=averaging.HYPERPARAMETERS,
     asynchronous=True,
-)  # fmt: skip
+)

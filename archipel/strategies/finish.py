@@ -23,17 +23,19 @@ def weighted_deltas(upload: Upload) -> MakeProgram:
     """`finish` of federated averaging.
 
     Inputs `NAME.start` and `NAME` of every parameter and the count of examples; outputs the `NAME.update`s, which are
-    delta * min(1, clip / |all deltas|) * weight, and the weight itself, min(examples, weight_cap) / weight_cap.
+    delta * min(1, clip / |all deltas|) * weight, and the weight itself, min(examples, weight_cap) / weight_cap. Where
+    every device weighs the same there is neither count nor weight.
     """
 
     def make(local: LocalTraining) -> tuple[onnx.ModelProto, Program]:
         graph = ProgramGraph("finish", upload.strategy)
         squares = [square(graph, delta(graph, local, name), f"{name}.square") for name in local.parameters]
-        add_examples(graph)
         add_constants(graph, upload)
-        shrink = limit(graph, squares, graph.own("clip"))
-        factor = graph.node("Mul", [shrink, example_weight(graph)], graph.own("factor"))
-        upload_deltas(graph, local, upload, factor, "examples")
+        factor = limit(graph, squares, graph.own("clip"))
+        if upload.weighting == "examples":
+            add_examples(graph)
+            factor = graph.node("Mul", [factor, example_weight(graph)], graph.own("factor"))
+        upload_deltas(graph, local, upload, factor, upload.weighting)
         upload_weight(graph, upload)
         return graph.build()
 
@@ -65,7 +67,8 @@ def add_examples(graph: ProgramGraph) -> str:
 def add_constants(graph: ProgramGraph, upload: Upload) -> None:
     graph.constant("one", 1.0)
     graph.constant("clip", upload.clip)
-    graph.constant("cap", float(upload.weight_cap))
+    if upload.weighting == "examples":
+        graph.constant("cap", float(upload.weight_cap))
     graph.constant("tiny", 1e-12)
 
 
@@ -102,10 +105,13 @@ def upload_deltas(
 
 
 def upload_weight(graph: ProgramGraph, upload: Upload) -> None:
+    """The weight, where devices have one; with as many bits as a device with a single example needs to count."""
+    if upload.weighting == "uniform":
+        return
     weight = graph.own("weight")
     graph.output(
         Update(
-            name=weight, tensor=weight, dtype="float32", shape=(),
-            kind="weight", weighting="examples", range=1.0, bits=upload.bits,
+            name=weight, tensor=weight, dtype="float32", shape=(), kind="weight", weighting="examples",
+            range=1.0, bits=max(upload.bits, upload.weight_cap.bit_length() + 1), lowest=1.0 / upload.weight_cap,
         )
     )  # fmt: skip

@@ -43,6 +43,10 @@ def device(
 
 
 STRATEGY = Strategy(
-    name="lora", update=averaging.update, device=device, server_hyperparameters=averaging.HYPERPARAMETERS,
+    name="lora",
+    update=averaging.update,
+    device=device,
+    step_bound=averaging.step_bound,
+    server_hyperparameters=averaging.HYPERPARAMETERS,
     asynchronous=True,
-)  # fmt: skip
+)

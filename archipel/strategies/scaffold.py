@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from archipel.bundle import Program
+from archipel.bundle import Manifest, Program
 from archipel.bundle.roles import Broadcast, Count, State, Update
 from archipel.protocol.vector import DecodedSum
 from archipel.strategies import averaging
@@ -29,7 +29,15 @@ from archipel.strategies.device import (
 )
 from archipel.strategies.finish import add_constants, delta, limit, square, upload_deltas
 from archipel.strategies.program import ProgramGraph
-from archipel.strategies.strategy import Strategy, Tensors
+from archipel.strategies.strategy import (
+    StepBound,
+    Strategy,
+    Tensors,
+    groups_of,
+    mean_norm,
+    server_rate,
+    training_layout,
+)
 
 if TYPE_CHECKING:
     import onnx
@@ -64,6 +72,17 @@ def update(
         name: (array + total.values[name] / everyone).astype(array.dtype, copy=False) for name, array in state.items()
     }
     return averaging.add(parameters, total, hyperparameters.get("server_lr", 1.0) / cohort), control
+
+
+def step_bound(manifest: Manifest, hyperparameters: Mapping[str, float] | None, cohort: int) -> StepBound:
+    """The parameters move by server_lr D / k, as in federated averaging of devices that all weigh 1.
+
+    c moves by the sum of the changes over the number of devices, which is k or more: by the mean change at most, whose
+    norm is control_clip plus rounding.
+    """
+    layout = training_layout(manifest)
+    deltas, controls = (mean_norm(layout.updates, groups_of(layout, kind), cohort) for kind in ("delta", "value"))
+    return StepBound(server_rate(manifest, hyperparameters) * deltas, controls)
 
 
 def device(upload: Upload, *, control_clip: float = 10.0, control_range: float | None = None) -> DeviceHalf:
@@ -152,5 +171,6 @@ STRATEGY = Strategy(
     update=update,
     broadcast=broadcast,
     device=device,
+    step_bound=step_bound,
     server_hyperparameters={**averaging.HYPERPARAMETERS, "population": 0.0},
 )

@@ -37,6 +37,17 @@ def test_round_trip_is_the_identity(folder: Any) -> None:
     assert canonical(json.loads(data)) == data
 
 
+def _weighted(document: dict[str, Any], lowest: float) -> None:
+    """A strategy's finish that uploads a weight."""
+    document["strategy"] = "fedavg"
+    document["programs"]["finish"]["outputs"].append(
+        {
+            "role": "update", "name": "n", "tensor": "n", "dtype": "float32", "shape": [], "kind": "weight",
+            "weighting": "examples", "range": 1.0, "bits": 16, "lowest": lowest,
+        }
+    )  # fmt: skip
+
+
 def _noised(document: dict[str, Any], **changes: float) -> None:
     noise = {"role": "noise", "name": "z", "dtype": "float32", "shape": [3], "distribution": "gaussian", "scale": 1.0}
     document["programs"]["train"]["inputs"].append({**noise, **changes})
@@ -134,6 +145,14 @@ def test_statistics(document: dict[str, Any]) -> None:
         (lambda d: d["programs"]["finish"]["outputs"][0].update(bits=40), ManifestError, "bits"),
         (lambda d: d["programs"]["finish"]["outputs"][0].update(range=0.0), ManifestError, "range"),
         (lambda d: d["programs"]["finish"]["outputs"][0].update(shape=["n"]), ManifestError, "must be fixed"),
+        (lambda d: d["programs"]["finish"]["outputs"][0].update(noise=-1.0), ManifestError, "noise must be"),
+        (lambda d: d["programs"]["finish"]["outputs"][0].update(lowest=0.1), ManifestError, "lowest is of a weight"),
+        (lambda d: d["programs"]["finish"]["outputs"][0].update(clip=2.0), ManifestError, "clipped together"),
+        (lambda d: _weighted(d, lowest=1.5), ManifestError, "from 0 to its range; it is 1.5"),
+        (lambda d: _weighted(d, lowest=1e-9), ManifestError, "must be at least a step"),
+        (lambda d: d["privacy"].update(max_value=0.0), ManifestError, "max_value and max_server_lr"),
+        (lambda d: d["privacy"].update(max_server_lr=-1.0), ManifestError, "max_value and max_server_lr"),
+        (lambda d: d["privacy"].update(weighting="steps"), ManifestError, "weighting"),
         (lambda d: _noised(d, scale=0.0), ManifestError, "scale must be above 0"),
         (lambda d: _noised(d, multiplier=-1.0), ManifestError, "multiplier must be at least 0"),
         (lambda d: d["programs"]["train"].update(outputs=[]), ManifestError, "no outputs"),

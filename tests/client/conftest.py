@@ -128,7 +128,7 @@ def make_bundle(folder: Path, key: Ed25519PrivateKey, **policy: Any) -> Path:
             ),
             outputs=(
                 roles.Update(name="dw", tensor="w", kind="delta", shape=(3,), clip=2.0, **update),
-                roles.Update(name="weight", tensor="weight", kind="weight", shape=(), **update),
+                roles.Update(name="weight", tensor="weight", kind="weight", shape=(), lowest=0.01, **update),
             ),
         ),
     }

@@ -66,6 +66,33 @@ def test_updates_outside_the_policy(make_plan, change, why):
         check_plan(make_plan(**{**GOOD, "modulus_bits": 32}), POLICY, layout(**change))
 
 
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"range": 1000.0, "shape": (4,)}, "norm of 2000"),
+        ({"range": 2000.0, "shape": (4,), "clip": 1001.0}, "norm of 1001"),
+    ],
+)
+def test_values_outside_the_policy(make_plan, change, why):
+    """1000 times the root of four elements, and a clip: both are what one device adds at most."""
+    policy = msgspec.structs.replace(POLICY, max_value=1000.0)
+    value = {"kind": "value", "clip": None, **change}
+    good = {**value, "range": 500.0} if value["clip"] is None else {**value, "clip": 1000.0}
+    check_plan(make_plan(**{**GOOD, "modulus_bits": 32}), policy, layout(**good))
+    with pytest.raises(PolicyError, match=rf"{why} .*the policy allows 1000 \(max_value\)"):
+        check_plan(make_plan(**{**GOOD, "modulus_bits": 32}), policy, layout(**value))
+
+
+def test_every_device_weighs_one_where_the_policy_says_so(make_plan):
+    uniform = msgspec.structs.replace(POLICY, weighting="uniform")
+    with pytest.raises(PolicyError, match="weighted by examples, the policy wants every device to weigh 1"):
+        check_plan(make_plan(**GOOD), uniform, layout())
+    alone = Layout((msgspec.structs.replace(layout().updates[0], weighting="uniform"),))
+    check_plan(make_plan(**GOOD), uniform, alone)
+    # What evaluations weigh their means with is no training's weight.
+    check_plan(make_plan(**GOOD, kind="evaluation"), uniform, layout())
+
+
 def test_half_is_not_enough_even_if_the_policy_says_so(make_plan):
     loose = msgspec.structs.replace(POLICY, threshold=0.5)
     with pytest.raises(PolicyError, match="more than half"):

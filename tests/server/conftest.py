@@ -54,6 +54,13 @@ NO_NODES = b"\x08\x0a\x3a\x00\x42\x02\x10\x15"
 Transport = Callable[[str, str, bytes | None, dict[str, str]], tuple[int, bytes]]
 
 
+def nothing_learned() -> np.ndarray:
+    """What a device sums up whose model did not move: deltas of 0, a weight of 1."""
+    vector = np.zeros(LENGTH, np.uint32)
+    vector[-1] = round(1 / WEIGHT_STEP)
+    return vector
+
+
 @dataclass
 class Clock:
     now: float = START
@@ -92,7 +99,7 @@ class Device:
         self.token = ""
         self.plan: messages.RoundPlan | None = None
         self.participant: Any = None
-        self.vector = np.zeros(LENGTH, np.uint32)
+        self.vector = nothing_learned()
         self.masked = b""
         self.attributes: dict[str, str | float | bool] = {}
         self.versions: dict[str, int] | None = None
@@ -336,7 +343,7 @@ def make_bundle(
             Update(name="b.update", tensor="b", **b, **update),
             Update(
                 name="weight", tensor="weight", dtype="float32", shape=(),
-                kind="weight", weighting="examples", range=WEIGHT_RANGE, bits=16,
+                kind="weight", weighting="examples", range=WEIGHT_RANGE, bits=16, lowest=1 / 64,
             ),
         ),
     )  # fmt: skip

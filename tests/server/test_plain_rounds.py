@@ -144,7 +144,7 @@ def test_updates_that_change_nothing_are_folded_too(world: Any, monkeypatch: pyt
     task = world.create_task(privacy="plain", threshold=None, cohort=5)
     devices = world.add_devices(5)
     world.start_round(devices)
-    nothing = {name: np.zeros_like(array) for name, array in update(0).items()}
+    nothing = {name: np.zeros_like(array) for name, array in update(0).items()} | {"weight": np.float32(1)}
     for device in devices:
         device.updating(**nothing)
         world.settle()

@@ -45,8 +45,8 @@ CLIP, CAP, BITS = 1e-3, 10, 20
 every = pytest.mark.parametrize("strategy", strategies.STRATEGIES.values(), ids=lambda s: s.name)
 
 
-def build(make: Make, strategy: Strategy, **changes: Any) -> Bundle:
-    options = {"clip": CLIP, "weight_cap": CAP, "bits": BITS, **NEEDED.get(strategy.name, {})}
+def build(make: Make, strategy: Strategy, options: dict[str, Any] | None = None, **changes: Any) -> Bundle:
+    options = options or {"clip": CLIP, "weight_cap": CAP, "bits": BITS, **NEEDED.get(strategy.name, {})}
     # BatchNormalization has no gradient of one example.
     step = {"batch_norm": "frozen"} if strategy.name == "dpsgd" else {}
     return make(strategy.name, normalized, strategy_options=options, step_options=step, **changes)
@@ -130,7 +130,7 @@ def test_nothing_to_average_changes_nothing(bundle_of: Of, strategy: Strategy) -
 def test_options_are_checked_by_name(strategy: Strategy) -> None:
     needed = NEEDED.get(strategy.name, {})
     describe(strategy.name, strategy.device, needed)
-    common = {"clip": 0.0, "value_range": -1.0, "bits": 1, "weight_cap": 0}
+    common = {"clip": 0.0, "value_range": -1.0, "bits": 1, "weight_cap": 0, "weighting": "sometimes"}
     for option, value in {**common, "bits": 31, **WRONG.get(strategy.name, {})}.items():
         with pytest.raises(ConversionError, match=f"strategy '{strategy.name}': {option} must be"):
             describe(strategy.name, strategy.device, {**needed, option: value})

@@ -115,6 +115,8 @@ export function pack(files: Files, tricks: Headers = {}): Uint8Array {
 const FLOATS = new Set([
   "threshold",
   "max_clip",
+  "max_value",
+  "max_server_lr",
   "default",
   "minimum",
   "maximum",
@@ -122,6 +124,8 @@ const FLOATS = new Set([
   "scale",
   "range",
   "clip",
+  "lowest",
+  "noise",
   "rtol",
   "atol",
 ]);

@@ -32,6 +32,8 @@ def list_metrics(call: Call[None], task_id: str) -> MetricsPage:
                 number=row.number,
                 devices=cohorts.get(row.round_id, 0) if result is None else result.devices,
                 weight_sum=row.weight_sum,
+                step_norm=row.step_norm,
+                step_scale=row.step_scale,
                 weights_out=row.weights_out,
                 result=result,
                 started=row.started,

@@ -139,6 +139,8 @@ def _round_info(
         faults=faults,
         set_aside=aside,
         suspects=_suspects(row),
+        step_norm=row.step_norm,
+        step_scale=row.step_scale,
         result=None if row.result is None else msgspec.convert(row.result, RoundResult),
         refused=refused,
         started=row.started,

@@ -100,7 +100,7 @@ def make_model(
             ),
             (
                 roles.Update(name="dw", tensor="w", kind="delta", shape=(3,), clip=2.0, **update),
-                roles.Update(name="weight", tensor="weight", kind="weight", shape=(), **update),
+                roles.Update(name="weight", tensor="weight", kind="weight", shape=(), lowest=0.01, **update),
             ),
         ),
     }

@@ -135,7 +135,7 @@ class Rounds(RuleBasedStateMachine):
         assert len(live) <= 1
         assert all(row["phase_ends"] > self.world.clock.now for row in live)
         expected = {"w": np.zeros((3, 2)), "b": np.zeros(2)}
-        counted = set()
+        counted, steps = set(), []
         for row in (row for row in rounds if row["phase"] == "committed"):
             scaled, weight = {name: np.zeros_like(array) for name, array in expected.items()}, 0.0
             assert len(row["survivors"]) >= 3
@@ -156,8 +156,14 @@ class Rounds(RuleBasedStateMachine):
                     scaled[name] += scale * values[f"{name}.update"].astype(np.float64)
                 weight += float(values["weight"])
             assert row["weight_sum"] == pytest.approx(weight)
+            length = np.sqrt(sum(np.square(step).sum() for step in scaled.values())) / weight
+            # Of these few rounds at most three: the longest so far, and three times that.
+            shorter = min(1.0, 3 * max(steps) / length) if steps else 1.0
+            assert row["step_scale"] == pytest.approx(shorter)
+            steps.append(length * shorter)
             for name in expected:
-                expected[name] = (expected[name] + scaled[name] / weight).astype(np.float32).astype(np.float64)
+                change = shorter * scaled[name] / weight
+                expected[name] = (expected[name] + change).astype(np.float32).astype(np.float64)
         model = self.world.task(self.task)["model"]
         if model is not None:
             status, data = self.world.operator("GET", f"/v1/blobs/{model}")

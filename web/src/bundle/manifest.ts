@@ -71,6 +71,9 @@ export interface PrivacyPolicy {
   readonly min_contributors: number;
   readonly queries: number;
   readonly query_days: number;
+  readonly max_value: number;
+  readonly max_server_lr: number;
+  readonly weighting: "examples" | "uniform";
 }
 
 /** Everything about a bundle but the bytes. `files` maps every other file to its SHA-256 (hex). */
@@ -128,6 +131,9 @@ const decoder = struct<Manifest>({
       min_contributors: optional(integer, 20, "20"),
       queries: optional(integer, 30, "30"),
       query_days: optional(integer, 30, "30"),
+      max_value: optional(float, 1e6, "1000000.0"),
+      max_server_lr: optional(float, 1, "1.0"),
+      weighting: optional(oneOf("examples", "uniform"), "examples", '"examples"'),
     }),
   ),
   files: required(dictionary(text)),

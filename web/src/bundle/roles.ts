@@ -123,6 +123,8 @@ export interface Update extends Named {
   readonly range: number;
   readonly bits: number;
   readonly clip: number | null;
+  readonly lowest: number;
+  readonly noise: number;
 }
 export interface Metric extends Common {
   readonly role: "metric";
@@ -275,6 +277,8 @@ const OUTPUTS: ReadonlyMap<string, Decoder<Port>> = new Map<string, Decoder<Port
       range: required(float),
       bits: required(integer),
       clip: optional(nullable(float), null, "null"),
+      lowest: optional(float, 0, "0.0"),
+      noise: optional(float, 0, "0.0"),
     }),
   ],
   ["metric", port<Metric>("metric", { ...COMMON, reduction: required(oneOf("sum", "mean", "last")) })],

@@ -48,6 +48,7 @@ export function validateManifest(manifest: Manifest): void {
   const declared = new Map<string, string>();
   for (const [name, program] of Object.entries(manifest.programs)) {
     validateProgram(name, program, manifest.files, parameters, declared);
+    validateBounds(`program ${quoted(name)}`, program, manifest.strategy !== "");
   }
   validateFeatures(manifest.programs);
   for (const [name, program] of Object.entries(manifest.programs)) {
@@ -271,8 +272,36 @@ function validateUpdate(here: string, port: Port & { readonly role: "update" }):
   if (port.clip !== null && !(port.clip > 0)) {
     throw new ManifestError(`${here}: clip must be above 0 and finite, or absent`);
   }
+  if (!(port.noise >= 0)) throw new ManifestError(`${here}: noise must be at least 0 and finite`);
   if (port.kind === "weight" && port.shape.length) {
     throw new ManifestError(`${here}: the weight is a scalar, has shape [${port.shape}]`);
+  }
+  if (!(port.kind === "weight" ? port.lowest >= 0 && port.lowest <= port.range : port.lowest === 0)) {
+    throw new ManifestError(`${here}: lowest is of a weight, from 0 to its range; it is ${port.lowest}`);
+  }
+}
+
+/** What the bounds of sums are computed with. `trains`: the sum is what a strategy makes its next step of. */
+function validateBounds(where: string, program: Program, trains: boolean): void {
+  const updates = program.outputs.filter((port) => port.role === "update");
+  for (const kind of ["delta", "value"]) {
+    const clips = new Set(updates.flatMap((port) => (port.kind === kind && port.clip !== null ? [port.clip] : [])));
+    if (clips.size > 1) {
+      throw new ManifestError(`${where}: its ${kind} entries are clipped together, to one norm, not [${[...clips]}]`);
+    }
+  }
+  if (!trains || program.kind !== "finish") return;
+  for (const port of updates) {
+    const step = port.range / (2 ** (port.bits - 1) - 1);
+    if (port.kind === "weight" && port.lowest < step) {
+      throw new ManifestError(
+        `${where}: update ${quoted(port.name)}: lowest is ${port.lowest}, must be at least a step (${step}); without a ` +
+          "least weight one device could make the sum of weights as small as it likes",
+      );
+    }
+  }
+  if (program.inputs.some((port) => port.role === "noise") && !updates.some((port) => port.noise > 0)) {
+    throw new ManifestError(`${where}: reads noise; state in its update entries how much of it they have (noise)`);
   }
 }
 
@@ -340,6 +369,9 @@ function validatePolicy(manifest: Manifest): void {
   }
   if (!(policy.max_clip > 0) || !(policy.max_bits >= 2 && policy.max_bits <= MAX_BITS)) {
     throw new ManifestError(`privacy: max_clip must be above 0 and finite, max_bits from 2 to ${MAX_BITS}`);
+  }
+  if (!(policy.max_value > 0 && policy.max_server_lr > 0)) {
+    throw new ManifestError("privacy: max_value and max_server_lr must be above 0 and finite");
   }
 }
 

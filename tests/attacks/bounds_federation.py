@@ -1,0 +1,93 @@
+"""A server in this process and ten devices that really train a small network on the shipped digits, for attacks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from archipel.bundle import Bundle, PrivacyPolicy, pack, read_weights
+from archipel.converter import convert
+from archipel.datasets import digits_by_writer, split_writers
+from archipel.lite_runtime import Runtime
+from archipel.protocol.vector import Layout
+from archipel.training import losses, optimizers
+from tests.server.conftest import Device, Keys, World, data_folder, empty_database, keys, server_settings, world
+
+__all__ = ["bundle", "bundle_file", "data_folder", "empty_database", "keys", "server_settings", "world"]
+"""Fixtures: import all of them."""
+
+DEVICES, BITS, CLIP = 10, 16, 1.0
+LARGEST = 2 ** (BITS - 1) - 1
+TASK = {"cohort": DEVICES, "min_cohort": DEVICES, "threshold": 7}
+
+
+@pytest.fixture(scope="session")
+def bundle(keys: Keys, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    torch.manual_seed(0)
+    network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(784, 10))
+    policy = PrivacyPolicy(modes=("secure", "plain"), min_cohort=10, threshold=0.67, max_clip=CLIP, max_bits=BITS)
+    return convert(
+        network, tmp_path_factory.mktemp("attacked") / "digits", example=torch.zeros(2, 1, 28, 28),
+        loss=losses.cross_entropy(), optimizer=optimizers.sgd(lr=0.01), sign_key=keys.publisher, batch_size=10,
+        strategy_options={"clip": CLIP, "bits": BITS}, privacy=policy,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def bundle_file(bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("file") / "digits.bundle"
+    pack(bundle.folder, file)
+    return file
+
+
+class Digits:
+    """Ten pupils' devices. `vectors` are what they have to upload: int64 by device, the weight last."""
+
+    def __init__(self, bundle: Bundle, world: World) -> None:
+        digits = digits_by_writer()
+        self.world, self.runtime = world, Runtime(bundle)
+        self.layout = Layout.of(bundle.program("finish"))
+        self.owners = [digits.of([writer]) for writer in split_writers(digits, devices=DEVICES, seed=0).devices]
+        self.devices = world.add_devices(DEVICES)
+
+    def begin(self, task: Any) -> list[np.ndarray]:
+        """Open a round; every device trains. Returns what they would send."""
+        self.world.start_round(self.devices)
+        parameters = self.weights(self.devices[0].plan.weights)  # type: ignore[union-attr]
+        vectors = []
+        for number, (device, owned) in enumerate(zip(self.devices, self.owners, strict=True)):
+            assert device.plan is not None
+            made = self.runtime.local_round(owned.inputs(), owned.targets(), seed=number, parameters=parameters)
+            bits = device.plan.modulus_bits
+            vector = self.layout.encode(made.arrays, modulus_bits=bits, max_cohort=DEVICES).astype(np.int64)
+            vector[vector >= 1 << (bits - 1)] -= 1 << bits
+            vectors.append(vector)
+        return vectors
+
+    def finish(self, vectors: list[np.ndarray]) -> dict[str, Any]:
+        """Mask, confirm, unmask; the server sums up. Returns the round as an operator sees it."""
+        for device, vector in zip(self.devices, vectors, strict=True):
+            device.vector = (vector % 2**device.plan.modulus_bits).astype(np.uint32)  # type: ignore[union-attr]
+        self.world.run_to("unmasking", self.devices)
+        for device in self.devices:
+            device.unmasking()
+        self.world.settle()
+        round_id = self.devices[0].plan.round_id  # type: ignore[union-attr]
+        return dict(self.world.operator("GET", f"/v1/rounds/{round_id}/participants")[1])
+
+    def weights(self, digest: str) -> dict[str, np.ndarray]:
+        status, data = self.world.operator("GET", f"/v1/blobs/{digest}")
+        assert status == 200
+        return read_weights(data)
+
+    def step(self, shown: dict[str, Any]) -> float:
+        """The norm of what a committed round changed, taken from the weights themselves."""
+        before, after = self.weights(shown["weights_in"]), self.weights(shown["weights_out"])
+        return float(np.sqrt(sum(((after[n].astype(float) - before[n]) ** 2).sum() for n in after)))
+
+
+assert Device

@@ -1,0 +1,70 @@
+"""One of ten devices of a secure round wants the model destroyed.
+
+The server sees only the sum, so a device may mask any numbers it likes: entries far beyond what its program's clipping
+gives, and a weight that cancels the others', so that the mean is divided by next to nothing. What stops it: the signed
+manifest says what ten devices that keep to their program can sum to, and a sum beyond that is rejected.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.attacks.bounds_federation import *  # noqa: F403
+from tests.attacks.bounds_federation import DEVICES, LARGEST, TASK, Digits
+
+Attack = Any
+
+
+def entries_beyond_the_range(mine: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """As far as the sum's own encoding allows: nine times what a device may send, in every entry."""
+    attack = mine.copy()
+    attack[:-1] = np.sign(mine[:-1] + 0.5) * (DEVICES - 1) * LARGEST
+    return attack
+
+
+def a_weight_that_cancels(mine: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """The others' weights, which it can guess, with a minus: the sum of weights is one step of the encoding."""
+    attack = mine.copy()
+    attack[-1] = 1 - others[-1]
+    return attack
+
+
+def both(mine: np.ndarray, others: np.ndarray) -> np.ndarray:
+    return a_weight_that_cancels(entries_beyond_the_range(mine, others), others)
+
+
+@pytest.mark.parametrize(
+    ("attack", "reason"),
+    [
+        (entries_beyond_the_range, "the norm of the deltas is .*, and can be .* at most"),
+        (a_weight_that_cancels, "the sum of weights is .*, which is not from"),
+        (both, "the sum of weights is"),
+    ],
+)
+def test_a_sum_that_honest_devices_cannot_send_is_rejected(
+    world: Any, bundle: Any, attack: Attack, reason: str
+) -> None:
+    digits = Digits(bundle, world)
+    task = world.create_task(**TASK)
+    vectors = digits.begin(task)
+    vectors[0] = attack(vectors[0], sum(vectors[1:]))
+    shown = digits.finish(vectors)
+    assert shown["phase"] == "failed", f"the model moved by {digits.step(shown):.4g}"
+
+    assert re.search(rf"rejected: {reason}", shown["reason"])
+    assert world.task(task["task_id"])["model"] == shown["weights_in"]
+
+
+def test_an_honest_round_moves_the_model(world: Any, bundle: Any) -> None:
+    """The same devices without the attack: it is not the check that keeps the model where it is."""
+    digits = Digits(bundle, world)
+    task = world.create_task(**TASK)
+    shown = digits.finish(digits.begin(task))
+    assert shown["phase"] == "committed", shown["reason"]
+    assert 0.001 < digits.step(shown) < 0.3
+    assert shown["step_norm"] == pytest.approx(digits.step(shown), rel=1e-4)
+    assert shown["step_scale"] == 1.0

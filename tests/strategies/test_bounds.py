@@ -1,0 +1,206 @@
+"""Every strategy states what devices that keep to its program can send: honest ones stay within it, others do not.
+
+The updates are made by the real `finish` graphs, from weights as extreme as float32 lets them be.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any
+
+import msgspec
+import numpy as np
+import onnxruntime as ort
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from archipel import strategies
+from archipel.bundle import Bundle, Manifest, role_of
+from archipel.errors import BoundError, PolicyError
+from archipel.protocol.policy import check_plan
+from archipel.protocol.vector import DecodedSum, Layout
+from archipel.strategies.strategy import Strategy, storage_rounding
+from tests.strategies.test_contract import NEEDED, build
+
+Make = Callable[..., Bundle]
+BITS, CLIP, CAP = 16, 0.5, 20
+
+every = pytest.mark.parametrize("name", strategies.STRATEGIES)
+weightings = pytest.mark.parametrize("weighting", ["examples", "uniform"])
+
+
+class Finish:
+    """A strategy's real finish program, and what the server does with the sum of many."""
+
+    def __init__(self, bundle: Bundle) -> None:
+        self.manifest: Manifest = bundle.manifest
+        self.strategy: Strategy = strategies.get(bundle.manifest.strategy)
+        self.program = bundle.program("finish")
+        self.layout = Layout.of(self.program)
+        self.start = bundle.parameters()
+        self.session = ort.InferenceSession(str(bundle.program_path("finish")), providers=["CPUExecutionProvider"])
+
+    def update(self, seed: int, distance: float, examples: int, steps: int) -> dict[str, np.ndarray]:
+        """What a device sends that moved every parameter by about `distance`."""
+        generator, feeds = np.random.default_rng(seed), {}
+        for port in self.program.inputs:
+            role, shape = role_of(port), tuple(map(int, port.shape))
+            if role in ("start", "parameter"):
+                value = np.zeros(shape) if role == "start" else distance * generator.standard_normal(shape)
+            elif role == "count":
+                value = np.array(examples if port.of == "examples" else steps)  # type: ignore[union-attr]
+            elif role == "hyperparameter":
+                value = np.array(port.default)  # type: ignore[union-attr]
+            else:  # control variates, as far from each other as they may get
+                value = distance * generator.standard_normal(shape)
+            feeds[port.name] = np.asarray(value, port.dtype)
+        names = [port.name for port in self.program.outputs]
+        made = dict(zip(names, self.session.run(names, feeds), strict=True))
+        return {port.name: made[port.name] for port in self.layout.updates}
+
+    def sum(self, updates: list[Mapping[str, np.ndarray]]) -> DecodedSum:
+        cohort, bits = len(updates), self.layout.modulus_bits(len(updates))
+        total = np.zeros(self.layout.length, np.uint32)
+        for arrays in updates:
+            total += self.layout.encode(arrays, modulus_bits=bits, max_cohort=cohort)
+        return self.layout.decode_sum(total & np.uint32(2**bits - 1), cohort=cohort, modulus_bits=bits)
+
+    def step(self, total: DecodedSum, cohort: int) -> tuple[float, float]:
+        """Norms of what the server's step changes in the parameters and in the state, from parameters of 0."""
+        zero = {name: np.zeros_like(array) for name, array in self.start.items()}
+        state = self.strategy.init(zero)
+        moved, following = self.strategy.update(zero, state, total, cohort, {})
+        return norm(moved), norm(following)
+
+
+def norm(arrays: Mapping[str, np.ndarray]) -> float:
+    return float(np.sqrt(sum(np.square(array, dtype=np.float64).sum() for array in arrays.values())))
+
+
+@pytest.fixture(scope="module")
+def finish_of(make: Make) -> Callable[[str, str], Finish]:
+    @cache
+    def of(name: str, weighting: str) -> Finish:
+        options = {"clip": CLIP, "weight_cap": CAP, "bits": BITS, "weighting": weighting, **NEEDED.get(name, {})}
+        return Finish(build(make, strategies.get(name), options=options))
+
+    return of
+
+
+@every
+@weightings
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_honest_devices_keep_within_every_bound(
+    finish_of: Callable[[str, str], Finish], name: str, weighting: str, data: st.DataObject
+) -> None:
+    here = finish_of(name, weighting)
+    cohort = data.draw(st.integers(1, 12), label="cohort")
+    # All in one direction, or each in its own; nothing at all, and far beyond what float32 squares hold precisely.
+    seeds = itertools.repeat(1) if data.draw(st.booleans(), label="together") else itertools.count(2)
+    device = st.tuples(
+        st.sampled_from([0.0, 1e-30, 1e-6, 1e-3, 0.1, 1.0, 1e6, 1e15]),
+        st.sampled_from([1, 2, CAP - 1, CAP, CAP + 1, 10**6]),
+        st.sampled_from([1, 3, 256, 257, 10**6]),
+    )
+    drawn = data.draw(st.lists(device, min_size=cohort, max_size=cohort), label="devices")
+    total = here.sum([here.update(seed, *each) for seed, each in zip(seeds, drawn)])
+    here.layout.check_sum(total, cohort)
+    bound = here.strategy.step_bound(here.manifest, {}, cohort)
+    parameters, state = here.step(total, cohort)
+    assert parameters <= bound.parameters * (1 + 1e-6)
+    assert state <= bound.state * (1 + 1e-6)
+
+
+@every
+@weightings
+def test_the_bounds_are_not_far_from_what_devices_reach(
+    finish_of: Callable[[str, str], Finish], name: str, weighting: str
+) -> None:
+    """Devices that all go as far as they may in one direction: so no bound is much too wide to be of use."""
+    here, cohort = finish_of(name, weighting), 10
+    total = here.sum([here.update(1, 1e3, CAP, 300) for _ in range(cohort)])
+    bound = here.strategy.step_bound(here.manifest, {}, cohort)
+    parameters, state = here.step(total, cohort)
+    # What is added for rounding is that of devices with one example.
+    assert 0.8 < parameters / bound.parameters <= 1
+    assert (bound.state == 0 and state == 0) or 0.8 < state / bound.state <= 1
+
+
+@every
+@weightings
+def test_a_sum_beyond_the_bound_is_refused(finish_of: Callable[[str, str], Finish], name: str, weighting: str) -> None:
+    """Each entry by itself: what all honest devices send at most, and half as much again."""
+    here, cohort = finish_of(name, weighting), 10
+    good = here.sum([here.update(1, 1e3, CAP, 300) for _ in range(cohort)])
+    here.layout.check_sum(good, cohort)
+    far = {key: 1.5 * array for key, array in good.deltas.items()}
+    for bad in (
+        changed(good, deltas=far),
+        *(changed(good, values={**good.values, key: 1.5 * array}) for key, array in good.values.items()
+          if norm({key: array}) > 0.9 * norm(good.values)),
+        *([] if good.weight is None else [
+            changed(good, weight=0.0), changed(good, weight=-1.0), changed(good, weight=1e-3),
+            changed(good, weight=10.1), changed(good, weight=float("nan")),
+        ]),
+        changed(good, deltas={key: np.full_like(array, np.nan) for key, array in good.deltas.items()}),
+    ):  # fmt: skip
+        with pytest.raises(BoundError, match=r"rejected: .* 10 devices that keep to their program"):
+            here.layout.check_sum(bad, cohort)
+
+
+def changed(total: DecodedSum, **changes: Any) -> DecodedSum:
+    return DecodedSum(**{"deltas": total.deltas, "values": total.values, "weight": total.weight, **changes})
+
+
+@every
+def test_the_server_rate_is_the_policys(finish_of: Callable[[str, str], Finish], name: str) -> None:
+    here = finish_of(name, "examples")
+    full = here.strategy.step_bound(here.manifest, {}, 10).parameters
+    assert here.strategy.step_bound(here.manifest, {"server_lr": 0.25}, 10).parameters == pytest.approx(full / 4)
+    for rate in (1.01, -0.1, float("nan")):
+        with pytest.raises(PolicyError, match="max_server_lr"):
+            here.strategy.step_bound(here.manifest, {"server_lr": rate}, 10)
+    policy = msgspec.structs.replace(here.manifest.privacy, max_server_lr=3.0)
+    loose = msgspec.structs.replace(here.manifest, privacy=policy)
+    # Who is not told the rate reckons with the largest.
+    assert here.strategy.step_bound(loose, None, 10).parameters == pytest.approx(3 * full)
+
+
+@every
+def test_uniform_weights_where_the_policy_says_so(
+    finish_of: Callable[[str, str], Finish], make: Make, name: str, plan_of: Callable[..., Any]
+) -> None:
+    here = finish_of(name, "uniform")
+    assert {port.weighting for port in here.layout.updates} == {"uniform"}
+    assert not any(port.kind == "weight" for port in here.layout.updates)
+    few, many = here.update(3, 0.01, 1, 5), here.update(3, 0.01, 1000, 5)
+    for port in here.layout.updates:
+        np.testing.assert_array_equal(few[port.name], many[port.name])
+    policy = msgspec.structs.replace(here.manifest.privacy, weighting="uniform", max_value=1e9)
+    check_plan(plan_of(here.layout), policy, here.layout)
+    weighted = finish_of(name, "examples").layout
+    if weighted.updates != here.layout.updates:
+        with pytest.raises(PolicyError, match="every device to weigh 1"):
+            check_plan(plan_of(weighted), policy, weighted)
+
+
+@pytest.fixture
+def plan_of() -> Callable[..., Any]:
+    from archipel.protocol.messages import RoundPlan
+
+    def make_plan(layout: Layout) -> RoundPlan:
+        return RoundPlan(
+            round_id="0" * 32, task_id="0" * 32, number=1, bundle="0" * 64, weights="0" * 64, privacy="secure",
+            min_cohort=10, max_cohort=12, threshold=9, modulus_bits=layout.modulus_bits(12),
+        )  # fmt: skip
+
+    return make_plan
+
+
+def test_what_float32_adds_to_a_step() -> None:
+    """A parameter of 1 + 2^-24 is stored as 1 or as 1 + 2^-23."""
+    assert storage_rounding({"w": np.ones(4, np.float32)}) == pytest.approx(2.0**-24 * 2)
