@@ -26,7 +26,7 @@ from archipel.server.frozen import read_cohort
 from archipel.server.models import Answer, BundleRow, Round, Task
 from archipel.server.resources import TaskRequest
 from archipel.server.results import analysis, evaluation
-from archipel.server.rounds import answered, read_plan
+from archipel.server.rounds import answered, read_plan, sharers
 from archipel.server.services import Services
 from archipel.server.tasks import request_of
 
@@ -114,7 +114,7 @@ def _collect(session: Session, round_id: str) -> Collected:
         weights=(task.model if task.mode == "asynchronous" else None) or plan.weights,
         strategy_state=task.strategy_state,
         survivors=answered(session, round_id, "masking"),
-        sharers=answered(session, round_id, "sharing"),
+        sharers=sharers(session, round_id),
         cohort=read_cohort(session, round_id) if secure else None,
         answers={row.device_id: decode("unmasking", row.body or b"", Unmasking) for row in unmaskings},
     )

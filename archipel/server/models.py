@@ -30,7 +30,7 @@ Digest = String(64)
 
 LIVE = ("running", "paused")
 """The states of tasks whose rounds count."""
-PHASES = ("advertising", "sharing", "masking", "confirming", "unmasking", "updating")
+PHASES = ("advertising", "sharing", "complaining", "masking", "confirming", "unmasking", "updating")
 """The phases in which devices send something."""
 UPDATE_PHASES = ("masking", "updating")
 """The phases whose answers are updates."""
@@ -202,7 +202,8 @@ class Round(Base):
 
     `number` is that of the model version it makes, so a round that repeats a failed one has the same number; rounds of
     an asynchronous task overlap, and theirs is that of the version after the one they began with. `sum_digest` is the
-    checkpoint of the running sum, in the spool: of the answers whose `folded_into` is this round.
+    checkpoint of the running sum, in the spool: of the answers whose `folded_into` is this round. `complaints` is the
+    number of participants that are excluded.
     """
 
     __tablename__ = "rounds"
@@ -220,6 +221,7 @@ class Round(Base):
     weight_sum: Mapped[float | None] = mapped_column(Float)
     result: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     sum_digest: Mapped[str | None] = mapped_column(Digest)
+    complaints: Mapped[int] = mapped_column(Integer, default=0, server_default="0")
     started: Mapped[float] = mapped_column(Float)
     ended: Mapped[float | None] = mapped_column(Float)
     __table_args__ = (
@@ -234,13 +236,15 @@ class Round(Base):
 
 class Participant(Base):
     """A device that was assigned to a round. `ends`: when its seat in a buffered round is given up, else null. `left`:
-    when it said that it will send nothing, else null."""
+    when it said that it will send nothing, else null. `excluded`: when a complaint put it out of the round, else null.
+    """
 
     __tablename__ = "participants"
     round_id: Mapped[str] = mapped_column(ForeignKey("rounds.round_id"), primary_key=True)
     device_id: Mapped[str] = mapped_column(ForeignKey("devices.device_id"), primary_key=True, index=True)
     ends: Mapped[float | None] = mapped_column(Float)
     left: Mapped[float | None] = mapped_column(Float)
+    excluded: Mapped[float | None] = mapped_column(Float)
 
 
 class Answer(Base):
@@ -269,13 +273,14 @@ class Answer(Base):
 
 
 class Share(Base):
-    """An encrypted secret share on its way from `sender` to `recipient`; deleted when the round ends."""
+    """An encrypted secret share, signed by `sender`, on its way to `recipient`; deleted when the round ends."""
 
     __tablename__ = "shares"
     round_id: Mapped[str] = mapped_column(ForeignKey("rounds.round_id"), primary_key=True)
     recipient: Mapped[str] = mapped_column(Id, primary_key=True)
     sender: Mapped[str] = mapped_column(Id, primary_key=True)
     ciphertext: Mapped[bytes] = mapped_column(LargeBinary(512))
+    signature: Mapped[bytes] = mapped_column(LargeBinary(64), server_default="")
     __table_args__ = {"sqlite_with_rowid": False}
 
 

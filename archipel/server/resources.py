@@ -18,7 +18,16 @@ TaskState = Literal["running", "paused", "completed", "cancelled", "failed"]
 Mode = Literal["synchronous", "semi-synchronous", "asynchronous"]
 Privacy = Literal["secure", "plain"]
 DeadlinePhase = Literal[
-    "assigning", "advertising", "sharing", "masking", "confirming", "unmasking", "buffering", "updating", "aggregating"
+    "assigning",
+    "advertising",
+    "sharing",
+    "complaining",
+    "masking",
+    "confirming",
+    "unmasking",
+    "buffering",
+    "updating",
+    "aggregating",
 ]
 
 
