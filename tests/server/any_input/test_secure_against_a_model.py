@@ -26,8 +26,14 @@ from tests.server.any_input.machine import run_machine
 from tests.server.conftest import DELTA_STEP, WEIGHT_STEP, Keys, close_world, open_world, temporary_folder
 
 DEVICES, COHORT, MIN_COHORT, THRESHOLD, SECONDS = 5, 4, 3, 3, 20
-PHASES = ("advertising", "sharing", "masking", "confirming", "unmasking")
-READ = {"cohort": "sharing", "shares": "masking", "survivors": "confirming", "confirmations": "unmasking"}
+PHASES = ("advertising", "sharing", "complaining", "masking", "confirming", "unmasking")
+READ = {
+    "cohort": "sharing",
+    "shares": "complaining",
+    "complaints": "masking",
+    "survivors": "confirming",
+    "confirmations": "unmasking",
+}
 BEFORE = dict(zip(PHASES[1:], PHASES))
 
 
@@ -76,7 +82,7 @@ class Modelled:
         while self.phase in PHASES:
             asked, answered = len(self.asked(self.phase)), len(self.answered[self.phase])
             needed = max(THRESHOLD, MIN_COHORT)
-            if self.synchronous and self.phase in ("advertising", "sharing", "masking"):
+            if self.synchronous and self.phase in ("advertising", "sharing", "complaining", "masking"):
                 needed = self.goal or COHORT
             if self.phase == "advertising":
                 asked = max(asked, needed)

@@ -20,7 +20,7 @@ from archipel.server.aggregation import aggregate
 from archipel.server.coordinator_process import run_coordinator
 from archipel.server.models import CheckInRow
 
-COLLECTING = ("advertising", "sharing", "masking", "confirming", "unmasking")
+COLLECTING = ("advertising", "sharing", "complaining", "masking", "confirming", "unmasking")
 
 
 def set_updates(devices: list[Any]) -> np.ndarray:
