@@ -58,6 +58,7 @@ KINDS = {
     messages.Receipt: "update",
     messages.Cohort: "cohort",
     messages.Shares: "inbox",
+    messages.Complaints: "all-complaints",
     messages.Survivors: "survivors",
     messages.Confirmations: "confirmations",
     messages.Problem: "status",

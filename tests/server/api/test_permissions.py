@@ -75,8 +75,9 @@ def test_a_device_that_is_not_in_the_round_gets_nothing(world: Any) -> None:
     world.start_round(devices)
     (outsider,) = world.add_devices(1)
     valid = {
-        "advertise": {"advertisement": {"body": "", "signature": ""}},
+        "advertise": {"advertisement": {"body": "", "signature": ""}, "envelope_keys": ""},
         "send_shares": {"shares": []},
+        "complain": {"complaints": []},
         "confirm": {"confirmation": {"body": "", "signature": ""}},
         "unmask": {"self_seeds": [], "mask_keys": []},
     }

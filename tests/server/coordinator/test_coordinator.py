@@ -186,7 +186,7 @@ def test_a_device_that_dropped_out_is_not_sent_the_plan_again(world: Any) -> Non
     world.settle()
     assert devices[4].check_in() is None
     assert all(device.check_in() is not None for device in devices[:4])
-    for name in ("masking", "confirming"):
+    for name in ("complaining", "masking", "confirming"):
         for device in devices[:4]:
             device.answer(name)
         world.settle()
