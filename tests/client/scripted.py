@@ -54,8 +54,8 @@ STEPS = {
     "PUT /v1/rounds/ID/unmasking": "unmasking",
 }
 PHASE_AFTER: dict[str, m.Phase] = {
-    "advertisement": "sharing", "shares": "complaining", "complaints": "masking", "update": "confirming", "confirmation": "unmasking",
-    "unmasking": "committed",
+    "advertisement": "sharing", "shares": "complaining", "complaints": "masking", "update": "confirming",
+    "confirmation": "unmasking", "unmasking": "committed",
 }  # fmt: skip
 
 
@@ -109,6 +109,8 @@ class Scripted(ThreadingHTTPServer):
         self.chain: m.Chain | None = None
         self.plan: m.RoundPlan | None = None
         self.phase: m.Phase = "committed"
+        self.accused = 0
+        """How many devices its statuses say are accused; the list has none."""
         self.lock = threading.RLock()
 
     @property
@@ -211,7 +213,9 @@ class Scripted(ThreadingHTTPServer):
 
     def _status(self, body: bytes) -> msgspec.Struct:
         assert self.plan is not None
-        return m.RoundStatus(round_id=self.plan.round_id, phase=self.phase, phase_ends=0.0, retry_after=0.01)
+        return m.RoundStatus(
+            round_id=self.plan.round_id, phase=self.phase, phase_ends=0.0, retry_after=0.01, complaints=self.accused
+        )
 
     def _leave(self, body: bytes) -> msgspec.Struct:
         return m.Receipt()
@@ -227,7 +231,8 @@ class Scripted(ThreadingHTTPServer):
         return self._cohort_of(self._device)
 
     def _cohort_of(self, reader: str) -> m.Cohort:
-        assert self.chain is not None and self.plan is not None
+        assert self.chain is not None
+        assert self.plan is not None
         chains = {self._device: self.chain, **{name: chain for name, (_, chain) in self.peers.items()}}
         trees = {name: KeyTree(sent.envelope_keys, self.plan.max_cohort) for name, sent in self.advertised.items()}
         members = [

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from archipel.protocol import messages
 from tests.server.test_plain_rounds import mean, parameters, same, update
 from tests.server.test_secure_round import expected_parameters, give_updates, new_parameters
 
