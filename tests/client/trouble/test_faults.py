@@ -17,8 +17,8 @@ from archipel.errors import RefusedError, UnreachableError
 from tests.client.faults import MENDED, Fault, Handler, Proxy, lost_request, running, status, twice
 
 STEPS = (
-    "PUT advertisement", "GET cohort", "PUT shares", "GET shares", "PUT complaints", "PUT update", "GET survivors", "PUT confirmation",
-    "GET confirmations", "PUT unmasking",
+    "PUT advertisement", "GET cohort", "PUT shares", "GET shares", "PUT complaints", "PUT update", "GET survivors",
+    "PUT confirmation", "GET confirmations", "PUT unmasking",
 )  # fmt: skip
 
 
