@@ -46,7 +46,7 @@ STEPS = {
     "PUT /v1/rounds/ID/shares": "shares",
     "GET /v1/rounds/ID/shares": "inbox",
     "PUT /v1/rounds/ID/complaints": "complaints",
-    "GET /v1/rounds/ID/complaints": "all_complaints",
+    "GET /v1/rounds/ID/complaints": "all-complaints",
     "PUT /v1/rounds/ID/update": "update",
     "GET /v1/rounds/ID/survivors": "survivors",
     "PUT /v1/rounds/ID/confirmation": "confirmation",
