@@ -227,6 +227,30 @@ def test_shares_that_do_not_fit_the_cohort(world: Any, fleet: Any) -> None:
     assert device.call("PUT", f"{device.round}/shares", messages.Shares(shares=good))[0] == 200
 
 
+def test_complaints_that_show_nothing(world: Any, fleet: Any) -> None:
+    """The envelope opens; or the complaint is in another's name. A refused one may be followed by a right one."""
+    world.run_to("complaining", fleet)
+    device, path = fleet[0], f"{fleet[0].round}/complaints"
+    inbox = device.ask("GET", f"{device.round}/shares", messages.Shares)
+    envelope, participant = inbox.shares[0], device.participant
+    place = participant._session.peers[envelope.peer].place
+    false = messages.Complaint(
+        complainer=device.id,
+        accused=envelope.peer,
+        ciphertext=envelope.ciphertext,
+        signature=envelope.signature,
+        key=participant._envelope_private(place),
+        path=participant._tree.path(place),
+    )
+    for changes in ({}, {"complainer": fleet[1].id}, {"signature": bytes(64)}, {"accused": device.id}):
+        bad = messages.Complaints(complaints=[msgspec.structs.replace(false, **changes)])
+        status, answer = device.call("PUT", path, bad)
+        assert (status, answer["type"]) == (422, "unprocessable")
+    good = participant.complain(inbox)
+    assert good == messages.Complaints(complaints=[])
+    assert device.call("PUT", path, good)[0] == 200
+
+
 def test_a_confirmation_of_other_survivors(world: Any, fleet: Any) -> None:
     world.run_to("confirming", fleet)
     device = fleet[0]
