@@ -30,7 +30,7 @@ POPULATION = "devices"
 PRIVACY = b.PrivacyPolicy(
     modes=("secure", "plain"), min_cohort=2, threshold=0.51, max_clip=10.0, max_bits=24, colluders=0.0
 )
-_PHASES = ("assigning", "advertising", "sharing", "masking", "confirming", "unmasking", "updating")
+_PHASES = ("assigning", "advertising", "sharing", "complaining", "masking", "confirming", "unmasking", "updating")
 
 _TRAIN = """<ir_version: 10, opset_import: ["": 21]>
 train (float[n] x, float[%d] w, float lr) => (float[%d] w_new, float loss) {

@@ -118,7 +118,7 @@ class Bench:
         if entries not in self._bundles:
             self._bundles[entries] = self.client.upload_bundle(self.fleet.bundle(entries)).digest
         tokens = self.fleet.tokens[:devices]
-        deadlines = dict.fromkeys(("assigning", "advertising", "sharing", "masking", "updating"), 600.0)
+        deadlines = dict.fromkeys(("assigning", "advertising", "sharing", "complaining", "masking", "updating"), 600.0)
         task = self.client.create_task(
             TaskRequest(
                 name="load", population=POPULATION, bundle=self._bundles[entries], rounds=1, cohort=devices,

@@ -8,7 +8,7 @@ import msgspec
 
 from archipel.protocol.messages import Digest, Kind, RoundId
 
-Step = Literal["assigned", "advertising", "sharing", "masked", "confirming", "unmasking", "closed"]
+Step = Literal["assigned", "advertising", "sharing", "complaining", "masked", "confirming", "unmasking", "closed"]
 Result = Literal["", "took_part", "dropped", "refused"]
 Noise = Literal["unknown", "none", "added"]
 

@@ -22,8 +22,8 @@ T = TypeVar("T")
 Report = Callable[[EventName, dict[str, str | float]], None]
 
 ORDER: tuple[Phase, ...] = (
-    "assigning", "advertising", "sharing", "masking", "confirming", "unmasking", "buffering", "updating", "aggregating",
-    "committed", "failed",
+    "assigning", "advertising", "sharing", "complaining", "masking", "confirming", "unmasking", "buffering", "updating",
+    "aggregating", "committed", "failed",
 )  # fmt: skip
 LATER = {401, 429, 500, 502, 503, 504}
 """Statuses of a server that cannot answer now."""

@@ -17,8 +17,8 @@ from archipel.client.journal import OpenRound
 from archipel.client.session import DeviceSession
 from archipel.errors import RoundAbandonedError
 from archipel.protocol.messages import (
-    AdvertiseRequest,
     Cohort,
+    Complaints,
     Confirmations,
     ConfirmRequest,
     Receipt,
@@ -54,12 +54,14 @@ class SecureRound(RoundExchange):
         must not be answered.
         """
         try:
-            self._put("advertising", "advertisement", AdvertiseRequest(advertisement=self._participant.advertise()))
+            self._put("advertising", "advertisement", self._participant.advertise())
             self._report("advertised", {})
             cohort = self._get("sharing", "cohort", Cohort)
             self._put("sharing", "shares", self._participant.share(cohort))
             self._report("shared", {"cohort": len(cohort.members)})
-            self._send_masked(vector, self._get("masking", "shares", Shares))
+            inbox = self._get("complaining", "shares", Shares)
+            self._put("complaining", "complaints", self._participant.complain(inbox))
+            self._send_masked(vector, self._complaints())
             survivors = self._get("confirming", "survivors", Survivors)
             confirmation = self._participant.confirm(survivors)
             on_counted(survivors.devices)
@@ -73,17 +75,26 @@ class SecureRound(RoundExchange):
                 raise RoundAbandonedError(str(error)) from None
         return self._result()
 
-    def _send_masked(self, vector: Callable[[int], Vector], inbox: Shares) -> None:
+    def _complaints(self) -> Complaints:
+        """The round's: mostly none, and then there is nothing to ask for. Whatever is told is signed later."""
+        if not self._await("masking").complaints:
+            return Complaints(complaints=[])
+        return self._get("masking", "complaints", Complaints)
+
+    def _send_masked(self, vector: Callable[[int], Vector], complaints: Complaints) -> None:
         staleness = 0 if self._plan.staleness_exponent is None else self._status().staleness
         self._check()  # nothing is masked for a round that this device leaves
-        masked = pack(self._participant.mask(vector(staleness), inbox), self._plan.modulus_bits)
+        masked = pack(self._participant.mask(vector(staleness), complaints), self._plan.modulus_bits)
         digest = hashlib.sha256(masked).hexdigest()
         self._journal.store_masked(masked, digest)
         self._report("masked", {"bytes": len(masked)})
         self._upload("masking", masked, digest)
 
     def _put(
-        self, step: Literal["advertising", "sharing", "confirming", "unmasking"], path: str, message: msgspec.Struct
+        self,
+        step: Literal["advertising", "sharing", "complaining", "confirming", "unmasking"],
+        path: str,
+        message: msgspec.Struct,
     ) -> None:
         body = encode(message)
         # Before the first byte leaves: after a restart nobody may take this round up again.

@@ -14,6 +14,7 @@ from msgspec import Meta
 from archipel.protocol.sealed import Sealed
 
 Key = Annotated[bytes, Meta(min_length=32, max_length=32)]
+Signature = Annotated[bytes, Meta(min_length=64, max_length=64)]
 # Python's `$` also matches before a final newline: the lengths and the look-ahead shut that out.
 Digest = Annotated[str, Meta(max_length=64, pattern="^[0-9a-f]{64}$")]
 DeviceId = Annotated[str, Meta(max_length=32, pattern="^[0-9a-f]{32}$")]
@@ -31,6 +32,8 @@ Metrics = Annotated[
 """Names of an `evaluate` program's metrics, each with the bound of its absolute value."""
 
 MAX_COHORT = 4096
+KEY_PATH_BYTES = 12 * 32
+"""Of the Merkle path to one of at most MAX_COHORT keys."""
 MAX_ROTATIONS = 8
 """How often a device may replace its key: every peer in a cohort checks the whole chain."""
 MAX_PIECES = 4096
@@ -154,8 +157,8 @@ class SessionResponse(Message, frozen=True, kw_only=True):
 # --- rounds ---------------------------------------------------------------------------------------------------
 
 Phase = Literal[
-    "assigning", "advertising", "sharing", "masking", "confirming", "unmasking", "buffering", "updating", "aggregating",
-    "committed", "failed",
+    "assigning", "advertising", "sharing", "complaining", "masking", "confirming", "unmasking", "buffering", "updating",
+    "aggregating", "committed", "failed",
 ]  # fmt: skip
 Kind = Literal["training", "evaluation", "analytics"]
 
@@ -277,7 +280,8 @@ class Offer(Message, frozen=True, kw_only=True):
 
 class RoundStatus(Message, frozen=True, kw_only=True):
     """`phase_ends` is when the phase's deadline passes, Unix seconds by the server's clock; `staleness` the number of
-    versions that an asynchronous task has made since this round's model."""
+    versions that an asynchronous task has made since this round's model; `complaints` the number of devices that are
+    accused, from phase masking on: where there are none, there is no list to fetch."""
 
     round_id: RoundId
     phase: Phase
@@ -285,15 +289,21 @@ class RoundStatus(Message, frozen=True, kw_only=True):
     retry_after: float
     reason: str = ""
     staleness: Whole = 0
+    complaints: Annotated[int, Meta(ge=0, le=MAX_COHORT)] = 0
 
 
 class Advertisement(Message, frozen=True, kw_only=True):
-    """Label "advertisement"; sealed by the device key. X25519 public keys made for this round alone."""
+    """Label "advertisement"; sealed by the device key. X25519 public keys made for this round alone.
+
+    `cipher_key` is what the device seals its envelopes with, `mask_key` is for masks. For the envelopes that it gets it
+    has a key for each possible sender; `envelope_root` is the root of their Merkle tree (see secagg.key_tree).
+    """
 
     round_id: RoundId
     plan: Digest
     cipher_key: Key
     mask_key: Key
+    envelope_root: Key
 
 
 class Member(Message, frozen=True, kw_only=True):
@@ -304,26 +314,65 @@ class Member(Message, frozen=True, kw_only=True):
 
 
 class AdvertiseRequest(Message, frozen=True, kw_only=True):
+    """`envelope_keys`: the public keys under `envelope_root`, 32 bytes each, as many as the plan's `max_cohort`. The
+    one at place j is for the member at place j of the cohort, sorted by device id."""
+
     advertisement: Sealed
+    envelope_keys: Annotated[bytes, Meta(max_length=32 * MAX_COHORT)]
+
+
+class EnvelopeKey(Message, frozen=True, kw_only=True):
+    """The X25519 key to which the reader seals its envelope for `peer`; `path` leads from it to the peer's root."""
+
+    peer: DeviceId
+    key: Key
+    path: Annotated[bytes, Meta(max_length=KEY_PATH_BYTES)]
 
 
 class Cohort(Message, frozen=True, kw_only=True):
-    """U1 of the paper: everybody who advertised keys."""
+    """U1 of the paper: everybody who advertised keys. `keys` are for the reader, one of each other member."""
 
     members: Annotated[list[Member], Meta(max_length=MAX_COHORT)]
+    keys: Annotated[list[EnvelopeKey], Meta(max_length=MAX_COHORT)] = []
 
 
 class EncryptedShare(Message, frozen=True, kw_only=True):
-    """AES-GCM of the sender's two shares for one peer. `peer` is the recipient in a request, the sender in an inbox."""
+    """AES-GCM of the sender's two shares for one peer. `peer` is the recipient in a request, the sender in an inbox.
+
+    `signature` is the sender's device key's, label "envelope", over round, cohort, sender, recipient and `ciphertext`.
+    """
 
     peer: DeviceId
     ciphertext: Annotated[bytes, Meta(max_length=512)]
+    signature: Signature
 
 
 class Shares(Message, frozen=True, kw_only=True):
     """What a device sends to all peers, or (from the server) what all peers sent to it: U2 and their shares."""
 
     shares: Annotated[list[EncryptedShare], Meta(max_length=MAX_COHORT)]
+
+
+class Complaint(Message, frozen=True, kw_only=True):
+    """What shows everybody that `accused` signed an envelope for `complainer` in which there are no shares.
+
+    `ciphertext` and `signature` are that envelope; `key` is the X25519 private key that opens it and no other one;
+    `path` leads from its public half to the root that the complainer advertised.
+    """
+
+    complainer: DeviceId
+    accused: DeviceId
+    ciphertext: Annotated[bytes, Meta(max_length=512)]
+    signature: Signature
+    key: Key
+    path: Annotated[bytes, Meta(max_length=KEY_PATH_BYTES)]
+
+
+class Complaints(Message, frozen=True, kw_only=True):
+    """Sorted by accused device, one for each. From a device: its own, mostly none. From the server: the round's; the
+    accused are out of it."""
+
+    complaints: Annotated[list[Complaint], Meta(max_length=MAX_COHORT)]
 
 
 class Survivors(Message, frozen=True, kw_only=True):
@@ -336,11 +385,14 @@ class Confirmation(Message, frozen=True, kw_only=True):
     """Label "confirmation"; sealed by the device key: "I was told that these are the survivors".
 
     `cohort` is the digest of U1 with the keys made for this session: a confirmation from an earlier attempt at the same
-    round is worthless, even if the server sends one plan twice.
+    round is worthless, even if the server sends one plan twice. `plan` is the digest of the plan, `complaints` that of
+    the list of complaints: of two members that were shown different lists at most one unmasks.
     """
 
     round_id: RoundId
+    plan: Digest
     cohort: Digest
+    complaints: Digest
     survivors: Digest
 
 

@@ -28,7 +28,7 @@ from archipel.server.frozen import read_cohort
 from archipel.server.models import Answer, BundleRow, Round, Task
 from archipel.server.resources import TaskRequest
 from archipel.server.results import released
-from archipel.server.rounds import answered, read_plan
+from archipel.server.rounds import answered, read_plan, sharers
 from archipel.server.services import Services
 from archipel.server.steps import History, Step, keep_within, read_history
 from archipel.server.tasks import request_of
@@ -141,7 +141,7 @@ def _collect(session: Session, round_id: str) -> Collected:
         strategy_state=task.strategy_state,
         history=read_history(session, task.task_id),
         survivors=answered(session, round_id, "masking"),
-        sharers=answered(session, round_id, "sharing"),
+        sharers=sharers(session, round_id),
         cohort=read_cohort(session, round_id) if secure else None,
         answers={row.device_id: decode("unmasking", row.body or b"", Unmasking) for row in unmaskings},
     )

@@ -4,31 +4,46 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import msgspec
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from archipel.bundle import decode_manifest
-from archipel.protocol.messages import Chain, Cohort, Confirmations, Confirmed, Member, Survivors
+from archipel.protocol.messages import AdvertiseRequest, Chain, Cohort, Confirmations, Confirmed, Member, Survivors
 from archipel.protocol.sealed import Sealed, decode, encode
-from archipel.protocol.secagg import cohort_digest
+from archipel.protocol.secagg import KeyTree, complaints_digest, hand_out_keys, read_session
+from archipel.protocol.secagg import Session as RoundSession
 from archipel.protocol.uploads import upload_layout
 from archipel.protocol.vector import Layout
+from archipel.server.complaining import read_complaints
 from archipel.server.models import Answer, BundleRow, Device, Round, Task
-from archipel.server.rounds import answered, read_plan
+from archipel.server.rounds import answered, read_plan, sharers
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class FrozenCohort:
-    """U1. `message` is the JSON of messages.Cohort, `digest` its cohort_digest."""
+    """U1, as everybody is told it, and each member's envelope keys, of which everybody is told its own."""
+
+    cohort: Cohort
+    session: RoundSession
+    trees: Mapping[str, KeyTree]
+
+    def message(self, reader: str) -> bytes:
+        """JSON of messages.Cohort for one of its members."""
+        return encode(msgspec.structs.replace(self.cohort, keys=hand_out_keys(self.trees, reader)))
+
+
+@dataclass(frozen=True)
+class FrozenComplaints:
+    """`message` is the JSON of messages.Complaints, `digest` its complaints_digest."""
 
     message: bytes
-    members: frozenset[str]
     digest: str
 
 
@@ -53,18 +68,28 @@ class FrozenRounds:
         """Settled from phase sharing on."""
 
         def make() -> FrozenCohort:
-            cohort = read_cohort(session, round_id)
-            members = frozenset(answered(session, round_id, "advertising"))
-            return FrozenCohort(encode(cohort), members, cohort_digest(cohort))
+            plan = read_plan(session.get_one(Round, round_id))
+            cohort, envelope_keys = _read_members(session, round_id)
+            trees = {device: KeyTree(keys, plan.max_cohort) for device, keys in envelope_keys.items()}
+            return FrozenCohort(cohort, read_session(cohort, plan), trees)
 
         return self._once("cohort", round_id, make)
+
+    def complaints(self, session: Session, round_id: str) -> FrozenComplaints:
+        """Settled from phase masking on."""
+
+        def make() -> FrozenComplaints:
+            complaints = read_complaints(session, round_id)
+            return FrozenComplaints(encode(complaints), complaints_digest(complaints))
+
+        return self._once("complaints", round_id, make)
 
     def survivors(self, session: Session, round_id: str) -> FrozenSurvivors:
         """Settled from phase confirming on."""
 
         def make() -> FrozenSurvivors:
             survivors = Survivors(devices=answered(session, round_id, "masking"))
-            return FrozenSurvivors(encode(survivors), survivors, frozenset(answered(session, round_id, "sharing")))
+            return FrozenSurvivors(encode(survivors), survivors, frozenset(sharers(session, round_id)))
 
         return self._once("survivors", round_id, make)
 
@@ -113,18 +138,20 @@ class FrozenRounds:
 
 def read_cohort(session: Session, round_id: str) -> Cohort:
     """U1 from the database, sorted by device id."""
+    return _read_members(session, round_id)[0]
+
+
+def _read_members(session: Session, round_id: str) -> tuple[Cohort, dict[str, bytes]]:
+    """U1, and its members' envelope keys by device id."""
     rows = session.execute(
-        select(Device.chain, Answer.body)
+        select(Device.device_id, Device.chain, Answer.body)
         .join(Device, Device.device_id == Answer.device_id)
         .where(Answer.round_id == round_id, Answer.phase == "advertising", Answer.body.is_not(None))
         .order_by(Answer.device_id)
     )
-    return Cohort(
-        members=[
-            Member(
-                chain=decode("chain", row.chain, Chain),
-                advertisement=decode("advertisement", row.body or b"", Sealed),
-            )
-            for row in rows
-        ]
-    )
+    members, envelope_keys = [], {}
+    for row in rows:
+        request = decode("advertisement", row.body or b"", AdvertiseRequest)
+        members.append(Member(chain=decode("chain", row.chain, Chain), advertisement=request.advertisement))
+        envelope_keys[row.device_id] = request.envelope_keys
+    return Cohort(members=members), envelope_keys

@@ -32,7 +32,7 @@ Digest = String(64)
 
 LIVE = ("running", "paused")
 """The states of tasks whose rounds count."""
-PHASES = ("advertising", "sharing", "masking", "confirming", "unmasking", "updating")
+PHASES = ("advertising", "sharing", "complaining", "masking", "confirming", "unmasking", "updating")
 """The phases in which devices send something."""
 UPDATE_PHASES = ("masking", "updating")
 """The phases whose answers are updates."""
@@ -223,7 +223,8 @@ class Round(Base):
     because of what its devices sent, and nobody knows which. `draw`: with what chance it took whom, see search.py.
     `settled`: since when it is clear which devices are in the sum, so that they may have been told. `step_norm` and
     `state_norm` are L2 norms of what a training's round changed, `step_scale` what it was multiplied with for that: see
-    archipel.server.steps. Null in rounds that are not committed, and of other kinds of tasks.
+    archipel.server.steps. Null in rounds that are not committed, and of other kinds of tasks. `complaints` is the
+    number of participants that are excluded.
     """
 
     __tablename__ = "rounds"
@@ -247,6 +248,7 @@ class Round(Base):
     step_norm: Mapped[float | None] = mapped_column(Float)
     state_norm: Mapped[float | None] = mapped_column(Float)
     step_scale: Mapped[float | None] = mapped_column(Float)
+    complaints: Mapped[int] = mapped_column(Integer, default=0, server_default="0")
     started: Mapped[float] = mapped_column(Float)
     ended: Mapped[float | None] = mapped_column(Float)
     __table_args__ = (
@@ -261,7 +263,8 @@ class Round(Base):
 
 class Participant(Base):
     """A device that was assigned to a round. `ends`: when its seat in a buffered round is given up, else null. `left`:
-    when it said that it will send nothing, else null. `counted`: when that became one of the round's refusals."""
+    when it said that it will send nothing, else null. `counted`: when that became one of the round's refusals.
+    `excluded`: when a complaint put it out of the round, else null."""
 
     __tablename__ = "participants"
     round_id: Mapped[str] = mapped_column(ForeignKey("rounds.round_id"), primary_key=True)
@@ -269,6 +272,7 @@ class Participant(Base):
     ends: Mapped[float | None] = mapped_column(Float)
     left: Mapped[float | None] = mapped_column(Float)
     counted: Mapped[float | None] = mapped_column(Float)
+    excluded: Mapped[float | None] = mapped_column(Float)
 
 
 class Refusal(Base):
@@ -306,13 +310,14 @@ class Answer(Base):
 
 
 class Share(Base):
-    """An encrypted secret share on its way from `sender` to `recipient`; deleted when the round ends."""
+    """An encrypted secret share, signed by `sender`, on its way to `recipient`; deleted when the round ends."""
 
     __tablename__ = "shares"
     round_id: Mapped[str] = mapped_column(ForeignKey("rounds.round_id"), primary_key=True)
     recipient: Mapped[str] = mapped_column(Id, primary_key=True)
     sender: Mapped[str] = mapped_column(Id, primary_key=True)
     ciphertext: Mapped[bytes] = mapped_column(LargeBinary(512))
+    signature: Mapped[bytes] = mapped_column(LargeBinary(64), server_default="")
     __table_args__ = {"sqlite_with_rowid": False}
 
 

@@ -18,7 +18,16 @@ TaskState = Literal["proposed", "running", "paused", "completed", "cancelled", "
 Mode = Literal["synchronous", "semi-synchronous", "asynchronous"]
 Privacy = Literal["secure", "plain"]
 DeadlinePhase = Literal[
-    "assigning", "advertising", "sharing", "masking", "confirming", "unmasking", "buffering", "updating", "aggregating"
+    "assigning",
+    "advertising",
+    "sharing",
+    "complaining",
+    "masking",
+    "confirming",
+    "unmasking",
+    "buffering",
+    "updating",
+    "aggregating",
 ]
 
 
@@ -219,8 +228,9 @@ class RoundInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
     who; `faults` are those that are clearly some device's, `set_aside` the devices that no round takes because of what
     this one showed; `suspects`: so many of those that waited were drawn with another chance than the others. `result`
     is what an evaluation or analysis found (see RoundResult), null for training. `refused`: how many devices took no
-    part, by reason (LeaveReason, or "untold"). Of a training's committed round: `step_norm`, the L2 norm of the change of the parameters, and
-    `step_scale`, 1 or what the step was multiplied with because it was far beyond the task's others (`reason` says so).
+    part, by reason (LeaveReason, or "untold"). Of a training's committed round: `step_norm`, the L2 norm of the change
+    of the parameters, and `step_scale`, 1 or what the step was multiplied with because it was far beyond the task's
+    others (`reason` says so).
     """
 
     round_id: RoundId

@@ -1,6 +1,7 @@
 """A round's state machine, as data, and its transitions, each within one transaction.
 
-    secure    assigning -> advertising -> sharing -> masking -> confirming -> unmasking -> aggregating -> committed
+    secure    assigning -> advertising -> sharing -> complaining -> masking -> confirming -> unmasking -> aggregating
+              -> committed
     plain     assigning -> updating -> aggregating -> committed
     buffered  buffering -> aggregating -> committed          (asynchronous and plain)
     any of them -> failed
@@ -21,7 +22,7 @@ from sqlalchemy.orm import Session
 
 from archipel.protocol.messages import Phase, RoundPlan
 from archipel.protocol.sealed import Sealed, decode
-from archipel.server import audit, queries
+from archipel.server import audit, complaining, queries
 from archipel.server.candidates import candidates, count_candidates
 from archipel.server.faults import has_faults
 from archipel.server.models import Answer, CheckInRow, Participant, Round, Share, Task
@@ -37,7 +38,7 @@ class PhaseRule:
 
     `previous` names the phase whose answers say who must answer now (after `assigning` all but those that left): the
     phase ends as soon as all of them have, or at its deadline (`seconds` by default) if at least `minimum` have;
-    otherwise the round fails with `lacking`. Phase
+    otherwise the round fails with `lacking`. Of those whom complaints exclude no answer is waited for. Phase
     `assigning` waits for devices that check in, `buffering` for updates that were folded into the round's sum,
     `aggregating` for the coordinator's own work. With `collects` the answers are updates, and `goal` of them end it.
     """
@@ -57,8 +58,9 @@ RULES: Mapping[str, PhaseRule] = {
     for rule in (
         PhaseRule("assigning", 60, "check-ins", None, "cohort", "advertising", "devices checked in"),
         PhaseRule("advertising", 120, "answers", "assigning", "cohort", "sharing", "devices advertised keys"),
-        PhaseRule("sharing", 60, "answers", "advertising", "cohort", "masking", "devices shared their secrets"),
-        PhaseRule("masking", 60, "answers", "sharing", "cohort", "confirming", "masked updates arrived", True),
+        PhaseRule("sharing", 60, "answers", "advertising", "cohort", "complaining", "devices shared their secrets"),
+        PhaseRule("complaining", 60, "answers", "sharing", "cohort", "masking", "devices opened their shares"),
+        PhaseRule("masking", 60, "answers", "complaining", "cohort", "confirming", "masked updates arrived", True),
         PhaseRule("confirming", 30, "answers", "masking", "cohort", "unmasking", "devices confirmed the survivors"),
         PhaseRule(
             "unmasking", 30, "answers", "confirming", "threshold", "aggregating", "devices sent unmasking shares"
@@ -146,6 +148,8 @@ def count(session: Session, current: Round, task: Task, *, now: float, window: f
         folded = session.scalar(_FOLDED, {"in_round": current.round_id}) or 0
         return Counts(task.cohort, folded, required(task, rule))
     minimum, expected = required(task, rule), _count_answers(session, current.round_id, rule.previous or "")
+    if rule.previous == "complaining":
+        expected = session.scalar(_STAYING, {"in_round": current.round_id, "in_phase": rule.previous}) or 0
     if rule.previous == "assigning":
         # Where too many have left the deadline is waited for: rounds that fail at once use up the task's patience.
         expected = max(expected, minimum)
@@ -191,6 +195,11 @@ def advance(session: Session, round_id: str, *, now: float, window: float, max_f
         _assign(session, current, task, now=now, window=window)
     if rule.collects:
         current.settled = now
+    if rule.name == "complaining":
+        left = counts.answered - complaining.exclude_accused(session, current, now=now)
+        if left < counts.minimum:
+            reason = f"{left} devices are left after complaints, {counts.minimum} needed"
+            return fail_round(session, current, task, reason, now=now, max_failed=max_failed)
     current.phase = next_phase(task, rule)
     current.phase_ends = now + deadline(task, current.phase)
     return Transition(round_id, current.phase)
@@ -241,9 +250,15 @@ def commit_round(session: Session, current: Round, task: Task, *, now: float, no
 
 
 def answered(session: Session, round_id: str, phase: str) -> list[str]:
-    """Ids of the devices that answered in `phase`, sorted: U1 is phase advertising, U2 sharing, U3 masking."""
+    """Ids of the devices that answered in `phase`, sorted: U1 is phase advertising, U3 masking."""
     query = select(Answer.device_id).where(Answer.round_id == round_id, Answer.phase == phase)
     return list(session.scalars(query.order_by(Answer.device_id)))
+
+
+def sharers(session: Session, round_id: str) -> list[str]:
+    """U2: ids of the devices that shared their secrets and are not excluded by a complaint, sorted."""
+    excluded = complaining.excluded(session, round_id)
+    return [device for device in answered(session, round_id, "sharing") if device not in excluded]
 
 
 def read_plan(current: Round) -> RoundPlan:
@@ -254,6 +269,16 @@ def read_plan(current: Round) -> RoundPlan:
 _PARTICIPANTS = select(func.count()).where(Participant.round_id == bindparam("in_round"), Participant.left.is_(None))
 _FOLDED = select(func.count()).where(Answer.folded_into == bindparam("in_round"))
 _ANSWERS = select(func.count()).where(Answer.round_id == bindparam("in_round"), Answer.phase == bindparam("in_phase"))
+_STAYING = (
+    select(func.count())
+    .select_from(Answer)
+    .join(Participant, (Participant.round_id == Answer.round_id) & (Participant.device_id == Answer.device_id))
+    .where(
+        Answer.round_id == bindparam("in_round"),
+        Answer.phase == bindparam("in_phase"),
+        Participant.excluded.is_(None),
+    )
+)
 
 
 def _count_answers(session: Session, round_id: str, phase: str) -> int:

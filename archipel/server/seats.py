@@ -22,7 +22,8 @@ class Seat:
     """One participant in one round. `answers` maps the phases that it answered in to the digests of what it sent.
 
     `buffer_ends`: of a buffered round, when the device's time is over. `task_over`: how the task ended, if it did.
-    `left`: the device said that it will send nothing.
+    `left`: the device said that it will send nothing. `excluded`: a complaint about it holds. `max_cohort` is
+    the plan's.
     """
 
     round_id: str
@@ -37,6 +38,8 @@ class Seat:
     privacy: str = "secure"
     buffer_ends: float | None = None
     left: bool = False
+    excluded: bool = False
+    max_cohort: int = 0
     task_over: str = ""
     now: float = 0.0
     staleness: int = 0
@@ -58,6 +61,7 @@ class Seat:
             raise refuse(409, f"another message is stored for phase {phase}; a message cannot be replaced")
         if self.left:
             raise refuse(410, "this device has left the round")
+        self._require_included()
         if self.buffer_ends is not None:
             self._require_time()
             return True
@@ -80,6 +84,7 @@ class Seat:
     def may_read(self, phase: str) -> None:
         """Raises ApiError 409 before `phase`, and 410 for a device that dropped out before it."""
         self._require_live()
+        self._require_included()
         if ORDER[self.phase] < ORDER[phase]:
             raise refuse(409, f"too early: the round is in phase {self.phase}, this is there from {phase} on")
         self._require_answer(RULES[phase].previous)
@@ -89,6 +94,10 @@ class Seat:
             raise refuse(410, "the round is over: it was committed")
         if self.phase == "failed":
             raise refuse(410, f"the round failed: {self.reason}")
+
+    def _require_included(self) -> None:
+        if self.excluded:
+            raise refuse(410, "this device is out of the round: a peer showed that it was sent no shares")
 
     def _require_answer(self, phase: str | None) -> None:
         if phase is not None and phase != "assigning" and phase not in self.answers:
@@ -103,6 +112,7 @@ _SEAT = (
         Round.plan_digest,
         Round.update_bytes,
         Task.privacy,
+        Task.cohort,
         Task.state,
         Task.request,
         Task.rounds_committed,
@@ -110,6 +120,7 @@ _SEAT = (
         Participant.device_id,
         Participant.ends,
         Participant.left,
+        Participant.excluded,
         Device.device_key,
         Device.revoked,
         Answer.phase.label("answered"),
@@ -158,6 +169,8 @@ def _seat(rows: Sequence[Any], round_id: str, device_id: str, now: float) -> Sea
         privacy=row.privacy,
         buffer_ends=row.ends,
         left=row.left is not None,
+        excluded=row.excluded is not None,
+        max_cohort=row.cohort,
         task_over="" if row.state in LIVE else row.state,
         now=now,
         staleness=max(row.rounds_committed + 1 - row.number, 0),

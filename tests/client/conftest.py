@@ -339,8 +339,8 @@ class Federation:
     def task(self, **changes: Any) -> TaskInfo:
         values: dict[str, Any] = {
             "name": "linear", "population": POPULATION, "rounds": 1, "min_cohort": 3, "cohort": 4, "threshold": 3,
-            "deadlines": {"assigning": 3.0, "advertising": 4.0, "sharing": 3.0, "masking": 3.0, "confirming": 3.0,
-                          "unmasking": 3.0},
+            "deadlines": {"assigning": 3.0, "advertising": 4.0, "sharing": 3.0, "complaining": 3.0, "masking": 3.0,
+                          "confirming": 3.0, "unmasking": 3.0},
             **changes,
         }  # fmt: skip
         if "bundle" not in values:

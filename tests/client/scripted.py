@@ -27,7 +27,7 @@ from archipel.protocol import messages as m
 from archipel.protocol.identity import EnrolmentToken, issue_identity, mint_token, verify_chain, verify_rotation
 from archipel.protocol.policy import plan_digest
 from archipel.protocol.sealed import Sealed, decode, encode, public_bytes, seal
-from archipel.protocol.secagg import Participant
+from archipel.protocol.secagg import KeyTree, Participant, hand_out_keys, merge_complaints
 from tests.client.conftest import POPULATION, W0, make_bundle
 
 STEPS = {
@@ -46,6 +46,8 @@ STEPS = {
     "GET /v1/rounds/ID/cohort": "cohort",
     "PUT /v1/rounds/ID/shares": "shares",
     "GET /v1/rounds/ID/shares": "inbox",
+    "PUT /v1/rounds/ID/complaints": "complaints",
+    "GET /v1/rounds/ID/complaints": "all-complaints",
     "PUT /v1/rounds/ID/update": "update",
     "GET /v1/rounds/ID/survivors": "survivors",
     "PUT /v1/rounds/ID/confirmation": "confirmation",
@@ -53,8 +55,8 @@ STEPS = {
     "PUT /v1/rounds/ID/unmasking": "unmasking",
 }
 PHASE_AFTER: dict[str, m.Phase] = {
-    "advertisement": "sharing", "shares": "masking", "update": "confirming", "confirmation": "unmasking",
-    "unmasking": "committed",
+    "advertisement": "sharing", "shares": "complaining", "complaints": "masking", "update": "confirming",
+    "confirmation": "unmasking", "unmasking": "committed",
 }  # fmt: skip
 
 
@@ -108,6 +110,8 @@ class Scripted(ThreadingHTTPServer):
         self.chain: m.Chain | None = None
         self.plan: m.RoundPlan | None = None
         self.phase: m.Phase = "committed"
+        self.accused = 0
+        """How many devices its statuses say are accused; the list has none."""
         self.lock = threading.RLock()
         self.serials = itertools.count(1)
 
@@ -143,12 +147,14 @@ class Scripted(ThreadingHTTPServer):
             self.phase = "buffering" if self.plan.buffered else "updating"
             return self.plan.round_id
         self.peers = {}
+        self.advertised = {}
         for _ in range(2):
             key, token = b.generate_key(), self.token()
             chain = issue_identity(token.seed, token.certificate, public_bytes(key))
             digest = plan_digest(self.sealed)
             peer = Participant(self.plan, digest, key, chain, public_bytes(self.enrolment_key), secrets.token_bytes)
-            self.peers[peer.device_id] = peer, m.Member(chain=chain, advertisement=peer.advertise())
+            self.peers[peer.device_id] = peer, chain
+            self.advertised[peer.device_id] = peer.advertise()
         return self.plan.round_id
 
     # --- answers --------------------------------------------------------------------------------------------------
@@ -209,7 +215,9 @@ class Scripted(ThreadingHTTPServer):
 
     def _status(self, body: bytes) -> msgspec.Struct:
         assert self.plan is not None
-        return m.RoundStatus(round_id=self.plan.round_id, phase=self.phase, phase_ends=0.0, retry_after=0.01)
+        return m.RoundStatus(
+            round_id=self.plan.round_id, phase=self.phase, phase_ends=0.0, retry_after=0.01, complaints=self.accused
+        )
 
     def _leave(self, body: bytes) -> msgspec.Struct:
         return m.Receipt()
@@ -217,20 +225,38 @@ class Scripted(ThreadingHTTPServer):
     def _advertisement(self, body: bytes) -> msgspec.Struct:
         if self.phase == "advertising":
             assert self.chain is not None
-            own = m.Member(chain=self.chain, advertisement=decode("", body, m.AdvertiseRequest).advertisement)
-            self.members = m.Cohort(members=[own, *(member for _, member in self.peers.values())])
-            self.shared = {name: peer.share(self.members) for name, (peer, _) in self.peers.items()}
+            self.advertised[self._device] = decode("", body, m.AdvertiseRequest)
+            self.shared = {name: peer.share(self._cohort_of(name)) for name, (peer, _) in self.peers.items()}
         return self._stored("advertisement")
 
     def _cohort(self, body: bytes) -> msgspec.Struct:
-        return self.members
+        return self._cohort_of(self._device)
+
+    def _cohort_of(self, reader: str) -> m.Cohort:
+        assert self.chain is not None
+        assert self.plan is not None
+        chains = {self._device: self.chain, **{name: chain for name, (_, chain) in self.peers.items()}}
+        trees = {name: KeyTree(sent.envelope_keys, self.plan.max_cohort) for name, sent in self.advertised.items()}
+        members = [
+            m.Member(chain=chains[name], advertisement=sent.advertisement) for name, sent in self.advertised.items()
+        ]
+        return m.Cohort(members=members, keys=hand_out_keys(trees, reader))
 
     def _shares(self, body: bytes) -> msgspec.Struct:
         if self.phase == "sharing":
             self.shared[self._device] = decode("", body, m.Shares)
-            for name, (peer, _) in self.peers.items():
-                peer.mask(np.zeros(4, np.uint32), self._inbox_of(name))
+            self.complained = [peer.complain(self._inbox_of(name)) for name, (peer, _) in self.peers.items()]
         return self._stored("shares")
+
+    def _complaints(self, body: bytes) -> msgspec.Struct:
+        if self.phase == "complaining":
+            self.complained.append(decode("", body, m.Complaints))
+            for peer, _ in self.peers.values():
+                peer.mask(np.zeros(4, np.uint32), merge_complaints(self.complained))
+        return self._stored("complaints")
+
+    def _all_complaints(self, body: bytes) -> msgspec.Struct:
+        return merge_complaints(self.complained)
 
     def _inbox(self, body: bytes) -> msgspec.Struct:
         return self._inbox_of(self._device)
@@ -266,7 +292,7 @@ class Scripted(ThreadingHTTPServer):
 
     def _inbox_of(self, recipient: str) -> m.Shares:
         found = [
-            m.EncryptedShare(peer=sender, ciphertext=share.ciphertext)
+            msgspec.structs.replace(share, peer=sender)
             for sender, shares in self.shared.items()
             for share in shares.shares
             if share.peer == recipient

@@ -37,7 +37,7 @@ def journal_in(folder: Path, clock: Callable[[], float] = time.time) -> Journal:
 def test_every_step_is_on_disk_when_it_returns(tmp_path: Path) -> None:
     opened = begin(journal_in(tmp_path))
     assert not opened.keys_sent
-    for step in ("advertising", "sharing", "masked", "confirming", "unmasking"):
+    for step in ("advertising", "sharing", "complaining", "masked", "confirming", "unmasking"):
         if step == "masked":
             opened.store_masked(MASKED, DIGEST)
         elif step == "confirming":

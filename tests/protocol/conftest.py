@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable
 
+import msgspec
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from archipel.protocol import (
     Participant,
-    Sealed,
     add_masked,
     issue_identity,
     mint_token,
@@ -20,9 +20,12 @@ from archipel.protocol import (
     seal,
     unmask_sum,
 )
+from archipel.protocol.identity import read_chain
 from archipel.protocol.messages import (
+    AdvertiseRequest,
     Chain,
     Cohort,
+    Complaints,
     Confirmations,
     Confirmed,
     EncryptedShare,
@@ -32,6 +35,8 @@ from archipel.protocol.messages import (
     Survivors,
     Unmasking,
 )
+from archipel.protocol.secagg import KeyTree, hand_out_keys, merge_complaints, read_session
+from archipel.protocol.secagg.envelope import sign_envelope
 
 
 def fixed(name: str, count: int = 32) -> bytes:
@@ -75,8 +80,9 @@ class Round:
             np.frombuffer(fixed(f"{name} vector {i}", 4 * length), "<u4").astype(np.uint32) & np.uint32(2**bits - 1)
             for i in range(count)
         ]
-        self.advertisements: dict[int, Sealed] = {}
+        self.requests: dict[int, AdvertiseRequest] = {}
         self.sent: dict[int, Shares] = {}
+        self.complaints: dict[int, Complaints] = {}
         self.masked: dict[int, np.ndarray] = {}
 
     def chain(self, index: int, *, enrolment: str = "enrolment", token: int | None = None, **certificate: str) -> Chain:
@@ -92,29 +98,63 @@ class Round:
 
     def advertise(self, who: Iterable[int] | None = None) -> Cohort:
         for i in self.everyone(who):
-            self.advertisements[i] = self.devices[i].advertise()
-        self.cohort = Cohort(
-            members=[Member(chain=self.chains[i], advertisement=ad) for i, ad in self.advertisements.items()]
-        )
+            self.requests[i] = self.devices[i].advertise()
+        self.cohort = Cohort(members=[self.member(i) for i in self.requests])
         return self.cohort
+
+    def member(self, index: int) -> Member:
+        return Member(chain=self.chains[index], advertisement=self.requests[index].advertisement)
+
+    def cohort_for(self, index: int) -> Cohort:
+        """The cohort as the server tells it to one of its members."""
+        trees = {
+            read_chain(member.chain)[0]: KeyTree(request.envelope_keys, self.plan.max_cohort)
+            for member in self.cohort.members
+            for request in self.requests.values()
+            if request.advertisement == member.advertisement
+        }
+        return msgspec.structs.replace(self.cohort, keys=hand_out_keys(trees, self.ids[index]))
 
     def share(self, who: Iterable[int] | None = None) -> None:
         for i in self.everyone(who):
-            self.sent[i] = self.devices[i].share(self.cohort)
+            self.sent[i] = self.devices[i].share(self.cohort_for(i))
+
+    def spoil(self, sender: int, recipients: Iterable[int]) -> None:
+        """What `sender` sent to them does not open, and carries its signature all the same."""
+        session = read_session(self.cohort, self.plan)
+        spoiled = {self.ids[i] for i in recipients}
+
+        def changed(share: EncryptedShare) -> EncryptedShare:
+            if share.peer not in spoiled:
+                return share
+            associated = session.associated(self.ids[sender], share.peer)
+            ciphertext = share.ciphertext[:-1] + bytes([share.ciphertext[-1] ^ 1])
+            signature = sign_envelope(self.keys[sender], ciphertext, associated)
+            return EncryptedShare(peer=share.peer, ciphertext=ciphertext, signature=signature)
+
+        self.sent[sender] = Shares(shares=[changed(share) for share in self.sent[sender].shares])
 
     def inbox(self, recipient: int) -> Shares:
         return Shares(
             shares=[
-                EncryptedShare(peer=self.ids[i], ciphertext=share.ciphertext)
+                msgspec.structs.replace(share, peer=self.ids[i])
                 for i, shares in self.sent.items()
                 for share in shares.shares
                 if share.peer == self.ids[recipient]
             ]
         )
 
-    def mask(self, who: Iterable[int] | None = None) -> None:
+    def complain(self, who: Iterable[int] | None = None) -> Complaints:
+        """Those that have not yet open their shares; the round's complaints."""
         for i in self.everyone(who):
-            self.masked[i] = self.devices[i].mask(self.vectors[i], self.inbox(i))
+            if i not in self.complaints:
+                self.complaints[i] = self.devices[i].complain(self.inbox(i))
+        return merge_complaints(self.complaints.values())
+
+    def mask(self, who: Iterable[int] | None = None) -> None:
+        complaints = self.complain(who)
+        for i in self.everyone(who):
+            self.masked[i] = self.devices[i].mask(self.vectors[i], complaints)
 
     @property
     def survivors(self) -> Survivors:
@@ -140,9 +180,14 @@ class Round:
 
     def sum(self, answers: dict[str, Unmasking]) -> np.ndarray:
         return unmask_sum(
-            self.total, plan=self.plan, cohort=self.cohort, sharers=[self.ids[i] for i in self.sent],
+            self.total, plan=self.plan, cohort=self.cohort, sharers=self.sharers,
             survivors=self.survivors.devices, answers=answers,
         )  # fmt: skip
+
+    @property
+    def sharers(self) -> list[str]:
+        accused = {complaint.accused for complaint in merge_complaints(self.complaints.values()).complaints}
+        return [self.ids[i] for i in self.sent if self.ids[i] not in accused]
 
     def plain_sum(self) -> list[int]:
         """Of the survivors, in Python's integers."""

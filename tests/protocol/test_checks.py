@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import msgspec
 import pytest
 
@@ -20,11 +22,11 @@ from archipel.protocol.messages import (
     Advertisement,
     Cohort,
     Confirmation,
-    EncryptedShare,
     RevealedShare,
     Shares,
     Survivors,
 )
+from archipel.protocol.secagg import read_session
 
 
 @pytest.fixture
@@ -40,7 +42,7 @@ def finished(make_round):
 def test_advertisements(finished):
     round_, _, _ = finished
     key = public_bytes(round_.keys[0])
-    sealed = round_.advertisements[0]
+    sealed = round_.requests[0].advertisement
     checked = check_advertisement(sealed, key, round_.plan.round_id, round_.digest)
     assert checked.plan == round_.digest
     with pytest.raises(CertificateError):
@@ -64,31 +66,44 @@ def test_shares(finished):
     round_, _, _ = finished
     sender = round_.ids[0]
     good = round_.sent[0].shares
-    check_shares(round_.sent[0], sender, round_.ids)
-    own = EncryptedShare(peer=sender, ciphertext=good[0].ciphertext)
-    longer = EncryptedShare(peer=good[0].peer, ciphertext=good[0].ciphertext + b"\0")
+    session = read_session(round_.cohort, round_.plan)
+    check_shares(round_.sent[0], sender, session)
+    own = msgspec.structs.replace(good[0], peer=sender)
+    longer = msgspec.structs.replace(good[0], ciphertext=good[0].ciphertext + b"\0")
     for shares in (good[1:], [*good, good[0]], [good[0], *good[:2]], [*good[1:], own], [longer, *good[1:]]):
         with pytest.raises(ShareError, match=sender) as caught:
-            check_shares(Shares(shares=shares), sender, round_.ids)
+            check_shares(Shares(shares=shares), sender, session)
         assert caught.value.devices == (sender,)
+    # A signature is for one recipient and one ciphertext.
+    for changes in ({"signature": good[1].signature}, {"ciphertext": good[1].ciphertext}, {"signature": bytes(64)}):
+        with pytest.raises(CertificateError):
+            check_shares(Shares(shares=[msgspec.structs.replace(good[0], **changes), *good[1:]]), sender, session)
 
 
 def test_confirmations(finished):
     round_, confirmations, _ = finished
-    cohort = cohort_digest(round_.cohort)
     sealed = confirmations.confirmations[0].confirmation
     key = public_bytes(round_.keys[0])
-    round_id = round_.plan.round_id
-    assert check_confirmation(sealed, key, round_id, round_.survivors, cohort=cohort).cohort == cohort
+    expected = Confirmation(
+        round_id=round_.plan.round_id,
+        plan=round_.digest,
+        cohort=cohort_digest(round_.cohort),
+        complaints=hashlib.sha256(b'{"complaints":[]}').hexdigest(),
+        survivors=survivors_digest(round_.survivors),
+    )
+    assert check_confirmation(sealed, key, expected) == expected
     with pytest.raises(CertificateError):
-        check_confirmation(sealed, public_bytes(round_.keys[1]), round_id, round_.survivors, cohort=cohort)
-    with pytest.raises(SecureAggregationError, match="round"):
-        check_confirmation(sealed, key, "0" * 32, round_.survivors, cohort=cohort)
-    with pytest.raises(SecureAggregationError, match="cohort"):
-        check_confirmation(sealed, key, round_id, round_.survivors, cohort="0" * 64)
-    fewer = Survivors(devices=round_.survivors.devices[:2])
-    with pytest.raises(ConsistencyError, match="different survivor sets"):
-        check_confirmation(sealed, key, round_id, fewer, cohort=cohort)
+        check_confirmation(sealed, public_bytes(round_.keys[1]), expected)
+    other = "0" * 64
+    for changes, error, text in (
+        ({"round_id": "0" * 32}, SecureAggregationError, "round_id"),
+        ({"plan": other}, SecureAggregationError, "plan"),
+        ({"cohort": other}, SecureAggregationError, "cohort"),
+        ({"complaints": other}, ConsistencyError, "different complaints"),
+        ({"survivors": other}, ConsistencyError, "different survivors"),
+    ):
+        with pytest.raises(error, match=text):
+            check_confirmation(sealed, key, msgspec.structs.replace(expected, **changes))
 
 
 def test_a_set_of_survivors_has_one_spelling():
@@ -141,13 +156,12 @@ def test_bodies_are_strict(finished):
     class Wider(Confirmation, frozen=True, kw_only=True):
         more: int = 1
 
-    body = Wider(round_id=round_.plan.round_id, cohort="0" * 64, survivors="0" * 64, more=2)
+    fields = {"plan": "0" * 64, "cohort": "0" * 64, "complaints": "0" * 64, "survivors": "0" * 64}
+    body = Wider(round_id=round_.plan.round_id, more=2, **fields)
     with pytest.raises(MessageError, match="more"):
         check_confirmation(
             seal("confirmation", body, round_.keys[0]),
             public_bytes(round_.keys[0]),
-            round_.plan.round_id,
-            round_.survivors,
-            cohort="0" * 64,
+            Confirmation(round_id=round_.plan.round_id, **fields),
         )
     assert Advertisement.__struct_config__.forbid_unknown_fields

@@ -26,12 +26,13 @@ KINDS = [
 @pytest.fixture
 def examples(make_round, fixed, signing_key) -> dict[type, msgspec.Struct]:
     """One of every kind, from a real round where it occurs there."""
-    round_ = make_round(3, threshold=2)
+    round_ = make_round(5, threshold=3)
     round_.advertise()
     round_.share()
-    round_.mask([0, 1])
-    confirmations = round_.confirm([0, 1])
-    answers = round_.unmask(confirmations, [0, 1])
+    round_.spoil(4, [0])
+    round_.mask([0, 1, 2])
+    confirmations = round_.confirm([0, 1, 2])
+    answers = round_.unmask(confirmations, [0, 1, 2])
     chain, name = round_.chains[0], round_.ids[0]
     proof = seal("enrol", messages.EnrolmentProof(server_key=fixed("server")), round_.keys[0])
     rotation = rotation_request(chain, round_.keys[0], signing_key("next"), fixed("server"))
@@ -60,10 +61,13 @@ def examples(make_round, fixed, signing_key) -> dict[type, msgspec.Struct]:
             population="p", model="digits", version=3, bundle="0" * 64, weights="1" * 64, rollout="2" * 32, serial=5
         ),
         messages.RoundStatus(round_id=round_.plan.round_id, phase="masking", phase_ends=1.0, retry_after=0.5),
-        decode("advertisement", round_.advertisements[0].body, messages.Advertisement),
+        decode("advertisement", round_.requests[0].advertisement.body, messages.Advertisement),
         round_.cohort.members[0],
-        messages.AdvertiseRequest(advertisement=round_.advertisements[0]),
-        round_.cohort,
+        round_.requests[0],
+        round_.cohort_for(0),
+        round_.cohort_for(0).keys[0],
+        round_.complain().complaints[0],
+        round_.complain(),
         round_.sent[0].shares[0],
         round_.sent[0],
         round_.survivors,
@@ -140,7 +144,7 @@ def test_corpus(path):
 
 def test_unsealing_mutated_seals(examples, make_round):
     round_ = make_round(3)
-    sealed = round_.devices[0].advertise()
+    sealed = round_.devices[0].advertise().advertisement
     key = public_bytes(round_.keys[0])
     for mutated in mutations(encode(sealed), seed=1, count=400):
         try:
@@ -191,7 +195,8 @@ def test_secrets_are_not_shown(examples):
 
 STEPS = {
     "share": messages.Cohort,
-    "mask": messages.Shares,
+    "complain": messages.Shares,
+    "mask": messages.Complaints,
     "confirm": messages.Survivors,
     "unmask": messages.Confirmations,
 }
@@ -200,19 +205,23 @@ STEPS = {
 @pytest.mark.parametrize("step", STEPS)
 def test_a_participant_refuses_every_changed_message(make_round, step):
     def until(step_: str):
-        round_ = make_round(3, threshold=3, min_cohort=3, length=4)
-        message = round_.advertise()
-        for act in ("share", "mask", "confirm"):
+        round_ = make_round(4, threshold=3, min_cohort=3, length=4)
+        round_.advertise()
+        message = round_.cohort_for(0)
+        for act in ("share", "complain", "mask", "confirm"):
             if act == step_:
                 break
             if act == "share":
                 round_.share()
+                round_.spoil(3, [0])
                 message = round_.inbox(0)
+            elif act == "complain":
+                message = round_.complain(range(3))
             elif act == "mask":
-                round_.mask()
+                round_.mask(range(3))
                 message = round_.survivors
             else:
-                message = round_.confirm()
+                message = round_.confirm(range(3))
         return round_, message
 
     round_, good = until(step)

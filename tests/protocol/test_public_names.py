@@ -40,14 +40,23 @@ def test_public_names():
         "verify_enrolment",
     ]
     assert archipel.protocol.secagg.__all__ == [
+        "KeyTree",
         "Participant",
+        "Session",
         "add_masked",
         "check_advertisement",
+        "check_complaint",
+        "check_complaints",
         "check_confirmation",
+        "check_envelope_keys",
         "check_shares",
         "check_unmasking",
         "cohort_digest",
         "disputes",
+        "complaints_digest",
+        "hand_out_keys",
+        "merge_complaints",
+        "read_session",
         "survivors_digest",
         "unmask_sum",
     ]

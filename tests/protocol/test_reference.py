@@ -12,7 +12,7 @@ import json
 from pathlib import Path
 
 import pytest
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, InvalidTag
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 ROUND = json.loads((Path(__file__).parents[2] / "vectors" / "protocol" / "round.json").read_text())
 PRIME = 2**256 + 297
 FIELD = 2**255 - 19
-BITS, THRESHOLD = 24, 3
+BITS, THRESHOLD, LEAVES = 24, 4, 7
 
 
 def x25519(scalar: bytes, point: bytes) -> bytes:
@@ -55,6 +55,26 @@ def hkdf(secret: bytes, label: str, *public: bytes) -> bytes:
     return hmac.new(extracted, info + b"\1", hashlib.sha256).digest()
 
 
+def clamped(scalar: bytes) -> bytes:
+    number = (int.from_bytes(scalar, "little") & ~7 & ~(128 << 248)) | (64 << 248)
+    return number.to_bytes(32, "little")
+
+
+def tree(leaves: list[bytes]) -> list[list[bytes]]:
+    """All levels of the tree over eight leaves, of which the last is empty."""
+    levels = [[hashlib.sha256(b"archipel/v1/envelope-leaf\0" + leaf).digest() for leaf in leaves] + [bytes(32)]]
+    while len(levels[-1]) > 1:
+        below = iter(levels[-1])
+        pairs = zip(below, below)
+        levels.append([hashlib.sha256(b"archipel/v1/envelope-node\0" + a + b).digest() for a, b in pairs])
+    return levels
+
+
+def path(levels: list[list[bytes]], place: int) -> bytes:
+    """The sibling on each level: one's own number with the last bit the other way round."""
+    return b"".join(levels[depth][place // 2**depth ^ 1] for depth in range(3))
+
+
 def mask(key: bytes, length: int) -> list[int]:
     block = Cipher(algorithms.AES(key), modes.ECB()).encryptor()
     stream = b"".join(block.update(counter.to_bytes(16, "big")) for counter in range(length // 4 + 1))
@@ -74,16 +94,30 @@ class Secrets:
 
     def __init__(self, device: dict, peers: int) -> None:
         stream = bytes.fromhex(device["randomness"])
-        self.cipher, self.mask, self.seed = stream[:32], stream[32:64], stream[64:96]
+        self.cipher, self.mask, envelope, self.seed = (stream[32 * i : 32 * i + 32] for i in range(4))
+        self.private = [
+            clamped(hkdf(envelope, "envelope-private", place.to_bytes(4, "big"))) for place in range(LEAVES)
+        ]
         numbers = [
-            int.from_bytes(stream[96 + 64 * i : 160 + 64 * i], "big") % PRIME for i in range(2 * (THRESHOLD - 1))
+            int.from_bytes(stream[128 + 64 * i : 192 + 64 * i], "big") % PRIME for i in range(2 * (THRESHOLD - 1))
         ]
         # Highest power first, then the secret itself.
-        self.mask_polynomial = [*numbers[:2], int.from_bytes(self.mask, "big")]
-        self.seed_polynomial = [*numbers[2:], int.from_bytes(self.seed, "big")]
-        rest = stream[96 + 64 * len(numbers) :]
+        self.mask_polynomial = [*numbers[: THRESHOLD - 1], int.from_bytes(self.mask, "big")]
+        self.seed_polynomial = [*numbers[THRESHOLD - 1 :], int.from_bytes(self.seed, "big")]
+        rest = stream[128 + 64 * len(numbers) :]
         self.nonces = [rest[12 * i : 12 * i + 12] for i in range(peers)]
         assert len(rest) == 12 * peers
+
+
+@pytest.mark.parametrize("name", sorted(device["device_id"] for device in ROUND["devices"]))
+def test_keys_that_are_handed_out(name):
+    """To each device the key that each other one has for its place in the cohort."""
+    place, told = ORDER.index(name), DEVICES[name]["cohort_keys"]
+    assert [item["peer"] for item in told] == [peer for peer in ORDER if peer != name]
+    for item in told:
+        public = [x25519(private, BASE) for private in SECRETS[item["peer"]].private]
+        assert b64(item["key"]) == public[place]
+        assert b64(item["path"]) == path(tree(public), place)
 
 
 def value(polynomial: list[int], x: int) -> bytes:
@@ -101,6 +135,9 @@ def test_advertised_keys(name):
     advertised = body(DEVICES[name]["advertisement"])
     assert b64(advertised["cipher_key"]) == x25519(SECRETS[name].cipher, BASE)
     assert b64(advertised["mask_key"]) == x25519(SECRETS[name].mask, BASE)
+    public = [x25519(private, BASE) for private in SECRETS[name].private]
+    assert b"".join(public).hex() == DEVICES[name]["envelope_keys"]
+    assert b64(advertised["envelope_root"]) == tree(public)[-1][0]
     assert advertised["plan"] == hashlib.sha256(b64(ROUND["sealed_plan"]["body"])).hexdigest() == ROUND["plan_digest"]
 
 
@@ -186,28 +223,71 @@ def test_digests():
     assert survivors == sorted(name for name in ORDER if DEVICES[name]["masked"] is not None)
     text = '{"devices":[' + ",".join(f'"{name}"' for name in survivors) + "]}"
     assert ROUND["survivors_digest"] == hashlib.sha256(text.encode()).hexdigest()
+    complaints = json.dumps(ROUND["complaints"], sort_keys=True, separators=(",", ":"))
+    assert ROUND["complaints_digest"] == hashlib.sha256(complaints.encode()).hexdigest()
     for item in ROUND["confirmations"]["confirmations"]:
         assert body(item["confirmation"]) == {
             "cohort": cohort_digest(),
+            "complaints": ROUND["complaints_digest"],
+            "plan": ROUND["plan_digest"],
             "round_id": body(ROUND["sealed_plan"])["round_id"],
             "survivors": ROUND["survivors_digest"],
         }
 
 
+SPOILED = (ROUND["devices"][6]["device_id"], ROUND["devices"][0]["device_id"])
+
+
+def opened(sender: str, recipient: str, private: bytes, ciphertext: bytes) -> bytes | None:
+    """With the recipient's private key for this sender; None where it does not open."""
+    cipher = b64(body(DEVICES[sender]["advertisement"])["cipher_key"])
+    key = hkdf(x25519(private, cipher), "envelope", cipher, x25519(private, BASE))
+    try:
+        return AESGCM(key).decrypt(ciphertext[:12], ciphertext[12:], bound(sender, recipient))
+    except InvalidTag:
+        return None
+
+
+def bound(sender: str, recipient: str) -> bytes:
+    ids = body(ROUND["sealed_plan"])["round_id"] + cohort_digest() + sender + recipient
+    return b"archipel/v1/envelope\0" + bytes.fromhex(ids)
+
+
+def test_the_complaint():
+    """The key in it is under the root that the complainer advertised, and the signed envelope does not open with it."""
+    (found,) = ROUND["complaints"]["complaints"]
+    assert (found["accused"], found["complainer"]) == SPOILED
+    place, ciphertext = ORDER.index(found["accused"]), b64(found["ciphertext"])
+    key = b64(body(DEVICES[found["accused"]]["chain"]["identity"])["device_key"])
+    Ed25519PublicKey.from_public_bytes(key).verify(b64(found["signature"]), bound(*SPOILED) + ciphertext)
+    assert b64(found["key"]) == SECRETS[found["complainer"]].private[place]
+    public = [x25519(private, BASE) for private in SECRETS[found["complainer"]].private]
+    assert b64(found["path"]) == path(tree(public), place)
+    assert opened(*SPOILED, b64(found["key"]), ciphertext) is None
+    others = [device for device in ROUND["devices"][:6] if device["device_id"] != found["complainer"]]
+    assert all(device["complaints"] == {"complaints": []} for device in others)
+
+
 @pytest.mark.parametrize("name", ORDER)
 def test_envelopes(name):
     sent = {share["peer"]: b64(share["ciphertext"]) for share in DEVICES[name]["shares"]["shares"]}
+    signatures = {share["peer"]: b64(share["signature"]) for share in DEVICES[name]["shares"]["shares"]}
+    device_key = Ed25519PublicKey.from_public_bytes(b64(body(DEVICES[name]["chain"]["identity"])["device_key"]))
     peers = [peer for peer in ORDER if peer != name]
     assert sorted(sent) == peers
     mine = SECRETS[name]
     for nonce, peer in zip(mine.nonces, peers):
-        theirs = x25519(SECRETS[peer].cipher, BASE)
-        both = sorted([x25519(mine.cipher, BASE), theirs])
-        key = hkdf(x25519(mine.cipher, theirs), "envelope", *both)
-        ids = bytes.fromhex(body(ROUND["sealed_plan"])["round_id"] + cohort_digest() + name + peer)
+        device_key.verify(signatures[peer], bound(name, peer) + sent[peer])
+        private = SECRETS[peer].private[ORDER.index(name)]
+        if (name, peer) == SPOILED:
+            assert opened(name, peer, private, sent[peer]) is None
+            continue
+        theirs = x25519(private, BASE)
+        key = hkdf(x25519(mine.cipher, theirs), "envelope", x25519(mine.cipher, BASE), theirs)
         x = ORDER.index(peer) + 1
         shares = value(mine.mask_polynomial, x) + value(mine.seed_polynomial, x)
-        assert sent[peer] == nonce + AESGCM(key).encrypt(nonce, shares, b"archipel/v1/envelope\0" + ids)
+        assert sent[peer] == nonce + AESGCM(key).encrypt(nonce, shares, bound(name, peer))
+        assert opened(name, peer, private, sent[peer]) == shares
 
 
 @pytest.mark.parametrize("name", [name for name in ORDER if DEVICES[name]["masked"] is not None])
@@ -217,7 +297,7 @@ def test_masked_vectors(name):
     result = list(DEVICES[name]["vector"])
     masks = [(1, mask(hkdf(mine.seed, "self-mask", public), len(result)))]
     for peer in ORDER:
-        if peer != name:
+        if peer not in (name, SPOILED[0]):
             theirs = x25519(SECRETS[peer].mask, BASE)
             key = hkdf(x25519(mine.mask, theirs), "pairwise-mask", *sorted([public, theirs]))
             masks.append((1 if name > peer else -1, mask(key, len(result))))

@@ -9,6 +9,7 @@ import pytest
 
 from archipel.errors import SecureAggregationError, ThresholdError
 from archipel.protocol import unmask_sum
+from archipel.protocol.messages import Complaints, Shares
 
 STEPS = ("advertise", "share", "mask", "confirm", "unmask")
 """The last step that a device takes part in."""
@@ -171,13 +172,14 @@ def test_steps_out_of_order_change_nothing(make_round):
     round_.advertise()
     for early in (
         device.advertise,
-        lambda: device.mask(round_.vectors[0], round_.inbox(0)),
+        lambda: device.complain(Shares(shares=[])),
+        lambda: device.mask(round_.vectors[0], Complaints(complaints=[])),
         lambda: device.confirm(round_.survivors),
     ):
         with pytest.raises(SecureAggregationError, match="expected 'share'"):
             early()
     round_.share()
-    with pytest.raises(SecureAggregationError, match="expected 'mask'"):
+    with pytest.raises(SecureAggregationError, match="expected 'complain'"):
         device.share(round_.cohort)
     round_.mask()
     confirmations = round_.confirm()

@@ -30,6 +30,7 @@ from archipel.protocol.identity import read_chain, rotation_request, verify_rota
 from archipel.protocol.messages import (
     Chain,
     Cohort,
+    Complaints,
     Confirmations,
     RotationRequest,
     RoundPlan,
@@ -144,8 +145,9 @@ def test_keys():
     assert shared == keys.agree(bytes.fromhex(MASKS["peer_private"]), public)
     assert shared.hex() == MASKS["shared"]
     salt = keys.round_salt(MASKS["round_id"], MASKS["plan_digest"])
+    assert keys.envelope_key(shared, salt, public, peer).hex() == MASKS["keys"]["envelope"]
+    assert keys.envelope_key(shared, salt, peer, public).hex() != MASKS["keys"]["envelope"]
     for one, other in ((public, peer), (peer, public)):
-        assert keys.envelope_key(shared, salt, one, other).hex() == MASKS["keys"]["envelope"]
         assert keys.pairwise_mask_key(shared, salt, one, other).hex() == MASKS["keys"]["pairwise-mask"]
     assert keys.self_mask_key(bytes.fromhex(MASKS["seed"]), salt, public).hex() == MASKS["keys"]["self-mask"]
 
@@ -229,16 +231,19 @@ def participant(device: dict) -> Participant:
     )
 
 
-STEPS = {"share": Cohort, "mask": Shares, "confirm": Survivors, "unmask": Confirmations}
+STEPS = {"share": Cohort, "complain": Shares, "mask": Complaints, "confirm": Survivors, "unmask": Confirmations}
 
 
 def replay(device: dict, until: str = "done", message: object = None) -> Participant:
     """The good steps of `device`, compared as they go; `message` in place of the good one at `until`."""
     acting = participant(device)
-    assert acting.advertise() == read(device["advertisement"], Sealed)
+    sent = acting.advertise()
+    assert sent.advertisement == read(device["advertisement"], Sealed)
+    assert sent.envelope_keys.hex() == device["envelope_keys"]
     vector = np.array(device["vector"], np.uint32)
     good = {
-        "share": ROUND["cohort"], "mask": device["inbox"], "confirm": ROUND["survivors"],
+        "share": {**ROUND["cohort"], "keys": device["cohort_keys"]}, "complain": device["inbox"],
+        "mask": ROUND["complaints"], "confirm": ROUND["survivors"],
         "unmask": ROUND["confirmations"],
     }  # fmt: skip
     for step, kind in STEPS.items():
@@ -246,6 +251,8 @@ def replay(device: dict, until: str = "done", message: object = None) -> Partici
         answer = acting.mask(vector, received) if step == "mask" else getattr(acting, step)(received)
         if step == "share":
             assert answer == read(device["shares"], Shares)
+        elif step == "complain":
+            assert answer == read(device["complaints"], Complaints)
         elif step == "mask":
             assert answer.tolist() == device["masked"]
         elif step == "confirm":
@@ -256,7 +263,7 @@ def replay(device: dict, until: str = "done", message: object = None) -> Partici
     return acting
 
 
-@pytest.mark.parametrize("index", range(4))
+@pytest.mark.parametrize("index", range(5))
 def test_round(index):
     replay(ROUND["devices"][index])
 
@@ -272,14 +279,14 @@ def unmask(answers: dict) -> np.ndarray:
         np.array(ROUND["masked_sum"], np.uint32),
         plan=plan(),
         cohort=read(ROUND["cohort"], Cohort),
-        sharers=[device["device_id"] for device in ROUND["devices"]],
+        sharers=[device["device_id"] for device in ROUND["devices"][:6]],
         survivors=ROUND["survivors"]["devices"],
         answers={device: read(answer, Unmasking) for device, answer in answers.items()},
     )
 
 
 def test_sum():
-    answers = {device["device_id"]: device["answer"] for device in ROUND["devices"][:4]}
+    answers = {device["device_id"]: device["answer"] for device in ROUND["devices"][:5]}
     assert unmask(answers).tolist() == ROUND["sum"]
 
 

@@ -164,17 +164,20 @@ class Device:
         return self.ask("GET", self.round, messages.RoundStatus)
 
     def advertising(self) -> None:
-        request = messages.AdvertiseRequest(advertisement=self.participant.advertise())
-        self.ask("PUT", f"{self.round}/advertisement", messages.Receipt, request)
+        self.ask("PUT", f"{self.round}/advertisement", messages.Receipt, self.participant.advertise())
 
     def sharing(self) -> None:
         cohort = self.ask("GET", f"{self.round}/cohort", messages.Cohort)
         self.ask("PUT", f"{self.round}/shares", messages.Receipt, self.participant.share(cohort))
 
-    def masking(self) -> None:
+    def complaining(self) -> None:
         inbox = self.ask("GET", f"{self.round}/shares", messages.Shares)
+        self.ask("PUT", f"{self.round}/complaints", messages.Receipt, self.participant.complain(inbox))
+
+    def masking(self) -> None:
+        complaints = self.ask("GET", f"{self.round}/complaints", messages.Complaints)
         assert self.plan is not None
-        self.masked = pack_vector(self.participant.mask(self.vector, inbox), self.plan.modulus_bits)
+        self.masked = pack_vector(self.participant.mask(self.vector, complaints), self.plan.modulus_bits)
         self.upload(self.masked)
 
     def upload(self, data: bytes) -> None:
@@ -202,7 +205,7 @@ class Device:
         getattr(self, phase)()
 
 
-ANSWERED = ("advertising", "sharing", "masking", "confirming", "unmasking")
+ANSWERED = ("advertising", "sharing", "complaining", "masking", "confirming", "unmasking")
 
 
 @dataclass

@@ -29,7 +29,7 @@ def test_the_others_go_on_at_once(world: Any) -> None:
     gone, staying = devices[0], devices[1:]
     assert leave(gone)[0] == leave(gone)[0] == 200
     updates = give_updates(staying, [1, 2, 1])
-    for phase in ("advertising", "sharing", "masking", "confirming", "unmasking"):
+    for phase in ("advertising", "sharing", "complaining", "masking", "confirming", "unmasking"):
         assert staying[0].status().phase == phase
         for device in staying:
             device.answer(phase)
@@ -76,7 +76,7 @@ def test_who_has_left_sends_nothing_and_is_given_nothing_more(world: Any) -> Non
     devices = world.add_devices(4)
     world.start_round(devices)
     assert leave(devices[0])[0] == 200
-    body = messages.AdvertiseRequest(advertisement=devices[0].participant.advertise())
+    body = devices[0].participant.advertise()
     status, problem = devices[0].call("PUT", f"{devices[0].round}/advertisement", body)
     assert (status, problem["message"]) == (410, "this device has left the round")
     assert devices[0].check_in() is None

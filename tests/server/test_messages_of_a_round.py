@@ -12,15 +12,19 @@ from archipel.protocol import messages
 from archipel.protocol.sealed import Sealed, encode, seal
 from archipel.protocol.secagg import survivors_digest
 
-PHASES = ("advertising", "sharing", "masking", "confirming", "unmasking")
+PHASES = ("advertising", "sharing", "complaining", "masking", "confirming", "unmasking")
 PUTS = {
     "advertising": "advertisement",
     "sharing": "shares",
+    "complaining": "complaints",
     "masking": "update",
     "confirming": "confirmation",
     "unmasking": "unmasking",
 }
-READABLE_FROM = {"cohort": "sharing", "shares": "masking", "survivors": "confirming", "confirmations": "unmasking"}
+READABLE_FROM = {
+    "cohort": "sharing", "shares": "complaining", "complaints": "masking", "survivors": "confirming",
+    "confirmations": "unmasking",
+}  # fmt: skip
 
 
 class Recorder:
@@ -88,7 +92,7 @@ def test_a_message_again_is_acknowledged_and_another_one_refused(world: Any, fle
     assert f"phase {phase} is over" in answer["message"]
     stored = world.stored("updates")
     assert not any("/." in name for name in stored)
-    assert len(stored) == (0 if phase in ("advertising", "sharing") else 3 if phase == "masking" else 4)
+    assert len(stored) == (0 if phase in ("advertising", "sharing", "complaining") else 3 if phase == "masking" else 4)
 
 
 @pytest.mark.parametrize("phase", PHASES)
@@ -97,6 +101,7 @@ def test_too_early(world: Any, fleet: Any, phase: str) -> None:
     device = fleet[0]
     bodies = {
         "shares": messages.Shares(shares=[]),
+        "complaints": messages.Complaints(complaints=[]),
         "update": b"\0" * 27,
         "confirmation": messages.ConfirmRequest(confirmation=Sealed(body=b"", signature=b"")),
         "unmasking": messages.Unmasking(self_seeds=[], mask_keys=[]),
@@ -183,9 +188,12 @@ def test_an_advertisement_for_something_else(world: Any, fleet: Any) -> None:
     device, other = fleet[0], fleet[1]
     path = f"{device.round}/advertisement"
     good = device.participant.advertise()
-    statement = msgspec.json.decode(good.body, type=messages.Advertisement)
+    statement = msgspec.json.decode(good.advertisement.body, type=messages.Advertisement)
+    small = (1).to_bytes(32, "little")
     bad = {
-        "another device's": other.participant.advertise(),
+        "another device's": other.participant.advertise().advertisement,
+        "a key of small order": seal("advertisement", msgspec.structs.replace(statement, cipher_key=small), device.key),
+        "another root": seal("advertisement", msgspec.structs.replace(statement, envelope_root=small), device.key),
         "another round": seal("advertisement", msgspec.structs.replace(statement, round_id="0" * 32), device.key),
         "another plan": seal("advertisement", msgspec.structs.replace(statement, plan="0" * 64), device.key),
         "one key for both": seal(
@@ -195,9 +203,11 @@ def test_an_advertisement_for_something_else(world: Any, fleet: Any) -> None:
         "garbage": Sealed(body=b"{", signature=b"\0" * 64),
     }
     for what, sealed in bad.items():
-        status, answer = device.call("PUT", path, messages.AdvertiseRequest(advertisement=sealed))
+        status, answer = device.call("PUT", path, msgspec.structs.replace(good, advertisement=sealed))
         assert (status, answer["type"]) == (422, "unprocessable"), what
-    assert device.call("PUT", path, messages.AdvertiseRequest(advertisement=good))[0] == 200
+    for keys in (b"", good.envelope_keys[32:], good.envelope_keys + small, small + good.envelope_keys[32:]):
+        assert device.call("PUT", path, msgspec.structs.replace(good, envelope_keys=keys))[0] == 422
+    assert device.call("PUT", path, good)[0] == 200
 
 
 def test_shares_that_do_not_fit_the_cohort(world: Any, fleet: Any) -> None:
@@ -205,13 +215,40 @@ def test_shares_that_do_not_fit_the_cohort(world: Any, fleet: Any) -> None:
     device = fleet[0]
     cohort = device.ask("GET", f"{device.round}/cohort", messages.Cohort)
     good = device.participant.share(cohort).shares
-    own = messages.EncryptedShare(peer=device.id, ciphertext=good[0].ciphertext)
-    foreign = messages.EncryptedShare(peer="0" * 32, ciphertext=good[0].ciphertext)
-    short = messages.EncryptedShare(peer=good[0].peer, ciphertext=good[0].ciphertext[:-1])
-    for shares in ([], good[:-1], [*good, good[0]], [*good, own], [*good[:-1], foreign], [short, *good[1:]]):
+    own = msgspec.structs.replace(good[0], peer=device.id)
+    foreign = msgspec.structs.replace(good[0], peer="0" * 32)
+    short = msgspec.structs.replace(good[0], ciphertext=good[0].ciphertext[:-1])
+    unsigned = msgspec.structs.replace(good[0], signature=good[1].signature)
+    for shares in (
+        [], good[:-1], [*good, good[0]], [*good, own], [*good[:-1], foreign], [short, *good[1:]], [unsigned, *good[1:]],
+    ):  # fmt: skip
         status, answer = device.call("PUT", f"{device.round}/shares", messages.Shares(shares=shares))
         assert (status, answer["type"]) == (422, "unprocessable")
     assert device.call("PUT", f"{device.round}/shares", messages.Shares(shares=good))[0] == 200
+
+
+def test_complaints_that_show_nothing(world: Any, fleet: Any) -> None:
+    """The envelope opens; or the complaint is in another's name. A refused one may be followed by a right one."""
+    world.run_to("complaining", fleet)
+    device, path = fleet[0], f"{fleet[0].round}/complaints"
+    inbox = device.ask("GET", f"{device.round}/shares", messages.Shares)
+    envelope, participant = inbox.shares[0], device.participant
+    place = participant._session.peers[envelope.peer].place
+    false = messages.Complaint(
+        complainer=device.id,
+        accused=envelope.peer,
+        ciphertext=envelope.ciphertext,
+        signature=envelope.signature,
+        key=participant._envelope_private(place),
+        path=participant._tree.path(place),
+    )
+    for changes in ({}, {"complainer": fleet[1].id}, {"signature": bytes(64)}, {"accused": device.id}):
+        bad = messages.Complaints(complaints=[msgspec.structs.replace(false, **changes)])
+        status, answer = device.call("PUT", path, bad)
+        assert (status, answer["type"]) == (422, "unprocessable")
+    good = participant.complain(inbox)
+    assert good == messages.Complaints(complaints=[])
+    assert device.call("PUT", path, good)[0] == 200
 
 
 def test_a_confirmation_of_other_survivors(world: Any, fleet: Any) -> None:
@@ -224,6 +261,8 @@ def test_a_confirmation_of_other_survivors(world: Any, fleet: Any) -> None:
     for bad in (
         seal("confirmation", msgspec.structs.replace(statement, survivors=fewer), device.key),
         seal("confirmation", msgspec.structs.replace(statement, cohort="0" * 64), device.key),
+        seal("confirmation", msgspec.structs.replace(statement, plan="0" * 64), device.key),
+        seal("confirmation", msgspec.structs.replace(statement, complaints="0" * 64), device.key),
         fleet[1].participant.confirm(survivors),
     ):
         request = messages.ConfirmRequest(confirmation=bad)

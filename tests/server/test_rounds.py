@@ -9,9 +9,9 @@ import pytest
 
 from archipel.server.rounds import DEADLINES, ORDER, RULES, Counts, Verdict, decide
 
-COLLECTING = ("advertising", "sharing", "masking", "confirming", "unmasking")
+COLLECTING = ("advertising", "sharing", "complaining", "masking", "confirming", "unmasking")
 # cohort 5, min_cohort 4, threshold 3: every phase needs 4 answers, but unmasking needs only the threshold.
-NEEDED = {"advertising": 4, "sharing": 4, "masking": 4, "confirming": 4, "unmasking": 3}
+NEEDED = {"advertising": 4, "sharing": 4, "complaining": 4, "masking": 4, "confirming": 4, "unmasking": 3}
 TASK = {"cohort": 5, "min_cohort": 4, "threshold": 3}
 
 

@@ -59,7 +59,7 @@ def test_the_new_parameters_are_the_exact_mean_of_the_survivors(
     world.start_round(devices)
     updates = give_updates(devices, [1, 2, 1, 3, 1])
     alive = set(range(5))
-    for phase in ("advertising", "sharing", "masking", "confirming", "unmasking"):
+    for phase in ("advertising", "sharing", "complaining", "masking", "confirming", "unmasking"):
         alive -= set(vanish_before.get(phase, []))
         for index in sorted(alive):
             devices[index].answer(phase)

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from archipel.cli.demo.results import ModelScore, Results
 
 BLUE, ORANGE, GREEN, GREY, RED = "#2563a8", "#d9822b", "#2f8f5b", "#9aa3ad", "#b83b3b"
-PHASES = ("assigning", "advertising", "sharing", "masking", "confirming", "unmasking")
+PHASES = ("assigning", "advertising", "sharing", "complaining", "masking", "confirming", "unmasking")
 
 
 def accuracy_per_round(results: Results) -> str:

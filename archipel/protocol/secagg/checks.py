@@ -9,7 +9,10 @@ from itertools import pairwise
 from archipel.errors import ConsistencyError, SecureAggregationError, ShareError
 from archipel.protocol.messages import Advertisement, Confirmation, RevealedShare, Shares, Survivors, Unmasking
 from archipel.protocol.sealed import MAX_STATEMENT_BYTES, Sealed, encode, unseal
-from archipel.protocol.secagg.envelope import ENVELOPE_BYTES
+from archipel.protocol.secagg import keys
+from archipel.protocol.secagg.envelope import ENVELOPE_BYTES, check_signature
+from archipel.protocol.secagg.key_tree import KeyTree
+from archipel.protocol.secagg.session import Session
 from archipel.protocol.secagg.shamir import decode_share
 
 
@@ -22,7 +25,8 @@ def survivors_digest(survivors: Survivors) -> str:
 
 
 def check_advertisement(sealed: Sealed, device_key: bytes, round_id: str, plan_digest: str) -> Advertisement:
-    """Raises CertificateError, MessageError, or SecureAggregationError when it is for another round or plan."""
+    """Raises CertificateError, MessageError, or SecureAggregationError when it is for another round or plan, or brings
+    a key of small order, with which every private key agrees on zero."""
     advertisement = unseal("advertisement", sealed, device_key, Advertisement, limit=MAX_STATEMENT_BYTES)
     if (advertisement.round_id, advertisement.plan) != (round_id, plan_digest):
         raise SecureAggregationError(
@@ -31,38 +35,56 @@ def check_advertisement(sealed: Sealed, device_key: bytes, round_id: str, plan_d
         )
     if advertisement.cipher_key == advertisement.mask_key:
         raise SecureAggregationError("advertisement: the cipher key and the mask key must differ")
+    for name in ("cipher_key", "mask_key"):
+        if keys.is_small_order(getattr(advertisement, name)):
+            raise SecureAggregationError(f"advertisement: its {name} is an X25519 public key of small order")
     return advertisement
 
 
-def check_shares(shares: Shares, sender: str, members: Collection[str]) -> None:
-    """One envelope of the right size for every member of U1 but the sender. Raises ShareError."""
+def check_envelope_keys(advertisement: Advertisement, envelope_keys: bytes, leaves: int) -> KeyTree:
+    """The tree of the `leaves` keys. Raises SecureAggregationError when they are not those that were advertised, or one
+    of them is of small order."""
+    tree = KeyTree(envelope_keys, leaves)
+    if tree.root != advertisement.envelope_root:
+        raise SecureAggregationError("envelope keys: they are not those under the advertised root")
+    for place in range(leaves):
+        if keys.is_small_order(tree.key(place)):
+            raise SecureAggregationError(f"envelope keys: the one at place {place} is of small order")
+    return tree
+
+
+def check_shares(shares: Shares, sender: str, session: Session) -> None:
+    """One signed envelope of the right size for every member of U1 but the sender. Raises ShareError or
+    CertificateError."""
     peers = [share.peer for share in shares.shares]
-    _require_each_once(f"shares from {sender}", peers, set(members) - {sender}, sender)
+    _require_each_once(f"shares from {sender}", peers, set(session.peers) - {sender}, sender)
+    device_key = session.peers[sender].device_key
     for share in shares.shares:
         if len(share.ciphertext) != ENVELOPE_BYTES:
             raise ShareError(
                 f"shares from {sender}: {len(share.ciphertext)} bytes for {share.peer}, expected {ENVELOPE_BYTES}",
                 [sender],
             )
+        check_signature(device_key, share.signature, share.ciphertext, session.associated(sender, share.peer), sender)
 
 
-def check_confirmation(
-    sealed: Sealed, device_key: bytes, round_id: str, survivors: Survivors, *, cohort: str
-) -> Confirmation:
-    """`cohort` is `cohort_digest`. Raises CertificateError, MessageError, or ConsistencyError for other survivors."""
+def check_confirmation(sealed: Sealed, device_key: bytes, expected: Confirmation) -> Confirmation:
+    """Raises CertificateError, MessageError, SecureAggregationError for another round, plan or cohort, or
+    ConsistencyError for other survivors or complaints than `expected`."""
     confirmation = unseal("confirmation", sealed, device_key, Confirmation, limit=MAX_STATEMENT_BYTES)
-    if (confirmation.round_id, confirmation.cohort) != (round_id, cohort):
-        raise SecureAggregationError(
-            f"confirmation: expected round {round_id} and cohort {cohort[:16]}..., "
-            f"got round {confirmation.round_id} and cohort {confirmation.cohort[:16]}..."
-        )
-    expected = survivors_digest(survivors)
-    if confirmation.survivors != expected:
-        raise ConsistencyError(
-            f"confirmation: expected survivors {expected[:16]}..., got {confirmation.survivors[:16]}...; "
-            "participants were told different survivor sets"
-        )
+    for name in ("round_id", "plan", "cohort"):
+        _require_same(name, confirmation, expected, SecureAggregationError, "it is for another session")
+    for name in ("complaints", "survivors"):
+        _require_same(name, confirmation, expected, ConsistencyError, f"participants were told different {name}")
     return confirmation
+
+
+def _require_same(
+    name: str, found: Confirmation, expected: Confirmation, error: type[SecureAggregationError], meaning: str
+) -> None:
+    wanted, came = getattr(expected, name), getattr(found, name)
+    if wanted != came:
+        raise error(f"confirmation: expected {name} {wanted[:16]}..., got {came[:16]}...; {meaning}")
 
 
 def check_unmasking(message: Unmasking, answerer: str, sharers: Collection[str], survivors: Collection[str]) -> None:

@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
 
 from archipel.errors import ConsistencyError
 from archipel.protocol.identity import VerifiedDevice, read_chain, verify_chain
-from archipel.protocol.messages import Advertisement, Cohort, Member
+from archipel.protocol.messages import Advertisement, Cohort, EnvelopeKey, Member, RoundPlan
 from archipel.protocol.revocations import NOBODY, Revoked
 from archipel.protocol.sealed import decode
 from archipel.protocol.secagg.checks import check_advertisement
-
-
-@dataclass(frozen=True)
-class Peer:
-    """A participant with the public keys that it made for the round. `position` is its x in secret sharing, from 1."""
-
-    device_id: str
-    device_key: bytes
-    cipher_key: bytes
-    mask_key: bytes
-    position: int
+from archipel.protocol.secagg.key_tree import KeyTree
+from archipel.protocol.secagg.session import Peer, Session
 
 
 def verify_cohort(
@@ -65,6 +55,42 @@ def read_cohort(cohort: Cohort) -> dict[str, Peer]:
     return _peers(cohort, trusted)
 
 
+def read_session(cohort: Cohort, plan: RoundPlan) -> Session:
+    """The session of a cohort whose members the caller verified when they came."""
+    return Session(
+        round_id=plan.round_id, plan=advertised_plan(cohort), cohort=cohort_digest(cohort), peers=read_cohort(cohort),
+        leaves=plan.max_cohort,
+    )  # fmt: skip
+
+
+def read_envelope_keys(cohort: Cohort, own: str, session: Session) -> dict[str, bytes]:
+    """The key that each other member has for the envelope from `own`, by device id.
+
+    Raises ConsistencyError unless there is one of each, under the root that it advertised.
+    """
+    found: dict[str, bytes] = {}
+    for item in cohort.keys:
+        if item.peer == own or item.peer not in session.peers or item.peer in found:
+            raise ConsistencyError(f"cohort: an envelope key of {item.peer}, expected one of each other member")
+        if not session.is_key_for(own, item.peer, item.key, item.path):
+            raise ConsistencyError(f"cohort: the envelope key of {item.peer} is not the one that it advertised")
+        found[item.peer] = item.key
+    missing = sorted(set(session.peers) - {own} - set(found))
+    if missing:
+        raise ConsistencyError(f"cohort: no envelope key of {missing[:3]}")
+    return found
+
+
+def hand_out_keys(trees: Mapping[str, KeyTree], reader: str) -> list[EnvelopeKey]:
+    """The keys that the other members of U1 (`trees`, by device id) have for the envelopes of `reader`."""
+    place = sorted(trees).index(reader)
+    return [
+        EnvelopeKey(peer=peer, key=trees[peer].key(place), path=trees[peer].path(place))
+        for peer in sorted(trees)
+        if peer != reader
+    ]
+
+
 def cohort_digest(cohort: Cohort) -> str:
     """SHA-256 (hex) over the device ids and what each advertised, sorted: names this one session of the round."""
     rows = sorted(
@@ -90,8 +116,9 @@ def _peers(cohort: Cohort, read: Callable[[Member], tuple[str, bytes, Advertisem
         members[name] = (device_key, advertisement)
     _require_distinct("round key", (key for _, ad in members.values() for key in (ad.cipher_key, ad.mask_key)))
     return {
-        name: Peer(name, members[name][0], members[name][1].cipher_key, members[name][1].mask_key, position)
+        name: Peer(name, members[name][0], ad.cipher_key, ad.mask_key, ad.envelope_root, position)
         for position, name in enumerate(sorted(members), start=1)
+        for ad in (members[name][1],)
     }
 
 

@@ -1,11 +1,15 @@
-"""What one participant sends to one other through the server, unreadable to it: two secret shares under AES-256-GCM."""
+"""What one participant sends to one other through the server, unreadable to it: two secret shares under AES-256-GCM.
+
+The sender signs it. So what does not open is its sender's doing, and whoever carried it cannot have made it.
+"""
 
 from __future__ import annotations
 
-from cryptography.exceptions import InvalidTag
+from cryptography.exceptions import InvalidSignature, InvalidTag
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from archipel.errors import ShareError
+from archipel.errors import CertificateError, ShareError
 from archipel.protocol.secagg.shamir import SHARE_BYTES, decode_share
 
 NONCE_BYTES = 12
@@ -15,22 +19,20 @@ ENVELOPE_BYTES = NONCE_BYTES + 2 * SHARE_BYTES + 16
 def associated_data(round_id: str, cohort: str, sender: str, recipient: str) -> bytes:
     """Ids and digests are hexadecimal and of fixed length, so nothing can be read in two ways.
 
-    `cohort` makes an envelope unreadable to a peer that was told another U1 than the sender.
+    `cohort` makes an envelope worthless to a peer that was told another U1 than the sender.
     """
     return b"archipel/v1/envelope\0" + bytes.fromhex(round_id + cohort + sender + recipient)
 
 
 def seal_shares(key: bytes, nonce: bytes, mask_key_share: bytes, seed_share: bytes, associated: bytes) -> bytes:
-    """Nonce, ciphertext, tag. `nonce` is 12 random bytes: a pair has one key for both directions."""
+    """Nonce, ciphertext, tag. `nonce` is 12 random bytes, `key` that of one direction between two participants."""
     return nonce + AESGCM(key).encrypt(nonce, mask_key_share + seed_share, associated)
 
 
 def open_shares(key: bytes, ciphertext: bytes, associated: bytes, sender: str) -> tuple[bytes, bytes]:
     """(share of the sender's mask key, share of its self-mask seed). Raises ShareError that names the sender."""
     if len(ciphertext) != ENVELOPE_BYTES:
-        raise ShareError(
-            f"shares from {sender}: expected {ENVELOPE_BYTES} bytes, got {len(ciphertext)}; leaving the round", [sender]
-        )
+        raise ShareError(f"shares from {sender}: expected {ENVELOPE_BYTES} bytes, got {len(ciphertext)}", [sender])
     nonce, sealed = ciphertext[:NONCE_BYTES], ciphertext[NONCE_BYTES:]
     try:
         plain = AESGCM(key).decrypt(nonce, sealed, associated)
@@ -38,11 +40,23 @@ def open_shares(key: bytes, ciphertext: bytes, associated: bytes, sender: str) -
         for share in shares:
             decode_share(share)
     except InvalidTag:
-        raise ShareError(
-            f"shares from {sender}: they do not decrypt; they were tampered with, or it was told another cohort "
-            "than this device; leaving the round",
-            [sender],
-        ) from None
+        raise ShareError(f"shares from {sender}: they do not decrypt", [sender]) from None
     except ShareError as error:
-        raise ShareError(f"shares from {sender}: {error}; leaving the round", [sender]) from None
+        raise ShareError(f"shares from {sender}: {error}", [sender]) from None
     return shares
+
+
+def sign_envelope(identity: Ed25519PrivateKey, ciphertext: bytes, associated: bytes) -> bytes:
+    """Ed25519, 64 bytes. The associated data begins with the label, and has one length."""
+    return identity.sign(associated + ciphertext)
+
+
+def check_signature(device_key: bytes, signature: bytes, ciphertext: bytes, associated: bytes, sender: str) -> None:
+    """Raises CertificateError, which blames nobody: anybody can garble what another one signed."""
+    try:
+        Ed25519PublicKey.from_public_bytes(device_key).verify(signature, associated + ciphertext)
+    except (InvalidSignature, ValueError):
+        raise CertificateError(
+            f"shares from {sender}: its signature does not verify; they were tampered with on the way, or it was told "
+            "another cohort"
+        ) from None

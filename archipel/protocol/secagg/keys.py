@@ -14,11 +14,27 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from archipel.errors import MessageError, SecureAggregationError
 
 KEY_BYTES = 32
+_SMALL_ORDER = frozenset(
+    number.to_bytes(KEY_BYTES, "little")
+    for number in (
+        0,
+        1,
+        325606250916557431795983626356110631294008115727848805560023387167927233504,
+        39382357235489614581723060781553021112529911719440698176882885853963445705823,
+        *(2**255 - 19 + offset for offset in (-1, 0, 1)),
+    )
+)
+"""Every spelling of a point of order 1, 2, 4 or 8 on the curve and its twist, but for the highest bit."""
 
 
 def public_key(private: bytes) -> bytes:
     """The raw X25519 public key of a raw 32-byte private key."""
     return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
+
+
+def is_small_order(public: bytes) -> bool:
+    """Whether every private key agrees with it on zero (RFC 7748, section 6.1; the highest bit does not count)."""
+    return public[:-1] + bytes([public[-1] & 127]) in _SMALL_ORDER
 
 
 def agree(private: bytes, peer: bytes) -> bytes:
@@ -39,9 +55,19 @@ def round_salt(round_id: str, plan_digest: str) -> bytes:
     return b"archipel/v1/secagg\0" + bytes.fromhex(round_id) + bytes.fromhex(plan_digest)
 
 
-def envelope_key(shared: bytes, salt: bytes, one: bytes, other: bytes) -> bytes:
-    """AES-256-GCM key for the shares between the owners of cipher keys `one` and `other`, either way round."""
-    return _derive(shared, salt, b"envelope", *sorted((one, other)))
+def envelope_private_key(secret: bytes, salt: bytes, place: int) -> bytes:
+    """X25519 private key for the envelope from the member at `place` of the cohort, from 0; clamped."""
+    return clamp(_derive(secret, salt, b"envelope-private", place.to_bytes(4, "big")))
+
+
+def clamp(private: bytes) -> bytes:
+    """The one spelling of an X25519 private key (RFC 7748, section 5): five of its bits do not count."""
+    return bytes([private[0] & 248]) + private[1:-1] + bytes([private[-1] & 127 | 64])
+
+
+def envelope_key(shared: bytes, salt: bytes, sender: bytes, recipient: bytes) -> bytes:
+    """AES-256-GCM key of the envelope from the owner of cipher key `sender` to that of envelope key `recipient`."""
+    return _derive(shared, salt, b"envelope", sender, recipient)
 
 
 def pairwise_mask_key(shared: bytes, salt: bytes, one: bytes, other: bytes) -> bytes:

@@ -1,12 +1,13 @@
-"""The device's side of secure aggregation: five steps, each once and in order.
+"""The device's side of secure aggregation: six steps, each once and in order.
 
 Bonawitz et al. 2017, "Practical Secure Aggregation for Privacy-Preserving Machine Learning", figure 4 with the steps
-against an active server (signed keys, consistency check), complete neighbour graph.
+against an active server (signed keys, consistency check), complete neighbour graph; and a step in which devices
+complain about peers whose shares do not open, before anything that holds a vector is sent.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -22,8 +23,11 @@ from archipel.errors import (
 from archipel.protocol.identity import verify_chain
 from archipel.protocol.messages import (
     Advertisement,
+    AdvertiseRequest,
     Chain,
     Cohort,
+    Complaint,
+    Complaints,
     Confirmation,
     Confirmations,
     EncryptedShare,
@@ -38,12 +42,15 @@ from archipel.protocol.revocations import NOBODY, Revoked
 from archipel.protocol.sealed import Sealed, public_bytes, seal
 from archipel.protocol.secagg import keys, shamir
 from archipel.protocol.secagg.checks import check_confirmation, survivors_digest
-from archipel.protocol.secagg.cohort import Peer, cohort_digest, verify_cohort
-from archipel.protocol.secagg.envelope import NONCE_BYTES, associated_data, open_shares, seal_shares
+from archipel.protocol.secagg.cohort import cohort_digest, read_envelope_keys, verify_cohort
+from archipel.protocol.secagg.complaints import check_complaints, complaints_digest
+from archipel.protocol.secagg.envelope import NONCE_BYTES, check_signature, open_shares, seal_shares, sign_envelope
+from archipel.protocol.secagg.key_tree import KeyTree
 from archipel.protocol.secagg.masks import apply_mask, pairwise_sign, reduce
+from archipel.protocol.secagg.session import Peer, Session
 from archipel.protocol.vector import Vector, check_vector
 
-_STEPS = ("advertise", "share", "mask", "confirm", "unmask", "done")
+_STEPS = ("advertise", "share", "complain", "mask", "confirm", "unmask", "done")
 
 
 class Participant:
@@ -83,15 +90,18 @@ class Participant:
         self._revoked = revoked
         self._salt = keys.round_salt(plan.round_id, plan_digest)
         self._next = "advertise"
-        # Secrets of this round: raw X25519 private keys, the self-mask seed, keys agreed with peers, shares held.
-        self._cipher_secret = self._mask_secret = self._seed = b""
-        self._envelope_keys: dict[str, bytes] = {}
+        # Secrets of this round: raw X25519 private keys, that from which the envelope keys follow, the self-mask seed,
+        # shares held.
+        self._cipher_secret = self._mask_secret = self._envelope_secret = self._seed = b""
         self._held: dict[str, tuple[bytes, bytes]] = {}
-        # Public: U1 with its digest, U2, U3.
-        self._peers: dict[str, Peer] = {}
-        self._cohort = ""
+        # Public: the own envelope keys, U1, U2, whom this device accuses, U3 and what is signed of all that.
+        self._tree = KeyTree(b"", 0)
+        self._session = Session(plan.round_id, plan_digest, "", {}, plan.max_cohort)
         self._sharers: frozenset[str] = frozenset()
+        self._accused: frozenset[str] = frozenset()
+        self._complaints = ""
         self._survivors = Survivors(devices=[])
+        self._confirmation: Confirmation | None = None
 
     def __repr__(self) -> str:
         return f"<Participant {self._own.device_id} in round {self._plan.round_id}, next: {self._next}>"
@@ -100,60 +110,88 @@ class Participant:
     def device_id(self) -> str:
         return self._own.device_id
 
-    def advertise(self) -> Sealed:
-        """Round 0: fresh X25519 key pairs; the public halves, signed."""
+    def advertise(self) -> AdvertiseRequest:
+        """Round 0: fresh X25519 key pairs, one of them for each possible sender; the public halves, signed."""
         with self._step("advertise"):
             self._cipher_secret = self._draw(keys.KEY_BYTES)
             self._mask_secret = self._draw(keys.KEY_BYTES)
+            self._envelope_secret = self._draw(keys.KEY_BYTES)
+            places = range(self._plan.max_cohort)
+            public = b"".join(keys.public_key(self._envelope_private(place)) for place in places)
+            self._tree = KeyTree(public, self._plan.max_cohort)
             advertisement = Advertisement(
                 round_id=self._plan.round_id,
                 plan=self._plan_digest,
                 cipher_key=keys.public_key(self._cipher_secret),
                 mask_key=keys.public_key(self._mask_secret),
+                envelope_root=self._tree.root,
             )
-            return seal("advertisement", advertisement, self._identity)
+            return AdvertiseRequest(
+                advertisement=seal("advertisement", advertisement, self._identity), envelope_keys=public
+            )
 
     def share(self, cohort: Cohort) -> Shares:
-        """Round 1: verify U1; shares of the mask key and of the self-mask seed, sealed for each peer.
+        """Round 1: verify U1; shares of the mask key and of the self-mask seed, sealed for each peer and signed.
 
         Raises CertificateError, MessageError, ConsistencyError or ThresholdError.
         """
         with self._step("share"):
-            self._peers = verify_cohort(
-                cohort, self._own, self._enrolment_key, self._plan.round_id, self._plan_digest, self._revoked
+            plan = self._plan
+            peers = verify_cohort(
+                cohort, self._own, self._enrolment_key, plan.round_id, self._plan_digest, self._revoked
             )
+            self._session = Session(plan.round_id, self._plan_digest, cohort_digest(cohort), peers, plan.max_cohort)
             self._check_cohort()
-            self._cohort = cohort_digest(cohort)
+            envelope_keys = read_envelope_keys(cohort, self.device_id, self._session)
             self._seed = self._draw(keys.KEY_BYTES)
-            mask_key_shares = shamir.split(self._mask_secret, self._plan.threshold, len(self._peers), self._draw)
-            seed_shares = shamir.split(self._seed, self._plan.threshold, len(self._peers), self._draw)
-            own = self._peers[self.device_id]
-            self._held[self.device_id] = (mask_key_shares[own.position - 1], seed_shares[own.position - 1])
+            mask_key_shares = shamir.split(self._mask_secret, plan.threshold, len(peers), self._draw)
+            seed_shares = shamir.split(self._seed, plan.threshold, len(peers), self._draw)
+            own = peers[self.device_id]
+            self._held[self.device_id] = (mask_key_shares[own.place], seed_shares[own.place])
             shares = []
-            for peer in self._others(self._peers):
-                shared = keys.agree(self._cipher_secret, peer.cipher_key)
-                key = keys.envelope_key(shared, self._salt, own.cipher_key, peer.cipher_key)
-                self._envelope_keys[peer.device_id] = key
+            for peer in self._others(peers):
+                public = envelope_keys[peer.device_id]
+                shared = keys.agree(self._cipher_secret, public)
+                associated = self._session.associated(self.device_id, peer.device_id)
                 ciphertext = seal_shares(
-                    key,
+                    keys.envelope_key(shared, self._salt, own.cipher_key, public),
                     self._draw(NONCE_BYTES),
-                    mask_key_shares[peer.position - 1],
-                    seed_shares[peer.position - 1],
-                    self._associated(self.device_id, peer.device_id),
+                    mask_key_shares[peer.place],
+                    seed_shares[peer.place],
+                    associated,
                 )
-                shares.append(EncryptedShare(peer=peer.device_id, ciphertext=ciphertext))
+                signature = sign_envelope(self._identity, ciphertext, associated)
+                shares.append(EncryptedShare(peer=peer.device_id, ciphertext=ciphertext, signature=signature))
+            self._cipher_secret = b""
             return Shares(shares=shares)
 
-    def mask(self, vector: Vector, inbox: Shares) -> Vector:
-        """Round 2: `vector` (uint32 [length], entries below 2^b) plus the self mask and the pairwise masks of U2.
+    def complain(self, inbox: Shares) -> Complaints:
+        """Round 2: open what the other members of U2, the senders in `inbox`, have sealed for this device.
 
-        U2 is this device and the senders in `inbox`. Envelopes are opened here, before anything about the vector leaves
-        the device. Raises ShareError, ThresholdError or ProtocolError.
+        The answer names each sender whose signed envelope holds no shares, with what shows it; mostly none. Where a
+        signature does not verify nobody is accused: the server can have garbled it, and the device leaves. Raises
+        CertificateError, ShareError or ThresholdError.
+        """
+        with self._step("complain"):
+            self._check_senders([share.peer for share in inbox.shares])
+            complaints = [complaint for share in inbox.shares if (complaint := self._receive(share)) is not None]
+            self._accused = frozenset(complaint.accused for complaint in complaints)
+            self._sharers = frozenset(self._held) | self._accused
+            self._envelope_secret = b""
+            self._require("devices that shared keys", len(self._sharers))
+            return Complaints(complaints=sorted(complaints, key=lambda complaint: complaint.accused))
+
+    def mask(self, vector: Vector, complaints: Complaints) -> Vector:
+        """Round 3: `vector` (uint32 [length], entries below 2^b) plus the self mask and the pairwise masks of U2.
+
+        `complaints` are the round's. Each is verified; whom they accuse is out of U2: nothing is masked with it and no
+        share of it revealed. Raises ConsistencyError (a complaint of this device is missing, or it is accused itself),
+        ShareError, CertificateError, ThresholdError or ProtocolError.
         """
         with self._step("mask"):
             check_vector("update", vector, self._plan.modulus_bits)
-            self._open(inbox)
-            own = self._peers[self.device_id]
+            self._exclude(complaints)
+            own = self._session.peers[self.device_id]
             masked = vector.copy()
             apply_mask(masked, keys.self_mask_key(self._seed, self._salt, own.mask_key), 1)
             for peer in self._others(self._sharers):
@@ -161,11 +199,11 @@ class Participant:
                 key = keys.pairwise_mask_key(shared, self._salt, own.mask_key, peer.mask_key)
                 apply_mask(masked, key, pairwise_sign(self.device_id, peer.device_id))
             reduce(masked, self._plan.modulus_bits)
-            self._cipher_secret = self._mask_secret = self._seed = b""
+            self._mask_secret = self._seed = b""
             return masked
 
     def confirm(self, survivors: Survivors) -> Sealed:
-        """Round 3: sign U3, the sorted list of those whose masked vectors are in the sum.
+        """Round 4: sign U3, the sorted list of those whose masked vectors are in the sum, and the list of complaints.
 
         Raises ConsistencyError (unsorted, not within U2, this device not in it) or ThresholdError.
         """
@@ -178,11 +216,17 @@ class Participant:
                 raise ConsistencyError("survivors: this device is not among them, though its vector was sent")
             self._require("survivors", len(survivors.devices))
             self._survivors = survivors
-            confirmation = Confirmation(round_id=self._plan.round_id, cohort=self._cohort, survivors=digest)
-            return seal("confirmation", confirmation, self._identity)
+            self._confirmation = Confirmation(
+                round_id=self._plan.round_id,
+                plan=self._plan_digest,
+                cohort=self._session.cohort,
+                complaints=self._complaints,
+                survivors=digest,
+            )
+            return seal("confirmation", self._confirmation, self._identity)
 
     def unmask(self, confirmations: Confirmations) -> Unmasking:
-        """Round 4: once `threshold` survivors signed the same U3, reveal one share for every member of U2.
+        """Round 5: once `threshold` survivors signed the same, reveal one share for every member of U2.
 
         For a survivor it is that of the seed, for a dropped device that of the mask key; both together would bare a
         single vector. Raises CertificateError, ConsistencyError or ThresholdError.
@@ -197,10 +241,10 @@ class Participant:
             )
 
     def _check_cohort(self) -> None:
-        plan, size = self._plan, len(self._peers)
-        own = self._peers.get(self.device_id)
-        mine = (keys.public_key(self._cipher_secret), keys.public_key(self._mask_secret))
-        if own is None or (own.cipher_key, own.mask_key) != mine:
+        plan, size = self._plan, len(self._session.peers)
+        own = self._session.peers.get(self.device_id)
+        mine = (keys.public_key(self._cipher_secret), keys.public_key(self._mask_secret), self._tree.root)
+        if own is None or (own.cipher_key, own.mask_key, own.envelope_root) != mine:
             raise ConsistencyError("cohort: this device is not in it with the keys that it advertised")
         if size > plan.max_cohort:
             raise ConsistencyError(f"cohort: {size} devices, the plan allows {plan.max_cohort}")
@@ -211,29 +255,59 @@ class Participant:
                 "colluders together; a server could split the cohort into two groups that each unmask something else"
             )
 
-    def _open(self, inbox: Shares) -> None:
-        for share in inbox.shares:
-            sender = share.peer
-            if sender == self.device_id or sender not in self._peers:
+    def _check_senders(self, senders: Sequence[str]) -> None:
+        seen = {self.device_id}
+        for sender in senders:
+            if sender not in self._session.peers or sender == self.device_id:
                 raise ShareError(f"inbox: shares from {sender}, which is not a peer in this cohort", [sender])
-            if sender in self._held:
+            if sender in seen:
                 raise ShareError(f"inbox: shares from {sender} twice", [sender])
-            self._held[sender] = open_shares(
-                self._envelope_keys[sender], share.ciphertext, self._associated(sender, self.device_id), sender
+            seen.add(sender)
+
+    def _receive(self, share: EncryptedShare) -> Complaint | None:
+        """Keep the shares in it, or say what shows that there are none."""
+        sender = share.peer
+        peer, associated = self._session.peers[sender], self._session.associated(sender, self.device_id)
+        check_signature(peer.device_key, share.signature, share.ciphertext, associated, sender)
+        private = self._envelope_private(peer.place)
+        shared = keys.agree(private, peer.cipher_key)
+        key = keys.envelope_key(shared, self._salt, peer.cipher_key, self._tree.key(peer.place))
+        try:
+            self._held[sender] = open_shares(key, share.ciphertext, associated, sender)
+        except ShareError:
+            return Complaint(
+                complainer=self.device_id,
+                accused=sender,
+                ciphertext=share.ciphertext,
+                signature=share.signature,
+                key=private,
+                path=self._tree.path(peer.place),
             )
-        self._envelope_keys.clear()
-        self._sharers = frozenset(self._held)
-        self._require("devices that shared keys", len(self._sharers))
+        return None
+
+    def _exclude(self, complaints: Complaints) -> None:
+        accused = check_complaints(complaints, self._session)
+        if self.device_id in accused:
+            raise ConsistencyError("complaints: this device is accused; leaving the round")
+        missing = sorted(self._accused - accused)
+        if missing:
+            raise ConsistencyError(f"complaints: nobody accuses {missing[:3]}, about which this device complained")
+        for device in accused:
+            self._held.pop(device, None)
+        self._sharers -= accused
+        self._complaints = complaints_digest(complaints)
+        self._require("devices that shared keys and are not accused", len(self._sharers))
 
     def _check_confirmations(self, confirmations: Confirmations) -> None:
-        confirmed = set()
+        own, confirmed = self._confirmation, set()
+        if own is None:
+            raise ConsistencyError("confirmations: this device has signed none")
         for item in confirmations.confirmations:
             if item.device not in self._survivors.devices:
                 raise ConsistencyError(f"confirmations: {item.device} is not one of the survivors")
             if item.device in confirmed:
                 raise ConsistencyError(f"confirmations: {item.device} twice")
-            key = self._peers[item.device].device_key
-            check_confirmation(item.confirmation, key, self._plan.round_id, self._survivors, cohort=self._cohort)
+            check_confirmation(item.confirmation, self._session.peers[item.device].device_key, own)
             confirmed.add(item.device)
         if len(confirmed) < self._plan.threshold:
             raise ThresholdError(
@@ -246,10 +320,10 @@ class Participant:
             raise ThresholdError(f"{what}: {count}, the plan needs {needed}; leaving the round")
 
     def _others(self, devices: Iterable[str]) -> list[Peer]:
-        return [self._peers[device] for device in sorted(devices) if device != self.device_id]
+        return [self._session.peers[device] for device in sorted(devices) if device != self.device_id]
 
-    def _associated(self, sender: str, recipient: str) -> bytes:
-        return associated_data(self._plan.round_id, self._cohort, sender, recipient)
+    def _envelope_private(self, place: int) -> bytes:
+        return keys.envelope_private_key(self._envelope_secret, self._salt, place)
 
     def _draw(self, count: int) -> bytes:
         drawn = self._randomness(count)
@@ -272,6 +346,5 @@ class Participant:
             self._forget()
 
     def _forget(self) -> None:
-        self._cipher_secret = self._mask_secret = self._seed = b""
-        self._envelope_keys.clear()
+        self._cipher_secret = self._mask_secret = self._envelope_secret = self._seed = b""
         self._held.clear()

@@ -9,8 +9,9 @@ from archipel.protocol.messages import Cohort, RoundPlan, Unmasking
 from archipel.protocol.sealed import encode
 from archipel.protocol.secagg import keys
 from archipel.protocol.secagg.checks import check_unmasking
-from archipel.protocol.secagg.cohort import Peer, advertised_plan, read_cohort
+from archipel.protocol.secagg.cohort import advertised_plan, read_cohort
 from archipel.protocol.secagg.masks import apply_mask, pairwise_sign, reduce
+from archipel.protocol.secagg.session import Peer
 from archipel.protocol.secagg.shamir import Interpolation
 from archipel.protocol.vector import Vector, check_vector
 
@@ -26,8 +27,9 @@ def unmask_sum(
 ) -> Vector:
     """The plain sum modulo 2^b, uint32 [length], from `total`, the sum of the survivors' masked vectors (not changed).
 
-    `cohort` is U1 (verified by the caller when its members advertised), `sharers` U2, `survivors` U3, `answers` what U5
-    revealed, by device. Of a dropped device the mask key is reconstructed, of a survivor the seed, never both.
+    `cohort` is U1 (verified by the caller when its members advertised), `sharers` U2 without those that complaints
+    exclude, `survivors` U3, `answers` what U5 revealed, by device. Of a dropped device the mask key is reconstructed,
+    of a survivor the seed, never both.
 
     A mask key must fit its public key. Wrong shares of a seed are seen when more than `threshold` answered; with fewer
     they garble the sum. Seeds are not committed to: whoever would send a wrong share can garble the sum as well by its

@@ -34,6 +34,7 @@ _CHECK_IN = (
         Quarantine.until,
         Quarantine.detail,
         Quarantine.reason,
+        Participant.excluded,
     )
     .outerjoin(OfferSerial, OfferSerial.population == CheckInRow.population)
     .outerjoin(Round, Round.round_id == CheckInRow.round_id)
@@ -61,7 +62,7 @@ def check_in(call: Call[CheckIn]) -> CheckInResponse:
         with services.database.read() as session:
             answers = set(session.scalars(given))
         wanted = has_part(row.phase, answers) if row.ends is None else (not answers and now < row.ends)
-        wanted = wanted and row.left is None
+        wanted = wanted and row.left is None and row.excluded is None
         if wanted or row.ends is None:
             plan = decode("plan", row.plan, Sealed) if wanted else None
             wait = services.settings.retry_after

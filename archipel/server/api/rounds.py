@@ -12,6 +12,8 @@ from archipel.protocol.messages import (
     Advertisement,
     AdvertiseRequest,
     Cohort,
+    Complaints,
+    Confirmation,
     Confirmations,
     ConfirmRequest,
     EncryptedShare,
@@ -23,7 +25,15 @@ from archipel.protocol.messages import (
     Unmasking,
 )
 from archipel.protocol.sealed import decode, encode
-from archipel.protocol.secagg import check_advertisement, check_confirmation, check_shares, check_unmasking
+from archipel.protocol.secagg import (
+    check_advertisement,
+    check_complaints,
+    check_confirmation,
+    check_envelope_keys,
+    check_shares,
+    check_unmasking,
+    survivors_digest,
+)
 from archipel.server.faults import note_fault
 from archipel.server.models import Participant, Round, Share, Task
 from archipel.server.problems import refuse, refusing
@@ -37,6 +47,7 @@ _STATUS = (
         Round.phase_ends,
         Round.reason,
         Round.number,
+        Round.complaints,
         Participant.device_id,
         Task.population,
         Task.mode,
@@ -62,8 +73,9 @@ def round_status(call: Call[None], round_id: str) -> RoundStatus:
         phase=row.phase,
         phase_ends=row.phase_ends,
         reason=row.reason,
-        # Half of what is told to those that wait for work: a round has five phases, each of which all wait for.
+        # Half of what is told to those that wait for work: a round has six phases, each of which all wait for.
         retry_after=call.services.settings.retry_after / 2,
+        complaints=row.complaints,
         staleness=max(row.rounds_committed + 1 - row.number, 0) if row.mode == "asynchronous" else 0,
     )
 
@@ -76,13 +88,14 @@ def advertise(call: Call[AdvertiseRequest], round_id: str) -> Receipt:
     sealed = call.body.advertisement
     with refusing(422):
         try:
-            check_advertisement(sealed, seat.device_key, round_id, seat.plan_digest)
+            advertised = check_advertisement(sealed, seat.device_key, round_id, seat.plan_digest)
+            check_envelope_keys(advertised, call.body.envelope_keys, seat.max_cohort)
         except SecureAggregationError:
             # The device's own signature is under it. One for another round may have been sent again by somebody else.
             if decode("advertisement", sealed.body, Advertisement).plan == seat.plan_digest:
                 _note(call, round_id, "forbidden keys advertised")
             raise
-    body = encode(sealed)
+    body = encode(call.body)
     return store_answer(call.services, seat, "advertising", digest=digest, size=len(call.raw), body=body)
 
 
@@ -119,28 +132,30 @@ _LEAVE = (
 
 
 def cohort(call: Call[None], round_id: str) -> bytes:
-    """U1: everybody who advertised keys, with proofs of who they are."""
-    find_seat(call.services, round_id, call.identity.device_id).may_read("sharing")
+    """U1: everybody who advertised keys, with proofs of who they are, and the keys for this device's envelopes."""
+    device_id = call.identity.device_id
+    find_seat(call.services, round_id, device_id).may_read("sharing")
     with call.services.database.read() as session:
-        return call.services.frozen.cohort(session, round_id).message
+        return call.services.frozen.cohort(session, round_id).message(device_id)
 
 
 def send_shares(call: Call[Shares], round_id: str) -> Receipt:
-    """Encrypted secret shares, one for every other member of U1."""
+    """Encrypted secret shares, one for every other member of U1, each signed."""
     digest = _digest(call)
     seat = find_seat(call.services, round_id, call.identity.device_id)
     if not seat.may_send("sharing", digest):
         return Receipt()
     with call.services.database.read() as session:
-        members = call.services.frozen.cohort(session, round_id).members
+        frozen = call.services.frozen.cohort(session, round_id)
     with refusing(422):
-        check_shares(call.body, seat.device_id, members)
+        check_shares(call.body, seat.device_id, frozen.session)
     rows = [
         {
             "round_id": round_id,
             "recipient": share.peer,
             "sender": seat.device_id,
             "ciphertext": share.ciphertext,
+            "signature": share.signature,
         }
         for share in call.body.shares
     ]
@@ -154,13 +169,39 @@ def send_shares(call: Call[Shares], round_id: str) -> Receipt:
 def inbox(call: Call[None], round_id: str) -> Shares:
     """What the other members of U2 sent to this device."""
     device_id = call.identity.device_id
-    query = select(Share.sender, Share.ciphertext).where(Share.round_id == round_id, Share.recipient == device_id)
-    find_seat(call.services, round_id, device_id).may_read("masking")
+    query = select(Share.sender, Share.ciphertext, Share.signature).where(
+        Share.round_id == round_id, Share.recipient == device_id
+    )
+    find_seat(call.services, round_id, device_id).may_read("complaining")
     with call.services.database.read() as session:
         rows = session.execute(query.order_by(Share.sender)).all()
     if not rows:  # the round may have ended in between, and they with it
-        find_seat(call.services, round_id, device_id).may_read("masking")
-    return Shares(shares=[EncryptedShare(peer=row.sender, ciphertext=row.ciphertext) for row in rows])
+        find_seat(call.services, round_id, device_id).may_read("complaining")
+    return Shares(
+        shares=[EncryptedShare(peer=row.sender, ciphertext=row.ciphertext, signature=row.signature) for row in rows]
+    )
+
+
+def complain(call: Call[Complaints], round_id: str) -> Receipt:
+    """That the device opened its shares, and whose signed envelopes hold none, with what shows it."""
+    digest = _digest(call)
+    seat = find_seat(call.services, round_id, call.identity.device_id)
+    if not seat.may_send("complaining", digest):
+        return Receipt()
+    with call.services.database.read() as session:
+        frozen = call.services.frozen.cohort(session, round_id)
+    if any(complaint.complainer != seat.device_id for complaint in call.body.complaints):
+        raise refuse(422, "complaints: a device complains of what was sent to itself")
+    with refusing(422):
+        check_complaints(call.body, frozen.session)
+    return store_answer(call.services, seat, "complaining", digest=digest, size=len(call.raw), body=encode(call.body))
+
+
+def complaints(call: Call[None], round_id: str) -> bytes:
+    """One complaint about each device that is accused; these are out of the round."""
+    find_seat(call.services, round_id, call.identity.device_id).may_read("masking")
+    with call.services.database.read() as session:
+        return call.services.frozen.complaints(session, round_id).message
 
 
 def survivors(call: Call[None], round_id: str) -> bytes:
@@ -171,16 +212,22 @@ def survivors(call: Call[None], round_id: str) -> bytes:
 
 
 def confirm(call: Call[ConfirmRequest], round_id: str) -> Receipt:
-    """The survivors' set, signed by the device."""
+    """The survivors' set and the list of complaints, signed by the device."""
     digest = _digest(call)
     seat = find_seat(call.services, round_id, call.identity.device_id)
     if not seat.may_send("confirming", digest):
         return Receipt()
     with call.services.database.read() as session:
-        told = call.services.frozen.survivors(session, round_id).survivors
-        session_digest = call.services.frozen.cohort(session, round_id).digest
+        frozen = call.services.frozen
+        expected = Confirmation(
+            round_id=round_id,
+            plan=seat.plan_digest,
+            cohort=frozen.cohort(session, round_id).session.cohort,
+            complaints=frozen.complaints(session, round_id).digest,
+            survivors=survivors_digest(frozen.survivors(session, round_id).survivors),
+        )
     with refusing(422):
-        check_confirmation(call.body.confirmation, seat.device_key, round_id, told, cohort=session_digest)
+        check_confirmation(call.body.confirmation, seat.device_key, expected)
     body = encode(call.body.confirmation)
     return store_answer(call.services, seat, "confirming", digest=digest, size=len(call.raw), body=body)
 
@@ -227,6 +274,8 @@ ROUTES = (
     Route("GET", f"{_ROUND}/cohort", DEVICE, cohort, response=Cohort, members=True),
     Route("PUT", f"{_ROUND}/shares", DEVICE, send_shares, Shares, Receipt, members=True),
     Route("GET", f"{_ROUND}/shares", DEVICE, inbox, response=Shares, members=True),
+    Route("PUT", f"{_ROUND}/complaints", DEVICE, complain, Complaints, Receipt, members=True),
+    Route("GET", f"{_ROUND}/complaints", DEVICE, complaints, response=Complaints, members=True),
     Route("GET", f"{_ROUND}/survivors", DEVICE, survivors, response=Survivors, members=True),
     Route("PUT", f"{_ROUND}/confirmation", DEVICE, confirm, ConfirmRequest, Receipt, members=True),
     Route("GET", f"{_ROUND}/confirmations", DEVICE, confirmations, response=Confirmations, members=True),

@@ -73,7 +73,7 @@ def _(world: World) -> None:
 
 @case("in a round", "400, 403, 404, 411, 413, 415, 422, another status")
 def _(world: World) -> None:
-    for status, step in zip((400, 403, 404, 411, 413, 415, 422, 418, 302), STEPS, strict=True):
+    for status, step in zip((400, 403, 404, 411, 413, 415, 422, 418, 302, 451), STEPS, strict=True):
         world.answers(step, before(status))
         outcome = world.round()
         if step in ("confirmation", "confirmations", "unmasking"):

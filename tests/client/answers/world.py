@@ -115,9 +115,9 @@ class Killed(BaseException):
     """By SIGKILL."""
 
 
-SENT = ("advertisement", "shares", "update", "confirmation", "unmasking")
-STEPS = ("advertisement", "cohort", "shares", "inbox", "update", "survivors", "confirmation", "confirmations",
-         "unmasking")  # fmt: skip
+SENT = ("advertisement", "shares", "complaints", "update", "confirmation", "unmasking")
+STEPS = ("advertisement", "cohort", "shares", "inbox", "complaints", "update", "survivors", "confirmation",
+         "confirmations", "unmasking")  # fmt: skip
 CASES: dict[tuple[str, str], Callable[[World], None]] = {}
 
 

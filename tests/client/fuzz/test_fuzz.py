@@ -58,6 +58,7 @@ KINDS = {
     messages.Receipt: "update",
     messages.Cohort: "cohort",
     messages.Shares: "inbox",
+    messages.Complaints: "all-complaints",
     messages.Survivors: "survivors",
     messages.Confirmations: "confirmations",
     messages.Problem: "status",
@@ -100,6 +101,7 @@ class Fuzzed:
             agent._session = None
         if step == "leave":
             plan["min_cohort"] = 2  # fewer than the publisher allows, so that the device refuses
+        server.accused = int(step == "all-complaints")  # else the list is not asked for
         server.begin(**plan)
         server.changes[step] = [change]
         began = time.monotonic()

@@ -23,7 +23,7 @@ from tests.commits import COMMIT
 
 STRIDE = 64
 """The short suite kills at every so manieth point, others for each scenario and each commit; the long one at all."""
-PHASES = dict.fromkeys(("advertising", "sharing", "masking", "confirming", "unmasking", "updating"), 1.2)
+PHASES = dict.fromkeys(("advertising", "sharing", "complaining", "masking", "confirming", "unmasking", "updating"), 1.2)
 COMMON: dict[str, Any] = {"cohort": 4, "min_cohort": 3, "deadlines": {**PHASES, "assigning": 15.0}}
 SCENARIOS: dict[str, dict[str, Any]] = {
     "secure": {"threshold": 3},

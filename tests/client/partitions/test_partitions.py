@@ -21,7 +21,7 @@ WAYS = ("down", "far end down", "silent", "requests lost", "answers lost")
 EVENTS = ("assigned", "trained", "advertised", "shared", "masked", "uploaded", "confirmed", "unmasked")
 """The cable is cut when the device tells this."""
 PATIENT = {"connect_timeout": 0.4, "read_timeout": 0.4, "request_timeout": 2.0, "patience": 4.0, "attempts": 2}
-PHASES = ("advertising", "sharing", "masking", "confirming", "unmasking")
+PHASES = ("advertising", "sharing", "complaining", "masking", "confirming", "unmasking")
 
 
 class Devices:

@@ -37,7 +37,18 @@ ISOLATED = 3
 """So many agents compute in a process of their own."""
 SHORT, LONG = 50.0, 600.0
 DEADLINES = dict.fromkeys(
-    ("assigning", "advertising", "sharing", "masking", "confirming", "unmasking", "updating", "buffering"), 6.0
+    (
+        "assigning",
+        "advertising",
+        "sharing",
+        "complaining",
+        "masking",
+        "confirming",
+        "unmasking",
+        "updating",
+        "buffering",
+    ),
+    6.0,
 )
 TASKS: dict[str, dict[str, Any]] = {
     "secure": {"cohort": 6, "threshold": 4},

@@ -17,8 +17,8 @@ from archipel.errors import RefusedError, UnreachableError
 from tests.client.faults import MENDED, Fault, Handler, Proxy, lost_request, running, status, twice
 
 STEPS = (
-    "PUT advertisement", "GET cohort", "PUT shares", "GET shares", "PUT update", "GET survivors", "PUT confirmation",
-    "GET confirmations", "PUT unmasking",
+    "PUT advertisement", "GET cohort", "PUT shares", "GET shares", "PUT complaints", "PUT update", "GET survivors",
+    "PUT confirmation", "GET confirmations", "PUT unmasking",
 )  # fmt: skip
 
 
@@ -175,7 +175,14 @@ def test_random_faults_never_spoil_a_sum(federation: Any, proxy: Proxy) -> None:
         while not agent.device_id:
             with contextlib.suppress(RefusedError, UnreachableError):
                 agent.enrol(federation.token())
-    deadlines = {"advertising": 2.0, "sharing": 2.0, "masking": 2.0, "confirming": 2.0, "unmasking": 2.0}
+    deadlines = {
+        "advertising": 2.0,
+        "sharing": 2.0,
+        "complaining": 2.0,
+        "masking": 2.0,
+        "confirming": 2.0,
+        "unmasking": 2.0,
+    }
     task = federation.task(cohort=5, min_cohort=3, threshold=3, deadlines=deadlines)
     federation.run(agents, lambda: federation.operator.task(task.task_id).state != "running", timeout=30)
     assert federation.operator.task(task.task_id).state == "completed"

@@ -18,16 +18,23 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from archipel.bundle import read_weights
-from archipel.protocol.messages import LeaveRequest, RoundPlan
+from archipel.protocol.messages import Cohort, EncryptedShare, LeaveRequest, RoundPlan, Shares
 from archipel.protocol.policy import plan_digest
 from archipel.protocol.sealed import public_bytes, unseal
 from archipel.protocol.secagg import Participant
+from archipel.protocol.secagg.envelope import sign_envelope
 from tests.server.any_input.machine import run_machine
 from tests.server.conftest import DELTA_STEP, WEIGHT_STEP, Keys, close_world, open_world, temporary_folder
 
 DEVICES, COHORT, MIN_COHORT, THRESHOLD, SECONDS = 5, 4, 3, 3, 20
-PHASES = ("advertising", "sharing", "masking", "confirming", "unmasking")
-READ = {"cohort": "sharing", "shares": "masking", "survivors": "confirming", "confirmations": "unmasking"}
+PHASES = ("advertising", "sharing", "complaining", "masking", "confirming", "unmasking")
+READ = {
+    "cohort": "sharing",
+    "shares": "complaining",
+    "complaints": "masking",
+    "survivors": "confirming",
+    "confirmations": "unmasking",
+}
 BEFORE = dict(zip(PHASES[1:], PHASES))
 
 
@@ -44,16 +51,24 @@ class Modelled:
     updates: dict[str, np.ndarray] = field(default_factory=dict)
     sent: dict[tuple[str, str], Any] = field(default_factory=dict)
     left: set[str] = field(default_factory=set)
+    spoilers: set[str] = field(default_factory=set)
+    excluded: set[str] = field(default_factory=set)
 
     def asked(self, phase: str) -> set[str]:
-        return self.members - self.left if phase == "advertising" else self.answered[BEFORE[phase]]
+        if phase == "advertising":
+            return self.members - self.left
+        return self.answered[BEFORE[phase]] - (self.excluded if phase == "masking" else set())
 
     def sending(self, phase: str, device: str) -> int:
         """The status of a first message."""
-        return 410 if device in self.left else self._status(phase, device, too_late=PHASES.index(phase) < self._place)
+        return (
+            410
+            if device in self.left | self.excluded
+            else self._status(phase, device, too_late=PHASES.index(phase) < self._place)
+        )
 
     def reading(self, phase: str, device: str) -> int:
-        return self._status(phase, device, too_late=False)
+        return 410 if device in self.excluded else self._status(phase, device, too_late=False)
 
     @property
     def _place(self) -> int:
@@ -67,7 +82,7 @@ class Modelled:
         return 200 if device in self.asked(phase) else 410
 
     def has_part(self, device: str) -> bool:
-        if device in self.left:
+        if device in self.left | self.excluded:
             return False
         done = self.phase == "unmasking" and device in self.answered["unmasking"]
         return self.phase == "advertising" or (self.phase in PHASES and device in self.asked(self.phase) and not done)
@@ -76,7 +91,7 @@ class Modelled:
         while self.phase in PHASES:
             asked, answered = len(self.asked(self.phase)), len(self.answered[self.phase])
             needed = max(THRESHOLD, MIN_COHORT)
-            if self.synchronous and self.phase in ("advertising", "sharing", "masking"):
+            if self.synchronous and self.phase in ("advertising", "sharing", "complaining", "masking"):
                 needed = self.goal or COHORT
             if self.phase == "advertising":
                 asked = max(asked, needed)
@@ -87,10 +102,31 @@ class Modelled:
             if self.phase == "unmasking":
                 needed = THRESHOLD
             self.began = now
+            if self.phase == "complaining" and answered >= needed:
+                # Each sends envelopes that do not open to all its peers: one of these is enough to show it.
+                told = self.answered["complaining"]
+                self.excluded = {each for each in self.spoilers & self.answered["sharing"] if told - {each}}
+                answered = len(told - self.excluded)
             if answered < needed:
                 self.phase = "failed"
             else:
                 self.phase = "committed" if self.phase == "unmasking" else PHASES[PHASES.index(self.phase) + 1]
+
+
+def spoil(participant: Participant) -> None:
+    """It sends its peers what does not open, under its own signature."""
+    share = participant.share
+
+    def hostile(cohort: Cohort) -> Shares:
+        made = []
+        for each in share(cohort).shares:
+            ciphertext = bytes(len(each.ciphertext))
+            associated = participant._session.associated(participant.device_id, each.peer)
+            signature = sign_envelope(participant._identity, ciphertext, associated)
+            made.append(EncryptedShare(peer=each.peer, ciphertext=ciphertext, signature=signature))
+        return Shares(shares=made)
+
+    participant.share = hostile  # type: ignore[method-assign]
 
 
 class Rounds(RuleBasedStateMachine):
@@ -115,8 +151,11 @@ class Rounds(RuleBasedStateMachine):
     @initialize(
         rounds=st.integers(1, 3), goal=st.sampled_from([None, 3]), synchronous=st.booleans(),
         leaving=st.sampled_from([{0}, {0, 1}, set()]), answering=st.sampled_from([True, False]),
+        spoiling=st.sampled_from([set(), {4}, {3, 4}]),
     )  # fmt: skip
-    def begin(self, rounds: int, goal: int | None, synchronous: bool, leaving: set[int], answering: bool) -> None:
+    def begin(
+        self, rounds: int, goal: int | None, synchronous: bool, leaving: set[int], answering: bool, spoiling: set[int]
+    ) -> None:
         self.goal, self.synchronous = goal, synchronous
         self.task = self.world.create_task(
             rounds=rounds, cohort=COHORT, min_cohort=MIN_COHORT, threshold=THRESHOLD, goal=goal,
@@ -124,6 +163,7 @@ class Rounds(RuleBasedStateMachine):
             deadlines=dict.fromkeys((*PHASES, "assigning", "aggregating"), SECONDS),
         )["task_id"]  # fmt: skip
         self.devices = self.world.add_devices(DEVICES)
+        self.spoilers = {self.devices[number].id for number in spoiling}
         everybody = set(range(DEVICES))
         self.check_in(everybody)
         self.step()
@@ -152,7 +192,7 @@ class Rounds(RuleBasedStateMachine):
             shown = self.world.operator("GET", f"/v1/rounds/{plan.round_id}/participants")[1]
             members = {each["device_id"] for each in shown["participants"]}
             assert MIN_COHORT <= len(members) <= COHORT
-            known = Modelled(members, self.world.clock.now, self.goal, self.synchronous)
+            known = Modelled(members, self.world.clock.now, self.goal, self.synchronous, spoilers=self.spoilers)
             # It is some seconds old, if nobody came for it before.
             known.began = shown["phase_ends"] - SECONDS
             self.rounds[plan.round_id] = known
@@ -163,6 +203,8 @@ class Rounds(RuleBasedStateMachine):
                 plan, plan_digest(sealed), device.key, device.chain, public_bytes(device.keys.enrolment),
                 secrets.token_bytes,
             )  # fmt: skip
+            if device.id in self.spoilers:
+                spoil(device.participant)
 
     @rule(without=st.sets(st.integers(0, DEVICES - 1), max_size=1))
     def answer(self, without: set[int]) -> None:

@@ -13,7 +13,7 @@ from archipel.server.app import create_app
 from tests.server.coordinator.test_buffered_rounds import asynchronous, seats
 from tests.server.test_plain_rounds import mean, parameters, same, update
 
-PHASES = ("advertising", "sharing", "masking", "confirming", "unmasking")
+PHASES = ("advertising", "sharing", "complaining", "masking", "confirming", "unmasking")
 
 
 def shown(world: Any, device: Any) -> Any:
@@ -158,9 +158,7 @@ def test_another_web_process_believes_its_session_for_five_seconds_and_stores_no
     device.status()
     revoke(world, device)
     assert device.status().phase == "advertising"
-    status, answer = device.call(
-        "PUT", f"{device.round}/advertisement", messages.AdvertiseRequest(advertisement=device.participant.advertise())
-    )
+    status, answer = device.call("PUT", f"{device.round}/advertisement", device.participant.advertise())
     assert (status, answer["type"]) == (403, "forbidden")
     world.clock.now += 5
     assert device.call("GET", device.round)[0] == 401

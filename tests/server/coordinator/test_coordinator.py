@@ -20,7 +20,7 @@ from archipel.server.aggregation import aggregate
 from archipel.server.coordinator_process import run_coordinator
 from archipel.server.models import CheckInRow
 
-COLLECTING = ("advertising", "sharing", "masking", "confirming", "unmasking")
+COLLECTING = ("advertising", "sharing", "complaining", "masking", "confirming", "unmasking")
 
 
 def set_updates(devices: list[Any]) -> np.ndarray:
@@ -186,7 +186,7 @@ def test_a_device_that_dropped_out_is_not_sent_the_plan_again(world: Any) -> Non
     world.settle()
     assert devices[4].check_in() is None
     assert all(device.check_in() is not None for device in devices[:4])
-    for name in ("masking", "confirming"):
+    for name in ("complaining", "masking", "confirming"):
         for device in devices[:4]:
             device.answer(name)
         world.settle()

@@ -68,7 +68,7 @@ def take_part(device: Any, rounds: int, vanish_in: str = "") -> None:
     """What a device does, in a thread of its own."""
     for _ in range(rounds):
         wait_until(device.join)
-        for phase in ("advertising", "sharing", "masking", "confirming", "unmasking"):
+        for phase in ("advertising", "sharing", "complaining", "masking", "confirming", "unmasking"):
             wait_until(lambda phase=phase: device.status().phase == phase)
             if phase == vanish_in:
                 return

@@ -121,7 +121,9 @@ def test_whatever_dies_every_round_is_the_sum_it_names(
     agents: dict[str, int] = {}
     for number in range(AGENTS):
         agents[federation.agent(number, **calm).device_id] = number
-    deadlines = dict.fromkeys(("assigning", "advertising", "sharing", "masking", "confirming", "unmasking"), 8.0)
+    deadlines = dict.fromkeys(
+        ("assigning", "advertising", "sharing", "complaining", "masking", "confirming", "unmasking"), 8.0
+    )
     task = operator.create_task(
         TaskRequest(
             name="linear", population=POPULATION, bundle=federation.publish(), rounds=1_000_000, min_cohort=3,

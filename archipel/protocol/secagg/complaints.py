@@ -1,0 +1,70 @@
+"""Complaints: a device shows that a peer signed an envelope for it in which there are no shares.
+
+Nobody has to believe it. Each device has a key for each possible sender, all under the root that it advertised, and
+reveals the one for this sender; with it and the sender's advertised key everybody opens the envelope and sees. AES-GCM
+alone would not do: it does not commit to a key, and the device could name a wrong one. The revealed key opens this one
+envelope, and no other was ever sealed to it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from itertools import pairwise
+
+from archipel.errors import ConsistencyError, ShareError
+from archipel.protocol.messages import Complaint, Complaints
+from archipel.protocol.sealed import encode
+from archipel.protocol.secagg import keys
+from archipel.protocol.secagg.envelope import check_signature, open_shares
+from archipel.protocol.secagg.session import Session
+
+
+def check_complaint(complaint: Complaint, session: Session) -> None:
+    """Raises CertificateError where the accused did not sign the envelope, and ShareError where it opens, where the key
+    is not the one that the complainer advertised for this sender, or where one of the two is not in the cohort."""
+    accused, complainer = complaint.accused, complaint.complainer
+    what = f"complaint of {complainer} about {accused}"
+    if accused == complainer or accused not in session.peers or complainer not in session.peers:
+        raise ShareError(f"{what}: expected two members of the cohort")
+    sender, associated = session.peers[accused], session.associated(accused, complainer)
+    check_signature(sender.device_key, complaint.signature, complaint.ciphertext, associated, accused)
+    public = keys.public_key(complaint.key)
+    if complaint.key != keys.clamp(complaint.key):
+        raise ShareError(f"{what}: the key is not spelled as X25519 uses it")
+    if not session.is_key_for(accused, complainer, public, complaint.path):
+        raise ShareError(f"{what}: the key is not the one that {complainer} advertised for {accused}")
+    shared = keys.agree(complaint.key, sender.cipher_key)
+    key = keys.envelope_key(shared, session.salt, sender.cipher_key, public)
+    try:
+        open_shares(key, complaint.ciphertext, associated, accused)
+    except ShareError:
+        return
+    raise ShareError(f"{what}: the envelope opens, and holds two shares")
+
+
+def check_complaints(complaints: Complaints, session: Session) -> frozenset[str]:
+    """The accused devices. Raises ConsistencyError unless they are sorted and distinct, else as `check_complaint`."""
+    accused = [complaint.accused for complaint in complaints.complaints]
+    if any(one >= after for one, after in pairwise(accused)):
+        raise ConsistencyError(
+            "complaints: accused devices must be sorted and distinct, so that a list has one spelling"
+        )
+    for complaint in complaints.complaints:
+        check_complaint(complaint, session)
+    return frozenset(accused)
+
+
+def merge_complaints(lists: Iterable[Complaints]) -> Complaints:
+    """One complaint about each accused device: one is enough, and the list stays as short as the cohort."""
+    chosen: dict[str, Complaint] = {}
+    for complaint in (complaint for each in lists for complaint in each.complaints):
+        known = chosen.setdefault(complaint.accused, complaint)
+        if complaint.complainer < known.complainer:
+            chosen[complaint.accused] = complaint
+    return Complaints(complaints=[chosen[accused] for accused in sorted(chosen)])
+
+
+def complaints_digest(complaints: Complaints) -> str:
+    """SHA-256 (hex) over the JSON of the list, which every survivor signs."""
+    return hashlib.sha256(encode(complaints)).hexdigest()

@@ -1,0 +1,74 @@
+"""A Merkle tree over a device's public keys: one signed root stands for a key for each possible sender.
+
+The number of leaves is fixed by the plan (`max_cohort`); the tree is filled up to a power of two, so that every path
+has the same length. Leaves and nodes are hashed under different labels: none can be taken for the other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+from archipel.errors import SecureAggregationError
+
+KEY_BYTES = 32
+_EMPTY = bytes(KEY_BYTES)
+
+
+class KeyTree:
+    """Of `keys`, 32 bytes each, one after the other. Raises SecureAggregationError for another length."""
+
+    def __init__(self, keys: bytes, leaves: int) -> None:
+        if len(keys) != KEY_BYTES * leaves:
+            raise SecureAggregationError(
+                f"envelope keys: expected {leaves} of {KEY_BYTES} bytes, one for each possible sender, got {len(keys)} "
+                "bytes"
+            )
+        self._keys = keys
+        level = b"".join(_leaf(keys[start : start + KEY_BYTES]) for start in range(0, len(keys), KEY_BYTES))
+        self._levels = [level + _EMPTY * ((1 << depth(leaves)) - leaves)]
+        while len(self._levels[-1]) > KEY_BYTES:
+            level = self._levels[-1]
+            pairs = (level[start : start + 2 * KEY_BYTES] for start in range(0, len(level), 2 * KEY_BYTES))
+            self._levels.append(b"".join(_node(pair) for pair in pairs))
+
+    @property
+    def root(self) -> bytes:
+        return self._levels[-1]
+
+    def key(self, index: int) -> bytes:
+        """The public key at `index`, from 0."""
+        return self._keys[KEY_BYTES * index : KEY_BYTES * (index + 1)]
+
+    def path(self, index: int) -> bytes:
+        """The siblings on the way from the leaf at `index` to the root."""
+        found = []
+        for level in self._levels[:-1]:
+            sibling = KEY_BYTES * (index ^ 1)
+            found.append(level[sibling : sibling + KEY_BYTES])
+            index >>= 1
+        return b"".join(found)
+
+
+def depth(leaves: int) -> int:
+    """How many siblings a path has."""
+    return (leaves - 1).bit_length()
+
+
+def is_under(root: bytes, key: bytes, index: int, path: bytes, leaves: int) -> bool:
+    """Whether `path` leads from `key` at `index` of `leaves` to `root`."""
+    if not 0 <= index < leaves or len(path) != KEY_BYTES * depth(leaves):
+        return False
+    found = _leaf(key)
+    for start in range(0, len(path), KEY_BYTES):
+        sibling = path[start : start + KEY_BYTES]
+        found = _node(sibling + found if index & 1 else found + sibling)
+        index >>= 1
+    return found == root
+
+
+def _leaf(key: bytes) -> bytes:
+    return hashlib.sha256(b"archipel/v1/envelope-leaf\0" + key).digest()
+
+
+def _node(pair: bytes) -> bytes:
+    return hashlib.sha256(b"archipel/v1/envelope-node\0" + pair).digest()
