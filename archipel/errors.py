@@ -16,6 +16,7 @@ ArchipelError
 │   ├── MessageError              a message cannot be decoded
 │   ├── CertificateError          an enrolment chain or a signature does not verify
 │   ├── PolicyError               a plan outside the publisher's privacy policy
+│   │   └── ProvenanceError       weights of which the server cannot show where they come from
 │   └── SecureAggregationError    a secure round must not go on
 │       ├── ThresholdError        fewer participants than the threshold
 │       ├── ConsistencyError      participants were told different survivor sets
@@ -114,6 +115,9 @@ class CertificateError(ProtocolError): ...
 
 
 class PolicyError(ProtocolError): ...
+
+
+class ProvenanceError(PolicyError): ...
 
 
 class SecureAggregationError(ProtocolError): ...

@@ -219,6 +219,9 @@ class Adoption:
         if offer.weights is not None:
             for_weights = download.for_weights(bundle.manifest)
             weights = cache.weights(offer.weights, for_weights, config.max_download_bytes)
+            self._device.origins.check(
+                bundle, offer.weights, weights, cache.kept, session, record, config, use="adoption"
+            )
         cache.prune(keep=[name for name in (offer.bundle, offer.weights) if name is not None])
         learned = {} if weights is None else differing(bundle, weights)
         return Content(offer.version, bundle, learned), weights

@@ -21,6 +21,7 @@ from archipel.client.gate import Gate, MayWork
 from archipel.client.identity import DeviceRecord, IdentityStore
 from archipel.client.journal import Journal
 from archipel.client.keystore import FileKeys, KeyStore, data_key
+from archipel.client.origins import Origins
 from archipel.client.participation import Participation
 from archipel.client.rotation import rotate
 from archipel.client.session import DeviceSession
@@ -86,6 +87,7 @@ class Agent:
                 identity=IdentityStore(config.folder, self._keys),
                 journal=Journal(config.folder / "rounds", vault),
                 cache=Cache(config.folder / "cache", config.max_cache_bytes),
+                origins=Origins(config.folder),
                 vault=vault,
                 gate=self._gate,
                 examples=examples,

@@ -97,7 +97,7 @@ class Participation:
 
     def _carry_out(self, journal: OpenRound) -> Ended:
         device, plan = self._device, self._plan
-        prepared = prepare(plan, self._record, device.cache, self._session, device.config)
+        prepared = prepare(plan, self._record, device.cache, device.origins, self._session, device.config)
         journal.advance("assigned", model=prepared.bundle.manifest.name)
         name = state_name(prepared.bundle)
         state = device.state(name)

@@ -15,6 +15,7 @@ from archipel.bundle import Bundle
 from archipel.client.cache import Cache
 from archipel.client.config import AgentConfig
 from archipel.client.identity import DeviceRecord
+from archipel.client.origins import Origins
 from archipel.client.pieces import PieceDownload
 from archipel.client.session import DeviceSession
 from archipel.errors import PolicyError, RuntimeLimitError
@@ -43,9 +44,9 @@ class Prepared:
 
 
 def prepare(
-    plan: RoundPlan, record: DeviceRecord, cache: Cache, session: DeviceSession, config: AgentConfig
+    plan: RoundPlan, record: DeviceRecord, cache: Cache, origins: Origins, session: DeviceSession, config: AgentConfig
 ) -> Prepared:
-    """Fetch the plan's bundle and weights.
+    """Fetch the plan's bundle and weights, and see where these come from.
 
     Raises BundleError (not signed by a pinned publisher, damaged), PolicyError, RuntimeLimitError (more than the owner
     allows), RuntimeProgramError, ClientError, RefusedError, UnreachableError.
@@ -75,6 +76,9 @@ def prepare(
     check_plan(plan, manifest.privacy, layout)
     for_weights = download.for_weights(manifest)
     parameters = cache.weights(plan.weights, for_weights, limit)
+    origins.check(
+        bundle, plan.weights, parameters, cache.kept, session, record, config, use=plan.kind, task=plan.task_id
+    )
     broadcast = {} if plan.broadcast is None else cache.weights(plan.broadcast, for_weights, limit)
     cache.prune(keep=[name for name in (plan.bundle, plan.weights, plan.broadcast) if name is not None])
     return Prepared(bundle, layout, parameters, broadcast)

@@ -29,6 +29,7 @@ from archipel.server.results import analysis, evaluation
 from archipel.server.rounds import answered, read_plan
 from archipel.server.services import Services
 from archipel.server.tasks import request_of
+from archipel.server.weights_log import sum_digest
 
 
 @dataclass(frozen=True)
@@ -52,12 +53,14 @@ class Collected:
 
 @dataclass(frozen=True)
 class NewVersion:
-    """Blobs that are durably stored already. `strategy_state` is None where the strategy keeps none."""
+    """Blobs that are durably stored already. `strategy_state` is None where the strategy keeps none; `sum_digest` is of
+    the sum that it was made with."""
 
     weights: str
     weights_size: int
     strategy_state: str | None
     strategy_state_size: int
+    sum_digest: str
 
 
 @dataclass(frozen=True)
@@ -161,4 +164,5 @@ def _update(services: Services, collected: Collected, decoded: DecodedSum) -> Ne
         weights_size=len(weights),
         strategy_state=services.blobs.put(state_bytes) if state_bytes else None,
         strategy_state_size=len(state_bytes),
+        sum_digest=sum_digest(decoded),
     )

@@ -19,7 +19,7 @@ from sqlalchemy.orm import Session
 
 from archipel.bundle import decode_manifest
 from archipel.errors import ArchipelError, LeaseLostError
-from archipel.server import buffers, folding, opening
+from archipel.server import buffers, folding, opening, weights_log
 from archipel.server.aggregation import Outcome, aggregate
 from archipel.server.candidates import count_candidates
 from archipel.server.lease import Lease
@@ -292,6 +292,10 @@ class Coordinator:
                     weight_sum=outcome.weight_sum,
                     created=now,
                 )
+            )
+            log = weights_log.Log(task.population, task.bundle, self._services.settings.private_key)
+            weights_log.step(
+                session, log, current, task, weights=version.weights, total=version.sum_digest, devices=outcome.cohort
             )
             current.weights_out = version.weights
             task.model = version.weights

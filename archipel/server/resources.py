@@ -29,6 +29,12 @@ class PageQuery(Message, frozen=True, kw_only=True):
     after: RoundId | None = None
 
 
+class EntryQuery(Message, frozen=True, kw_only=True):
+    """Entries that follow number `after`; from the first one with 0."""
+
+    after: Whole = 0
+
+
 class Health(Message, frozen=True, kw_only=True):
     status: Literal["ok"]
     version: str

@@ -3,4 +3,8 @@
 from archipel.strategies.registry import STRATEGIES, get
 from archipel.strategies.strategy import Strategy
 
-__all__ = ["STRATEGIES", "Strategy", "get"]
+__all__ = ["STRATEGIES", "Strategy", "get", "step_bound"]
+
+
+def step_bound(manifest, hyperparameters, cohort):  # type: ignore  # replaced on merging
+    return 20.0

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Collection, Sequence
 from itertools import pairwise
 
-from archipel.errors import ConsistencyError, SecureAggregationError, ShareError
+from archipel.errors import ConsistencyError, MessageError, SecureAggregationError, ShareError
 from archipel.protocol.messages import Advertisement, Confirmation, RevealedShare, Shares, Survivors, Unmasking
 from archipel.protocol.sealed import MAX_STATEMENT_BYTES, Sealed, encode, unseal
 from archipel.protocol.secagg.envelope import ENVELOPE_BYTES
@@ -47,15 +47,19 @@ def check_shares(shares: Shares, sender: str, members: Collection[str]) -> None:
 
 
 def check_confirmation(
-    sealed: Sealed, device_key: bytes, round_id: str, survivors: Survivors, *, cohort: str
+    sealed: Sealed, device_key: bytes, round_id: str, survivors: Survivors, *, plan: str, cohort: str
 ) -> Confirmation:
-    """`cohort` is `cohort_digest`. Raises CertificateError, MessageError, or ConsistencyError for other survivors."""
+    """`plan` is `policy.plan_digest`, `cohort` is `cohort_digest`. Raises CertificateError, MessageError, or
+    ConsistencyError for other survivors."""
     confirmation = unseal("confirmation", sealed, device_key, Confirmation, limit=MAX_STATEMENT_BYTES)
-    if (confirmation.round_id, confirmation.cohort) != (round_id, cohort):
+    if (confirmation.round_id, confirmation.plan, confirmation.cohort) != (round_id, plan, cohort):
         raise SecureAggregationError(
-            f"confirmation: expected round {round_id} and cohort {cohort[:16]}..., "
-            f"got round {confirmation.round_id} and cohort {confirmation.cohort[:16]}..."
+            f"confirmation: expected round {round_id}, plan {plan[:16]}... and cohort {cohort[:16]}..., got round "
+            f"{confirmation.round_id}, plan {confirmation.plan[:16]}... and cohort {confirmation.cohort[:16]}..."
         )
+    if encode(confirmation) != sealed.body:
+        # All confirmations of a round are the same bytes, so that one copy and the signatures prove it to others.
+        raise MessageError("confirmation: expected canonical JSON: keys sorted, no blanks")
     expected = survivors_digest(survivors)
     if confirmation.survivors != expected:
         raise ConsistencyError(

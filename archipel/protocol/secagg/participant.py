@@ -171,7 +171,9 @@ class Participant:
                 raise ConsistencyError("survivors: this device is not among them, though its vector was sent")
             self._require("survivors", len(survivors.devices))
             self._survivors = survivors
-            confirmation = Confirmation(round_id=self._plan.round_id, cohort=self._cohort, survivors=digest)
+            confirmation = Confirmation(
+                round_id=self._plan.round_id, plan=self._plan_digest, cohort=self._cohort, survivors=digest
+            )
             return seal("confirmation", confirmation, self._identity)
 
     def unmask(self, confirmations: Confirmations) -> Unmasking:
@@ -226,7 +228,14 @@ class Participant:
             if item.device in confirmed:
                 raise ConsistencyError(f"confirmations: {item.device} twice")
             key = self._peers[item.device].device_key
-            check_confirmation(item.confirmation, key, self._plan.round_id, self._survivors, cohort=self._cohort)
+            check_confirmation(
+                item.confirmation,
+                key,
+                self._plan.round_id,
+                self._survivors,
+                plan=self._plan_digest,
+                cohort=self._cohort,
+            )
             confirmed.add(item.device)
         if len(confirmed) < self._plan.threshold:
             raise ThresholdError(

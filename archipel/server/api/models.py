@@ -6,7 +6,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from archipel.protocol.messages import MAX_MODELS
-from archipel.server import audit, registry, rollouts
+from archipel.server import audit, registry, rollouts, weights_log
 from archipel.server.idempotency import Keyed, keyed
 from archipel.server.paging import page_by
 from archipel.server.problems import refuse
@@ -133,6 +133,7 @@ def roll_back_model(call: Call[None], name: str) -> ModelInfo:
                     session, model, live.baseline, below=below, how="rollback", now=now, actor=actor,
                     rollout_id=live.rollout_id, **request,
                 )  # fmt: skip
+            weights_log.go_back(session, call.services.settings.private_key, model.name, model.promoted)
         return _info(session, model)
 
 

@@ -10,7 +10,7 @@ import msgspec
 from sqlalchemy.orm import Session
 
 from archipel.errors import ArchipelError
-from archipel.server import audit, rollouts
+from archipel.server import audit, rollouts, weights_log
 from archipel.server.auth import Identity
 from archipel.server.eligibility import parse_eligibility
 from archipel.server.idempotency import keyed
@@ -96,6 +96,7 @@ def abort_rollout(call: Call[None], rollout_id: str) -> RolloutInfo:
         rollout = _rollout(session, call.identity, rollout_id, lock=True)
         if rollout.ended is None:
             rollouts.roll_back(session, rollout, "aborted by the operator", now=now, actor=actor)
+            weights_log.go_back(session, call.services.settings.private_key, rollout.model, rollout.baseline)
         return _info(session, rollout)
 
 

@@ -167,7 +167,9 @@ def confirm(call: Call[ConfirmRequest], round_id: str) -> Receipt:
         told = call.services.frozen.survivors(session, round_id).survivors
         session_digest = call.services.frozen.cohort(session, round_id).digest
     with refusing(422):
-        check_confirmation(call.body.confirmation, seat.device_key, round_id, told, cohort=session_digest)
+        check_confirmation(
+            call.body.confirmation, seat.device_key, round_id, told, plan=seat.plan_digest, cohort=session_digest
+        )
     body = encode(call.body.confirmation)
     return store_answer(call.services, seat, "confirming", digest=digest, size=len(call.raw), body=body)
 

@@ -10,7 +10,7 @@ from archipel.server import audit
 from archipel.server.auth import Identity
 from archipel.server.candidates import count_candidates
 from archipel.server.idempotency import keyed
-from archipel.server.models import Blob, BundleRow, Round, Task
+from archipel.server.models import BundleRow, Round, Task
 from archipel.server.opening import new_task
 from archipel.server.paging import page
 from archipel.server.problems import refuse
@@ -26,6 +26,7 @@ from archipel.server.services import Services
 from archipel.server.task_checks import check_task
 from archipel.server.tasks import audited, request_of
 from archipel.server.waiting import waiting_for
+from archipel.server.weights_log import is_logged
 
 
 def create_task(call: Call[TaskRequest]) -> TaskInfo | tuple[TaskInfo, int]:
@@ -36,8 +37,12 @@ def create_task(call: Call[TaskRequest]) -> TaskInfo | tuple[TaskInfo, int]:
     with services.database.read() as session:
         bundle = session.get(BundleRow, call.body.bundle)
         weights = call.body.weights
-        if weights is not None and session.get(Blob, (weights, "weights")) is None:
-            raise refuse(422, f"no weights {weights}; name those of a version")
+        if weights is not None and not is_logged(session, call.body.population, call.body.bundle, weights):
+            raise refuse(
+                422,
+                f"no weights {weights} in the log of this bundle and population; name those of a version that a "
+                "training of this bundle made, or none for the bundle's own",
+            )
         _check_devices_of(session, call.body)
     if bundle is None:
         raise refuse(422, f"no bundle {call.body.bundle}; upload it first")
