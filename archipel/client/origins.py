@@ -88,7 +88,7 @@ class Origins:
         if log.number > known.history.number:
             known = msgspec.structs.replace(known, history=log.history)
             write_durably(path, encode(known))
-        node = log.find(digest, task if use == "training" else "")
+        node = log.find(digest, (task or "") if use == "training" else "")
         where = f"weights {digest[:16]}... (entry {node.number} of the server's log)"
         if node.plain and not config.allow_plain:
             raise ProvenanceError(

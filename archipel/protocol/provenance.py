@@ -262,8 +262,7 @@ def check_distance(
         size += float(max(np.dot(one, one), np.dot(two, two)))
     # Half a unit in the last place of each element and step, and the same again for what is in between.
     allowed = bound + steps * 2.0**-23 * (math.sqrt(size) + bound)
-    # Not `far > allowed`, which is false for what is not a number.
-    if not math.sqrt(far) <= allowed:
+    if not math.isfinite(size) or math.sqrt(far) > allowed:
         raise ProvenanceError(
             f"{what}: {math.sqrt(far):.4g} away from weights that this device knows, where {steps} rounds can move "
             f"them by {allowed:.4g} at most; these are not the weights that the server says they are"

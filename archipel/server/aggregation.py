@@ -29,7 +29,7 @@ from archipel.server.results import analysis, evaluation
 from archipel.server.rounds import answered, read_plan
 from archipel.server.services import Services
 from archipel.server.tasks import request_of
-from archipel.server.weights_log import sum_digest
+from archipel.server.weights_log import endorsement, sum_digest
 
 
 @dataclass(frozen=True)
@@ -54,13 +54,14 @@ class Collected:
 @dataclass(frozen=True)
 class NewVersion:
     """Blobs that are durably stored already. `strategy_state` is None where the strategy keeps none; `sum_digest` is of
-    the sum that it was made with."""
+    the sum that it was made with, `evidence` the JSON of the messages.Endorsement of a secure round."""
 
     weights: str
     weights_size: int
     strategy_state: str | None
     strategy_state_size: int
     sum_digest: str
+    evidence: bytes | None
 
 
 @dataclass(frozen=True)
@@ -157,6 +158,8 @@ def _update(services: Services, collected: Collected, decoded: DecodedSum) -> Ne
     for name, array in moved.items():
         if not np.isfinite(array).all():
             raise ServerError(f"the new value of parameter {name!r} is not finite; lower the learning rates")
+    with services.database.read() as session:
+        evidence = endorsement(session, collected.current)
     weights = write_weights(moved)
     state_bytes = write_weights(state) if state else b""
     return NewVersion(
@@ -165,4 +168,5 @@ def _update(services: Services, collected: Collected, decoded: DecodedSum) -> Ne
         strategy_state=services.blobs.put(state_bytes) if state_bytes else None,
         strategy_state_size=len(state_bytes),
         sum_digest=sum_digest(decoded),
+        evidence=evidence,
     )

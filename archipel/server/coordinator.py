@@ -294,9 +294,7 @@ class Coordinator:
                 )
             )
             log = weights_log.Log(task.population, task.bundle, self._services.settings.private_key)
-            weights_log.step(
-                session, log, current, task, weights=version.weights, total=version.sum_digest, devices=outcome.cohort
-            )
+            weights_log.step(session, log, current, task, version, outcome.cohort)
             current.weights_out = version.weights
             task.model = version.weights
             task.strategy_state = version.strategy_state

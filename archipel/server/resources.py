@@ -6,7 +6,19 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from archipel.protocol.messages import MAX_COHORT, DeviceId, Digest, Key, Kind, Message, Metrics, Name, Phase, RoundId
+from archipel.protocol.messages import (
+    MAX_COHORT,
+    DeviceId,
+    Digest,
+    Key,
+    Kind,
+    Message,
+    Metrics,
+    Name,
+    Phase,
+    RoundId,
+    Whole,
+)
 from archipel.server.eligibility import MAX_CHARACTERS
 
 Count = Annotated[int, Meta(ge=1, le=MAX_COHORT)]

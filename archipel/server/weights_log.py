@@ -6,17 +6,21 @@ An entry is appended in the transaction that makes the change, so neither is the
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from sqlalchemy import func, select
+from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.orm import Session
 
 from archipel.bundle import write_weights
+from archipel.errors import CertificateError, ServerError
+from archipel.protocol.identity import read_chain
 from archipel.protocol.messages import (
     MAX_ENTRIES,
     Chain,
+    Confirmation,
     Endorsement,
     Endorser,
     Survivors,
@@ -24,12 +28,15 @@ from archipel.protocol.messages import (
     WeightsStatement,
 )
 from archipel.protocol.provenance import FIRST, entry_hash
-from archipel.protocol.sealed import Sealed, decode, encode, seal
+from archipel.protocol.sealed import Sealed, decode, encode, seal, unseal
 from archipel.protocol.vector import DecodedSum
 from archipel.server import audit
 from archipel.server.models import Answer, Device, Round, Task, WeightsEntry
 from archipel.server.registry_tables import Model, ModelVersion
 from archipel.server.rounds import read_plan
+
+if TYPE_CHECKING:
+    from archipel.server.aggregation import NewVersion
 
 
 @dataclass(frozen=True)
@@ -46,21 +53,20 @@ def start(session: Session, log: Log, *, task_id: str, weights: str) -> None:
     _append(session, log, kind="start", weights=weights, task_id=task_id)
 
 
-def step(session: Session, log: Log, current: Round, task: Task, *, weights: str, total: str, devices: int) -> None:
-    """The round has changed the task's model into `weights`; `total` is `sum_digest`'s. Its messages are still there."""
-    evidence = _endorsement(session, current) if task.privacy == "secure" else None
+def step(session: Session, log: Log, current: Round, task: Task, version: NewVersion, devices: int) -> None:
+    """The round has changed the task's model into that of `version`."""
     _append(
         session,
         log,
-        evidence,
+        version.evidence,
         kind="step",
-        weights=weights,
+        weights=version.weights,
         task_id=task.task_id,
         parent=task.model,
         round_id=current.round_id,
         plan=current.plan_digest,
         privacy=task.privacy,
-        sum=total,
+        sum=version.sum_digest,
         devices=devices,
         hyperparameters=dict(sorted(task.hyperparameters.items())),
     )
@@ -146,29 +152,47 @@ def _append(session: Session, log: Log, evidence: bytes | None = None, /, **fiel
     session.flush()
 
 
-def _endorsement(session: Session, current: Round) -> bytes:
-    """What the round's devices have signed, with the chains that they have now: a device that replaces its key later
-    signed with the one before."""
-    rows: Sequence[tuple[bytes, bytes | None]] = session.execute(  # type: ignore[assignment]
+def endorsement(session: Session, current: Round) -> bytes | None:
+    """What as many of the round's devices have signed as its plan asks for; None of a plain round. Raises ServerError
+    where there are not as many."""
+    plan = read_plan(current)
+    if plan.privacy == "plain":
+        return None
+    rows = session.execute(
         select(Device.chain, Answer.body)
         .join(Device, Device.device_id == Answer.device_id)
         .where(Answer.round_id == current.round_id, Answer.phase == "confirming", Answer.body.is_not(None))
         .order_by(Answer.device_id)
-    ).all()
-    signed = [decode("confirmation", body or b"", Sealed) for _, body in rows]
+    )
+    endorsers, body = [], b""
+    for row in rows:
+        confirmation = decode("confirmation", row.body, Sealed)
+        chain = _chain_then(decode("chain", row.chain, Chain), confirmation)
+        if chain is not None:
+            endorsers.append(Endorser(chain=chain, signature=confirmation.signature))
+            body = confirmation.body
+    if len(endorsers) < plan.threshold:
+        raise ServerError(f"{len(endorsers)} confirmations can be shown, not {plan.threshold}")
     survivors = select(Answer.device_id).where(Answer.round_id == current.round_id, Answer.phase == "masking")
     return encode(
         Endorsement(
             plan=decode("plan", current.plan, Sealed),
             survivors=Survivors(devices=sorted(session.scalars(survivors))),
-            confirmation=signed[0].body,
-            endorsers=[
-                Endorser(chain=decode("chain", chain, Chain), signature=each.signature)
-                for (chain, _), each in zip(rows[: read_plan(current).threshold], signed)
-            ],
+            confirmation=body,
+            endorsers=endorsers[: plan.threshold],
         )
     )
 
 
-def _of(log: Log) -> tuple[object, ...]:
+def _chain_then(chain: Chain, signed: Sealed) -> Chain | None:
+    """The device's chain as it was when it signed: it may have replaced its key since."""
+    for kept in range(len(chain.rotations), -1, -1):
+        earlier = Chain(token=chain.token, identity=chain.identity, rotations=chain.rotations[:kept])
+        with suppress(CertificateError):
+            unseal("confirmation", signed, read_chain(earlier)[1], Confirmation)
+            return earlier
+    return None
+
+
+def _of(log: Log) -> tuple[ColumnElement[bool], ColumnElement[bool]]:
     return WeightsEntry.population == log.population, WeightsEntry.bundle == log.bundle

@@ -78,17 +78,17 @@ def test_confirmations(finished):
     cohort = cohort_digest(round_.cohort)
     sealed = confirmations.confirmations[0].confirmation
     key = public_bytes(round_.keys[0])
-    round_id = round_.plan.round_id
-    assert check_confirmation(sealed, key, round_id, round_.survivors, cohort=cohort).cohort == cohort
+    round_id, plan = round_.plan.round_id, round_.digest
+    assert check_confirmation(sealed, key, round_id, round_.survivors, plan=plan, cohort=cohort).cohort == cohort
     with pytest.raises(CertificateError):
-        check_confirmation(sealed, public_bytes(round_.keys[1]), round_id, round_.survivors, cohort=cohort)
+        check_confirmation(sealed, public_bytes(round_.keys[1]), round_id, round_.survivors, plan=plan, cohort=cohort)
     with pytest.raises(SecureAggregationError, match="round"):
-        check_confirmation(sealed, key, "0" * 32, round_.survivors, cohort=cohort)
+        check_confirmation(sealed, key, "0" * 32, round_.survivors, plan=plan, cohort=cohort)
     with pytest.raises(SecureAggregationError, match="cohort"):
-        check_confirmation(sealed, key, round_id, round_.survivors, cohort="0" * 64)
+        check_confirmation(sealed, key, round_id, round_.survivors, plan=plan, cohort="0" * 64)
     fewer = Survivors(devices=round_.survivors.devices[:2])
     with pytest.raises(ConsistencyError, match="different survivor sets"):
-        check_confirmation(sealed, key, round_id, fewer, cohort=cohort)
+        check_confirmation(sealed, key, round_id, fewer, plan=plan, cohort=cohort)
 
 
 def test_a_set_of_survivors_has_one_spelling():
@@ -141,13 +141,14 @@ def test_bodies_are_strict(finished):
     class Wider(Confirmation, frozen=True, kw_only=True):
         more: int = 1
 
-    body = Wider(round_id=round_.plan.round_id, cohort="0" * 64, survivors="0" * 64, more=2)
+    body = Wider(round_id=round_.plan.round_id, plan="0" * 64, cohort="0" * 64, survivors="0" * 64, more=2)
     with pytest.raises(MessageError, match="more"):
         check_confirmation(
             seal("confirmation", body, round_.keys[0]),
             public_bytes(round_.keys[0]),
             round_.plan.round_id,
             round_.survivors,
+            plan="0" * 64,
             cohort="0" * 64,
         )
     assert Advertisement.__struct_config__.forbid_unknown_fields
