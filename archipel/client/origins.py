@@ -90,7 +90,8 @@ class Origins:
             write_durably(path, encode(known))
         node = log.find(digest, (task or "") if use == "training" else "")
         where = f"weights {digest[:16]}... (entry {node.number} of the server's log)"
-        if node.plain and not config.allow_plain:
+        # Nothing leaves the device with a model that it only runs.
+        if node.plain and use != "adoption" and not config.allow_plain:
             raise ProvenanceError(
                 f"{where}: a round in which the server saw single updates led to them, and this device's owner allows "
                 "secure rounds only (setting allow_plain)"

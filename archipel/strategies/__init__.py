@@ -7,4 +7,4 @@ __all__ = ["STRATEGIES", "Strategy", "get", "step_bound"]
 
 
 def step_bound(manifest, hyperparameters, cohort):  # type: ignore  # replaced on merging
-    return 20.0
+    return max(p.clip for q in manifest.programs.values() for p in q.outputs if getattr(p, "kind", "") == "delta")

@@ -189,6 +189,7 @@ def test_digests():
     for item in ROUND["confirmations"]["confirmations"]:
         assert body(item["confirmation"]) == {
             "cohort": cohort_digest(),
+            "plan": hashlib.sha256(b64(ROUND["sealed_plan"]["body"])).hexdigest(),
             "round_id": body(ROUND["sealed_plan"])["round_id"],
             "survivors": ROUND["survivors_digest"],
         }

@@ -111,8 +111,8 @@ def test_what_is_not_there_and_what_does_not_fit(registry: Any, offer: Offer, an
             ({"weights": "0" * 64}, "404"),
             ({"bundle": weights}, "404"),
             ({"weights": offer.bundle}, "404"),
-            # Of another model: it cannot be predicted with.
-            ({"bundle": foreign.digest, "weights": weights}, "no predict program"),
+            # Trained from another bundle.
+            ({"bundle": foreign.digest, "weights": weights}, "not in the server's log"),
         )
     ):
         answer([sign(registry, msgspec.structs.replace(offer, version=10 + number, **changes))])

@@ -1,0 +1,155 @@
+"""How many private images a server reads out of one secure sum with crafted weights ("trap weights").
+
+Boenisch et al. 2021, "When the curious abandon honesty". Twelve devices with ten images each train one batch of an MLP;
+the server sees their sum alone. A hidden neuron whose bias is so low that one image of all wakes it up has that image as
+its gradient, divided by the gradient of its bias. An image counts as read where a neuron's quotient has a cosine of at
+least 0.99 with it.
+
+Rows: how many of the 120 images are read, beside the number where devices take any weights.
+  crafted at once        what devices with a weights log accept of a server that sends the crafted weights: nothing
+  N rounds of lies       the server says of N rounds that their sums were what leads towards the trap, each as far as the
+                         strategy's bound allows; then it reads one sum. The log cannot stop this: it limits the pace.
+
+Usage: python benchmarks/attacks/trap.py [--quick] [--json]
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from measure import Report, Row, arguments
+
+from archipel import strategies, training
+from archipel.bundle import Bundle, generate_key
+from archipel.converter import convert
+from archipel.datasets import digits_by_writer
+from archipel.errors import ProvenanceError
+from archipel.lite_runtime import Runtime
+from archipel.models import mlp
+from archipel.protocol.provenance import check_distance
+from archipel.protocol.vector import Layout
+
+DEVICES, IMAGES = 12, 10
+ALIKE = 0.99
+CLIP = 1.0
+LIES = (1, 3, 10, 30, 100)
+LEARNING_RATE = 0.1
+
+Weights = dict[str, np.ndarray]
+
+
+def main() -> None:
+    options = arguments(__doc__).parse_args()
+    report = Report(options.json)
+    private, public = draw(seed=0)
+    with tempfile.TemporaryDirectory() as folder:
+        bundle = make_bundle(Path(folder) / "mlp", private)
+        own = {name: np.array(array) for name, array in bundle.parameters().items()}
+        trap = crafted(own, public, radius=np.inf, everything=True)
+        taken = read_images(bundle, trap, private)
+        accepted = trap if is_accepted(bundle, trap, own, rounds=1) else own
+        everybody = "devices that take any weights"
+        report.add([row("crafted at once", read_images(bundle, accepted, private), taken, everybody)])
+        for rounds in LIES[:2] if options.quick else LIES:
+            radius = rounds * bound(bundle)
+            moved = crafted(own, public, radius=0.999 * radius, everything=False)
+            assert is_accepted(bundle, moved, own, rounds)
+            report.add([row(f"{rounds} rounds of lies", read_images(bundle, moved, private), taken, everybody)])
+
+
+def row(case: str, ours: int, peer: int, name: str) -> Row:
+    return Row("trap", case, ours, peer, name, ours / max(peer, 1), "images of 120")
+
+
+def draw(seed: int) -> tuple[list[dict[str, np.ndarray]], np.ndarray]:
+    """Ten digits of each of twelve people, and what the server has: digits of others, float32 [n, 784]."""
+    digits = digits_by_writer()
+    generator = np.random.default_rng(seed)
+    writers = [w for w in np.unique(digits.writers) if np.sum(digits.writers == w) >= IMAGES]
+    chosen = generator.choice(writers, DEVICES, replace=False)
+    private = []
+    for writer in chosen:
+        rows = np.flatnonzero(digits.writers == writer)[:IMAGES]
+        private.append({"input": flat(digits.images[rows]), "label": digits.labels[rows].astype(np.int64)})
+    return private, flat(digits.images[~np.isin(digits.writers, chosen)])
+
+
+def flat(images: np.ndarray) -> np.ndarray:
+    return (images.reshape(len(images), -1) / np.float32(255)).astype(np.float32)
+
+
+def make_bundle(path: Path, private: list[dict[str, np.ndarray]]) -> Bundle:
+    return convert(
+        mlp(seed=0),
+        path,
+        example=private[0]["input"],
+        loss=training.losses.cross_entropy(),
+        optimizer=training.optimizers.sgd(lr=LEARNING_RATE),
+        sign_key=generate_key(),
+        batch_size=IMAGES,
+        strategy_options={"clip": CLIP, "bits": 24},
+    )
+
+
+def bound(bundle: Bundle) -> float:
+    return strategies.step_bound(bundle.manifest, {}, DEVICES)
+
+
+def is_accepted(bundle: Bundle, weights: Weights, own: Weights, rounds: int) -> bool:
+    """Whether a device takes weights that so many rounds are said to have made of the bundle's own."""
+    try:
+        check_distance("weights", weights, own, rounds * bound(bundle), rounds)
+    except ProvenanceError:
+        return False
+    return True
+
+
+def crafted(own: Weights, public: np.ndarray, *, radius: float, everything: bool) -> Weights:
+    """`own` with neurons of the first layer that wake up for one image of the cohort's; all within `radius` of it.
+
+    Where the server may change everything, it makes the later layers pass on whatever comes, too.
+    """
+    made = {name: array.copy() for name, array in own.items()}
+    weight, bias = made["hidden1.weight"], made["hidden1.bias"]
+    rows = weight if weight.shape[1] == public.shape[1] else weight.T
+    wakes = np.quantile(public @ rows.T, 1 - 1 / (DEVICES * IMAGES), axis=0)
+    needed = -wakes - bias
+    cheapest = np.argsort(np.abs(needed))
+    paid = np.sqrt(np.cumsum(needed[cheapest] ** 2))
+    chosen = cheapest[paid <= radius]
+    bias[chosen] += needed[chosen].astype(np.float32)
+    if everything:
+        for name in ("hidden2.weight", "output.weight"):
+            made[name] = np.abs(made[name])
+        made["output.weight"][0] *= -1 if made["output.weight"].shape[0] == 10 else 1
+    return made
+
+
+def read_images(bundle: Bundle, weights: Weights, private: list[dict[str, np.ndarray]]) -> int:
+    """The devices train on `weights`, their updates are encoded and summed as in a secure round, the server reads."""
+    runtime = Runtime(bundle)
+    layout = Layout.of(bundle.program("finish"))
+    total = np.zeros(layout.length, np.uint32)
+    for number, fields in enumerate(private):
+        update = runtime.local_round(fields, seed=number, parameters=weights)
+        total += layout.encode(update.arrays, modulus_bits=32, max_cohort=DEVICES)
+    deltas = layout.decode_sum(total, cohort=DEVICES, modulus_bits=32).deltas
+    changes, biases = deltas["hidden1.weight"], deltas["hidden1.bias"]
+    images = np.concatenate([fields["input"] for fields in private])
+    rows = changes if changes.shape[1] == images.shape[1] else changes.T
+    awake = np.abs(biases) > 1e-9
+    guesses = rows[awake] / biases[awake, None]
+    norms = np.linalg.norm(guesses, axis=1, keepdims=True)
+    guesses = guesses[norms[:, 0] > 0] / norms[norms[:, 0] > 0]
+    cosines = guesses @ (images / np.linalg.norm(images, axis=1, keepdims=True)).T
+    return len({int(np.argmax(row)) for row in cosines if row.max() >= ALIKE})
+
+
+if __name__ == "__main__":
+    main()
