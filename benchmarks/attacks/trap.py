@@ -1,14 +1,16 @@
 """How many private images a server reads out of one secure sum with crafted weights ("trap weights").
 
 Boenisch et al. 2021, "When the curious abandon honesty". Twelve devices with ten images each train one batch of an MLP;
-the server sees their sum alone. A hidden neuron whose bias is so low that one image of all wakes it up has that image as
-its gradient, divided by the gradient of its bias. An image counts as read where a neuron's quotient has a cosine of at
-least 0.99 with it.
+the server sees their sum alone. A hidden neuron whose bias is so low that one image of all wakes it up has that image
+as its gradient, divided by the gradient of its bias. An image counts as read where a neuron's quotient has a cosine of
+at least 0.99 with it.
 
 Rows: how many of the 120 images are read, beside the number where devices take any weights.
-  crafted at once        what devices with a weights log accept of a server that sends the crafted weights: nothing
-  N rounds of lies       the server says of N rounds that their sums were what leads towards the trap, each as far as the
-                         strategy's bound allows; then it reads one sum. The log cannot stop this: it limits the pace.
+  honest weights         what the sum tells of the bundle's own weights, which nobody crafted
+  crafted at once        what devices with a weights log accept of a server that sends the crafted weights
+  N lies                 the server says of N rounds that their sums were what leads towards the trap, each as far as the
+                         strategy's bound allows; then it reads one sum. The log does not stop this, it limits the
+                         pace: to the norm that the publisher's clip allows a round.
 
 Usage: python benchmarks/attacks/trap.py [--quick] [--json]
 """
@@ -17,6 +19,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -37,37 +40,43 @@ from archipel.protocol.vector import Layout
 
 DEVICES, IMAGES = 12, 10
 ALIKE = 0.99
-CLIP = 1.0
+CLIPS = (1.0, 0.1)
 LIES = (1, 3, 10, 30, 100)
 LEARNING_RATE = 0.1
 
 Weights = dict[str, np.ndarray]
+Examples = list[dict[str, np.ndarray]]
 
 
 def main() -> None:
     options = arguments(__doc__).parse_args()
     report = Report(options.json)
     private, public = draw(seed=0)
-    with tempfile.TemporaryDirectory() as folder:
-        bundle = make_bundle(Path(folder) / "mlp", private)
-        own = {name: np.array(array) for name, array in bundle.parameters().items()}
-        trap = crafted(own, public, radius=np.inf, everything=True)
-        taken = read_images(bundle, trap, private)
-        accepted = trap if is_accepted(bundle, trap, own, rounds=1) else own
-        everybody = "devices that take any weights"
-        report.add([row("crafted at once", read_images(bundle, accepted, private), taken, everybody)])
-        for rounds in LIES[:2] if options.quick else LIES:
-            radius = rounds * bound(bundle)
-            moved = crafted(own, public, radius=0.999 * radius, everything=False)
-            assert is_accepted(bundle, moved, own, rounds)
-            report.add([row(f"{rounds} rounds of lies", read_images(bundle, moved, private), taken, everybody)])
+    for clip, lies in ((CLIPS[0], LIES[:1]),) if options.quick else ((clip, LIES) for clip in CLIPS):
+        with tempfile.TemporaryDirectory() as folder:
+            bundle = make_bundle(Path(folder) / "mlp", private, clip)
+            report.add(rows(bundle, clip, lies, private, public))
 
 
-def row(case: str, ours: int, peer: int, name: str) -> Row:
-    return Row("trap", case, ours, peer, name, ours / max(peer, 1), "images of 120")
+def rows(bundle: Bundle, clip: float, lies: Sequence[int], private: Examples, public: np.ndarray) -> Iterator[Row]:
+    own = {name: np.array(array) for name, array in bundle.parameters().items()}
+    trap = crafted(own, public, radius=np.inf, everything=True)
+    taken = read_images(bundle, trap, private)
+
+    def row(case: str, weights: Weights) -> Row:
+        ours = read_images(bundle, weights, private)
+        name = "devices that take any weights"
+        return Row("trap", f"clip {clip:g}, {case}", ours, taken, name, ours / max(taken, 1), "images of 120")
+
+    yield row("honest weights", own)
+    yield row("crafted at once", trap if is_accepted(bundle, trap, own, rounds=1) else own)
+    for rounds in lies:
+        moved = crafted(own, public, radius=0.999 * rounds * bound(bundle), everything=False)
+        assert is_accepted(bundle, moved, own, rounds)
+        yield row(f"{rounds} {'lie' if rounds == 1 else 'lies'}", moved)
 
 
-def draw(seed: int) -> tuple[list[dict[str, np.ndarray]], np.ndarray]:
+def draw(seed: int) -> tuple[Examples, np.ndarray]:
     """Ten digits of each of twelve people, and what the server has: digits of others, float32 [n, 784]."""
     digits = digits_by_writer()
     generator = np.random.default_rng(seed)
@@ -84,7 +93,7 @@ def flat(images: np.ndarray) -> np.ndarray:
     return (images.reshape(len(images), -1) / np.float32(255)).astype(np.float32)
 
 
-def make_bundle(path: Path, private: list[dict[str, np.ndarray]]) -> Bundle:
+def make_bundle(path: Path, private: Examples, clip: float) -> Bundle:
     return convert(
         mlp(seed=0),
         path,
@@ -93,7 +102,7 @@ def make_bundle(path: Path, private: list[dict[str, np.ndarray]]) -> Bundle:
         optimizer=training.optimizers.sgd(lr=LEARNING_RATE),
         sign_key=generate_key(),
         batch_size=IMAGES,
-        strategy_options={"clip": CLIP, "bits": 24},
+        strategy_options={"clip": clip, "bits": 24},
     )
 
 
@@ -131,7 +140,7 @@ def crafted(own: Weights, public: np.ndarray, *, radius: float, everything: bool
     return made
 
 
-def read_images(bundle: Bundle, weights: Weights, private: list[dict[str, np.ndarray]]) -> int:
+def read_images(bundle: Bundle, weights: Weights, private: Examples) -> int:
     """The devices train on `weights`, their updates are encoded and summed as in a secure round, the server reads."""
     runtime = Runtime(bundle)
     layout = Layout.of(bundle.program("finish"))
