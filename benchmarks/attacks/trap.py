@@ -8,8 +8,8 @@ at least 0.99 with it.
 Rows: how many of the 120 images are read, beside the number where devices take any weights.
   honest weights         what the sum tells of the bundle's own weights, which nobody crafted
   crafted at once        what devices with a weights log accept of a server that sends the crafted weights
-  N lies                 the server says of N rounds that their sums were what leads towards the trap, each as far as the
-                         strategy's bound allows; then it reads one sum. The log does not stop this, it limits the
+  N lies                 the server says of N rounds that their sums were what leads towards the trap, each as far as
+                         the strategy's bound allows; then it reads one sum. The log does not stop this, it limits the
                          pace: to the norm that the publisher's clip allows a round.
 
 Usage: python benchmarks/attacks/trap.py [--quick] [--json]

@@ -109,6 +109,8 @@ def promote_version(call: Call[PromotionRequest], name: str) -> ModelInfo:
             if version.rejected is not None:
                 raise refuse(409, f"version {version.number} is rejected: {version.reason}; restore it first")
             if version.number != model.promoted:
+                if version.number < (model.promoted or 0):
+                    weights_log.go_back(session, call.services.settings.private_key, name, version.number)
                 registry.set_promoted(
                     session, model, version.number, below=model.promotion, how="promote", now=now,
                     actor=call.identity.actor, request_id=key.id, request_digest=key.digest,

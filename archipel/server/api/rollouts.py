@@ -57,6 +57,8 @@ def create_rollout(call: Call[RolloutRequest]) -> tuple[RolloutInfo, int]:
             created=now,
         )
         rollouts.begin(session, made, now)
+        if version.number < promoted.number:
+            weights_log.go_back(session, call.services.settings.private_key, model.name, version.number)
         audit.append(
             session, now, call.identity.actor, "rollout.create", made.rollout_id,
             version=f"{model.name}/{version.number}", percent=made.percent,
