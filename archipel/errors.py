@@ -17,6 +17,7 @@ ArchipelError
 │   ├── MessageError              a message cannot be decoded
 │   ├── CertificateError          an enrolment chain or a signature does not verify
 │   ├── PolicyError               a plan outside the publisher's privacy policy
+│   │   └── ProvenanceError       weights of which the server cannot show where they come from
 │   ├── BoundError                an update or a sum beyond what devices that keep to their program send
 │   └── SecureAggregationError    a secure round must not go on
 │       ├── ThresholdError        fewer participants than the threshold
@@ -122,6 +123,9 @@ class CertificateError(ProtocolError): ...
 
 
 class PolicyError(ProtocolError): ...
+
+
+class ProvenanceError(PolicyError): ...
 
 
 class BoundError(ProtocolError): ...

@@ -176,7 +176,12 @@ class Adoption:
         self._device.emit("offered", {"model": offer.model, "version": offer.version})
         self._device.gate.pass_or_wait()
         try:
-            self._open_version(offer, PieceDownload(session, cache.index), record)
+            new, weights = self._open_version(offer, PieceDownload(session, cache.index), record)
+            if offer.weights is not None and weights is not None:
+                # Here, where the server is asked: looking asks nobody.
+                self._device.origins.check(
+                    new.bundle, offer.weights, weights, cache.kept, session, record, self._device.config, use="adoption"
+                )
             cache.prune(keep=[name for name in (offer.bundle, offer.weights) if name is not None])
             self._book.fetched(offer)
         except (RoundAbandonedError, UnreachableError):

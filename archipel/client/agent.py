@@ -23,6 +23,7 @@ from archipel.client.gate import Gate, MayWork
 from archipel.client.identity import DeviceRecord, IdentityStore
 from archipel.client.journal import Journal
 from archipel.client.keystore import FileKeys, KeyStore, data_key
+from archipel.client.origins import Origins
 from archipel.client.owner_limits import allowed, check_population
 from archipel.client.participation import Participation
 from archipel.client.plan_book import why_expired
@@ -94,6 +95,7 @@ class Agent:
                 identity=IdentityStore(config.folder, self._keys),
                 journal=Journal(config.folder / "rounds", vault),
                 cache=Cache(config.folder / "cache", config.max_cache_bytes),
+                origins=Origins(config.folder),
                 vault=vault,
                 seeds=RoundSeeds(secret),
                 gate=self._gate,

@@ -89,6 +89,16 @@ class Cache:
             _fetch(f"/v1/blobs/{digest}", self._folder / _PARTS / digest, limit, download, verified)
         return _used(target, read_weights(target, limit))
 
+    def kept(self, digest: str) -> dict[str, np.ndarray] | None:
+        """The weights with this SHA-256 if they are here and whole."""
+        target = self._folder / _BLOBS / digest
+        if not target.exists() or _sha256(target) != digest:
+            return None
+        try:
+            return read_weights(target)
+        except BundleError:
+            return None
+
     def prune(self, keep: Collection[str] = ()) -> None:
         """Remove what was not used for longest until the rest fits; the digests in `keep` stay, even if they do not."""
         entries = [

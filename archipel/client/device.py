@@ -15,6 +15,7 @@ from archipel.client.events import EventName
 from archipel.client.gate import Gate
 from archipel.client.identity import IdentityStore
 from archipel.client.journal import Journal
+from archipel.client.origins import Origins
 from archipel.client.queries import QueryBook
 from archipel.client.seeds import RoundSeeds
 from archipel.client.vault import Vault
@@ -38,6 +39,7 @@ class Device:
     identity: IdentityStore
     journal: Journal
     cache: Cache
+    origins: Origins
     vault: Vault
     seeds: RoundSeeds
     gate: Gate

@@ -109,7 +109,7 @@ class Participation:
     def _carry_out(self, journal: OpenRound) -> Ended:
         device, plan = self._device, self._plan
         revoked = self._revoked()
-        prepared = prepare(plan, self._record, device.cache, self._session, self._limits)
+        prepared = prepare(plan, self._record, device.cache, device.origins, self._session, self._limits)
         journal.advance("assigned", model=prepared.bundle.manifest.name)
         if plan.kind != "training":
             device.queries.check_budget(plan, prepared.bundle.manifest.privacy)

@@ -15,6 +15,7 @@ from archipel.bundle import Bundle
 from archipel.client.cache import Cache
 from archipel.client.config import AgentConfig
 from archipel.client.identity import DeviceRecord
+from archipel.client.origins import Origins
 from archipel.client.owner_limits import OwnerLimits
 from archipel.client.pieces import PieceDownload
 from archipel.client.publisher_book import PublisherBook
@@ -43,9 +44,9 @@ class Prepared:
 
 
 def prepare(
-    plan: RoundPlan, record: DeviceRecord, cache: Cache, session: DeviceSession, limits: OwnerLimits
+    plan: RoundPlan, record: DeviceRecord, cache: Cache, origins: Origins, session: DeviceSession, limits: OwnerLimits
 ) -> Prepared:
-    """Fetch the plan's bundle and weights, if owner and publisher allow the plan.
+    """Fetch the plan's bundle and weights, if owner and publisher allow the plan, and see where the weights come from.
 
     Raises OwnerRefusalError, BundleError (not signed by a pinned publisher, damaged), PolicyError (also of a bundle
     that expired, was replaced or is for others), RuntimeProgramError, ClientError, RefusedError, UnreachableError.
@@ -61,6 +62,9 @@ def prepare(
     check_plan(plan, manifest.privacy, layout)
     for_weights = download.for_weights(manifest)
     parameters = cache.weights(plan.weights, for_weights, limit)
+    origins.check(
+        bundle, plan.weights, parameters, cache.kept, session, record, limits.config, use=plan.kind, task=plan.task_id
+    )
     broadcast = {} if plan.broadcast is None else cache.weights(plan.broadcast, for_weights, limit)
     cache.prune(keep=[name for name in (plan.bundle, plan.weights, plan.broadcast) if name is not None])
     return Prepared(bundle, layout, parameters, broadcast)

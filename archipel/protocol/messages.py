@@ -38,6 +38,8 @@ MAX_ROTATIONS = 8
 """How often a device may replace its key: every peer in a cohort checks the whole chain."""
 MAX_PIECES = 4096
 """Of one file."""
+MAX_ENTRIES = 256
+"""Of a weights log, in one answer."""
 MAX_MODELS = 16
 """Of one population, and so on one device."""
 MAX_REVOKED = 14_000
@@ -386,7 +388,8 @@ class Confirmation(Message, frozen=True, kw_only=True):
 
     `cohort` is the digest of U1 with the keys made for this session: a confirmation from an earlier attempt at the same
     round is worthless, even if the server sends one plan twice. `plan` is the digest of the plan, `complaints` that of
-    the list of complaints: of two members that were shown different lists at most one unmasks.
+    the list of complaints: of two members that were shown different lists at most one unmasks. So the confirmations of
+    a round prove to others which weights it began with.
     """
 
     round_id: RoundId
@@ -424,6 +427,58 @@ class Unmasking(Message, frozen=True, kw_only=True):
 
     self_seeds: Annotated[list[RevealedShare], Meta(max_length=MAX_COHORT)]
     mask_keys: Annotated[list[RevealedShare], Meta(max_length=MAX_COHORT)]
+
+
+# --- where weights come from ----------------------------------------------------------------------------------
+
+
+class WeightsStatement(Message, frozen=True, kw_only=True):
+    """Label "weights"; sealed by the server key: entry `number`, from 1, of the log of one bundle in one population.
+
+    `previous` is the SHA-256 of the body of the entry before, 64 zeros in the first one. `start` (of task `task_id`)
+    names the bundle's own weights, `rollback` weights that were logged before. `step` says that a round changed
+    `parent` into `weights`: `round_id`, the digest of its `plan`, that of the decoded `sum`, how many `devices` are in
+    it, and what the strategy's server half was given.
+    """
+
+    population: Name
+    bundle: Digest
+    number: Annotated[int, Meta(ge=1, le=2**53 - 1)]
+    previous: Digest
+    kind: Literal["start", "step", "rollback"]
+    weights: Digest
+    task_id: RoundId | None = None
+    parent: Digest | None = None
+    round_id: RoundId | None = None
+    plan: Digest | None = None
+    privacy: Literal["secure", "plain"] = "secure"
+    sum: Digest | None = None
+    devices: Annotated[int, Meta(ge=0, le=MAX_COHORT)] = 0
+    hyperparameters: Annotated[dict[Name, float], Meta(max_length=64)] = {}
+
+
+class WeightsLog(Message, frozen=True, kw_only=True):
+    """Entries of a log in their order, each a sealed WeightsStatement; `newest` is the number of the last there is."""
+
+    entries: Annotated[list[Sealed], Meta(max_length=MAX_ENTRIES)]
+    newest: Whole
+
+
+class Endorser(Message, frozen=True, kw_only=True):
+    """A device that signed the round's confirmation, with its chain as it was then."""
+
+    chain: Chain
+    signature: Annotated[bytes, Meta(min_length=64, max_length=64)]
+
+
+class Endorsement(Message, frozen=True, kw_only=True):
+    """What shows that a secure round took place: its sealed plan, its survivors (U3), the body of the Confirmation
+    that they signed, and their signatures."""
+
+    plan: Sealed
+    survivors: Survivors
+    confirmation: Annotated[bytes, Meta(max_length=1024)]
+    endorsers: Annotated[list[Endorser], Meta(max_length=MAX_COHORT)]
 
 
 class Receipt(Message, frozen=True, kw_only=True):

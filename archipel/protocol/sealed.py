@@ -40,7 +40,7 @@ def public_bytes(key: Ed25519PrivateKey | Ed25519PublicKey) -> bytes:
 
 def seal(label: str, statement: msgspec.Struct, key: Ed25519PrivateKey) -> Sealed:
     body = _ENCODER.encode(statement)
-    return Sealed(body=body, signature=key.sign(_signed(label, body)))
+    return Sealed(body=body, signature=key.sign(signed_bytes(label, body)))
 
 
 def unseal(label: str, sealed: Sealed, public_key: bytes, kind: type[T], *, limit: int = MAX_BODY_BYTES) -> T:
@@ -51,7 +51,7 @@ def unseal(label: str, sealed: Sealed, public_key: bytes, kind: type[T], *, limi
     if len(sealed.body) > limit:
         raise MessageError(f"{label}: body of {len(sealed.body)} bytes, the limit is {limit}")
     try:
-        Ed25519PublicKey.from_public_bytes(public_key).verify(sealed.signature, _signed(label, sealed.body))
+        Ed25519PublicKey.from_public_bytes(public_key).verify(sealed.signature, signed_bytes(label, sealed.body))
     except (InvalidSignature, ValueError):
         raise CertificateError(f"{label}: the signature does not verify with key {public_key.hex()[:16]}...") from None
     return decode(label, sealed.body, kind)
@@ -80,5 +80,6 @@ def encode(message: msgspec.Struct) -> bytes:
     return _ENCODER.encode(message)
 
 
-def _signed(label: str, body: bytes) -> bytes:
+def signed_bytes(label: str, body: bytes) -> bytes:
+    """What a signature is over."""
     return b"archipel/v1/" + label.encode() + b"\0" + body

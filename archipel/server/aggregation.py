@@ -32,6 +32,7 @@ from archipel.server.rounds import answered, read_plan, sharers
 from archipel.server.services import Services
 from archipel.server.steps import History, Step, keep_within, read_history
 from archipel.server.tasks import request_of
+from archipel.server.weights_log import endorsement, sum_digest
 
 WRONG_SHARES_SENT = "wrong unmasking shares"
 WRONG_SHARES_DEALT = "dealt wrong shares"
@@ -62,13 +63,16 @@ class Collected:
 
 @dataclass(frozen=True)
 class NewVersion:
-    """Blobs that are durably stored already. `strategy_state` is None where the strategy keeps none."""
+    """Blobs that are durably stored already. `strategy_state` is None where the strategy keeps none; `sum_digest` is of
+    the sum that it was made with, `evidence` the JSON of the messages.Endorsement of a secure round."""
 
     weights: str
     weights_size: int
     strategy_state: str | None
     strategy_state_size: int
     step: Step
+    sum_digest: str
+    evidence: bytes | None
 
 
 @dataclass(frozen=True)
@@ -209,6 +213,8 @@ def _update(services: Services, collected: Collected, decoded: DecodedSum) -> Ne
         if not np.isfinite(array).all():
             raise ServerError(f"the new value of parameter {name!r} is not finite; lower the learning rates")
     moved, state, step = keep_within((parameters, state), after, bound, collected.history)
+    with services.database.read() as session:
+        evidence = endorsement(session, collected.current)
     weights = write_weights(moved)
     state_bytes = write_weights(state) if state else b""
     return NewVersion(
@@ -217,4 +223,6 @@ def _update(services: Services, collected: Collected, decoded: DecodedSum) -> Ne
         strategy_state=services.blobs.put(state_bytes) if state_bytes else None,
         strategy_state_size=len(state_bytes),
         step=step,
+        sum_digest=sum_digest(decoded),
+        evidence=evidence,
     )

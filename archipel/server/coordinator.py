@@ -19,7 +19,7 @@ from sqlalchemy.orm import Session
 
 from archipel.bundle import decode_manifest
 from archipel.errors import ArchipelError, LeaseLostError, SpoiledRoundError
-from archipel.server import buffers, folding, opening, queries, reach, search
+from archipel.server import buffers, folding, opening, queries, reach, search, weights_log
 from archipel.server.aggregation import Outcome, aggregate
 from archipel.server.faults import note_fault, set_aside_faulty
 from archipel.server.lease import Lease
@@ -305,6 +305,8 @@ class Coordinator:
                     created=now,
                 )
             )
+            log = weights_log.Log(task.population, task.bundle, self._services.settings.private_key)
+            weights_log.step(session, log, current, task, version, outcome.cohort)
             current.weights_out = version.weights
             current.step_norm, current.state_norm = version.step.parameters, version.step.state
             current.step_scale = version.step.scale

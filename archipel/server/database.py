@@ -25,7 +25,8 @@ from archipel.errors import ApiError, ServerError
 T = TypeVar("T")
 
 MIGRATIONS = Path(__file__).parent / "migrations"
-SCHEMA = "0012"
+SCHEMA = "0013"
+SCHEMA = "0013"
 """Name of the newest migration."""
 BUSY_MILLISECONDS = 10_000
 _WRITE = "archipel_write"

@@ -336,6 +336,22 @@ class Version(Base):
     created: Mapped[float] = mapped_column(Float)
 
 
+class WeightsEntry(Base):
+    """One entry of a weights log; see archipel.server.weights_log. `statement` is the JSON of the sealed
+    messages.WeightsStatement, `hash` that of its body, `evidence` the JSON of a messages.Endorsement (null: none)."""
+
+    __tablename__ = "weights_log"
+    population: Mapped[str] = mapped_column(String(128), primary_key=True)
+    bundle: Mapped[str] = mapped_column(ForeignKey("bundles.digest"), primary_key=True)
+    number: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
+    kind: Mapped[str] = mapped_column(String(16))
+    weights: Mapped[str] = mapped_column(Digest)
+    hash: Mapped[str] = mapped_column(Digest)
+    statement: Mapped[bytes] = mapped_column(LargeBinary)
+    evidence: Mapped[bytes | None] = mapped_column(LargeBinary)
+    __table_args__ = (Index(None, "population", "bundle", "weights"),)
+
+
 class AuditRow(Base):
     """One entry of the audit log; see archipel.server.audit. The database refuses UPDATE and DELETE."""
 

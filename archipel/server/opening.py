@@ -15,7 +15,7 @@ from archipel.bundle import Manifest, decode_manifest, write_weights
 from archipel.errors import ServerError
 from archipel.protocol.policy import check_validity, plan_digest
 from archipel.protocol.sealed import encode, seal
-from archipel.server import reach
+from archipel.server import reach, weights_log
 from archipel.server.models import Blob, BundleRow, Round, Task, Version
 from archipel.server.resources import TaskRequest
 from archipel.server.revocation_lists import revocations_of
@@ -24,6 +24,7 @@ from archipel.server.services import Services
 from archipel.server.targeting import Target
 from archipel.server.task_checks import make_plan, update_size
 from archipel.server.tasks import request_of
+from archipel.server.weights_log import Log
 
 Write = Callable[[], AbstractContextManager[Session]]
 """A writing transaction that only commits while the lease is this coordinator's."""
@@ -110,6 +111,8 @@ def make_first_version(services: Services, write: Write, task: Task) -> None:
         if state_digest is not None:
             session.merge(Blob(digest=state_digest, kind="state", size=len(state_bytes), created=now))
         if request.kind == "training":
+            log = Log(task.population, task.bundle, services.settings.private_key)
+            weights_log.start(session, log, task_id=task.task_id, weights=digest)
             session.add(
                 Version(
                     task_id=task.task_id,

@@ -6,7 +6,19 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from archipel.protocol.messages import MAX_COHORT, DeviceId, Digest, Key, Kind, Message, Metrics, Name, Phase, RoundId
+from archipel.protocol.messages import (
+    MAX_COHORT,
+    DeviceId,
+    Digest,
+    Key,
+    Kind,
+    Message,
+    Metrics,
+    Name,
+    Phase,
+    RoundId,
+    Whole,
+)
 from archipel.server.eligibility import MAX_CHARACTERS
 
 Count = Annotated[int, Meta(ge=1, le=MAX_COHORT)]
@@ -36,6 +48,12 @@ class PageQuery(Message, frozen=True, kw_only=True):
 
     limit: Annotated[int, Meta(ge=1, le=MAX_PAGE)] = 50
     after: RoundId | None = None
+
+
+class EntryQuery(Message, frozen=True, kw_only=True):
+    """Entries that follow number `after`; from the first one with 0."""
+
+    after: Whole = 0
 
 
 class Health(Message, frozen=True, kw_only=True):

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from archipel.server import weights_log
 from archipel.server.registry_tables import Rollout
 from archipel.server.rollouts import Move, advance, next_step
 from archipel.server.services import Services
@@ -27,6 +28,9 @@ def step_rollouts(services: Services, write: Callable[[], AbstractContextManager
     for rollout_id in due:
         with write() as session:
             done = advance(session, rollout_id, now=now, max_update_bytes=most)
+            if done is not None and done.state == "rolled_back":
+                rollout = session.get_one(Rollout, rollout_id)
+                weights_log.go_back(session, services.settings.private_key, rollout.model, rollout.baseline)
         if done is not None:
             happened = True
             said = f" ({done.reason})" if done.reason else ""

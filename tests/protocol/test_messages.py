@@ -36,6 +36,11 @@ def examples(make_round, fixed, signing_key) -> dict[type, msgspec.Struct]:
     chain, name = round_.chains[0], round_.ids[0]
     proof = seal("enrol", messages.EnrolmentProof(server_key=fixed("server")), round_.keys[0])
     rotation = rotation_request(chain, round_.keys[0], signing_key("next"), fixed("server"))
+    statement = messages.WeightsStatement(
+        population="pupils", bundle="0" * 64, number=1, previous="0" * 64, kind="step", weights="1" * 64,
+        task_id="2" * 32, parent="3" * 64, round_id="4" * 32, plan="5" * 64, privacy="plain", sum="6" * 64, devices=3,
+        hyperparameters={"server_lr": 0.5},
+    )  # fmt: skip
     instances: list[msgspec.Struct] = [
         decode("token", chain.token.body, messages.TokenCertificate),
         decode("identity", chain.identity.body, messages.IdentityCertificate),
@@ -82,6 +87,15 @@ def examples(make_round, fixed, signing_key) -> dict[type, msgspec.Struct]:
         messages.Piece(offset=8, length=4, sha256="a" * 64),
         messages.Pieces(size=12, pieces=[messages.Piece(offset=8, length=4, sha256="a" * 64)]),
         messages.Revocations(population="pupils", epoch=2, devices=["a" * 32], tokens=["b" * 32]),
+        statement,
+        messages.WeightsLog(entries=[seal("weights", statement, signing_key("server"))], newest=1),
+        messages.Endorser(chain=chain, signature=confirmations.confirmations[0].confirmation.signature),
+        messages.Endorsement(
+            plan=round_.sealed_plan,
+            survivors=round_.survivors,
+            confirmation=confirmations.confirmations[0].confirmation.body,
+            endorsers=[messages.Endorser(chain=chain, signature=confirmations.confirmations[0].confirmation.signature)],
+        ),
         messages.Problem(type="conflict", message="too early", request_id="1"),
         EnrolmentToken(
             server="http://localhost", server_key=fixed("server"), enrolment_key=fixed("enrolment"),

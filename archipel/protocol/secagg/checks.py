@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Collection, Sequence
 from itertools import pairwise
 
-from archipel.errors import ConsistencyError, SecureAggregationError, ShareError
+from archipel.errors import ConsistencyError, MessageError, SecureAggregationError, ShareError
 from archipel.protocol.messages import Advertisement, Confirmation, RevealedShare, Shares, Survivors, Unmasking
 from archipel.protocol.sealed import MAX_STATEMENT_BYTES, Sealed, encode, unseal
 from archipel.protocol.secagg import keys
@@ -76,6 +76,9 @@ def check_confirmation(sealed: Sealed, device_key: bytes, expected: Confirmation
         _require_same(name, confirmation, expected, SecureAggregationError, "it is for another session")
     for name in ("complaints", "survivors"):
         _require_same(name, confirmation, expected, ConsistencyError, f"participants were told different {name}")
+    if sealed.body != encode(expected):
+        # All confirmations of a round are the same bytes, so that one copy and the signatures prove it to others.
+        raise MessageError("confirmation: expected canonical JSON: keys sorted, no blanks")
     return confirmation
 
 

@@ -20,6 +20,7 @@ from archipel.server.api import (
     sessions,
     tasks,
     updates,
+    weights_log,
 )
 from archipel.server.routes import Route
 
@@ -33,6 +34,7 @@ RESOURCES: dict[str, tuple[Route, ...]] = {
     "sessions": sessions.ROUTES,
     "check_ins": check_ins.ROUTES,
     "bundles": bundles.ROUTES,
+    "weights_log": weights_log.ROUTES,
     "rounds": rounds.ROUTES,
     "updates": updates.ROUTES,
     "tasks": tasks.ROUTES,

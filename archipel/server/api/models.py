@@ -9,7 +9,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from archipel.protocol.messages import MAX_MODELS
-from archipel.server import audit, registry, rollouts
+from archipel.server import audit, registry, rollouts, weights_log
 from archipel.server.idempotency import Keyed, keyed
 from archipel.server.paging import page_by
 from archipel.server.problems import refuse
@@ -112,6 +112,8 @@ def promote_version(call: Call[PromotionRequest], name: str) -> ModelInfo:
             if version.rejected is not None:
                 raise refuse(409, f"version {version.number} is rejected: {version.reason}; restore it first")
             if version.number != model.promoted:
+                if version.number < (model.promoted or 0):
+                    weights_log.go_back(session, call.services.settings.private_key, name, version.number)
                 registry.set_promoted(
                     session, model, version.number, below=model.promotion, how="promote", now=now,
                     actor=call.identity.actor, request_id=key.id, request_digest=key.digest,
@@ -136,6 +138,7 @@ def roll_back_model(call: Call[None], name: str) -> ModelInfo:
                     session, model, live.baseline, below=below, how="rollback", now=now, actor=actor,
                     rollout_id=live.rollout_id, **request,
                 )  # fmt: skip
+            weights_log.go_back(session, call.services.settings.private_key, model.name, model.promoted)
         return _info(session, model)
 
 

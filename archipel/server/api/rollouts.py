@@ -10,7 +10,7 @@ import msgspec
 from sqlalchemy.orm import Session
 
 from archipel.errors import ArchipelError
-from archipel.server import audit, rollouts
+from archipel.server import audit, rollouts, weights_log
 from archipel.server.auth import Identity
 from archipel.server.idempotency import keyed
 from archipel.server.paging import page
@@ -59,6 +59,8 @@ def create_rollout(call: Call[RolloutRequest]) -> tuple[RolloutInfo, int]:
             created=now,
         )
         rollouts.begin(session, made, now)
+        if version.number < promoted.number:
+            weights_log.go_back(session, call.services.settings.private_key, model.name, version.number)
         audit.append(
             session, now, call.identity.actor, "rollout.create", made.rollout_id,
             version=f"{model.name}/{version.number}", percent=made.percent,
@@ -98,6 +100,7 @@ def abort_rollout(call: Call[None], rollout_id: str) -> RolloutInfo:
         rollout = _rollout(session, call.identity, rollout_id, lock=True)
         if rollout.ended is None:
             rollouts.roll_back(session, rollout, "aborted by the operator", now=now, actor=actor)
+            weights_log.go_back(session, call.services.settings.private_key, rollout.model, rollout.baseline)
         return _info(session, rollout)
 
 

@@ -31,6 +31,7 @@ from archipel.server.smallest_answer import check_enough, hides, told
 from archipel.server.task_checks import check_task
 from archipel.server.tasks import audited, request_of
 from archipel.server.waiting import waiting_for
+from archipel.server.weights_log import is_logged
 
 
 def create_task(call: Call[TaskRequest]) -> TaskInfo | tuple[TaskInfo, int]:
@@ -42,8 +43,12 @@ def create_task(call: Call[TaskRequest]) -> TaskInfo | tuple[TaskInfo, int]:
     with services.database.read() as session:
         bundle = reach.find_bundle(session, call.identity, call.body.bundle)
         weights = call.body.weights
-        if weights is not None and reach.find_weights(session, call.identity, weights) is None:
-            raise refuse(422, f"no weights {weights}; name those of a version")
+        if weights is not None and not is_logged(session, call.body.population, call.body.bundle, weights):
+            raise refuse(
+                422,
+                f"no weights {weights} in the log of this bundle and population; name those of a version that a "
+                "training of this bundle made, or none for the bundle's own",
+            )
         _check_devices_of(session, call.body)
     if bundle is None:
         raise refuse(422, f"no bundle {call.body.bundle}; upload it first")

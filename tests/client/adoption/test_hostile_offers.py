@@ -113,14 +113,35 @@ def test_what_is_not_there_and_what_does_not_fit(registry: Any, offer: Offer, an
             ({"weights": "0" * 64}, "404"),
             ({"bundle": weights}, "404"),
             ({"weights": offer.bundle}, "404"),
-            # Of another model: it cannot be predicted with.
-            ({"bundle": foreign.digest, "weights": weights}, "no predict program"),
+            # Trained from another bundle.
+            ({"bundle": foreign.digest, "weights": weights}, "not in the server's log"),
         )
     ):
         answer([sign(registry, msgspec.structs.replace(offer, version=10 + number, **changes))])
         assert agent.run_once().kind == "waiting"
         assert said in registry.told(agent, "kept")[-1]["reason"]
         assert agent.models == {MODEL: runs}
+
+
+def test_older_weights_come_back_only_with_an_entry_in_the_log(registry: Any, answer: Any) -> None:
+    agent = registry.device()
+    agent.run_once()
+    helpers = [registry.federation.agent(number, allow_plain=True) for number in (1, 2)]
+    older = registry.add_trained(helpers)
+    for number in (2, 3, 4):  # the slots hold the last two
+        agent.run_once()
+        assert agent.models == {MODEL: number}
+        if number < 4:
+            registry.add_trained(helpers)
+    again = Offer(population="pupils", model=MODEL, version=2, bundle=older.bundle, weights=older.weights, serial=2**50)
+    answer([sign(registry, again)])
+    agent.run_once()
+    assert agent.models == {MODEL: 4}
+    assert "no later entry goes back to it" in registry.told(agent, "kept")[-1]["reason"]
+    registry.federation.operator.promote(MODEL, 2)
+    answer([sign(registry, msgspec.structs.replace(again, serial=2**51))])
+    agent.run_once()
+    assert agent.models == {MODEL: 2}
 
 
 def test_several_offers_of_one_model_and_more_models_than_there_may_be(

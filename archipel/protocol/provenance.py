@@ -1,0 +1,269 @@
+"""Where weights come from: the log in which a server accounts for every change of a bundle's weights.
+
+A bundle's weights begin as the publisher signed them. Each training round is one entry of the log, signed by the server
+and holding the hash of the entry before, so that a server cannot show one device two pasts. The entry of a secure round
+is endorsed: at least `threshold` devices have signed that they were in that round, so that the server cannot invent
+steps without rounds. And no step is larger than honest devices can make it: the strategy states a bound, from the
+signed manifest alone, and a device compares weights with others that it had against the bounds of the steps between.
+
+A server may still lie about a round's sum, within the bound.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Mapping
+from typing import Annotated
+
+import msgspec
+import numpy as np
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from msgspec import Meta
+
+from archipel.bundle import Manifest
+from archipel.errors import CertificateError, ProvenanceError
+from archipel.protocol.identity import verify_chain
+from archipel.protocol.messages import (
+    Confirmation,
+    Digest,
+    Endorsement,
+    Name,
+    RoundId,
+    RoundPlan,
+    WeightsStatement,
+    Whole,
+)
+from archipel.protocol.policy import check_plan, plan_digest
+from archipel.protocol.sealed import Sealed, decode, signed_bytes, unseal
+from archipel.protocol.secagg.checks import survivors_digest
+from archipel.protocol.uploads import upload_layout
+
+FIRST = "0" * 64
+"""What the first entry has for the hash of the one before."""
+MAX_NODES = 1024
+MAX_ENTRY_BYTES = 1 << 14
+
+Bound = Callable[[WeightsStatement], float]
+"""How far a step can be, as an L2 norm over all parameters, by the strategy's own account. Raises ArchipelError."""
+
+
+class Node(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One entry that was checked. `parent` is the number of the entry that it changed, 0 for a start; `bound` how far
+    its weights can be from the bundle's. `plain`: a step on the way was no secure round. `again`: the newest entry that
+    goes back to it, else its own number."""
+
+    number: Whole
+    weights: Digest
+    task: RoundId
+    parent: Whole
+    bound: Annotated[float, Meta(ge=0)]
+    plain: bool
+    again: Whole
+    round: RoundId | None = None
+
+
+class History(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a device knows of one log: the hash of entry `number`, and the newest entries, oldest first."""
+
+    population: Name
+    bundle: Digest
+    number: Whole = 0
+    head: Digest = FIRST
+    nodes: Annotated[tuple[Node, ...], Meta(max_length=MAX_NODES)] = ()
+
+
+class LogReader:
+    """Reads on in a log from where `history` ends. `own` is the digest of the bundle's own weights."""
+
+    def __init__(self, history: History, own: str, server_key: bytes, bound: Bound) -> None:
+        self._population, self._bundle = history.population, history.bundle
+        self.number, self._head = history.number, history.head
+        self._own = own
+        self._server_key = server_key
+        self._bound = bound
+        self._nodes = {node.number: node for node in history.nodes}
+        self._rounds = {node.round for node in history.nodes if node.round is not None}
+        self._newest: dict[tuple[str, str], int] = {}
+        for node in history.nodes:
+            self._name(node)
+
+    @property
+    def history(self) -> History:
+        """What is kept of it: the newest MAX_NODES entries."""
+        return History(
+            population=self._population,
+            bundle=self._bundle,
+            number=self.number,
+            head=self._head,
+            nodes=tuple(self._nodes.values())[-MAX_NODES:],
+        )
+
+    def add(self, sealed: Sealed) -> WeightsStatement:
+        """The next entry, once it is checked.
+
+        Raises ProvenanceError unless it follows the last one and its weights follow from logged ones, CertificateError
+        or MessageError where it is none.
+        """
+        entry = unseal("weights", sealed, self._server_key, WeightsStatement, limit=MAX_ENTRY_BYTES)
+        where = f"weights log of bundle {self._bundle[:16]}..., entry {self.number + 1}"
+        expected = (self._population, self._bundle, self.number + 1, self._head)
+        if (entry.population, entry.bundle, entry.number, entry.previous) != expected:
+            raise ProvenanceError(
+                f"{where}: what the server sent does not follow the entries that this device has seen; it has changed "
+                "its log, or lost a part of it. The publisher can begin anew with a new bundle"
+            )
+        if entry.kind == "start":
+            if entry.weights != self._own or entry.task_id is None:
+                raise ProvenanceError(f"{where}: a training starts with the bundle's own weights, this one with others")
+            self._keep(entry, parent=0, bound=0.0, plain=False)
+        elif entry.kind == "rollback":
+            node = self.find(entry.weights)
+            self._nodes[node.number] = msgspec.structs.replace(node, again=entry.number)
+        else:
+            self._step(entry, where)
+        self.number, self._head = entry.number, entry_hash(sealed)
+        return entry
+
+    def find(self, weights: str, task: str = "") -> Node:
+        """The newest entry with these weights, of one task or of any. Raises ProvenanceError."""
+        node = self.newest(weights, task)
+        if node is None:
+            raise ProvenanceError(
+                f"weights {weights[:16]}...: not in the server's log of bundle {self._bundle[:16]}..., of which this "
+                f"device knows {self.number} entries; the server cannot say where they come from"
+            )
+        return node
+
+    def newest(self, weights: str, task: str = "") -> Node | None:
+        """As `find`; None where there is none, or not among the entries that are kept."""
+        number = self._newest.get((weights, task))
+        return None if number is None else self._nodes[number]
+
+    def bound_between(self, one: Node, other: Node) -> float:
+        """How far apart the weights of two entries can be."""
+        common = max(self._path(one) & self._path(other), default=None)
+        # Without one that is still known: both come from the bundle's own weights.
+        shared = 0.0 if common is None else self._nodes[common].bound
+        return one.bound + other.bound - 2 * shared
+
+    def _step(self, entry: WeightsStatement, where: str) -> None:
+        if entry.parent is None or entry.round_id is None or entry.task_id is None or entry.plan is None:
+            raise ProvenanceError(f"{where}: a step names its task, round, plan and parent")
+        if entry.round_id in self._rounds:
+            raise ProvenanceError(f"{where}: round {entry.round_id} has made a step already")
+        parent = self.find(entry.parent, entry.task_id)
+        moved = self._bound(entry)
+        if not 0 <= moved < math.inf:
+            raise ProvenanceError(f"{where}: its step has no bound")
+        self._rounds.add(entry.round_id)
+        plain = parent.plain or entry.privacy != "secure"
+        self._keep(entry, parent=parent.number, bound=parent.bound + moved, plain=plain)
+
+    def _keep(self, entry: WeightsStatement, *, parent: int, bound: float, plain: bool) -> None:
+        node = Node(
+            number=entry.number,
+            weights=entry.weights,
+            task=entry.task_id or "",
+            parent=parent,
+            bound=bound,
+            plain=plain,
+            again=entry.number,
+            round=entry.round_id,
+        )
+        self._nodes[node.number] = node
+        self._name(node)
+
+    def _name(self, node: Node) -> None:
+        self._newest[node.weights, node.task] = self._newest[node.weights, ""] = node.number
+
+    def _path(self, node: Node) -> set[int]:
+        path = {node.number}
+        while node.parent in self._nodes:
+            node = self._nodes[node.parent]
+            path.add(node.number)
+        return path
+
+
+def entry_hash(sealed: Sealed) -> str:
+    """SHA-256 (hex) of the entry's body: what the next entry holds."""
+    return hashlib.sha256(sealed.body).hexdigest()
+
+
+def check_endorsement(
+    entry: WeightsStatement,
+    evidence: Endorsement,
+    manifest: Manifest,
+    log: LogReader,
+    *,
+    server_key: bytes,
+    enrolment_key: bytes,
+) -> None:
+    """Whether a secure round of this bundle, within its privacy policy, with at least `threshold` devices that signed
+    for it, began with the weights that `entry` has changed. Raises the ProtocolError that says what is missing."""
+    where = f"weights log, entry {entry.number}, round {entry.round_id}"
+    if plan_digest(evidence.plan) != entry.plan:
+        raise ProvenanceError(f"{where}: the server shows another plan than the entry names")
+    plan = unseal("plan", evidence.plan, server_key, RoundPlan)
+    if (plan.round_id, plan.task_id, plan.bundle) != (entry.round_id, entry.task_id, entry.bundle):
+        raise ProvenanceError(f"{where}: its plan is of another round, task or bundle")
+    if plan.kind != "training" or plan.privacy != "secure":
+        raise ProvenanceError(f"{where}: its plan is of a {plan.privacy} {plan.kind} round, not of a secure training")
+    # An asynchronous round's sum is added to the newest version, which may be later than the one that it began with.
+    if plan.weights != entry.parent and plan.staleness_exponent is None:
+        raise ProvenanceError(f"{where}: its plan began with other weights than the entry's parent")
+    log.find(plan.weights, plan.task_id)
+    check_plan(plan, manifest.privacy, upload_layout(manifest, plan.kind, plan.program))
+    survivors = set(evidence.survivors.devices)
+    if len(survivors) != entry.devices or len(survivors) < max(plan.threshold, plan.min_cohort):
+        raise ProvenanceError(
+            f"{where}: {len(survivors)} survivors; the entry names {entry.devices}, the plan needs "
+            f"{max(plan.threshold, plan.min_cohort)}"
+        )
+    confirmed = decode("confirmation", evidence.confirmation, Confirmation)
+    told = (plan.round_id, entry.plan, survivors_digest(evidence.survivors))
+    if (confirmed.round_id, confirmed.plan, confirmed.survivors) != told:
+        raise ProvenanceError(f"{where}: what the devices signed is of another round, plan or survivor set")
+    signed = signed_bytes("confirmation", evidence.confirmation)
+    counted: set[str] = set()
+    for each in evidence.endorsers:
+        device = verify_chain(each.chain, enrolment_key, population=entry.population)
+        if device.device_id not in survivors:
+            raise ProvenanceError(f"{where}: {device.device_id}, which signed, is not one of the survivors")
+        try:
+            Ed25519PublicKey.from_public_bytes(device.device_key).verify(each.signature, signed)
+        except (InvalidSignature, ValueError):
+            raise CertificateError(f"{where}: the confirmation of {device.device_id} does not verify") from None
+        counted.add(device.device_id)
+    if len(counted) < plan.threshold:
+        raise ProvenanceError(
+            f"{where}: {len(counted)} devices signed that they were in it, the threshold is {plan.threshold}"
+        )
+
+
+def check_distance(
+    what: str, weights: Mapping[str, np.ndarray], others: Mapping[str, np.ndarray], bound: float, steps: int
+) -> None:
+    """Whether two sets of the same tensors are at most `bound` apart, as an L2 norm over all of them, and what `steps`
+    additions in float32 can round. Raises ProvenanceError."""
+    if weights.keys() != others.keys():
+        raise ProvenanceError(f"{what}: its tensors are {sorted(weights)[:3]}..., expected {sorted(others)[:3]}...")
+    far = size = 0.0
+    for name, array in weights.items():
+        other = others[name]
+        if array.shape != other.shape or array.dtype != other.dtype:
+            raise ProvenanceError(
+                f"{what}: tensor {name!r} is {array.dtype}{list(array.shape)}, "
+                f"expected {other.dtype}{list(other.shape)}"
+            )
+        one, two = array.astype(np.float64).ravel(), other.astype(np.float64).ravel()
+        far += float(np.sum((one - two) ** 2))
+        size += float(max(np.dot(one, one), np.dot(two, two)))
+    # Half a unit in the last place of each element and step, and the same again for what is in between.
+    allowed = bound + steps * 2.0**-23 * (math.sqrt(size) + bound)
+    if not math.isfinite(size) or math.sqrt(far) > allowed:
+        raise ProvenanceError(
+            f"{what}: {math.sqrt(far):.4g} away from weights that this device knows, where {steps} rounds can move "
+            f"them by {allowed:.4g} at most; these are not the weights that the server says they are"
+        )

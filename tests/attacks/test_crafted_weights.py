@@ -1,0 +1,153 @@
+"""An active server sends weights that it made itself, so that one secure sum tells single examples.
+
+In a layer whose weights and biases are chosen well a neuron answers to one example of the whole cohort, and its
+gradient is that example ("trap weights"). The server needs weights that no training would give. Devices take only the
+weights of the signed bundle, or those that rounds which took place can have made of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from sqlalchemy import delete, select
+
+from archipel.bundle import write_weights
+from archipel.protocol.messages import Endorsement, WeightsStatement
+from archipel.protocol.provenance import entry_hash
+from archipel.protocol.sealed import Sealed, decode, encode, seal
+from archipel.server.models import Blob, Task, WeightsEntry
+from tests.client.conftest import federation as federation
+from tests.client.conftest import server_host as server_host
+
+TRAP = np.array([300.0, -300.0, 300.0], np.float32)
+
+
+def store(services: Any, session: Any, weights: np.ndarray) -> str:
+    digest = services.blobs.put(write_weights({"w": weights}))
+    session.merge(Blob(digest=digest, kind="weights", size=100, created=0.0))
+    return str(digest)
+
+
+def entries(session: Any) -> list[WeightsEntry]:
+    return list(session.scalars(select(WeightsEntry).order_by(WeightsEntry.number)))
+
+
+def rewrite(services: Any, session: Any, row: WeightsEntry, **changes: Any) -> None:
+    """Sign entry `row` anew with these fields changed, as the server's owner can."""
+    import msgspec
+
+    statement = decode("weights", decode("weights", row.statement, Sealed).body, WeightsStatement)
+    sealed = seal("weights", msgspec.structs.replace(statement, **changes), services.settings.private_key)
+    row.statement, row.hash = encode(sealed), entry_hash(sealed)
+    row.weights = changes.get("weights", row.weights)
+    session.flush()
+
+
+def only_the_model(services: Any, session: Any, task: Task) -> None:
+    """The next plan names the trap; the log says nothing of it."""
+    task.model = store(services, session, TRAP)
+
+
+def a_step_without_a_round(services: Any, session: Any, task: Task) -> None:
+    """A further entry, signed by the server, of a round that never was."""
+    last = entries(session)[-1]
+    copy = WeightsEntry(
+        population=last.population, bundle=last.bundle, number=last.number + 1, kind="step", weights="", hash="",
+        statement=last.statement, evidence=last.evidence,
+    )  # fmt: skip
+    digest = store(services, session, TRAP)
+    rewrite(
+        services, session, copy, number=last.number + 1, previous=last.hash, parent=last.weights, weights=digest,
+        round_id="f" * 32,
+    )  # fmt: skip
+    session.add(copy)
+    task.model = digest
+
+
+def another_step_of_the_round(services: Any, session: Any, task: Task) -> None:
+    """The round that was makes a second step, from the same parent."""
+    last = entries(session)[-1]
+    copy = WeightsEntry(
+        population=last.population, bundle=last.bundle, number=last.number + 1, kind="step", weights="", hash="",
+        statement=last.statement, evidence=last.evidence,
+    )  # fmt: skip
+    digest = store(services, session, TRAP)
+    rewrite(services, session, copy, number=last.number + 1, previous=last.hash, weights=digest)
+    session.add(copy)
+    task.model = digest
+
+
+def a_lie_about_the_step(services: Any, session: Any, task: Task) -> None:
+    """The round that was, with its genuine evidence, is said to have led to the trap."""
+    digest = store(services, session, TRAP)
+    rewrite(services, session, entries(session)[-1], weights=digest)
+    task.model = digest
+
+
+def a_start_elsewhere(services: Any, session: Any, task: Task) -> None:
+    """The training is said to have begun with the trap."""
+    digest = store(services, session, TRAP)
+    first, *others = entries(session)
+    for row in others:
+        session.execute(delete(WeightsEntry).where(WeightsEntry.number == row.number))
+    rewrite(services, session, first, weights=digest)
+    task.model = digest
+
+
+def too_few_signatures(services: Any, session: Any, task: Task) -> None:
+    """The evidence lacks one signature of those that the threshold asks for."""
+    import msgspec
+
+    last = entries(session)[-1]
+    found = decode("endorsement", last.evidence or b"", Endorsement)
+    last.evidence = encode(msgspec.structs.replace(found, endorsers=found.endorsers[:-1]))
+
+
+def forgotten_entries(services: Any, session: Any, task: Task) -> None:
+    """The log ends before what a device has seen, and goes on with the trap from the start."""
+    digest = store(services, session, TRAP)
+    for row in entries(session)[1:]:
+        session.execute(delete(WeightsEntry).where(WeightsEntry.number == row.number))
+    task.model = digest
+
+
+ATTACKS: dict[Callable[[Any, Any, Task], None], str] = {
+    only_the_model: "not in the server's log",
+    a_step_without_a_round: "another round",
+    another_step_of_the_round: "has made a step already",
+    a_lie_about_the_step: "away from weights that this device knows",
+    a_start_elsewhere: "the server has lost a part of it",
+    too_few_signatures: "the threshold is 3",
+    forgotten_entries: "the server has lost a part of it",
+}
+
+
+@pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.__name__)
+def test_devices_refuse_weights_that_no_round_has_made(federation: Any, attack: Any) -> None:
+    agents = [federation.agent(number) for number in range(4)]
+    task = federation.task(rounds=4)
+    services = federation.server._services
+
+    def two_rounds() -> bool:
+        found = federation.operator.task(task.task_id)
+        if found.state == "running" and any(each.number == 2 for each in federation.rounds(task)):
+            federation.operator.pause(task.task_id)  # it finishes its round, and opens no other
+        return found.rounds_committed >= 2
+
+    federation.run(agents, two_rounds)
+    with services.database.write() as session:
+        attack(services, session, session.get_one(Task, task.task_id))
+    federation.events.clear()
+    federation.operator.resume(task.task_id)
+    reason = ATTACKS[attack]
+
+    def refusals() -> set[str]:
+        return {e.device_id for e in list(federation.events) if e.name == "refused" and reason in str(e.detail)}
+
+    everybody = {agent.device_id for agent in agents}
+    federation.run(agents, lambda: refusals() == everybody, timeout=20)
+    assert "trained" not in {event.name for event in federation.events}
+    federation.operator.cancel(task.task_id)
