@@ -8,7 +8,7 @@ Nothing here is taken from the route table: whoever adds a route or changes a ri
     elsewhere  a token of a role that may call it, that is bound to another population, with
                what belongs to this one: `yes` where nothing belongs to a population, `none` where the answer is a
                list that leaves out what is of this population, `-` where it is refused (403), `hidden` where it is
-               answered as if it were not there (404)
+               answered as if it were not there (404; 422 where the body names it)
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ POST /v1/models/<name:name>/promote                                 -      -    
 POST /v1/models/<name:name>/rollback                                -      -      yes    -      -      yes    hidden
 GET  /v1/models/<name:name>/promotions                              -      -      yes    yes    yes    yes    hidden
 
-POST /v1/rollouts                                                   -      -      yes    -      -      yes    -
+POST /v1/rollouts                                                   -      -      yes    -      -      yes    hidden
 GET  /v1/rollouts                                                   -      -      yes    yes    yes    yes    none
 GET  /v1/rollouts/<id:rollout_id>                                   -      -      yes    yes    yes    yes    hidden
 POST /v1/rollouts/<id:rollout_id>/pause                             -      -      yes    -      -      yes    hidden
