@@ -60,7 +60,7 @@ GET  /v1/enrolment-tokens/revoked                                   -      -    
 GET  /v1/populations                                                -      -      yes    yes    yes    yes    none
 GET  /v1/populations/<name:name>                                    -      -      yes    yes    yes    yes    -
 GET  /v1/populations/<name:name>/weights-log/<digest:digest>        -      yes    yes    yes    yes    yes    -
-GET  /v1/populations/<name:name>/weights-log/<digest:digest>/<number:number>/endorsement -      yes    yes    yes    yes    yes    -
+GET /v1/populations/<name:name>/weights-log/<digest:digest>/<number:number>/endorsement - yes yes yes yes yes -
 
 POST /v1/tasks                                                      -      -      yes    yes    -      yes    -
 GET  /v1/tasks                                                      -      -      yes    yes    yes    yes    none
