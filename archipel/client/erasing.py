@@ -17,7 +17,7 @@ from archipel.lite_runtime.durable import sweep, sync_folder, write_durably
 MARK = "erasing"
 EXAMPLES = "examples"
 # The agent's own, and nothing else: the folder may be anybody's.
-_FOLDERS = (EXAMPLES, "state", "rounds", "models", "cache")
+_FOLDERS = (EXAMPLES, "state", "rounds", "models", "cache", "origins")
 _FILES = ("device.json", "paused", "adoption.json")
 
 

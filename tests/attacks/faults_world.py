@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from archipel.protocol.messages import Shares
+from archipel.protocol.messages import Complaints
 from archipel.protocol.vector import pack
 from tests.server.conftest import (  # noqa: F401  (fixtures)
     ANSWERED,
@@ -27,7 +27,7 @@ Misbehaves = Callable[[Any, str], bool]
 
 def upload_noise(device: Any) -> None:
     """Random numbers of the right size in place of the masked update; with everything else it does what it should."""
-    device.participant.mask(device.vector, device.ask("GET", f"{device.round}/shares", Shares))
+    device.participant.mask(device.vector, device.ask("GET", f"{device.round}/complaints", Complaints))
     numbers = np.frombuffer(secrets.token_bytes(4 * LENGTH), np.uint32)
     modulus = np.uint32(2**device.plan.modulus_bits - 1)
     device.upload(pack(numbers & modulus, device.plan.modulus_bits))

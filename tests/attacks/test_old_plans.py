@@ -121,7 +121,7 @@ def test_what_is_forgotten_is_bounded_and_refused(tmp_path: Path, monkeypatch: p
     assert not book.why_old(plan(1, task=99, not_after=1016))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(data=st.one_of(st.binary(max_size=64), st.text(max_size=64).map(str.encode)), cut=st.integers(0, 100))
 def test_a_damaged_file_is_said_to_be_damaged(tmp_path_factory: pytest.TempPathFactory, data: bytes, cut: int) -> None:
     path = tmp_path_factory.mktemp("book") / "plans"

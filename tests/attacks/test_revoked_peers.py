@@ -139,7 +139,7 @@ def test_a_real_server_tells_devices_whom_an_operator_revoked(federation: Federa
         assert book._read(stored) == listed(1, agents[3].device_id)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(data=st.one_of(st.binary(max_size=80), st.text(max_size=80).map(str.encode)), cut=st.integers(0, 400))
 def test_any_bytes_in_place_of_a_list(tmp_path_factory: pytest.TempPathFactory, data: bytes, cut: int) -> None:
     whole = encode(seal("revocations", listed(1, "1" * 32), SERVER))

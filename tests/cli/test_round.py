@@ -11,7 +11,7 @@ import pytest
 from werkzeug.serving import make_server
 
 from archipel.protocol.messages import LeaveRequest
-from archipel.protocol.uploads import metric_arrays
+from archipel.protocol.uploads import contribution, metric_arrays
 from tests.attacks.faults_world import noise_from, play_round
 from tests.server.conftest import *  # noqa: F403  (fixtures)
 
@@ -61,7 +61,7 @@ def test_an_evaluation_and_an_analysis_are_shown(archipel: Command, reached: Any
     task = world.create_task(kind="analytics", **plain)
     world.start_round(devices)
     for device in devices:
-        device.updating(**{"light/sum": 8.0, "light/count": 4.0, "hours/histogram": [0, 3, 1, 0]})
+        device.updating(**{"light/sum": 8.0, "light/count": 4.0, "hours/histogram": [0, 3, 1, 0], **contribution(4)})
     world.settle()
     [listed] = json.loads(archipel("round", "list", task["task_id"], "--json")[0])
     shown = archipel("round", "show", listed["round_id"])[0]

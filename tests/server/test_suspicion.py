@@ -7,7 +7,7 @@ from collections import Counter
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as some
 
 from archipel.server.suspicion import ALTERNATIVES, NEAR, Score, accused, bet, draw, suspects
@@ -39,7 +39,6 @@ def test_what_one_round_says_by_hand() -> None:
 
 
 @given(chance=CHANCES, spoiled=some.booleans())
-@settings(deadline=None)
 def test_on_average_an_honest_device_wins_nothing(chance: float, spoiled: bool) -> None:
     """Whatever came of the round: whether an honest device was in it is the dice's doing alone."""
     there, away = (scored((chance, present, spoiled)).logs for present in (True, False))
@@ -48,7 +47,6 @@ def test_on_average_an_honest_device_wins_nothing(chance: float, spoiled: bool) 
 
 
 @given(rounds=ROUNDS, data=some.data())
-@settings(deadline=None)
 def test_only_what_was_seen_counts_not_in_which_order(
     rounds: list[tuple[float, bool, bool]], data: some.DataObject
 ) -> None:
@@ -61,7 +59,6 @@ def test_only_what_was_seen_counts_not_in_which_order(
 
 
 @given(data=some.data())
-@settings(deadline=None)
 def test_a_round_has_as_many_devices_as_it_needs_and_no_more(data: some.DataObject) -> None:
     waiting = [f"{number:03d}" for number in range(data.draw(some.integers(1, 40)))]
     known = data.draw(some.lists(some.sampled_from(waiting), unique=True))

@@ -92,7 +92,7 @@ def finish_of(make: Make) -> Callable[[str, str], Finish]:
 
 @every
 @weightings
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_honest_devices_keep_within_every_bound(
     finish_of: Callable[[str, str], Finish], name: str, weighting: str, data: st.DataObject

@@ -63,13 +63,13 @@ def test_what_was_found_before(path: Path) -> None:
 
 @given(st.binary(max_size=200))
 @example(b"")
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_any_bytes(data: bytes) -> None:
     inspect(data)
 
 
 @given(st.sampled_from(GOOD), st.randoms(use_true_random=False))
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=1500)
 def test_changed_graphs(name: str, rng: random.Random) -> None:
     inspect(changed((GRAPHS / f"{name}.onnx").read_bytes(), rng))
 
