@@ -1,9 +1,9 @@
 """Time and peak memory of one training step against PyTorch, interleaved in one run.
 
 Forward, backward and SGD with momentum at batch 1, 10 and 32, 2 threads. Ours is the step graph on ONNX Runtime with
-parameters and state in two sets of buffers that swap roles. PyTorch is eager and torch.compile, on the same data, each in
-the fastest of its own ways, which is found by measurement first: images in either memory layout, the optimizer fused or
-over lists of tensors. The column "peer" says which one it was.
+parameters and state in two sets of buffers that swap roles. PyTorch is eager and torch.compile, on the same data, each
+in the fastest of its own ways, which is found by measurement first: images in either memory layout, the optimizer fused
+or over lists of tensors. The column "peer" says which one it was.
 
     python benchmarks/step.py                       everything (about 20 minutes, most of it torch.compile)
     python benchmarks/step.py --quick               PyTorch eager only, fewer cases, under a minute
