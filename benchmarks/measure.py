@@ -31,10 +31,16 @@ def arguments(description: str | None) -> argparse.ArgumentParser:
     return parser
 
 
+PAUSE = 0.003
+"""Seconds between two engines' turns: the threads of an engine look for more work for up to a few milliseconds after a
+call, and would take the processor from whoever comes next."""
+
+
 def interleave(runs: Mapping[str, Callable[[], object]], seconds: float, warmup: int = 3) -> dict[str, list[float]]:
     """Time each callable once a round, round after round, for about `seconds` each. Milliseconds a call, by name.
 
-    Machines have slow phases; in a round all see the same one.
+    Machines have slow phases; in a round all see the same one. Before its turn each rests for PAUSE and is called once
+    without being timed, so that the others' threads sleep and its own are awake.
     """
     for run in runs.values():
         for _ in range(warmup):
@@ -43,6 +49,8 @@ def interleave(runs: Mapping[str, Callable[[], object]], seconds: float, warmup:
     end = time.perf_counter() + seconds * len(runs)
     while time.perf_counter() < end or len(next(iter(times.values()))) < 5:
         for name, run in runs.items():
+            time.sleep(PAUSE)
+            run()
             started = time.perf_counter()
             run()
             times[name].append((time.perf_counter() - started) * 1e3)

@@ -21,8 +21,7 @@ def imported() -> dict[str, float]:
     return {"seconds": time.perf_counter() - started}
 
 
-def network(state: str) -> Any:
-    import torch
+def network() -> Any:
     from torch import nn
 
     layers = OrderedDict(
@@ -37,9 +36,7 @@ def network(state: str) -> Any:
         relu3=nn.ReLU(),
         output=nn.Linear(512, 10),
     )
-    net = nn.Sequential(layers)
-    net.load_state_dict(torch.load(state, weights_only=True))
-    return net
+    return nn.Sequential(layers)
 
 
 def cold(state: str, x: str) -> dict[str, float]:
@@ -49,7 +46,10 @@ def cold(state: str, x: str) -> dict[str, float]:
     torch.set_num_threads(1)
     example = torch.from_numpy(np.load(x)[:1])
     started = time.perf_counter()
-    net = network(state).eval()
+    # The fastest way there is: no values are drawn that the file replaces, and the file is mapped.
+    with torch.device("meta"):
+        net = network().eval()
+    net.load_state_dict(torch.load(state, weights_only=True, mmap=True), assign=True)
     with torch.inference_mode():
         net(example).numpy()
     return {"seconds": time.perf_counter() - started, "ready": time.time()}
@@ -60,9 +60,10 @@ def fit(state: str, x: str, y: str, threads: str) -> dict[str, float]:
     import torch
 
     torch.set_num_threads(int(threads))
-    net = network(state).train()
+    net = network().train()
+    net.load_state_dict(torch.load(state, weights_only=True))
     inputs, labels = torch.from_numpy(np.load(x)), torch.from_numpy(np.load(y))
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9, fused=True)
     started = time.perf_counter()
     for _ in range(2):
         order = torch.randperm(len(inputs))

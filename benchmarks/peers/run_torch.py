@@ -1,4 +1,4 @@
-"""PyTorch as a peer: eager and TorchScript, both in inference mode."""
+"""PyTorch as a peer: eager and frozen TorchScript, both in inference mode, images in the layout that is faster."""
 
 from __future__ import annotations
 
@@ -7,19 +7,20 @@ from typing import Any
 
 import numpy as np
 import torch
-from serve import serve
+from serve import seconds, serve
 
 
 class Network:
-    def __init__(self, call: Any) -> None:
+    def __init__(self, call: Any, layout: torch.memory_format) -> None:
         self._call = call
+        self._layout = layout
 
     def prepare(self, x: np.ndarray) -> Any:
-        return x
+        return torch.from_numpy(x).contiguous(memory_format=self._layout)
 
-    def predict(self, x: np.ndarray) -> np.ndarray:
+    def predict(self, x: Any) -> np.ndarray:
         with torch.inference_mode():
-            return self._call(torch.from_numpy(x)).numpy()
+            return self._call(x).numpy()
 
 
 class PyTorch:
@@ -29,14 +30,20 @@ class PyTorch:
         from archipel import models
 
         torch.set_num_threads(threads)
-        network = getattr(models, files["make"])(0).eval()
-        network.load_state_dict(torch.load(files["state"], weights_only=True))
-        if kind == "jit":
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                example = torch.from_numpy(np.load(files["inputs"])[:1])
-                network = torch.jit.optimize_for_inference(torch.jit.trace(network, example))
-        return Network(network)
+        example = np.load(files["inputs"])[:1]
+        layouts = [torch.contiguous_format, *([torch.channels_last] if example.ndim == 4 else [])]
+        made = []
+        for layout in layouts:
+            network = getattr(models, files["make"])(0).eval()
+            network.load_state_dict(torch.load(files["state"], weights_only=True))
+            network = network.to(memory_format=layout)
+            if kind == "jit":
+                given = torch.from_numpy(example).contiguous(memory_format=layout)
+                with warnings.catch_warnings(), torch.inference_mode():
+                    warnings.simplefilter("ignore")
+                    network = torch.jit.optimize_for_inference(torch.jit.freeze(torch.jit.trace(network, given)))
+            made.append(Network(network, layout))
+        return min(made, key=lambda each: seconds(each, each.prepare(example), 50))
 
 
 serve(PyTorch())
