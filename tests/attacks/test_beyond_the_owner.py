@@ -107,7 +107,7 @@ BY_BUNDLE: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"max_peak_bytes": 1000}, {}, "max_peak_bytes"),
     ({"max_upload_bytes": 15}, {}, "max_upload_bytes"),
     ({"max_upload_entries": 3}, {}, "4 numbers to send, its owner allows 3 (max_upload_entries)"),
-    ({"max_query_entries": 5}, {"kind": "analytics", "program": "look"}, "6 numbers to send, its owner allows 5 (max_"),
+    ({"max_query_entries": 5}, {"kind": "analytics", "program": "look"}, "7 numbers to send, its owner allows 5 (max_"),
     ({"max_query_entries": 1}, {"kind": "evaluation", "metrics": {"mse": 9.0}}, "allows 1 (max_query_entries)"),
     ({"max_download_bytes": 100}, {}, "the limit here is 100"),
 ]  # fmt: skip
@@ -155,16 +155,16 @@ def test_the_reason_is_the_owners_to_tell(owned: Owned) -> None:
 
 
 def test_a_vector_that_is_long_enough_for_slots(owned: Owned) -> None:
-    """A publisher's analysis that gives devices places of their own needs many: by default 4096 numbers are refused
-    where one more is asked for."""
-    folder = slots_bundle(owned.folder.parent / "census", owned.server.publisher, slots=1025, way="noise")
+    """A publisher's analysis that gives devices places of their own needs many. By default 4096 numbers may be sent; it
+    asks for 1024 slots of four, which with the number of contributors is one more."""
+    folder = slots_bundle(owned.folder.parent / "census", owned.server.publisher, slots=1024, way="noise")
     from archipel.bundle import pack
 
     pack(folder, folder.with_suffix(".bundle"))
     digest = open_bundle(folder, [public_bytes(owned.server.publisher)]).digest
     owned.server.files["bundle"] = folder.with_suffix(".bundle").read_bytes()
     assert owned.takes({}, bundle=digest, kind="analytics", program="look") == "refused"
-    assert "4100 numbers to send, its owner allows 4096 (max_query_entries)" in str(owned.lines[0][1])
+    assert "4097 numbers to send, its owner allows 4096 (max_query_entries)" in str(owned.lines[0][1])
     assert owned.read == 0
 
 

@@ -34,18 +34,17 @@ def unmasked_victim(count: int, threshold: int, colluders: int, *, withstands: i
     honest, evil = list(range(count - colluders)), list(range(count - colluders, count))
     halves = honest[: len(honest) // 2], honest[len(honest) // 2 :]
     told = Survivors(devices=sorted(ids)), Survivors(devices=sorted(set(ids) - {ids[VICTIM]}))
-    cohort = None
+    signed: Confirmation | None = None
     confirmed: list[dict[str, Confirmed]] = [{}, {}]
     for side, (half, survivors) in enumerate(zip(halves, told)):
         for i in half:
             made = round_.devices[i].confirm(survivors)
-            cohort = msgspec.json.decode(made.body, type=Confirmation).cohort
+            signed = msgspec.json.decode(made.body, type=Confirmation)
             confirmed[side][ids[i]] = Confirmed(device=ids[i], confirmation=made)
     for i in evil:  # they sign whatever the server likes, twice
         for side, survivors in enumerate(told):
-            lie = Confirmation(
-                round_id=round_.plan.round_id, cohort=cohort or "", survivors=survivors_digest(survivors)
-            )
+            assert signed is not None
+            lie = msgspec.structs.replace(signed, survivors=survivors_digest(survivors))
             confirmed[side][ids[i]] = Confirmed(device=ids[i], confirmation=seal("confirmation", lie, round_.keys[i]))
     sums = []
     for side, (half, survivors) in enumerate(zip(halves, told)):

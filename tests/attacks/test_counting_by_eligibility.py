@@ -99,7 +99,7 @@ def test_who_runs_what_is_no_way_round(village: Any) -> None:
         ("models/m/promote", {"version": 1}),
     ):  # fmt: skip
         assert village.operator("POST", f"/v1/{path}", body)[0] in (200, 201), path
-    assert village.operator("GET", "/v1/models/m/versions/1")[1]["devices"] == 0
+    assert village.operator("GET", "/v1/models/m/versions/1")[1]["downloaded"] == 0
     with village.services.database.write() as session:
         from archipel.server.registry_tables import Rollout
 
@@ -110,8 +110,8 @@ def test_who_runs_what_is_no_way_round(village: Any) -> None:
                 created=0.0, ended=1.0,
             )
         )  # fmt: skip
-    assert village.operator("GET", "/v1/models/m/versions/1")[1]["devices"] is None
+    assert village.operator("GET", "/v1/models/m/versions/1")[1]["downloaded"] is None
     for device in village.devices:
         device.versions = {"m": 1}
         device.check_in()
-    assert village.operator("GET", "/v1/models/m/versions/1")[1]["devices"] == 10
+    assert village.operator("GET", "/v1/models/m/versions/1")[1]["downloaded"] == 10
