@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -73,10 +74,10 @@ def test_the_other_takes_over_within_fifteen_seconds(world: Any, tmp_path: Path)
         first.stop(signal.SIGKILL)
         for device in devices:
             device.sharing()
-        taken = wait_for("masking", devices[0], 20)
+        taken = wait_for("complaining", devices[0], 20)
         assert taken < 15
         assert "coordinating, as number 2" in second.log()
-        for phase, following in (("masking", "confirming"), ("confirming", "unmasking"), ("unmasking", "committed")):
+        for phase, following in pairwise(("complaining", "masking", "confirming", "unmasking", "committed")):
             for device in devices:
                 device.answer(phase)
             wait_for(following, devices[0], 10)
