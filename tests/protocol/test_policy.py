@@ -90,7 +90,8 @@ def test_every_device_weighs_one_where_the_policy_says_so(make_plan):
     alone = Layout((msgspec.structs.replace(layout().updates[0], weighting="uniform"),))
     check_plan(make_plan(**GOOD), uniform, alone)
     # What evaluations weigh their means with is no training's weight.
-    check_plan(make_plan(**GOOD, kind="evaluation"), uniform, layout())
+    asked = msgspec.structs.replace(uniform, min_contributors=10)
+    check_plan(make_plan(**GOOD, kind="evaluation", min_contributors=10), asked, layout())
 
 
 def test_half_is_not_enough_even_if_the_policy_says_so(make_plan):

@@ -180,7 +180,7 @@ def test_uniform_weights_where_the_policy_says_so(
     few, many = here.update(3, 0.01, 1, 5), here.update(3, 0.01, 1000, 5)
     for port in here.layout.updates:
         np.testing.assert_array_equal(few[port.name], many[port.name])
-    policy = msgspec.structs.replace(here.manifest.privacy, weighting="uniform", max_value=1e9)
+    policy = msgspec.structs.replace(here.manifest.privacy, weighting="uniform", max_value=1e9, colluders=0.0)
     check_plan(plan_of(here.layout), policy, here.layout)
     weighted = finish_of(name, "examples").layout
     if weighted.updates != here.layout.updates:
