@@ -18,7 +18,7 @@ from archipel.protocol.vector import Layout, unpack
 from tests.server.any_input.test_fuzz import CORPUS, mutations
 from tests.server.conftest import DELTA_RANGE, WEIGHT_RANGE
 
-CLIP = 100.0
+CLIP, LOWEST = 100.0, 1 / 64
 DELTA = {"dtype": "float32", "kind": "delta", "weighting": "examples", "range": DELTA_RANGE, "bits": 16, "clip": CLIP}
 LAYOUT = Layout(
     (
@@ -26,7 +26,7 @@ LAYOUT = Layout(
         Update(name="b.update", tensor="b", shape=(2,), **DELTA),
         Update(
             name="weight", tensor="weight", shape=(), dtype="float32", kind="weight", weighting="examples",
-            range=WEIGHT_RANGE, bits=16,
+            range=WEIGHT_RANGE, bits=16, lowest=LOWEST,
         ),
     )
 )  # fmt: skip
@@ -56,7 +56,7 @@ def taken(data: bytes) -> bool:
     values = np.concatenate([np.ravel(arrays[name]).astype(np.float64) for name in ("w.update", "b.update")])
     weight = float(arrays["weight"])
     assert np.isfinite(values).all()
-    assert 0 <= weight <= WEIGHT_RANGE * 1.001
+    assert LOWEST * 0.999 <= weight <= WEIGHT_RANGE * 1.001
     assert np.linalg.norm(values) <= CLIP * weight * 1.001 + 1e-9
     assert np.abs(values).max() <= DELTA_RANGE * 1.001
     return True
