@@ -29,7 +29,9 @@ TASK = {"cohort": DEVICES, "min_cohort": DEVICES, "threshold": 7}
 def bundle(keys: Keys, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     torch.manual_seed(0)
     network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(784, 10))
-    policy = PrivacyPolicy(modes=("secure", "plain"), min_cohort=10, threshold=0.67, max_clip=CLIP, max_bits=BITS)
+    policy = PrivacyPolicy(
+        modes=("secure", "plain"), min_cohort=10, threshold=0.67, max_clip=CLIP, max_bits=BITS, colluders=0.0
+    )
     return convert(
         network, tmp_path_factory.mktemp("attacked") / "digits", example=torch.zeros(2, 1, 28, 28),
         loss=losses.cross_entropy(), optimizer=optimizers.sgd(lr=0.01), sign_key=keys.publisher, batch_size=10,

@@ -19,15 +19,18 @@ from archipel.protocol.messages import Endorsement, WeightsStatement
 from archipel.protocol.provenance import entry_hash
 from archipel.protocol.sealed import Sealed, decode, encode, seal
 from archipel.server.models import Blob, Task, WeightsEntry
+from archipel.server.reach import extend
 from tests.client.conftest import federation as federation
 from tests.client.conftest import server_host as server_host
 
 TRAP = np.array([300.0, -300.0, 300.0], np.float32)
 
 
-def store(services: Any, session: Any, weights: np.ndarray) -> str:
-    digest = services.blobs.put(write_weights({"w": weights}))
+def store(services: Any, session: Any, task: Task) -> str:
+    """The trap, where devices of the task may fetch it."""
+    digest = services.blobs.put(write_weights({"w": TRAP}))
     session.merge(Blob(digest=digest, kind="weights", size=100, created=0.0))
+    extend(session, task.population, task.task_id, digest)
     return str(digest)
 
 
@@ -48,7 +51,7 @@ def rewrite(services: Any, session: Any, row: WeightsEntry, **changes: Any) -> N
 
 def only_the_model(services: Any, session: Any, task: Task) -> None:
     """The next plan names the trap; the log says nothing of it."""
-    task.model = store(services, session, TRAP)
+    task.model = store(services, session, task)
 
 
 def a_step_without_a_round(services: Any, session: Any, task: Task) -> None:
@@ -58,7 +61,7 @@ def a_step_without_a_round(services: Any, session: Any, task: Task) -> None:
         population=last.population, bundle=last.bundle, number=last.number + 1, kind="step", weights="", hash="",
         statement=last.statement, evidence=last.evidence,
     )  # fmt: skip
-    digest = store(services, session, TRAP)
+    digest = store(services, session, task)
     rewrite(
         services, session, copy, number=last.number + 1, previous=last.hash, parent=last.weights, weights=digest,
         round_id="f" * 32,
@@ -74,7 +77,7 @@ def another_step_of_the_round(services: Any, session: Any, task: Task) -> None:
         population=last.population, bundle=last.bundle, number=last.number + 1, kind="step", weights="", hash="",
         statement=last.statement, evidence=last.evidence,
     )  # fmt: skip
-    digest = store(services, session, TRAP)
+    digest = store(services, session, task)
     rewrite(services, session, copy, number=last.number + 1, previous=last.hash, weights=digest)
     session.add(copy)
     task.model = digest
@@ -82,14 +85,14 @@ def another_step_of_the_round(services: Any, session: Any, task: Task) -> None:
 
 def a_lie_about_the_step(services: Any, session: Any, task: Task) -> None:
     """The round that was, with its genuine evidence, is said to have led to the trap."""
-    digest = store(services, session, TRAP)
+    digest = store(services, session, task)
     rewrite(services, session, entries(session)[-1], weights=digest)
     task.model = digest
 
 
 def a_start_elsewhere(services: Any, session: Any, task: Task) -> None:
     """The training is said to have begun with the trap."""
-    digest = store(services, session, TRAP)
+    digest = store(services, session, task)
     first, *others = entries(session)
     for row in others:
         session.execute(delete(WeightsEntry).where(WeightsEntry.number == row.number))
@@ -108,7 +111,7 @@ def too_few_signatures(services: Any, session: Any, task: Task) -> None:
 
 def forgotten_entries(services: Any, session: Any, task: Task) -> None:
     """The log ends before what a device has seen, and goes on with the trap from the start."""
-    digest = store(services, session, TRAP)
+    digest = store(services, session, task)
     for row in entries(session)[1:]:
         session.execute(delete(WeightsEntry).where(WeightsEntry.number == row.number))
     task.model = digest

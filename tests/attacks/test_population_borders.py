@@ -115,25 +115,27 @@ def test_those_whose_it_is_read_it(borders: Borders) -> None:
 
 
 def test_nobody_begins_something_with_what_is_not_theirs(borders: Borders) -> None:
-    outsider = person(borders.federation, THEIRS)
+    outsider, analyst = person(borders.federation, THEIRS), person(borders.federation, THEIRS, role="analyst")
     values = {"name": "x", "population": THEIRS, "rounds": 1, "min_cohort": 3, "cohort": 5, "threshold": 3}
     evaluation = {**values, "kind": "evaluation", "metrics": {"mse": 10.0}}
     status, own = outsider.ask("POST", "/v1/models", {"name": "own", "population": THEIRS})
     assert status == 201, own
     attempts = [
-        ("/v1/tasks", {**values, "bundle": borders.bundle}),
-        ("/v1/tasks", {**evaluation, "bundle": borders.bundle, "weights": borders.weights}),
-        ("/v1/models/own/versions", {"bundle": borders.bundle}),
-        ("/v1/models/own/versions", {"task_id": borders.task.task_id}),
+        (outsider, "/v1/tasks", {**values, "bundle": borders.bundle}),
+        (analyst, "/v1/tasks", {**evaluation, "bundle": borders.bundle, "weights": borders.weights}),
+        (outsider, "/v1/models/own/versions", {"bundle": borders.bundle}),
+        (outsider, "/v1/models/own/versions", {"task_id": borders.task.task_id}),
     ]
-    for path, body in attempts:
-        status, answer = outsider.ask("POST", path, body)
+    for who, path, body in attempts:
+        status, answer = who.ask("POST", path, body)
         made_up = {name: absent(value) if isinstance(value, str) else value for name, value in body.items()}
-        assert (status, absent(answer["message"])) == (422, absent(outsider.ask("POST", path, made_up)[1]["message"]))
+        assert (status, absent(answer["message"])) == (422, absent(who.ask("POST", path, made_up)[1]["message"]))
     for path in (f"/v1/tasks/{borders.task.task_id}/cancel", "/v1/models/lungs/rollback"):
         assert outsider.ask("POST", path, {})[0] == 404
     # In another's population they are told no whatever they name: they said its name themselves.
-    assert outsider.ask("POST", "/v1/tasks", {**values, "population": OURS, "bundle": borders.bundle})[0] == 403
+    for who, body in ((outsider, values), (analyst, evaluation)):
+        status, answer = who.ask("POST", "/v1/tasks", {**body, "population": OURS, "bundle": borders.bundle})
+        assert (status, OURS in answer["message"]) == (403, True), answer
     assert outsider.ask("POST", f"/v1/bundles?population={OURS}", borders.federation.bundle_file.read_bytes())[0] == 403
 
 

@@ -24,7 +24,7 @@ from archipel.protocol.messages import MAX_REVOKED, Cohort, Member, Revocations,
 from archipel.protocol.policy import plan_digest
 from archipel.protocol.revocations import Revoked, check_successor
 from archipel.protocol.sealed import encode, public_bytes, seal
-from archipel.protocol.secagg import Participant
+from archipel.protocol.secagg import KeyTree, Participant, hand_out_keys
 from tests.attacks.borders_world import person
 from tests.client.conftest import Federation, federation, server_host  # noqa: F401  (fixtures)
 from tests.protocol.conftest import signing_key
@@ -37,21 +37,24 @@ def listed(epoch: int, *devices: str, tokens: tuple[str, ...] = (), population: 
 
 
 def members(revoked: Revoked, count: int = 4) -> tuple[list[Participant], Cohort, list[str]]:
-    """Participants of one round, the cohort they are shown, and the ids of their tokens."""
+    """Participants of one round, the cohort that the first is shown, and the ids of their tokens."""
     plan = RoundPlan(
         round_id="a" * 32, task_id="b" * 32, number=1, bundle="c" * 64, weights="d" * 64, privacy="secure",
         min_cohort=3, max_cohort=4, threshold=3, modulus_bits=24,
     )  # fmt: skip
     digest = plan_digest(seal("plan", plan, SERVER))
-    made, shown, tokens = [], [], []
+    made, shown, tokens, trees = [], [], [], {}
     for number in range(count):
         key, seed = signing_key(f"device {number}"), bytes([number]) * 32
         certificate = identity.mint_token(ENROLMENT, population="pupils", not_after=2**40, seed=seed)
         chain = identity.issue_identity(seed, certificate, public_bytes(key))
         made.append(Participant(plan, digest, key, chain, public_bytes(ENROLMENT), secrets.token_bytes, revoked))
-        shown.append(Member(chain=chain, advertisement=made[-1].advertise()))
+        request = made[-1].advertise()
+        shown.append(Member(chain=chain, advertisement=request.advertisement))
+        trees[made[-1].device_id] = KeyTree(request.envelope_keys, plan.max_cohort)
         tokens.append(identity.token_id(identity.verify_chain(chain, public_bytes(ENROLMENT)).token_key))
-    return made, Cohort(members=sorted(shown, key=lambda each: identity.read_chain(each.chain)[0])), tokens
+    in_order = sorted(shown, key=lambda each: identity.read_chain(each.chain)[0])
+    return made, Cohort(members=in_order, keys=hand_out_keys(trees, made[0].device_id)), tokens
 
 
 def test_a_cohort_with_a_revoked_member_is_refused() -> None:

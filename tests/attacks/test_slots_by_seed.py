@@ -90,7 +90,7 @@ def test_the_server_cannot_foretell_a_seed_of_training(federation: Any) -> None:
             inputs=(w, roles.Seed(name="seed", dtype="uint32", shape=())),
             outputs=(
                 roles.Update(name="dw", tensor="w", kind="delta", shape=(ENTRIES,), clip=2.0, **update),
-                roles.Update(name="weight", tensor="weight", kind="weight", shape=(), **update),
+                roles.Update(name="weight", tensor="weight", kind="weight", shape=(), lowest=1.0, **update),
             ),
         ),
     }  # fmt: skip
@@ -101,7 +101,9 @@ def test_the_server_cannot_foretell_a_seed_of_training(federation: Any) -> None:
                 for name, text in (("train", _TRAIN), ("finish", _FINISH))},
         weights=b.write_weights(start), parameters=b.parameter_specs(start, ["w"]),
         limits=b.Limits(peak_bytes=1 << 20, flops_per_example=1, upload_bytes=1 << 15),
-        privacy=b.PrivacyPolicy(modes=("secure",), min_cohort=3, threshold=0.6, max_clip=2.0, max_bits=20),
+        privacy=b.PrivacyPolicy(
+            modes=("secure",), min_cohort=3, threshold=0.6, max_clip=2.0, max_bits=20, colluders=0.0
+        ),
         key=federation.publisher_key, schedule=(b.Phase(program="train", epochs=1, batch_size=8),), strategy="fedavg",
     )  # fmt: skip
     federation.bundle_file = federation.folder / "marked.bundle"
