@@ -10,7 +10,14 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from archipel.errors import CertificateError, ConsistencyError, SecureAggregationError, ShareError, ThresholdError
+from archipel.errors import (
+    CertificateError,
+    ConsistencyError,
+    MessageError,
+    SecureAggregationError,
+    ShareError,
+    ThresholdError,
+)
 from archipel.protocol import check_advertisement, public_bytes, seal
 from archipel.protocol.messages import Advertisement, Complaints, EncryptedShare, Shares
 from archipel.protocol.sealed import decode
@@ -68,7 +75,7 @@ def test_envelope_keys_are_those_under_the_root(make_round):
         request.envelope_keys[1:],
         b"",
     ):
-        with pytest.raises(SecureAggregationError, match="envelope keys"):
+        with pytest.raises(MessageError, match="envelope keys"):
             check_envelope_keys(body, wrong, 3)
     small = request.envelope_keys[:64] + SMALL[0]
     honest_root = msgspec.structs.replace(body, envelope_root=KeyTree(small, 3).root)

@@ -9,6 +9,7 @@ import pytest
 
 from archipel.protocol import messages
 from archipel.protocol.sealed import decode, seal
+from archipel.protocol.secagg import KeyTree
 from archipel.server.faults import note_fault
 from tests.attacks.faults_world import noise_from, play_round
 
@@ -143,10 +144,10 @@ def test_a_signed_advertisement_with_forbidden_keys_is_the_devices_own_doing(wor
     devices = world.add_devices(3)
     world.start_round(devices)
     good = devices[0].participant.advertise()
-    body = decode("advertisement", good.body, messages.Advertisement)
+    body = decode("advertisement", good.advertisement.body, messages.Advertisement)
 
-    def send(advertisement: Any) -> int:
-        request = messages.AdvertiseRequest(advertisement=advertisement)
+    def send(advertisement: Any, envelope_keys: bytes = good.envelope_keys) -> int:
+        request = messages.AdvertiseRequest(advertisement=advertisement, envelope_keys=envelope_keys)
         return devices[0].call("PUT", f"{devices[0].round}/advertisement", request)[0]
 
     twice = msgspec.structs.replace(body, mask_key=body.cipher_key)
@@ -154,11 +155,22 @@ def test_a_signed_advertisement_with_forbidden_keys_is_the_devices_own_doing(wor
     garbled = seal("advertisement", twice, devices[1].key)
     old = seal("advertisement", msgspec.structs.replace(body, plan="0" * 64), devices[0].key)
     assert [send(garbled), send(old)] == [422, 422]
+    for keys in (bytes(len(good.envelope_keys)), good.envelope_keys[32:]):  # not those under the root that it signed
+        assert send(good.advertisement, keys) == 422
     assert shown(world, devices[0])["faults"] == 0
     # It signed this one itself.
     assert [send(seal("advertisement", twice, devices[0].key)) for _ in range(2)] == [422, 422]
     assert shown(world, devices[0])["faults"] == 1
-    assert send(good) == 200
+    assert send(good.advertisement) == 200
+    # And so is a key of small order for an envelope, under the root that it signed.
+    other = devices[1].participant.advertise()
+    small = bytes(32) + other.envelope_keys[32:]
+    root = KeyTree(small, devices[1].plan.max_cohort).root
+    body = decode("advertisement", other.advertisement.body, messages.Advertisement)
+    sealed = seal("advertisement", msgspec.structs.replace(body, envelope_root=root), devices[1].key)
+    request = messages.AdvertiseRequest(advertisement=sealed, envelope_keys=small)
+    assert devices[1].call("PUT", f"{devices[1].round}/advertisement", request)[0] == 422
+    assert shown(world, devices[1])["faults"] == 1
 
 
 def test_a_search_ends_when_nothing_was_spoiled_for_long(world: Any) -> None:

@@ -15,6 +15,7 @@ from archipel.bundle import decode_manifest
 from archipel.protocol.uploads import contribution, upload_layout
 from archipel.server.models import BundleRow
 from archipel.server.queries import _cells, _divided
+from tests.server.conftest import ANSWERED
 
 LEAST = 3
 ASK: dict[str, Any] = {"kind": "analytics", "threshold": None, "min_cohort": 3, "deadlines": {"assigning": 5.0}}
@@ -46,7 +47,7 @@ def ask(world: Any, there: Sequence[Any], dropping: Sequence[Any] = (), empty: S
         layout = upload_layout(manifest, plan.kind, plan.program, plan.metrics)
         arrays = {name: np.zeros(shape, np.float32) for name, shape in
                   (("light/sum", ()), ("light/count", ()), ("hours/histogram", (4,)))}  # fmt: skip
-        for phase in ("advertising", "sharing", "masking", "confirming", "unmasking"):
+        for phase in ANSWERED:
             for device in taken:
                 if phase == "masking":
                     if device in dropping:
@@ -111,7 +112,7 @@ def test_a_device_that_drops_out_of_a_repeated_set_ends_the_round_before_anybody
         "with the sums of earlier queries this one would tell of 1 device alone, at least 3 are needed "
         "(min_contributors): devices of an earlier query dropped out"
     )
-    assert {each["furthest"] for each in failed["participants"]} == {"masking", "sharing"}
+    assert {each["furthest"] for each in failed["participants"]} == {"masking", "complaining"}
 
 
 def test_a_device_that_drops_out_of_a_new_set_does_no_harm(world: Any) -> None:

@@ -42,11 +42,11 @@ def check_advertisement(sealed: Sealed, device_key: bytes, round_id: str, plan_d
 
 
 def check_envelope_keys(advertisement: Advertisement, envelope_keys: bytes, leaves: int) -> KeyTree:
-    """The tree of the `leaves` keys. Raises SecureAggregationError when they are not those that were advertised, or one
-    of them is of small order."""
+    """The tree of the `leaves` keys. Raises MessageError when they are not those that were advertised, which the device
+    need not have sent, and SecureAggregationError when one that it signed is of small order."""
     tree = KeyTree(envelope_keys, leaves)
     if tree.root != advertisement.envelope_root:
-        raise SecureAggregationError("envelope keys: they are not those under the advertised root")
+        raise MessageError("envelope keys: they are not those under the advertised root")
     for place in range(leaves):
         if keys.is_small_order(tree.key(place)):
             raise SecureAggregationError(f"envelope keys: the one at place {place} is of small order")

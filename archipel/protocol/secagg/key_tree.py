@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import hashlib
 
-from archipel.errors import SecureAggregationError
+from archipel.errors import MessageError
 
 KEY_BYTES = 32
 _EMPTY = bytes(KEY_BYTES)
 
 
 class KeyTree:
-    """Of `keys`, 32 bytes each, one after the other. Raises SecureAggregationError for another length."""
+    """Of `keys`, 32 bytes each, one after the other. Raises MessageError for another length."""
 
     def __init__(self, keys: bytes, leaves: int) -> None:
         if len(keys) != KEY_BYTES * leaves:
-            raise SecureAggregationError(
+            raise MessageError(
                 f"envelope keys: expected {leaves} of {KEY_BYTES} bytes, one for each possible sender, got {len(keys)} "
                 "bytes"
             )

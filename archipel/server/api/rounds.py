@@ -91,7 +91,8 @@ def advertise(call: Call[AdvertiseRequest], round_id: str) -> Receipt:
             advertised = check_advertisement(sealed, seat.device_key, round_id, seat.plan_digest)
             check_envelope_keys(advertised, call.body.envelope_keys, seat.max_cohort)
         except SecureAggregationError:
-            # The device's own signature is under it. One for another round may have been sent again by somebody else.
+            # The device's own signature is under it, and under the envelope keys by their root (others are a
+            # MessageError). One for another round may have been sent again by somebody else.
             if decode("advertisement", sealed.body, Advertisement).plan == seat.plan_digest:
                 _note(call, round_id, "forbidden keys advertised")
             raise

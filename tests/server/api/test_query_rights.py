@@ -59,8 +59,9 @@ def test_analysts_control_queries_and_nothing_else(world: Any) -> None:
 
 def test_an_analyst_is_bound_to_populations(world: Any) -> None:
     headers = token(world, "analyst", populations=["teachers"])
+    bundle = world.operator("POST", "/v1/bundles?population=teachers", world.bundle_file.read_bytes())[1]["digest"]
     assert create(world, headers, **ANALYSIS)[0] == 403
-    assert create(world, headers, **ANALYSIS, population="teachers")[0] == 201
+    assert create(world, headers, **ANALYSIS, population="teachers", bundle=bundle)[0] == 201
 
 
 class TestApproval:
@@ -105,4 +106,6 @@ class TestApproval:
     def test_nor_is_it_approved_for_another_population(self, world: Any) -> None:
         one, other = token(world, "analyst"), token(world, "analyst", populations=["teachers"])
         path = f"/v1/tasks/{create(world, one, **METRICS)[1]['task_id']}"
-        assert world.operator("POST", f"{path}/approve", headers=other)[0] == 403
+        # For whom it is of another population it does not exist.
+        assert world.operator("POST", f"{path}/approve", headers=other)[0] == 404
+        assert world.operator("GET", path)[1]["state"] == "proposed"
