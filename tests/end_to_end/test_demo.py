@@ -23,13 +23,13 @@ from archipel.datasets import digits_by_writer
 
 def test_small_run_through_every_stage(few_writers: Any, quiet: Any, processes: Any, tmp_path: Path) -> None:
     started, worked = time.monotonic(), cpu_seconds()
-    story = Story(Options(rounds=2, devices=12, seed=0), tmp_path, processes, quiet, few_writers)
+    story = Story(Options(rounds=2, devices=17, seed=0), tmp_path, processes, quiet, few_writers)
     results = story.run()
     assert processes.count >= 1 + 4 + 3  # this one, four hosts, supervisor with web and coordinator
     assert [row.phase for row in results.rounds] == ["committed", "committed"]
     plan = vanish_plan([device.name for device in results.fleet], 2, 0)
     for row in results.rounds:
-        assert len(row.survivors) == 10
+        assert len(row.survivors) == 15
         assert set(row.dropped) == {name for name, rounds in plan.items() if row.number in rounds}
     assert {score.name for score in results.scores} == {"cloud", "federated", "federated, int8"}
     assert {score.name for score in results.halves} == {"cloud", "federated", "personalised"}

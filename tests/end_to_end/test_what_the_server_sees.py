@@ -52,7 +52,7 @@ class Seen:
 
 @pytest.fixture(scope="module")
 def seen(few_writers: DigitsByWriter, tmp_path_factory: pytest.TempPathFactory) -> Seen:
-    """One secure round of twelve agents, two of which vanish after sharing keys."""
+    """One secure round of twelve agents, two of which vanish after sharing keys, before they upload."""
     folder = tmp_path_factory.mktemp("federation")
     seen = Seen()
     who = threading.local()
@@ -103,7 +103,7 @@ def run_round(seen: Seen, who: Any, digits: DigitsByWriter, folder: Path, proces
         def on_event(event: Event) -> None:
             if event.name == "enrolled":
                 seen.device_ids[index] = event.device_id
-            if event.name == "shared" and index in VANISHING:
+            if event.name == "masked" and index in VANISHING:
                 plugged_in[0] = False
             if event.name in ("uploaded", "unmasked"):
                 with disk:

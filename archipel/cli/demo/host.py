@@ -89,9 +89,10 @@ class Device:
     def _on_event(self, event: Event) -> None:
         if event.name == "assigned":
             self._number = int(event.detail["number"])
-        if event.name == "shared" and self._number in self.config.vanishes:
+        # Its keys are shared and its masked update is ready, but not sent: the others' sum has to do without.
+        if event.name == "masked" and self._number in self.config.vanishes:
             self._plugged_in = False
-        if event.name in ("dropped", "paused"):
+        if event.name == "dropped":
             self._plugged_in = True
         self._output.write(
             HostEvent(
