@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sqlalchemy import delete
+from sqlalchemy import delete, select
 
 from archipel.client import Agent, Event
 from archipel.errors import ClientError, RefusedError, UnreachableError
 from archipel.protocol.messages import RoundStatus
-from archipel.server.models import DeviceSession
+from archipel.server.models import DeviceSession, Round
 from tests.client.conftest import local_data
 
 
@@ -92,26 +92,28 @@ def test_events_tell_bytes_and_details(federation: Any) -> None:
     assert sent[-1] == agents[1].rounds[0].sent
 
 
-def test_devices_that_vanish_after_sharing_keys_are_left_out(federation: Any) -> None:
-    willing = {3: True, 4: True}
+class Leaver:
+    """Conditions of a device that goes away for good when a round comes into `phase`."""
 
-    def leave(number: int) -> Any:
-        def on_event(event: Event) -> None:
-            federation.events.append(event)
-            if event.name == "shared":
-                willing[number] = False
+    def __init__(self, federation: Any, phase: str) -> None:
+        self._federation, self._phase, self._gone = federation, phase, False
 
-        return on_event
+    def __call__(self) -> bool:
+        with self._federation.server._services.database.read() as session:
+            self._gone = self._gone or self._phase in session.scalars(select(Round.phase))
+        return not self._gone
 
+
+@pytest.mark.parametrize("phase", ["complaining", "masking"])
+def test_devices_that_vanish_after_sharing_keys_are_left_out(federation: Any, phase: str) -> None:
     agents = [federation.agent(number) for number in range(3)]
-    leavers = [
-        federation.agent(number, on_event=leave(number), conditions=lambda n=number: willing[n]) for number in (3, 4)
-    ]
-    task = federation.task(cohort=5, min_cohort=3, threshold=3, deadlines={"masking": 0.7})
+    leavers = [federation.agent(number, conditions=Leaver(federation, phase)) for number in (3, 4)]
+    task = federation.task(cohort=5, min_cohort=3, threshold=3, deadlines={phase: 0.7})
     federation.run([*agents, *leavers], ended(federation, task))
     assert federation.wait(task).state == "completed"
     check_sum(federation, task, list(zip(agents, range(3))))
     for agent in leavers:
+        assert "shared" in federation.names(agent)
         assert "dropped" in federation.names(agent)
         [entry] = agent.rounds
         assert (entry.result, entry.masked) == ("dropped", None)
@@ -120,26 +122,18 @@ def test_devices_that_vanish_after_sharing_keys_are_left_out(federation: Any) ->
         assert not list((agent.config.folder / "state").glob("*.sealed"))
 
 
-def test_a_round_below_the_threshold_fails_and_nobody_remembers_it(federation: Any) -> None:
-    willing = {1: True, 2: True}
-
-    def leave(number: int) -> Any:
-        def on_event(event: Event) -> None:
-            federation.events.append(event)
-            if event.name == "shared":
-                willing[number] = False
-
-        return on_event
-
+@pytest.mark.parametrize(
+    ("phase", "lacking"),
+    [("complaining", "1 devices opened their shares"), ("masking", "1 masked updates arrived")],
+)
+def test_a_round_below_the_threshold_fails_and_nobody_remembers_it(federation: Any, phase: str, lacking: str) -> None:
     first = federation.agent(0)
-    leavers = [
-        federation.agent(number, on_event=leave(number), conditions=lambda n=number: willing[n]) for number in (1, 2)
-    ]
-    task = federation.task(cohort=3, deadlines={"masking": 0.5, "assigning": 3.0})
+    leavers = [federation.agent(number, conditions=Leaver(federation, phase)) for number in (1, 2)]
+    task = federation.task(cohort=3, deadlines={phase: 0.5, "assigning": 3.0})
     federation.run([first, *leavers], lambda: "dropped" in federation.names(first))
     [entry] = first.rounds
     assert entry.result == "dropped"
-    assert "1 masked updates arrived" in entry.reason
+    assert lacking in entry.reason
     assert federation.operator.task(task.task_id).failed_rounds == 1
     assert not list((first.config.folder / "state").glob("*.sealed"))
     assert not list((first.config.folder / "rounds").glob("*.masked"))

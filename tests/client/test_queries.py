@@ -195,5 +195,5 @@ def test_an_owner_may_ask_for_more(federation: Any, bundle_maker: Any) -> None:
     federation.operator.cancel(task.task_id)
     refused = next(entry for entry in careful.rounds if entry.result == "refused")
     assert refused.reason.endswith(
-        "the sum of 3 devices with examples may be released, this device's owner asks for 4 (setting min_contributors)"
+        "the sum of 3 devices with examples may be released, its owner asks for 4 (min_contributors)"
     )

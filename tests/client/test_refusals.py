@@ -213,22 +213,45 @@ def test_other_weights_than_the_plans(agent: Agent, rogue: Rogue, plan: m.RoundP
 
 
 @pytest.mark.parametrize(
-    "tensors",
+    ("tensors", "text"),
     [
-        {"w": np.zeros(4, np.float32)},
-        {"w": np.zeros(3, np.float64)},
-        {"v": np.zeros(3, np.float32)},
-        {"w": np.zeros(3, np.float32), "v": np.zeros(3, np.float32)},
-        {},
+        ({"w": np.zeros(4, np.float32)}, "tensor 'w' is float32[4], expected float32[3]"),
+        ({"w": np.zeros(3, np.float64)}, "tensor 'w' is float64[3], expected float32[3]"),
+        ({"v": np.zeros(3, np.float32)}, "its tensors are ['v']..., expected ['w']..."),
+        ({"w": np.zeros(3, np.float32), "v": np.zeros(3, np.float32)}, "its tensors are ['v', 'w']..., expected"),
+        ({}, "its tensors are []..., expected ['w']..."),
     ],
 )
 def test_weights_that_are_not_the_models(
-    agent: Agent, rogue: Rogue, plan: m.RoundPlan, tensors: dict[str, np.ndarray]
+    config: dict[str, Any], tensors: dict[str, np.ndarray], text: str, request: pytest.FixtureRequest
 ) -> None:
+    """The server's log says that a plain round made them; this owner takes such weights."""
+    config["allow_plain"] = True
+    agent, rogue, plan = (request.getfixturevalue(name) for name in ("agent", "rogue", "plan"))
     data = b.write_weights(tensors)
     digest = hashlib.sha256(data).hexdigest()
     rogue.files[f"/v1/blobs/{digest}"] = data
-    assert "parameter" in refused(agent, rogue, msgspec.structs.replace(plan, weights=digest))
+    changed = msgspec.structs.replace(plan, weights=digest)
+    assert "no such thing (HTTP 404" in refused(agent, rogue, changed)  # the server has no log
+
+    log = f"/v1/populations/pupils/weights-log/{plan.bundle}?after=0"
+    rogue.files[log] = encode(logged(rogue, plan, digest))
+    rogue.requests.clear()
+    changed = msgspec.structs.replace(changed, round_id="c" * 32, serial=1)
+    assert text in refused(agent, rogue, changed)
+    assert log in rogue.requests
+
+
+def logged(rogue: Rogue, plan: m.RoundPlan, weights: str) -> m.WeightsLog:
+    """A training that began with the plan's weights, and one plain round that made `weights` of them."""
+    shared: dict[str, Any] = {"population": "pupils", "bundle": plan.bundle, "task_id": plan.task_id}
+    start = m.WeightsStatement(number=1, previous="0" * 64, kind="start", weights=plan.weights, **shared)
+    sealed = seal("weights", start, rogue.key)
+    step = m.WeightsStatement(
+        number=2, previous=hashlib.sha256(sealed.body).hexdigest(), kind="step", weights=weights, parent=plan.weights,
+        round_id="d" * 32, plan="e" * 64, privacy="plain", devices=3, **shared,
+    )  # fmt: skip
+    return m.WeightsLog(entries=[sealed, seal("weights", step, rogue.key)], newest=2)
 
 
 def test_a_damaged_bundle(agent: Agent, rogue: Rogue, plan: m.RoundPlan) -> None:
