@@ -130,8 +130,8 @@ ATTACKS: dict[Callable[[Any, Any, Task], None], str] = {
 
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.__name__)
 def test_devices_refuse_weights_that_no_round_has_made(federation: Any, attack: Any) -> None:
-    agents = [federation.agent(number) for number in range(4)]
-    task = federation.task(rounds=4)
+    agents = [federation.agent(number) for number in range(3)]
+    task = federation.task(rounds=4, cohort=3)
     services = federation.server._services
 
     def two_rounds() -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,7 @@ import pytest
 from archipel.server.models import Reach, Task
 from archipel.server.reach import AFTER_SECONDS
 from tests.attacks.borders_world import Caller, device, person
-from tests.client.conftest import Federation, federation, server_host  # noqa: F401  (fixtures)
+from tests.client.conftest import Federation, federation, open_federation, server_host  # noqa: F401  (fixtures)
 
 OURS, THEIRS = "hospital", "pupils"
 
@@ -38,6 +39,17 @@ class Borders:
 
 @pytest.fixture
 def borders(federation: Federation) -> Borders:  # noqa: F811
+    return make_borders(federation)
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Borders]:
+    """For tests in which nothing that the hospital has becomes another one's."""
+    with open_federation(tmp_path_factory.mktemp("shared"), "127.0.0.1") as made:
+        yield make_borders(made)
+
+
+def make_borders(federation: Federation) -> Borders:  # noqa: F811
     doctor = person(federation, OURS)
     status, made = doctor.ask("POST", f"/v1/bundles?population={OURS}", federation.bundle_file.read_bytes())
     assert status == 201, made
@@ -83,21 +95,21 @@ def long_ago(federation: Federation, task_id: str) -> None:  # noqa: F811
         task.ended -= AFTER_SECONDS
 
 
-def test_strangers_get_nothing_and_learn_nothing(borders: Borders) -> None:
+def test_strangers_get_nothing_and_learn_nothing(shared: Borders) -> None:
     outsiders = {
-        "operator": person(borders.federation, THEIRS),
-        "auditor": person(borders.federation, THEIRS, role="auditor"),
+        "operator": person(shared.federation, THEIRS),
+        "auditor": person(shared.federation, THEIRS, role="auditor"),
     }
-    _, outsiders["device"] = device(borders.federation, 9, THEIRS)
+    _, outsiders["device"] = device(shared.federation, 9, THEIRS)
     people_only = [
-        f"/v1/tasks/{borders.task.task_id}", f"/v1/tasks/{borders.task.task_id}/metrics",
-        f"/v1/tasks/{borders.task.task_id}/rounds", f"/v1/rounds/{borders.round_id}/participants",
-        f"/v1/rounds/{borders.round_id}", "/v1/models/lungs", "/v1/models/lungs/versions",
+        f"/v1/tasks/{shared.task.task_id}", f"/v1/tasks/{shared.task.task_id}/metrics",
+        f"/v1/tasks/{shared.task.task_id}/rounds", f"/v1/rounds/{shared.round_id}/participants",
+        f"/v1/rounds/{shared.round_id}", "/v1/models/lungs", "/v1/models/lungs/versions",
         "/v1/models/lungs/versions/1", "/v1/models/lungs/promotions",
-        f"/v1/devices/{borders.federation.agents[0].device_id}",
+        f"/v1/devices/{shared.federation.agents[0].device_id}",
     ]  # fmt: skip
     for who, outsider in outsiders.items():
-        paths = reads(borders) + ([] if who == "device" else people_only)
+        paths = reads(shared) + ([] if who == "device" else people_only)
         for path in paths:
             theirs, nobodys = outsider.ask("GET", path), outsider.ask("GET", absent(path))
             assert theirs[0] == nobodys[0] == 404, (who, path, theirs)
@@ -105,38 +117,38 @@ def test_strangers_get_nothing_and_learn_nothing(borders: Borders) -> None:
         assert outsider.ask("GET", "/v1/audit")[0] == 403, who
 
 
-def test_those_whose_it_is_read_it(borders: Borders) -> None:
-    auditor = person(borders.federation, OURS, role="auditor")
-    for who, caller in (("doctor", borders.doctor), ("auditor", auditor), ("patient", borders.patient)):
-        for path in reads(borders):
+def test_those_whose_it_is_read_it(shared: Borders) -> None:
+    auditor = person(shared.federation, OURS, role="auditor")
+    for who, caller in (("doctor", shared.doctor), ("auditor", auditor), ("patient", shared.patient)):
+        for path in reads(shared):
             assert caller.ask("GET", path)[0] == 200, (who, path)
-    weights = borders.patient.ask("GET", f"/v1/blobs/{borders.weights}")[1]
-    assert hashlib.sha256(weights).hexdigest() == borders.weights
+    weights = shared.patient.ask("GET", f"/v1/blobs/{shared.weights}")[1]
+    assert hashlib.sha256(weights).hexdigest() == shared.weights
 
 
-def test_nobody_begins_something_with_what_is_not_theirs(borders: Borders) -> None:
-    outsider, analyst = person(borders.federation, THEIRS), person(borders.federation, THEIRS, role="analyst")
+def test_nobody_begins_something_with_what_is_not_theirs(shared: Borders) -> None:
+    outsider, analyst = person(shared.federation, THEIRS), person(shared.federation, THEIRS, role="analyst")
     values = {"name": "x", "population": THEIRS, "rounds": 1, "min_cohort": 3, "cohort": 5, "threshold": 3}
     evaluation = {**values, "kind": "evaluation", "metrics": {"mse": 10.0}}
     status, own = outsider.ask("POST", "/v1/models", {"name": "own", "population": THEIRS})
     assert status == 201, own
     attempts = [
-        (outsider, "/v1/tasks", {**values, "bundle": borders.bundle}),
-        (analyst, "/v1/tasks", {**evaluation, "bundle": borders.bundle, "weights": borders.weights}),
-        (outsider, "/v1/models/own/versions", {"bundle": borders.bundle}),
-        (outsider, "/v1/models/own/versions", {"task_id": borders.task.task_id}),
+        (outsider, "/v1/tasks", {**values, "bundle": shared.bundle}),
+        (analyst, "/v1/tasks", {**evaluation, "bundle": shared.bundle, "weights": shared.weights}),
+        (outsider, "/v1/models/own/versions", {"bundle": shared.bundle}),
+        (outsider, "/v1/models/own/versions", {"task_id": shared.task.task_id}),
     ]
     for who, path, body in attempts:
         status, answer = who.ask("POST", path, body)
         made_up = {name: absent(value) if isinstance(value, str) else value for name, value in body.items()}
         assert (status, absent(answer["message"])) == (422, absent(who.ask("POST", path, made_up)[1]["message"]))
-    for path in (f"/v1/tasks/{borders.task.task_id}/cancel", "/v1/models/lungs/rollback"):
+    for path in (f"/v1/tasks/{shared.task.task_id}/cancel", "/v1/models/lungs/rollback"):
         assert outsider.ask("POST", path, {})[0] == 404
     # In another's population they are told no whatever they name: they said its name themselves.
     for who, body in ((outsider, values), (analyst, evaluation)):
-        status, answer = who.ask("POST", "/v1/tasks", {**body, "population": OURS, "bundle": borders.bundle})
+        status, answer = who.ask("POST", "/v1/tasks", {**body, "population": OURS, "bundle": shared.bundle})
         assert (status, OURS in answer["message"]) == (403, True), answer
-    assert outsider.ask("POST", f"/v1/bundles?population={OURS}", borders.federation.bundle_file.read_bytes())[0] == 403
+    assert outsider.ask("POST", f"/v1/bundles?population={OURS}", shared.federation.bundle_file.read_bytes())[0] == 403
 
 
 def test_uploading_the_same_bytes_says_nothing_about_others_and_binds_the_bundle_to_both(borders: Borders) -> None:

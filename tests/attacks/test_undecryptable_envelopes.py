@@ -40,7 +40,7 @@ class Spoiling(Participant):
         return EncryptedShare(peer=share.peer, ciphertext=ciphertext, signature=signature)
 
 
-@pytest.mark.parametrize("victims", [1, 4])
+@pytest.mark.parametrize("victims", [1, pytest.param(4, marks=pytest.mark.slow)])
 def test_the_task_is_completed_without_it(federation: Any, monkeypatch: pytest.MonkeyPatch, victims: int) -> None:
     agents = [federation.agent(number) for number in range(5)]
     hostile = agents[2]

@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -413,12 +413,18 @@ def server_host() -> str:
 
 @pytest.fixture
 def federation(tmp_path: Path, server_host: str) -> Iterator[Federation]:
+    with open_federation(tmp_path, server_host) as made:
+        yield made
+
+
+@contextmanager
+def open_federation(folder: Path, server_host: str) -> Iterator[Federation]:
     enrolment, publisher = b.generate_key(), b.generate_key()
     operator_token = init_data_folder(
-        tmp_path / "server", enrolment_key=public_bytes(enrolment), publisher_keys=[public_bytes(publisher)]
+        folder / "server", enrolment_key=public_bytes(enrolment), publisher_keys=[public_bytes(publisher)]
     )
     settings = load_settings(
-        tmp_path / "server",
+        folder / "server",
         environment={},
         retry_after=0.02,
         check_in_window=1.0,
@@ -428,19 +434,21 @@ def federation(tmp_path: Path, server_host: str) -> Iterator[Federation]:
     server = ServerProcess(settings, server_host)
     operator = OperatorClient(f"http://127.0.0.1:{server.port}", operator_token)
     made = Federation(
-        folder=tmp_path,
+        folder=folder,
         server=server,
         operator=operator,
         operator_token=operator_token,
         enrolment_key=enrolment,
         publisher_key=publisher,
-        bundle_file=make_bundle(tmp_path / "linear", publisher),
+        bundle_file=make_bundle(folder / "linear", publisher),
     )
-    yield made
-    for agent in made.agents:
-        agent.close()
-    operator.close()
-    server.close()
+    try:
+        yield made
+    finally:
+        for agent in made.agents:
+            agent.close()
+        operator.close()
+        server.close()
 
 
 @pytest.fixture
