@@ -40,6 +40,7 @@ STEPS = {
     "GET /v1/blobs/DIGEST": "weights",
     "GET /v1/bundles/DIGEST/pieces": "pieces",
     "GET /v1/blobs/DIGEST/pieces": "pieces",
+    "GET /v1/populations/NAME/weights-log/DIGEST": "log",
     "GET /v1/rounds/ID": "status",
     "POST /v1/rounds/ID/leave": "leave",
     "PUT /v1/rounds/ID/advertisement": "advertisement",
@@ -54,6 +55,7 @@ STEPS = {
     "GET /v1/rounds/ID/confirmations": "confirmations",
     "PUT /v1/rounds/ID/unmasking": "unmasking",
 }
+TASK = "b" * 32
 PHASE_AFTER: dict[str, m.Phase] = {
     "advertisement": "sharing", "shares": "complaining", "complaints": "masking", "update": "confirming",
     "confirmation": "unmasking", "unmasking": "committed",
@@ -106,6 +108,9 @@ class Scripted(ThreadingHTTPServer):
         """Every request so far, by its step."""
         self.bodies: dict[str, list[bytes]] = defaultdict(list)
         self.pieces = m.Pieces(size=0, pieces=[])
+        self.log: list[Sealed] = []
+        """Of the bundle's weights: empty as long as they are its own."""
+        self.query = ""
         self.offers: list[Sealed] = []
         self.chain: m.Chain | None = None
         self.plan: m.RoundPlan | None = None
@@ -133,10 +138,27 @@ class Scripted(ThreadingHTTPServer):
         self.bodies.clear()
         self.changes.clear()
 
+    def train(self, w: np.ndarray) -> None:
+        """A plain round, which the log tells of, has made these weights of the ones before."""
+        before, data = self.weights, b.write_weights({"w": w})
+        self.weights, self.files["weights"] = hashlib.sha256(data).hexdigest(), data
+        if not self.log:
+            self._enter(kind="start", weights=before)
+        self._enter(kind="step", weights=self.weights, parent=before, round_id=secrets.token_hex(16),
+                    plan="e" * 64, privacy="plain", devices=3)  # fmt: skip
+
+    def _enter(self, **values: Any) -> None:
+        previous = hashlib.sha256(self.log[-1].body).hexdigest() if self.log else "0" * 64
+        entry = m.WeightsStatement(
+            population=POPULATION, bundle=self.bundle, number=len(self.log) + 1, previous=previous, task_id=TASK,
+            **values,
+        )  # fmt: skip
+        self.log.append(seal("weights", entry, self.key))
+
     def begin(self, **changes: Any) -> str:
         """The device's next check-in brings a plan. Returns the round's id."""
         values: dict[str, Any] = {
-            "round_id": secrets.token_hex(16), "task_id": "b" * 32, "number": 1, "bundle": self.bundle,
+            "round_id": secrets.token_hex(16), "task_id": TASK, "number": 1, "bundle": self.bundle,
             "weights": self.weights, "privacy": "secure", "min_cohort": 3, "max_cohort": 4, "threshold": 3,
             "modulus_bits": 32, "serial": next(self.serials), "not_after": 2**40, **changes,
         }  # fmt: skip
@@ -164,6 +186,7 @@ class Scripted(ThreadingHTTPServer):
         with self.lock:
             self.steps.append(step)
             self.bodies[step].append(body)
+            self.query = path.partition("?")[2] or self.query
             change = self.changes[step].pop(0) if self.changes[step] else None
             if change is not None and getattr(change, "early", False):
                 return change(Reply(200, b""))
@@ -212,6 +235,9 @@ class Scripted(ThreadingHTTPServer):
 
     def _pieces(self, body: bytes) -> msgspec.Struct:
         return self.pieces
+
+    def _log(self, body: bytes) -> msgspec.Struct:
+        return m.WeightsLog(entries=self.log[int(self.query.removeprefix("after=")) :], newest=len(self.log))
 
     def _status(self, body: bytes) -> msgspec.Struct:
         assert self.plan is not None
@@ -306,6 +332,7 @@ class Scripted(ThreadingHTTPServer):
 
 
 def step_of(method: str, path: str) -> str:
+    path = path.partition("?")[0].replace(f"/populations/{POPULATION}/", "/populations/NAME/")
     return STEPS[method + " " + re.sub("[0-9a-f]{32}", "ID", re.sub("[0-9a-f]{64}", "DIGEST", path))]
 
 

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from tests.client.answers import identity, in_rounds, interrupted, to_check_ins, to_downloads  # noqa: F401 - their cases
+from tests.client.answers import (  # noqa: F401 - their cases
+    about_weights,
+    identity,
+    in_rounds,
+    interrupted,
+    to_check_ins,
+    to_downloads,
+)
 from tests.client.answers.world import CASES, World, rows
 
 

@@ -7,6 +7,7 @@ import threading
 import pytest
 
 from archipel import bundle as b
+from archipel.client import Event
 from archipel.errors import RefusedError, UnreachableError
 from archipel.protocol import messages as m
 from archipel.protocol.sealed import encode, seal
@@ -63,6 +64,21 @@ def _(world: World) -> None:
     for told, wait in ((-5.0, 0.01), (1e300, 86400.0)):
         world.answers("check-in", lambda reply, told=told: Reply(200, encode(m.CheckInResponse(retry_after=told))))
         assert world.agent.run_once().wait == wait
+
+
+@case("to a check-in", "200 that says that the server has set the device aside")
+def _(world: World) -> None:
+    told: list[Event] = []
+    world.agent._on_event = told.append
+    aside = m.SetAside(until=86400.0, reason="spoils rounds")
+    said = m.CheckInResponse(retry_after=0.01, set_aside=aside)
+    for _ in range(2):
+        world.answers("check-in", lambda reply: Reply(200, encode(said)))
+        outcome = world.agent.run_once()
+        assert (outcome.kind, outcome.wait, outcome.reason) == ("waiting", 0.01, "spoils rounds")
+    [event] = [event for event in told if event.name == "set_aside"]
+    assert event.detail == {"reason": "spoils rounds", "until": "1970-01-02 00:00:00"}
+    assert world.round().kind == "took_part"
 
 
 @case("to a check-in", "200 with an offered version that the pinned key did not sign")
