@@ -56,7 +56,8 @@ def world(
     data_folder: tuple[Path, str, Keys], bundle_file: Path, database_url: str, server_settings: dict[str, Any]
 ) -> Iterator[World]:
     folder, token, keys = data_folder
-    settings = load_settings(folder, environment={}, database=database_url, **server_settings)
+    changes = {"smallest_answer": 1, **server_settings}
+    settings = load_settings(folder, environment={}, database=database_url, **changes)
     clock = Clock()
     services = Services.open(settings, clock=clock)
     services.prepare()
