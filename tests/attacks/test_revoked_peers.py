@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from archipel.client.revocation_book import RevocationBook
@@ -143,12 +143,14 @@ def test_a_real_server_tells_devices_whom_an_operator_revoked(federation: Federa
 
 
 @settings(max_examples=150)
+@example(data=b" ", cut=400)
 @given(data=st.one_of(st.binary(max_size=80), st.text(max_size=80).map(str.encode)), cut=st.integers(0, 400))
 def test_any_bytes_in_place_of_a_list(tmp_path_factory: pytest.TempPathFactory, data: bytes, cut: int) -> None:
     whole = encode(seal("revocations", listed(1, "1" * 32), SERVER))
     book = RevocationBook(tmp_path_factory.mktemp("book") / "revoked", public_bytes(SERVER), "pupils")
     for damaged in (data, whole[:cut] + data, whole[: cut % len(whole)]):
-        if damaged == whole:
+        if damaged.strip(b" \t\r\n") == whole:  # spaces around JSON change nothing of what is signed
+            assert book._read(damaged) == listed(1, "1" * 32)
             continue
         with pytest.raises((CertificateError, MessageError)):
             book._read(damaged)
