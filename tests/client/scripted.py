@@ -40,7 +40,9 @@ STEPS = {
     "GET /v1/blobs/DIGEST": "weights",
     "GET /v1/bundles/DIGEST/pieces": "pieces",
     "GET /v1/blobs/DIGEST/pieces": "pieces",
+    "GET /v1/blobs/REVOKED": "revocations",
     "GET /v1/populations/NAME/weights-log/DIGEST": "log",
+    "GET /v1/populations/NAME/weights-log/DIGEST/2/endorsement": "endorsement",
     "GET /v1/rounds/ID": "status",
     "POST /v1/rounds/ID/leave": "leave",
     "PUT /v1/rounds/ID/advertisement": "advertisement",
@@ -111,6 +113,10 @@ class Scripted(ThreadingHTTPServer):
         self.log: list[Sealed] = []
         """Of the bundle's weights: empty as long as they are its own."""
         self.query = ""
+        self.endorsement: m.Endorsement | None = None
+        """Of the log's second entry."""
+        self.revoked: str | None = None
+        """The digest of the list that plans name."""
         self.offers: list[Sealed] = []
         self.chain: m.Chain | None = None
         self.plan: m.RoundPlan | None = None
@@ -138,14 +144,32 @@ class Scripted(ThreadingHTTPServer):
         self.bodies.clear()
         self.changes.clear()
 
-    def train(self, w: np.ndarray) -> None:
-        """A plain round, which the log tells of, has made these weights of the ones before."""
-        before, data = self.weights, b.write_weights({"w": w})
+    def train(self, w: np.ndarray | bytes) -> None:
+        """A plain round, which the log tells of, has made these weights, or the bytes of such, of the ones before."""
+        self._step(w, round_id=secrets.token_hex(16), plan="e" * 64, privacy="plain", devices=3)
+
+    def train_securely(self, w: np.ndarray) -> None:
+        """The last round, a secure one that was committed, has made them: the first entry after the start."""
+        assert self.plan is not None
+        signed = {name: each for name, each in self.confirmed.items() if name in self.survived.devices}
+        endorsers = [
+            m.Endorser(chain=self._chains[name], signature=each.signature) for name, each in sorted(signed.items())
+        ]
+        self.endorsement = m.Endorsement(
+            plan=self.sealed, survivors=self.survived, confirmation=signed[self._device].body, endorsers=endorsers
+        )
+        self._step(w, round_id=self.plan.round_id, plan=plan_digest(self.sealed), devices=len(self.survived.devices))
+
+    def _step(self, w: np.ndarray | bytes, **values: Any) -> None:
+        before, data = self.weights, w if isinstance(w, bytes) else b.write_weights({"w": w})
         self.weights, self.files["weights"] = hashlib.sha256(data).hexdigest(), data
         if not self.log:
             self._enter(kind="start", weights=before)
-        self._enter(kind="step", weights=self.weights, parent=before, round_id=secrets.token_hex(16),
-                    plan="e" * 64, privacy="plain", devices=3)  # fmt: skip
+        self._enter(kind="step", weights=self.weights, parent=before, **values)
+
+    def revoke(self, data: bytes) -> None:
+        """The next plans name this list of revocations."""
+        self.files["revocations"], self.revoked = data, hashlib.sha256(data).hexdigest()
 
     def _enter(self, **values: Any) -> None:
         previous = hashlib.sha256(self.log[-1].body).hexdigest() if self.log else "0" * 64
@@ -160,7 +184,8 @@ class Scripted(ThreadingHTTPServer):
         values: dict[str, Any] = {
             "round_id": secrets.token_hex(16), "task_id": TASK, "number": 1, "bundle": self.bundle,
             "weights": self.weights, "privacy": "secure", "min_cohort": 3, "max_cohort": 4, "threshold": 3,
-            "modulus_bits": 32, "serial": next(self.serials), "not_after": 2**40, **changes,
+            "modulus_bits": 32, "serial": next(self.serials), "not_after": 2**40,
+            "revocations": self.revoked, **changes,
         }  # fmt: skip
         self.plan = m.RoundPlan(**values)
         self.sealed = seal("plan", self.plan, self.key)
@@ -182,7 +207,7 @@ class Scripted(ThreadingHTTPServer):
     # --- answers --------------------------------------------------------------------------------------------------
 
     def reply(self, method: str, path: str, body: bytes, headers: Any) -> Reply | bytes | None:
-        step = step_of(method, path)
+        step = step_of(method, path.replace(self.revoked, "REVOKED") if self.revoked else path)
         with self.lock:
             self.steps.append(step)
             self.bodies[step].append(body)
@@ -261,7 +286,7 @@ class Scripted(ThreadingHTTPServer):
     def _cohort_of(self, reader: str) -> m.Cohort:
         assert self.chain is not None
         assert self.plan is not None
-        chains = {self._device: self.chain, **{name: chain for name, (_, chain) in self.peers.items()}}
+        chains = self._chains
         trees = {name: KeyTree(sent.envelope_keys, self.plan.max_cohort) for name, sent in self.advertised.items()}
         members = [
             m.Member(chain=chains[name], advertisement=sent.advertisement) for name, sent in self.advertised.items()
@@ -324,6 +349,15 @@ class Scripted(ThreadingHTTPServer):
             if share.peer == recipient
         ]
         return m.Shares(shares=found)
+
+    def _endorsement(self, body: bytes) -> msgspec.Struct:
+        assert self.endorsement is not None
+        return self.endorsement
+
+    @property
+    def _chains(self) -> dict[str, m.Chain]:
+        assert self.chain is not None
+        return {self._device: self.chain, **{name: chain for name, (_, chain) in self.peers.items()}}
 
     @property
     def _device(self) -> str:

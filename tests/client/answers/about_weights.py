@@ -25,6 +25,31 @@ def _(world: World) -> None:
     world.server.train(W0 + 2 * STEP)
     assert world.round().kind == "took_part"
     assert (world.asked("log"), world.server.query) == (2, "after=2")
+    assert world.asked("endorsement") == 0  # of a plain round nobody has signed anything
+
+
+@case("about the weights", "200 with what the devices of a secure round have signed")
+def _(world: World) -> None:
+    world.restart(allow_plain=False)
+    assert world.round().kind == "took_part"
+    world.server.train_securely(W0 + STEP)
+    assert world.round().kind == "took_part"
+    assert world.asked("endorsement") == 1
+    assert world.round().kind == "took_part"
+    assert world.asked("endorsement") == 1
+
+
+@case("about the weights", "200 with what too few of them have signed")
+def _(world: World) -> None:
+    assert world.round().kind == "took_part"
+    world.server.train_securely(W0 + STEP)
+    right = world.server.endorsement
+    assert right is not None
+    world.server.endorsement = msgspec.structs.replace(right, endorsers=right.endorsers[:2])
+    outcome = world.round()
+    assert (outcome.kind, "2 devices signed" in outcome.reason) == ("refused", True)
+    world.server.endorsement = right
+    assert world.round().kind == "took_part"
 
 
 @case("about the weights", "200 with entries that do not")

@@ -14,6 +14,7 @@ import hashlib
 import inspect
 import json
 import random
+import re
 import resource
 import shutil
 import time
@@ -35,8 +36,8 @@ from archipel.client.journal import Forgotten
 from archipel.client.pieces import PieceDownload
 from archipel.errors import BundleError, CertificateError, ClientError
 from archipel.protocol import identity, messages
-from archipel.protocol.sealed import seal
-from tests.client.conftest import POPULATION, local_data
+from archipel.protocol.sealed import Sealed, encode, seal
+from tests.client.conftest import POPULATION, W0, local_data
 from tests.client.scripted import STEPS, Change, Reply, Scripted, scripted, sealed_again
 from tests.mutations import mutations
 
@@ -44,6 +45,7 @@ from tests.mutations import mutations
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 CORPUS = Path(__file__).parent / "corpus"
 CASES, MANY = 10, 150
+NOBODY_REVOKED = messages.Revocations(population=POPULATION, epoch=0, devices=[], tokens=[])
 LONGEST = 5.0
 MOST_MEMORY = 256 << 20
 
@@ -64,6 +66,10 @@ KINDS = {
     messages.Problem: "status",
     messages.Offer: "check-in",
     messages.Pieces: "pieces",
+    messages.WeightsLog: "log",
+    messages.Endorsement: "endorsement",
+    Sealed: "revocations",
+    messages.Revocations: "revocations",
 }
 """Every kind of message that archipel.client decodes, and a step in which it is changed."""
 OWN_FILES = {DeviceRecord, Entry, Forgotten}
@@ -88,6 +94,17 @@ class Fuzzed:
         )  # fmt: skip
         self.agent = Agent(config, examples=lambda: local_data(0))
         self.agent.enrol(server.token())
+        # A secure round has changed the weights, as the log says; nobody is revoked.
+        server.begin()
+        self.agent.run_once()
+        server.train_securely(W0 + np.float32(0.01))
+        server.revoke(encode(seal("revocations", NOBODY_REVOKED, server.key)))
+
+    def forget(self) -> None:
+        """The device has not seen the log nor the list of revocations."""
+        for path in (self.agent.config.folder / "origins").iterdir():
+            path.unlink()
+        (self.agent.config.folder / "rounds" / "revoked").unlink(missing_ok=True)
 
     def case(self, step: str, change: Change, **plan: Any) -> None:
         """One round whose first answer in `step` is changed."""
@@ -99,6 +116,8 @@ class Fuzzed:
                 (agent.config.folder / "cache" / name).mkdir()
         if step in ("challenge", "session"):
             agent._session = None
+        if step in ("log", "endorsement", "revocations"):
+            self.forget()
         if step == "leave":
             plan["min_cohort"] = 2  # fewer than the publisher allows, so that the device refuses
         server.accused = int(step == "all-complaints")  # else the list is not asked for
@@ -218,7 +237,7 @@ def any_change(step: str, rng: random.Random, server: Scripted) -> Change:
                      mutated(reply.body, rng), {"Retry-After": rng.choice(HEADER_VALUES)})  # fmt: skip
 
     changes: list[Change] = [body, raw, header, status]
-    if step not in ("bundle", "weights"):
+    if step not in ("bundle", "weights", "revocations"):
         changes.append(base)
     if step == "check-in":
         changes += [sealed_again(server, lambda plan: mutated(plan, rng))] * 3
@@ -238,12 +257,35 @@ def test_an_answer_that_is_not_right(fuzzed: Fuzzed, step: str, cases: int) -> N
 
 @pytest.mark.parametrize("cases", [CASES, pytest.param(MANY, marks=pytest.mark.slow)])
 def test_weights_that_are_the_ones_of_the_plan_and_not_right(fuzzed: Fuzzed, cases: int) -> None:
-    rng = random.Random(cases)
-    right = fuzzed.server.files["weights"]
+    """The log says that they are a round's."""
+    rng, server = random.Random(cases), fuzzed.server
+    weights, right, log = server.weights, server.files["weights"], server.log
     for _ in range(cases):
-        wrong = mutated(right, rng)
-        digest = hashlib.sha256(wrong).hexdigest()
-        fuzzed.case("weights", lambda reply, wrong=wrong: Reply(200, wrong), weights=digest)
+        server.log = [*log]
+        server.train(mutated(right, rng))
+        fuzzed.forget()
+        fuzzed.case("weights", lambda reply: reply)
+        server.weights, server.files["weights"] = weights, right
+    server.log = log
+    fuzzed.forget()
+
+
+@pytest.mark.parametrize("cases", [CASES, pytest.param(MANY, marks=pytest.mark.slow)])
+def test_logs_and_revocations_that_the_server_signs_and_are_not_right(fuzzed: Fuzzed, cases: int) -> None:
+    rng, server = random.Random(cases), fuzzed.server
+    log, files, revoked = server.log, dict(server.files), server.revoked
+    for number in range(cases):
+        if number % 2:
+            server.log = [*log[:-1], signed_again(server, "weights", mutated(log[-1].body, rng))]
+        else:
+            server.revoke(encode(signed_again(server, "revocations", mutated(encode(NOBODY_REVOKED), rng))))
+        fuzzed.case("log" if number % 2 else "revocations", lambda reply: reply)
+        server.log, server.files, server.revoked = log, dict(files), revoked
+        fuzzed.forget()
+
+
+def signed_again(server: Scripted, label: str, body: bytes) -> Sealed:
+    return Sealed(body=body, signature=server.key.sign(f"archipel/v1/{label}\0".encode() + body))
 
 
 @pytest.mark.parametrize("cases", [CASES, pytest.param(MANY, marks=pytest.mark.slow)])
@@ -335,7 +377,7 @@ def client_code() -> Iterator[ast.AST]:
 def test_every_kind_that_the_agent_decodes_is_fuzzed() -> None:
     """A class that is handed over, not called, is what an answer is decoded as."""
     own = {kind.__name__: kind for kind in OWN_FILES}
-    known: dict[str, Any] = {**vars(messages), **vars(identity), **own}
+    known: dict[str, Any] = {**vars(messages), **vars(identity), "Sealed": Sealed, **own}
     found = set()
     for node in client_code():
         if isinstance(node, ast.Call):
@@ -360,7 +402,10 @@ def test_every_header_that_the_agent_reads_is_fuzzed() -> None:
 
 def test_every_step_of_the_agent_is_played() -> None:
     """Paths in archipel.client are those of the scripted server."""
-    paths = {path.split(" ")[1].replace("ID", "*").replace("DIGEST", "*") for path in STEPS}
+    paths = {
+        re.sub("ID|DIGEST|NAME|/2/", lambda found: "/*/" if found[0] == "/2/" else "*", path.split(" ")[1])
+        for path in STEPS
+    }
     found = set()
     for node in client_code():
         text = node.value if isinstance(node, ast.Constant) else None
