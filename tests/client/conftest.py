@@ -59,7 +59,9 @@ train (float[n, 3] x, float[n] y, float[3] w, float seen, float lr) => (float[3]
 FINISH = """<ir_version: 10, opset_import: ["": 21]>
 finish (float[3] w, float[3] w0, float n) => (float[3] dw, float weight) {
     scale = Constant <value_float = 0.01> ()
-    weight = Mul(n, scale)
+    share = Mul(n, scale)
+    most = Constant <value_float = 4.0> ()
+    weight = Min(share, most)
     change = Sub(w, w0)
     low = Constant <value_float = -1.0> ()
     high = Constant <value_float = 1.0> ()

@@ -59,7 +59,7 @@ TASKS: dict[str, dict[str, Any]] = {
     },
     "plain": {"privacy": "plain", "cohort": 5},
     "buffered": {"privacy": "plain", "mode": "asynchronous", "cohort": 5, "concurrency": 10},
-    "evaluation": {"kind": "evaluation", "metrics": {"mse": 4096.0}, "max_examples": 100, "cohort": 4},
+    "evaluation": {"kind": "evaluation", "metrics": {"mse": 4096.0}, "max_examples": 100, "cohort": 4, "rounds": 256},
 }  # fmt: skip
 
 
@@ -124,7 +124,7 @@ class Storm:
         server.settings = load_settings(folder / "server", environment={})
         self.server = server
         self.operator = self.stack.enter_context(OperatorClient(f"http://127.0.0.1:{server.port}", token))
-        file = make_bundle(folder / "linear", publisher, modes=("secure", "plain"))
+        file = make_bundle(folder / "linear", publisher, modes=("secure", "plain"), queries=256, query_days=1)
         self.federation = Federation(folder, server, self.operator, enrolment, publisher, file)
         self.bundle = self.federation.publish()
         self.proxy = self.stack.enter_context(running(Proxy(server.port)))
@@ -251,8 +251,10 @@ def test_whatever_happens_sums_are_right_and_nobody_is_stuck(storm: Storm, secon
     tasks = {name: storm.task(name=name, **values) for name, values in TASKS.items()}
     storm.rage(seconds)
     storm.calm()
-    # Left alone, every task goes on.
-    goals = {task: storm.committed(task) + 1 for task in tasks.values()}
+    # Left alone, every task goes on; the evaluations may have used up what a population may be asked.
+    going = [task for task in tasks.values() if storm.operator.task(task).state == "running"]
+    assert set(tasks.values()) - set(going) <= {tasks["evaluation"]}
+    goals = {task: storm.committed(task) + 1 for task in going}
     storm.wait_until(lambda: all(storm.committed(task) >= goal for task, goal in goals.items()), 60, storm.shown)
     for task in goals:
         storm.operator.cancel(task)
