@@ -133,6 +133,8 @@ class Story:
             )
             while True:
                 federation.collect_events(timeout=POLL_SECONDS)
+                # Before its rounds: once it is completed, all of them are among what is listed after that.
+                state = federation.operator.task(task)
                 for info in federation.operator.rounds(task):
                     if info.phase in ("committed", "failed") and info.round_id not in seen:
                         seen[info.round_id] = info
@@ -143,7 +145,6 @@ class Story:
                         self._progress.update(bar, completed=committed)
                     elif info.round_id not in seen:
                         self._progress.update(bar, description=f"secure rounds: {info.number}, {info.phase}")
-                state = federation.operator.task(task)
                 if state.state in ("failed", "cancelled"):
                     raise CommandError(f"the task ended early ({state.state}): {state.reason}")
                 if state.state == "completed":
