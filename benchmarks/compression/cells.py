@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+
+from stamp import Stamp, stamp
 
 from archipel.lite_runtime.durable import write_durably
 
@@ -21,17 +22,23 @@ def digest(*parts: object) -> str:
     return found.hexdigest()[:16]
 
 
+class Missing(Exception):
+    """A result that is not there and may not be made now; the text names it."""
+
+
 class Cells:
     """The finished results of a study, in a folder. Stopped anywhere, a study goes on with the first that is missing.
 
-    `seconds` is what the results asked for took to make. A result does not follow the program's own changes: remove
-    the folder to measure a changed archipel.
+    Each has the stamp of the process that made it; `stamps` are those of the results asked for. With `make` False
+    nothing is made: what is missing raises Missing. A result does not follow the program's own changes: remove the
+    folder to measure a changed archipel.
     """
 
-    def __init__(self, folder: Path, say: Callable[[str], None]) -> None:
+    def __init__(self, folder: Path, say: Callable[[str], None], make: bool = True) -> None:
         self.folder = folder
-        self.seconds = 0.0
+        self.stamps: list[Stamp] = []
         self._say = say
+        self._make = make
         folder.mkdir(parents=True, exist_ok=True)
 
     def get(self, name: str, key: Mapping[str, Any], make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -39,12 +46,11 @@ class Cells:
         path = self.folder / f"{name}-{digest(key)}.json"
         if path.exists():
             kept: dict[str, Any] = json.loads(path.read_text())
+        elif not self._make:
+            raise Missing(name)
         else:
             self._say(name)
-            started = time.monotonic()
-            result = make()
-            # What was stopped and went on took longer than this last time.
-            kept = {"key": dict(key), **result, "wall": max(time.monotonic() - started, result.get("seconds", 0.0))}
+            kept = {"key": dict(key), **make(), "stamp": stamp()}
             write_durably(path, json.dumps(kept, indent=1).encode())
-        self.seconds += kept["wall"]
+        self.stamps.append(kept["stamp"])
         return kept

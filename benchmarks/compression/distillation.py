@@ -11,6 +11,7 @@ from evaluation import Difference, accuracy, difference
 from made import Facts, float_facts, onnx_facts, run_recipe
 from recipe_files import recipe_text
 from subjects import Subject
+from verdict import Outcome, at_least
 
 from archipel import Model
 
@@ -36,8 +37,8 @@ class Distillation:
     recipes: tuple[str, ...]
 
     @property
-    def reached(self) -> bool:
-        return self.lift.points >= GOAL
+    def reached(self) -> Outcome:
+        return at_least(GOAL, self.lift.low, self.lift.high)
 
 
 def distillation(teacher: Subject, cells: Cells) -> Distillation:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import onnxruntime
+from scipy.special import log_softmax
 
 from archipel.compression.agreement import RESAMPLES, bootstrap
 from archipel.datasets import Labelled
@@ -47,6 +48,12 @@ def logits(path: Path, inputs: np.ndarray) -> np.ndarray:
     name = session.get_inputs()[0].name
     parts = [session.run(None, {name: inputs[start : start + BATCH]})[0] for start in range(0, len(inputs), BATCH)]
     return np.concatenate(parts)
+
+
+def divergence(of: np.ndarray, found: np.ndarray) -> float:
+    """Mean Kullback-Leibler divergence of answers `found` from those `of` another model, in nats; both [n, classes]."""
+    before, after = log_softmax(of, axis=1), log_softmax(found, axis=1)
+    return float((np.exp(before) * (before - after)).sum(axis=1).mean())
 
 
 def right(classes: np.ndarray, examples: Labelled) -> str:

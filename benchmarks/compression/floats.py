@@ -3,7 +3,7 @@
     python benchmarks/compression/floats.py [--folder .cache/compression] [--data ../shared/data] [NAME ...]
 
 NAME is a case of cases.py; all of them without one. Killed, it goes on where it was, to the epoch. NAME-SEED.onnx and
-NAME-SEED.json are written when a model is done. Ends with status 1 if a model misses its floor.
+NAME-SEED.json are written when a model is done. Ends with status 1 if a model's accuracy is below its floor.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from cases import CASES, Case, Phase, read, shrunk
+from stamp import Stamp, stamp
+from verdict import Outcome, at_least, wilson
 
 from archipel.datasets import Labelled, LabelledSplits
 from archipel.lite_runtime.durable import write_durably
@@ -49,10 +51,16 @@ class Trained:
     seconds: float  # of all epochs, wall time
     epochs: int
     digest: str
+    stamp: Stamp
 
     @property
-    def reached(self) -> bool:
-        return self.test_accuracy >= self.floor
+    def interval(self) -> tuple[float, float]:
+        """95% interval of the test accuracy, over test examples alone."""
+        return wilson(self.test_accuracy, self.test_examples)
+
+    @property
+    def reached(self) -> Outcome:
+        return at_least(self.floor, *self.interval)
 
 
 def onnx_path(folder: Path, name: str, seed: int) -> Path:
@@ -87,6 +95,7 @@ def trained(name: str, seed: int, folder: Path, data: Path) -> Trained:
         seconds=round(seconds, 1),
         epochs=epochs,
         digest=digest,
+        stamp=stamp(),
     )
     # Last: a model with facts is complete.
     write_durably(facts_path, json.dumps(asdict(facts), indent=2).encode())
@@ -180,11 +189,11 @@ def main() -> int:
     for name in options.names or CASES:
         for seed in CASES[name].seeds:
             facts = trained(name, seed, options.folder, options.data)
-            ok = ok and facts.reached
+            ok = ok and facts.test_accuracy >= facts.floor
             if options.json:
                 print(json.dumps(asdict(facts)), flush=True)
             else:
-                missed = "" if facts.reached else f", below its floor of {facts.floor:.1%}"
+                missed = "" if facts.test_accuracy >= facts.floor else f", below its floor of {facts.floor:.1%}"
                 print(
                     f"{name:<22}seed {seed}  test {facts.test_accuracy:7.2%}{missed}  "
                     f"{facts.parameters:>9,} parameters  {facts.epochs:>3} epochs  {facts.seconds:6.0f} s",

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,11 @@ from lite_peers import HERE, PACKAGES, Peer, PeerError, clean_environment, insta
 from lite_predict import Runner
 
 ENVIRONMENT = "openvino"
+WAYS: dict[str, dict[str, Any]] = {
+    f"{preset}, {bias} bias correction": {"preset": preset, "bias": bias}
+    for preset, bias in product(("performance", "mixed"), ("fast", "slow"))
+}
+"""The first has its defaults for a convolutional network. All are without accuracy control, which needs labels."""
 
 
 def install_environment(folder: Path) -> None:
@@ -23,15 +29,20 @@ def install_environment(folder: Path) -> None:
 
 
 def quantize(
-    folder: Path, source: Path, calibration: Path, inputs: Path, out: Path
+    folder: Path, source: Path, calibration: Path, inputs: Path, out: Path, options: Mapping[str, Any]
 ) -> tuple[np.ndarray, dict[str, str]]:
-    """NNCF's int8 of `source` at `out`.xml and .bin; its class of each input, and versions. Raises PeerError."""
-    command = [python_of(folder, ENVIRONMENT), HERE / "nncf_quantize.py", source, calibration, inputs, out]
+    """NNCF's int8 of `source` at `out`.xml and .bin, with one of WAYS' options; its answers to the inputs (float32
+    [n, classes]), and versions. Raises PeerError.
+    """
+    files = [source, calibration, inputs, out]
+    command = [python_of(folder, ENVIRONMENT), HERE / "nncf_quantize.py", *files, options["preset"], options["bias"]]
     done = subprocess.run(command, capture_output=True, text=True, env=clean_environment(), check=False)
     if done.returncode:
         raise PeerError(f"NNCF: status {done.returncode}: {' '.join(done.stderr.split())[-300:]}")
     versions: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
-    return np.load(f"{out}.npy"), versions
+    answers = np.load(f"{out}.npy")
+    Path(f"{out}.npy").unlink()
+    return answers, versions
 
 
 @contextmanager

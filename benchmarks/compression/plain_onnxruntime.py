@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import logging
+from collections.abc import Mapping
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +15,12 @@ from onnxruntime import quantization as ortq
 from onnxruntime.quantization.shape_inference import quant_pre_process
 
 WAYS: dict[str, dict[str, Any]] = {
-    "per tensor": {"per_channel": False},
-    "per channel": {"per_channel": True},
-    "per channel, unsigned activations": {"per_channel": True, "activation_type": ortq.QuantType.QUInt8},
+    f"{method}, per {per}, {activation} activations": {"method": method, "per": per, "activation": activation}
+    for method, per, activation in product(
+        ("MinMax", "Entropy", "Percentile"), ("tensor", "channel"), ("signed", "unsigned")
+    )
 }
-"""QDQ, MinMax and int8 for both are its defaults."""
+"""The first has its defaults: QDQ, MinMax, per tensor, int8 for weights and activations."""
 BATCH = 64
 
 
@@ -29,13 +34,19 @@ class _Reader(ortq.CalibrationDataReader):  # type: ignore[misc]
         return None if batch is None else {self._name: batch}
 
 
-def quantize(source: Path, target: Path, examples: np.ndarray, way: str) -> None:
-    """Write `source` quantized in one of WAYS, calibrated on `examples`, to `target`."""
+def quantize(source: Path, target: Path, examples: np.ndarray, options: Mapping[str, Any]) -> None:
+    """Write `source` quantized with one of WAYS' options, calibrated on `examples`, to `target`."""
     import onnx
 
     logging.getLogger().setLevel(logging.ERROR)  # it warns on the root logger
-    cleaned = target.with_suffix(".preprocessed.onnx")
+    cleaned = target.with_name(f"{target.stem}.preprocessed.onnx")
     quant_pre_process(source, cleaned)
     name = onnx.load(source, load_external_data=False).graph.input[0].name
-    ortq.quantize_static(cleaned, target, _Reader(name, examples), **WAYS[way])
+    settings = {
+        "calibrate_method": ortq.CalibrationMethod[options["method"]],
+        "per_channel": options["per"] == "channel",
+        "activation_type": ortq.QuantType.QInt8 if options["activation"] == "signed" else ortq.QuantType.QUInt8,
+    }
+    with contextlib.redirect_stdout(io.StringIO()):  # it prints what it does
+        ortq.quantize_static(cleaned, target, _Reader(name, examples), **settings)
     cleaned.unlink()

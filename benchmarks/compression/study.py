@@ -6,6 +6,12 @@
 Trains the float models (floats.py), applies every recipe to each, distils, compares with other tools side by side, and
 writes the page. Stopped at any point it goes on from there: what is finished is kept in --folder, training goes on at
 the step where it was. --only NAME takes one model (can be repeated), --quick the cheapest one without training.
+
+Only latency minds what else runs on the machine, so it can be measured apart:
+
+    python benchmarks/compression/study.py --stage accuracy     everything else; no page
+    python benchmarks/compression/study.py --stage latency      minutes; stops where an accuracy is missing; the page
+    python benchmarks/compression/study.py --stage page         the page alone, of what is kept
 """
 
 from __future__ import annotations
@@ -23,20 +29,21 @@ import beside
 import openvino_peer
 import torch
 from cases import CASES
-from cells import Cells
+from cells import Cells, Missing
 from distillation import TEACHER, distillation
 from floats import DATA, FOLDER, trained
 from lite_peers import PeerError
-from made import compressed_facts, float_facts
 from operators import by_operator
 from report import Operators, Study, markdown
-from schemes import Failure, results
-from side_by_side import BASE, LATENCY_GOAL, OURS, side_by_side
+from schemes import Failure, made, results
+from side_by_side import LATENCY_GOAL, Rows, rows, side_by_side
 from subjects import Subject
+from ways import OURS
 
 PAGE = beside.ROOT / "docs" / "results-compression.md"
 QUICK = "digits-cnn"
 QUICK_EXAMPLES = 1000
+STAGES = ("all", "accuracy", "latency", "page")
 
 
 def main() -> int:
@@ -47,6 +54,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help=f"the page (default {PAGE}; with --quick or --only standard output)")
     parser.add_argument("--only", action="append", choices=CASES, help="only this model; can be repeated")
     parser.add_argument("--quick", action="store_true", help=f"{QUICK} alone, one seed, no training but the float's")
+    parser.add_argument("--stage", choices=STAGES, default="all", help="what may be made now (default %(default)s)")
     parser.add_argument("--json", action="store_true", help="one JSON object a result on standard output, nothing else")
     parser.add_argument("--install-peers", action="store_true", help="make the peers' environment, and end")
     options = parser.parse_args()
@@ -62,9 +70,13 @@ def main() -> int:
     except BlockingIOError:
         parser.error(f"--folder {options.folder}: another study is at work there; wait for it or choose another folder")
     torch.set_num_threads(2)
-    study = run(
-        options.folder, options.data, peers, [QUICK] if options.quick else options.only or list(CASES), options.quick
-    )
+    names = [QUICK] if options.quick else options.only or list(CASES)
+    try:
+        study = run(options.folder, options.data, peers, names, options.quick, options.stage)
+    except Missing as missing:
+        parser.error(f"--stage {options.stage}: {missing} is not there yet; run the stages before it")
+    if options.stage == "accuracy":
+        return 0
     if options.json:
         _print_json(study)
     page = markdown(study)
@@ -76,34 +88,40 @@ def main() -> int:
     return 0
 
 
-def run(folder: Path, data: Path, peers: Path, names: Sequence[str], quick: bool) -> Study:
-    """The whole study, or that of these models."""
-    study = Study()
-    cells = Cells(folder / ("cells-quick" if quick else "cells"), say)
+def run(folder: Path, data: Path, peers: Path, names: Sequence[str], quick: bool, stage: str) -> Study:
+    """The whole study, or that of these models; "accuracy" ends before the first latency. Raises Missing."""
+    suffix = "-quick" if quick else ""
+    cells = Cells(folder / f"cells{suffix}", say, make=stage in ("all", "accuracy"))
+    times = Cells(folder / f"latency{suffix}", say, make=stage in ("all", "latency"))
+    study = Study(accuracy_stamps=cells.stamps, latency_stamps=times.stamps)
     for name in names:
         seeds = CASES[name].seeds[:1] if quick else CASES[name].seeds
         study.floats += [trained(name, seed, folder, data) for seed in seeds]
         subjects = [Subject(name, seed, folder, data, QUICK_EXAMPLES if quick else None) for seed in seeds]
-        study.results += results(subjects, cells, quick)
-        table = side_by_side(subjects[0], cells, peers, quick)
-        study.tables.append(table)
-        if table.entry(OURS).ratio[1] > LATENCY_GOAL:
-            study.operators[table.title] = _operators(subjects[0], cells)
+        found, failures = made(subjects, cells, quick)
+        compared = rows(subjects[0], cells, peers)
         if name == TEACHER and not quick:
             study.distillations.append(distillation(subjects[0], cells))
-    study.seconds = sum(each.seconds for each in study.floats) + cells.seconds
+        if stage == "accuracy":
+            continue
+        study.results += [*results(subjects, found, times, quick), *failures]
+        table = side_by_side(subjects[0], compared, times, peers, quick)
+        study.tables.append(table)
+        if table.ours.latency[1].ratio > LATENCY_GOAL:
+            study.operators[table.title] = _operators(subjects[0], compared, times)
     return study
 
 
-def _operators(subject: Subject, cells: Cells) -> Operators:
+def _operators(subject: Subject, compared: Rows, times: Cells) -> Operators:
     """Microseconds by operator, of the float model and of ours in int8."""
-    files = {BASE: float_facts(subject, cells), OURS: compressed_facts(subject, "int8_ptq", cells)}
-    paths = [subject.made / facts["files"][0] for facts in files.values()]
-    key = {"files": [facts["digest"] for facts in files.values()]}
-    found = cells.get(
+    chosen = [row.facts for row in compared.rows if row.tool == OURS and row.chosen]
+    files = [compared.rows[0].facts, *chosen]
+    paths = [subject.made / facts["files"][0] for facts in files]
+    key = {"files": [facts["digest"] for facts in files]}
+    found = times.get(
         f"{subject.title} operators", key, lambda: {"rows": [by_operator(path, threads=1) for path in paths]}
     )["rows"]
-    before, after = ([(name, time) for name, time in rows] for rows in found)
+    before, after = ([(name, time) for name, time in each] for each in found)
     return before, after
 
 
@@ -115,7 +133,8 @@ def _print_json(study: Study) -> None:
     for lift in study.distillations:
         print(json.dumps({"distillation": asdict(lift)}))
     for table in study.tables:
-        print(json.dumps({"side_by_side": asdict(table), "verdict": asdict(table.verdict())}))
+        verdict = table.verdict()
+        print(json.dumps({"side_by_side": asdict(table), "verdict": asdict(verdict) if verdict else None}))
 
 
 def _install(peers: Path) -> int:
