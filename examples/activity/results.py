@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 import numpy as np
+from origin import Origin
 
 from archipel.cli.demo.measure import paired_interval
 
@@ -58,6 +59,13 @@ class Run(msgspec.Struct):
         return sum(each.correct[model] for each in self.people) / sum(each.later for each in self.people)
 
 
+class Results(msgspec.Struct):
+    """What results.json holds."""
+
+    origin: Origin
+    runs: list[Run]
+
+
 def _is_of(person: Person, group: str) -> bool:
     return not group or person.group == group or (group == "took part" and person.group != "newcomer")
 
@@ -105,8 +113,27 @@ def differences(runs: Sequence[Run]) -> str:
     return "\n".join(f"- {line}" for line in lines)
 
 
-def report(runs: Sequence[Run]) -> str:
+def worse_table(runs: Sequence[Run]) -> str:
+    """Markdown: everybody whom a step serves worse, means over the runs, in points; the greatest loss first."""
+    lines = [_row("person", "step", "from", "to", "points"), "|---|---|---:|---:|---:|"]
+    found = []
+    for before, after in (
+        ("cloud", "federated"),
+        ("federated", "personalised"),
+        ("cloud, personalised", "personalised"),
+    ):
+        a, b = (100 * np.mean([run.accuracies(model) for run in runs], axis=0) for model in (before, after))
+        step = f"{before} → {after}" if before != "cloud, personalised" else "personalised: of cloud → of federated"
+        found += [(b[i] - a[i], each.person, step, a[i], b[i]) for i, each in enumerate(runs[0].people) if b[i] < a[i]]
+    lines += [
+        _row(f"{who}", step, _figure(a), _figure(b), f"{points:+.1f}") for points, who, step, a, b in sorted(found)
+    ]
+    return "\n".join(lines)
+
+
+def report(results: Results) -> str:
     """All of it as Markdown."""
+    runs = results.runs
     several = f"{len(runs)} seeds, mean [lowest, highest]" if len(runs) > 1 else "one seed"
     cohorts = [each.devices for run in runs for each in run.rounds]
     phones = f"{min(cohorts)} to {max(cohorts)}" if min(cohorts) < max(cohorts) else f"{cohorts[0]}"
@@ -123,10 +150,14 @@ def report(runs: Sequence[Run]) -> str:
     for run in runs:
         lines.append(f"seed {run.seed}: " + ", ".join(f"{name} {100 * told:.2f}%" for name, told in run.secure.items()))
     parts = (
+        f"Measured on {results.origin}",
         f"Accuracy in percent on each person's own later windows; {several}.",
         summary_table(runs),
         "Paired differences, with 95% intervals over people:",
         differences(runs),
+        "Whom a step serves worse, in points; means over the seeds:",
+        worse_table(runs),
+        "Everybody:",
         people_table(runs),
         f"Phones that adopted the federated version, of {len(runs[0].people)}: {adopted}.",
         cost,

@@ -16,8 +16,9 @@ from pathlib import Path
 
 import msgspec
 from experiment import Options, run
+from origin import origin
 from plot import draw_people
-from results import report
+from results import Results, report
 
 from archipel.errors import ArchipelError
 
@@ -35,7 +36,7 @@ def main() -> int:
     rounds, seeds = (3, 1) if options.quick else (options.rounds, options.seeds)
     # So that `kill` ends the other processes in order, as Ctrl-C does.
     signal.signal(signal.SIGTERM, terminate)
-    runs = []
+    runs, made = [], origin()
     try:
         options.out.mkdir(parents=True, exist_ok=True)
         for seed in range(seeds):
@@ -48,8 +49,9 @@ def main() -> int:
     except KeyboardInterrupt:
         print("activity: interrupted", file=sys.stderr)
         return 130
-    text = report(runs)
-    (options.out / "results.json").write_bytes(msgspec.json.format(msgspec.json.encode(runs), indent=1) + b"\n")
+    results = Results(made, runs)
+    text = report(results)
+    (options.out / "results.json").write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=1) + b"\n")
     (options.out / "report.md").write_text(text)
     draw_people(runs, options.out / "people.png")
     print(text)

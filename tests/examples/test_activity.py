@@ -130,17 +130,35 @@ def test_made_up_people_from_cloud_to_own_models(example: Any, made_up: Path, tm
     adopted = sum(person.adopted for person in run.people)
     assert f"the federated version: adopted by {adopted} of 12 phones" in said
 
+    from origin import Origin
     from plot import draw_people
-    from results import report
+    from results import Results, report
 
     other = msgspec.structs.replace(run, seed=1, secure={"cloud": 0.5, "federated": 0.25})
-    page = report([run, other])
+    page = report(Results(Origin("2026-01-02", "abc", False, "2 x P", {"numpy": "1.2"}), [run, other]))
+    assert page.startswith("Measured on 2026-01-02, commit abc **with uncommitted changes**, on 2 x P; numpy 1.2.\n")
     mean = 100 * run.accuracies("federated").mean()
     assert f"{mean:.1f} [{mean:.1f}, {mean:.1f}]" in page
     assert "seed 1: cloud 50.00%, federated 25.00%" in page
     assert sum(line.endswith("|") and line.split("|")[1].strip().isdigit() for line in page.splitlines()) == 12
     draw_people([run, other], tmp_path / "people.svg")
     assert "personalised" in (tmp_path / "people.svg").read_text()
+
+
+def test_who_is_served_worse_is_shown(example: Any) -> None:
+    from results import MODELS, Person, Run, worse_table
+
+    def person(number: int, *correct: int) -> Any:
+        return Person(number, "contributor", 1, 1, 10, 200, True, dict(zip(MODELS, correct)))
+
+    # Of 200 windows, in the order of MODELS: cloud, federated, personalised, cloud personalised.
+    people = [person(7, 100, 90, 120, 121), person(8, 100, 150, 140, 130), person(9, 100, 100, 100, 100)]
+    runs = [Run(seed, people, [], {}, 1.0, 1) for seed in range(2)]
+    assert worse_table(runs).splitlines()[2:] == [
+        "| 7 | cloud → federated | 50.0 | 45.0 | -5.0 |",
+        "| 8 | federated → personalised | 75.0 | 70.0 | -5.0 |",
+        "| 7 | personalised: of cloud → of federated | 60.5 | 60.0 | -0.5 |",
+    ]
 
 
 def test_no_window_to_measure_on_has_a_sample_that_was_learnt_from(example: Any, made_up: Path) -> None:
@@ -169,12 +187,20 @@ def test_what_is_wrong_is_said_in_a_line(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_the_readme_says_what_was_measured() -> None:
-    measured = (FOLDER / "results" / "report.md").read_text().splitlines()
-    rows = [line for line in (FOLDER / "README.md").read_text().splitlines() if line.startswith("| all |")]
-    rows += [line for line in (FOLDER / "README.md").read_text().splitlines() if line.startswith("| newcomers |")]
-    assert len(rows) == 4
-    assert set(rows) <= set(measured)
+def test_the_readme_says_what_was_measured(example: Any) -> None:
+    """Its rows are the report's, those of people who are served worse all of them; the report is of results.json."""
+    from results import Results, report, worse_table
+
+    results = msgspec.json.decode((FOLDER / "results" / "results.json").read_bytes(), type=Results)
+    text = (FOLDER / "results" / "report.md").read_text()
+    assert text == report(results)
+    assert results.origin.clean
+    readme = (FOLDER / "README.md").read_text()
+    rows = [line for line in readme.splitlines() if line.startswith(("| all |", "| took part |", "| newcomers |"))]
+    assert len(rows) == 6
+    assert set(rows) <= set(text.splitlines())
+    assert worse_table(results.runs) in readme
+    assert str(results.origin) in readme
 
 
 @pytest.mark.slow
