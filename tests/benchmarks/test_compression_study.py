@@ -55,11 +55,20 @@ def test_the_interval_is_that_of_the_paired_differences(study: Any) -> None:
     a, b = rng.random(4000) < 0.9, rng.random(4000) < 0.88
     found = difference([(bits(a), bits(b))], 4000)
     paired = 100 * (b.astype(float) - a)
-    # The normal interval of a mean of 4,000 differences; the bootstrap's is within a tenth of it.
+    # The normal interval of a mean of 4,000 differences; ours is within a tenth of it.
     width = 1.96 * paired.std() / np.sqrt(4000)
     assert found.points == pytest.approx(paired.mean())
     assert found.low == pytest.approx(paired.mean() - width, abs=0.1 * width)
     assert found.high == pytest.approx(paired.mean() + width, abs=0.1 * width)
+
+
+def test_models_that_agree_on_every_example_may_differ_on_others(study: Any) -> None:
+    from evaluation import difference
+
+    same = bits(np.ones(98, bool))
+    found = difference([(same, same)], 98)
+    # By hand: 1.959964 sqrt(0.5 + 0.5) / (98 + 2).
+    assert (found.points, found.low, found.high) == (0.0, pytest.approx(-1.959964), pytest.approx(1.959964))
 
 
 def test_an_example_counts_with_its_mean_over_seeds(study: Any) -> None:
