@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from cases import CASES
 from distillation import GOAL, Distillation
 from evaluation import METHOD, accuracy
 from floats import Trained
@@ -65,6 +66,8 @@ def _head(study: Study) -> str:
     peers = {name: number for table in study.tables for name, number in table.versions.items()}
     stamps = [*study.accuracy_stamps, *study.latency_stamps]
     listed = ", ".join([versions(stamps), *(f"{name} {number}" for name, number in peers.items())])
+    absent = [name for name in CASES if name not in {each.name for each in study.floats}]
+    partly = f"\n- **Only a part of the study**: without {', '.join(absent)}." if absent else ""
     return f"""# Compression: results
 
 Made by `python benchmarks/compression/study.py`; do not edit.
@@ -72,7 +75,7 @@ Made by `python benchmarks/compression/study.py`; do not edit.
 - Float models: {described([each.stamp for each in study.floats])}
 - Compression and accuracy: {described(study.accuracy_stamps)}
 - Latency: {described(study.latency_stamps)}
-- {listed}.
+- {listed}.{partly}
 
 Accuracies are of the test part of each data set, in percent. Networks and learning rates were chosen by the validation
 part, and so was the recipe of 4-bit weights; steps and rates of the others were set by judgement. Two choices came

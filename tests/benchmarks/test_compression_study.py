@@ -292,6 +292,7 @@ def test_the_page_says_of_which_commit_machine_and_libraries_it_is(study: Any) -
     assert "- Compression and accuracy: 2026-01-02, commit abc **with uncommitted changes**, on 2 x P.\n" in head
     assert "- Latency: 2026-01-02, commit def, on 2 x P.\n" in head
     assert "- numpy 1.2, nncf 9.9.\n" in head
+    assert "- **Only a part of the study**: without digits-cnn, har-cnn, " in head
 
 
 def test_every_recipe_of_the_study_can_be_read(study: Any) -> None:
