@@ -64,7 +64,9 @@ def main() -> int:
     if not options.data.is_dir():
         parser.error(f"--data {options.data}: no such folder; it holds the data sets of archipel.datasets")
     options.folder.mkdir(parents=True, exist_ok=True)
-    alone = open(options.folder / "lock", "w")  # noqa: SIM115 - held until the process ends
+    # Latency has cells of its own, so it may be measured while accuracies of other models are being made.
+    name = "lock-latency" if options.stage in ("latency", "page") else "lock"
+    alone = open(options.folder / name, "w")  # noqa: SIM115 - held until the process ends
     try:
         fcntl.flock(alone, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
