@@ -147,7 +147,7 @@ def download(client: OperatorClient, name: str, number: int, file: Path) -> None
 def promote(client: OperatorClient, name: str, number: int, as_json: bool) -> None:
     """Make a version the one for all devices, at once."""
     done = client.promote(name, number)
-    show(done, as_json, [f"model {name}: version {done.promoted} is promoted"])
+    show(done, as_json, _promoted(done))
 
 
 @model.command()
@@ -157,7 +157,7 @@ def promote(client: OperatorClient, name: str, number: int, as_json: bool) -> No
 def rollback(client: OperatorClient, name: str, as_json: bool) -> None:
     """Take back what came last: the rollout under way, else the last promotion."""
     done = client.roll_back(name)
-    show(done, as_json, [f"model {name}: version {done.promoted} is promoted"])
+    show(done, as_json, _promoted(done))
 
 
 @model.command()
@@ -191,6 +191,13 @@ def reject(client: OperatorClient, name: str, number: int, reason: str) -> None:
 def restore(client: OperatorClient, name: str, number: int) -> None:
     """Take back that a version was rejected."""
     click.echo(client.restore_version(name, number).state)
+
+
+def _promoted(done: ModelInfo) -> list[str]:
+    return [
+        f"model {done.name}: version {done.promoted} is promoted",
+        *([done.not_offered] if done.not_offered else []),
+    ]
 
 
 def _model(found: ModelInfo) -> list[str]:
