@@ -51,7 +51,10 @@ def test_what_has_expired_is_not_promoted_and_not_rolled_out(world: Any, ending:
         (f"models/{MODEL}/promote", {"version": 2}), ("rollouts", {**asked, "gate": "none"}),
         ("rollouts", {**asked, "gate": GATE}),
     ):  # fmt: skip
-        assert "'tiny2': it expired at 1800000100" in ending.post(path, body, 422)["message"]
+        assert (
+            "'tiny2': it expired at 2027-01-15 08:01:40Z, here it is 2027-01-15 08:01:41Z"
+            in ending.post(path, body, 422)["message"]
+        )
     # A comparison needs the promoted version, too; a bound of its own does not.
     compared = {**asked, "version": 3, "gate": GATE}
     assert "'tiny1': it expired" in ending.post("rollouts", compared, 422)["message"]
@@ -72,7 +75,7 @@ def test_a_rollout_whose_version_expires_is_rolled_back(world: Any, ending: Flee
     world.settle()
     shown = ending.show(rollout)
     assert shown["state"] == "rolled_back"
-    assert shown["reason"].startswith(f"{reason}: it expired at 1800000100")
+    assert shown["reason"].startswith(f"{reason}: it expired at 2027-01-15 08:01:40Z")
     assert ending.model()["promoted"] == 1
     assert ending.get(f"models/{MODEL}/versions/2")["state"] == "registered"  # nothing is wrong with it
 
