@@ -54,7 +54,7 @@ def check_validity(manifest: Manifest, population: str, now: float, *, least: in
 def _utc(seconds: float) -> str:
     try:
         return time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(seconds))
-    except (OverflowError, ValueError, OSError):  # a clock that is set to the year 60,000,000
+    except (OverflowError, ValueError, OSError):  # no system has dates without end
         return f"{seconds:.0f} (Unix seconds)"
 
 

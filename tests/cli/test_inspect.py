@@ -113,6 +113,7 @@ def test_a_bundle_as_text(archipel: Any, linear: Any) -> None:
 
 def test_until_when_and_for_whom_a_bundle_is() -> None:
     assert (_until(0), _until(4_102_444_800)) == ("without end", "until 2100-01-01 00:00:00Z")
+    assert _until(2**62) == "until 4611686018427387904 (Unix seconds)"
     assert _until(1) == "until 1970-01-01 00:00:01Z (that is over; it still predicts)"
 
 
