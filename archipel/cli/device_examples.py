@@ -68,18 +68,22 @@ class LocalExamples:
             )
         self._where = settings.examples
         self._config = settings.config
+        self._remedy = (
+            f"; put a file with an array for each field of the model there, or set another one in [examples] of "
+            f"{settings.file}"
+        )
 
     def check(self) -> None:
         """Raises ArchipelError where they cannot be read. A store may be empty yet."""
         if self._where.store:
             _store(self._config.folder, self._where).close()
         else:
-            _read(Path(self._where.file))
+            _read(Path(self._where.file), self._remedy)
 
     def __call__(self) -> Mapping[str, np.ndarray]:
         try:
             if not self._where.store:
-                return _read(Path(self._where.file))
+                return _read(Path(self._where.file), self._remedy)
             with _store(self._config.folder, self._where) as store:
                 return store.arrays(limit_bytes=self._config.max_peak_bytes)
         except ArchipelError as error:
@@ -105,11 +109,11 @@ def _store(folder: Path, settings: ExampleSettings) -> ExampleStore:
     )
 
 
-def _read(path: Path) -> dict[str, np.ndarray]:
+def _read(path: Path, remedy: str = "") -> dict[str, np.ndarray]:
     try:
         return _arrays(path)
     except OSError as error:
-        raise CommandError(f"{path}: cannot be read ({error.strerror})") from None
+        raise CommandError(f"{path}: cannot be read ({error.strerror}){remedy}") from None
 
 
 def _arrays(path: Path) -> dict[str, np.ndarray]:

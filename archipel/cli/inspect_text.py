@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+
+from archipel.cli.tables import moment
 
 _OPERATORS = 8
 
@@ -17,6 +20,8 @@ def bundle_text(facts: Mapping[str, Any], layers: bool) -> str:
         f"strategy {facts['strategy'] or '-'}; privacy {', '.join(privacy['modes'])}, cohort of at least "
         f"{privacy['min_cohort']} and {privacy['colluders']:.3g} of it colluders, threshold {privacy['threshold']:g}, "
         f"clip at most {privacy['max_clip']:g}, {privacy['max_bits']} bits",
+        f"trained and adopted: {_until(facts['not_after'])}; {', '.join(facts['populations']) or 'any population'}; "
+        f"sequence {facts['sequence']}",
         f"queries: {privacy['queries']} in {privacy['query_days']} days, each of at least "
         f"{privacy['min_contributors']} devices with examples",
         f"limits: peak {limits['peak_bytes']:,} bytes; {limits['flops_per_example']:,} FLOPs per example; "
@@ -53,8 +58,16 @@ def onnx_text(facts: Mapping[str, Any], layers: bool) -> str:
     return "\n".join([*lines, *_layers(facts, layers), "", *_weights(facts)])
 
 
+def _until(not_after: int) -> str:
+    if not not_after:
+        return "without end"
+    over = " (that is over; it still predicts)" if not_after < time.time() else ""
+    return f"until {moment(not_after)}{over}"
+
+
 def _phase(phase: Mapping[str, Any]) -> str:
-    length = f"{phase['epochs']} epochs" if phase.get("epochs") is not None else f"{phase['steps']} steps"
+    unit = "epochs" if phase.get("epochs") is not None else "steps"
+    length = f"{phase[unit]} {unit if phase[unit] != 1 else unit[:-1]}"
     return f"{phase['program']}, {length}, batches of {phase['batch_size']}"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import click
@@ -10,6 +11,7 @@ from archipel.cli.remote import fields, metrics_line, remote, save
 from archipel.cli.tables import as_json, moment, show, table
 from archipel.errors import CommandError
 from archipel.server import OperatorClient
+from archipel.server.expiry import has_expired
 from archipel.server.registry_resources import ModelInfo, VersionDetail, VersionInfo, VersionRequest
 
 DIGITS = frozenset("0123456789abcdef")
@@ -50,7 +52,8 @@ def list_(client: OperatorClient, as_json: bool) -> None:
         (each.name, each.population, _or_dash(each.promoted), _or_dash(each.newest), _or_dash(each.rollout_id))
         for each in found
     ]
-    show(found, as_json, table(("model", "population", "promoted", "newest", "rollout"), rows))
+    withheld = [f"{each.name}: {each.not_offered}" for each in found if each.not_offered]
+    show(found, as_json, [*table(("model", "population", "promoted", "newest", "rollout"), rows), *withheld])
 
 
 @model.command("show")
@@ -95,17 +98,18 @@ def register(
 @as_json
 @remote
 def versions(client: OperatorClient, name: str, as_json: bool) -> None:
-    """A model's versions, newest first: where they came from, and how many devices fetched them last."""
+    """A model's versions, newest first: where they came from, how many devices fetched them last, and until when they
+    are offered ("-": without end)."""
     found = list(client.versions(name))
     rows = [
         (
             str(each.number), each.state, each.digest[:12], _or_dash(each.parent), _origin(each),
             "few" if each.downloaded is None else str(each.downloaded),
-            moment(each.created), each.reason,
+            moment(each.created), _expires(each), each.reason,
         )
         for each in found
     ]  # fmt: skip
-    head = ("version", "state", "digest", "parent", "from", "downloaded", "registered", "reason")
+    head = ("version", "state", "digest", "parent", "from", "downloaded", "registered", "expires", "reason")
     show(found, as_json, table(head, rows))
 
 
@@ -143,7 +147,7 @@ def download(client: OperatorClient, name: str, number: int, file: Path) -> None
 def promote(client: OperatorClient, name: str, number: int, as_json: bool) -> None:
     """Make a version the one for all devices, at once."""
     done = client.promote(name, number)
-    show(done, as_json, [f"model {name}: version {done.promoted} is promoted"])
+    show(done, as_json, _promoted(done))
 
 
 @model.command()
@@ -153,7 +157,7 @@ def promote(client: OperatorClient, name: str, number: int, as_json: bool) -> No
 def rollback(client: OperatorClient, name: str, as_json: bool) -> None:
     """Take back what came last: the rollout under way, else the last promotion."""
     done = client.roll_back(name)
-    show(done, as_json, [f"model {name}: version {done.promoted} is promoted"])
+    show(done, as_json, _promoted(done))
 
 
 @model.command()
@@ -189,12 +193,21 @@ def restore(client: OperatorClient, name: str, number: int) -> None:
     click.echo(client.restore_version(name, number).state)
 
 
+def _promoted(done: ModelInfo) -> list[str]:
+    return [
+        f"model {done.name}: version {done.promoted} is promoted",
+        *([done.not_offered] if done.not_offered else []),
+    ]
+
+
 def _model(found: ModelInfo) -> list[str]:
     return fields(found, times=("created",))
 
 
 def _version(found: VersionInfo) -> list[str]:
-    return fields(found, times=("created",), without=("evaluations",))
+    if not found.not_after:
+        return fields(found, times=("created",), without=("evaluations", "not_after"))
+    return fields(found, times=("created", "not_after"), without=("evaluations",))
 
 
 def _evaluations(found: VersionDetail) -> list[str]:
@@ -214,6 +227,12 @@ def _origin(version: VersionInfo) -> str:
     if version.task_id is None:
         return "bundle"
     return f"task {version.task_id[:8]} version {version.task_version}, {version.cohort} devices"
+
+
+def _expires(version: VersionInfo) -> str:
+    if has_expired(version.not_after, time.time()):
+        return f"expired {moment(version.not_after)}"
+    return moment(version.not_after or None)
 
 
 def _or_dash(value: object) -> str:

@@ -39,7 +39,8 @@ def _file(name: str, variable: str, text: str) -> Callable[[Callable[..., Any]],
 def remote(function: Callable[..., Any]) -> Callable[..., Any]:
     """Options of a command whose first argument is then a connected OperatorClient."""
 
-    @click.option("--server", envvar=SERVER, required=True, help=f"The server's address.  [env: {SERVER}]")
+    # With `show_envvar` the error for a missing one names the variable, too.
+    @click.option("--server", envvar=SERVER, show_envvar=True, required=True, help="The server's address.")
     @click.option(
         "--token-file",
         type=click.Path(path_type=Path),
@@ -66,7 +67,7 @@ def remote(function: Callable[..., Any]) -> Callable[..., Any]:
         client_key: Path | None,
         **options: Any,
     ) -> Any:
-        check_url(server, f"--server or {SERVER}", allow_http=allow_http)
+        check_url(server, f"--server or {SERVER}", allow_http=allow_http, setting=f"--allow-http or {HTTP}=1")
         tls = _tls(server, ca, client_certificate, client_key)
         token = _token(token_file)
         with OperatorClient(server, token, tls=tls, on_outage=_outage, allow_http=allow_http) as client:

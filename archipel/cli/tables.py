@@ -38,7 +38,12 @@ def protection_rows(found: Iterable[Holding]) -> list[tuple[str, str, str]]:
 
 def moment(seconds: float | None) -> str:
     """Unix seconds as UTC to the second, "-" for None."""
-    return "-" if seconds is None else time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(seconds))
+    if seconds is None:
+        return "-"
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(seconds))
+    except (OverflowError, ValueError, OSError):  # no system has dates without end
+        return f"{seconds:.0f} (Unix seconds)"
 
 
 def one_line(text: str) -> str:

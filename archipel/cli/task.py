@@ -50,6 +50,10 @@ def create(client: OperatorClient, file: Path, bundle: Path | None, key: str | N
     # What is wrong with the file is said before anything is uploaded.
     if bundle is not None and "bundle" in read_toml(file):
         raise CommandError(f"{file}: it names a bundle, and so does --bundle; leave one of them away")
+    if bundle is None and "bundle" not in read_toml(file):
+        raise CommandError(
+            f"{file}: no bundle; give --bundle FILE.bundle, or the digest of one as `bundle` in the file"
+        )
     request = read_request(file, TaskRequest, **({} if bundle is None else {"bundle": "0" * 64}))
     if bundle is not None:
         request = msgspec.structs.replace(request, bundle=client.upload_bundle(bundle, request.population).digest)

@@ -58,7 +58,7 @@ def token(
 
     Runs offline: the server never sees the enrolment key, so it cannot invent devices.
     """
-    check_url(server, "--server", allow_http=allow_http)
+    check_url(server, "--server", allow_http=allow_http, setting="--allow-http")
     try:
         msgspec.convert(population, Name)
     except msgspec.ValidationError:

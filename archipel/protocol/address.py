@@ -8,11 +8,11 @@ from urllib.parse import urlsplit
 from archipel.errors import ClientError
 
 
-def check_url(url: str, name: str = "server", *, allow_http: bool = False) -> None:
+def check_url(url: str, name: str = "server", *, allow_http: bool = False, setting: str = "allow_http") -> None:
     """Raises ClientError, which begins with `name`, unless `url` is such as https://federation.example:8443.
 
     Plain http:// is for servers on this very machine, elsewhere only with `allow_http`: tokens and sessions would be
-    there to read for everybody on the way.
+    there to read for everybody on the way. `setting` is what `allow_http` is called where the address was given.
     """
     if not url.startswith(("http://", "https://")):
         raise ClientError(f"{name}: expected a URL that starts with https:// or http://, got {url[:100]!r}")
@@ -28,7 +28,7 @@ def check_url(url: str, name: str = "server", *, allow_http: bool = False) -> No
     if url.startswith("http://") and not allow_http and not _is_loopback(host):
         raise ClientError(
             f"{name}: plain http:// to {host}, where everybody on the way can read tokens; use https://, or set "
-            "allow_http where the way is protected otherwise"
+            f"{setting} where the way is protected otherwise"
         )
 
 

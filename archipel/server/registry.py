@@ -38,6 +38,12 @@ def find_version(session: Session, model: Model, number: int, *, status: int = 4
     return version
 
 
+def require_valid(session: Session, version: ModelVersion, population: str, now: float) -> None:
+    """Raises ApiError 422 where the version's bundle is not for the population, or has expired: devices refuse it."""
+    with refusing(422):
+        check_validity(decode_manifest(session.get_one(BundleRow, version.bundle).manifest), population, now)
+
+
 def content_digest(bundle: str, weights: str | None) -> str:
     """SHA-256 (hex) of what a device would run."""
     return hashlib.sha256(
@@ -57,8 +63,7 @@ def register(
         made = _of_bundle(session, identity, model, request.bundle)
     else:
         made = _of_task(session, identity, model, str(request.task_id), request.task_version)
-    with refusing(422):
-        check_validity(decode_manifest(session.get_one(BundleRow, made.bundle).manifest), model.population, now)
+    require_valid(session, made, model.population, now)
     if request.parent is not None:
         made.parent = find_version(session, model, request.parent, status=422).number
     known = session.scalar(

@@ -42,13 +42,15 @@ class ModelRequest(Message, frozen=True, kw_only=True):
 
 class ModelInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
     """`promoted` is the number of the version that is for all devices, `newest` that of the last one registered,
-    `rollout_id` the rollout under way; each null where there is none."""
+    `rollout_id` the rollout under way; each null where there is none. `not_offered` says why the promoted version is
+    offered to no device: its bundle has expired; empty while it is offered."""
 
     name: Name
     population: Name
     promoted: int | None
     newest: int | None
     rollout_id: RoundId | None
+    not_offered: str
     created: float
 
 
@@ -76,7 +78,8 @@ class VersionInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
     same content is the same version. Version `task_version` of task `task_id` was made by round `round_id` from the
     updates of `cohort` devices. The last three are what the bundle says of itself: the bundle that it was made of, the
     recipe, and what was measured then. `downloaded`: so many devices said within
-    the last 30 days that this is what they fetched last; whether they run it, none says.
+    the last 30 days that this is what they fetched last; whether they run it, none says. After
+    `not_after` (Unix seconds; 0: without end) its bundle has expired, and the version is offered to no device.
     """
 
     model: Name
@@ -92,6 +95,7 @@ class VersionInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
     round_id: RoundId | None
     cohort: int | None
     downloaded: int | None
+    not_after: int
     created: float
     bundle_parent: Digest | None
     recipe: list[str]

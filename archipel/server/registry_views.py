@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import msgspec
-from sqlalchemy import Executable, func, select
+from sqlalchemy import Executable, and_, func, select
 from sqlalchemy.orm import Session
 
 from archipel.bundle import Lineage
+from archipel.server.expiry import expiry, why_not_offered
 from archipel.server.models import BundleRow, CheckInRow, Round, Task, Version
 from archipel.server.registry_resources import (
     MAX_EVALUATIONS,
@@ -34,13 +35,20 @@ class _Origin(msgspec.Struct):
 _origin = msgspec.json.Decoder(_Origin)
 
 
-def describe_models(session: Session, models: Sequence[Model]) -> list[ModelInfo]:
+def describe_models(session: Session, models: Sequence[Model], now: float) -> list[ModelInfo]:
     """In the same order."""
     names = [each.name for each in models]
     highest = select(ModelVersion.model, func.max(ModelVersion.number).label("newest"))
     rows = session.execute(highest.where(ModelVersion.model.in_(names)).group_by(ModelVersion.model))
     newest = {row.model: row.newest for row in rows}
     live = {row.model: row.rollout_id for row in session.execute(_live(names))}
+    promoted = (
+        select(Model.name, Model.promoted, BundleRow.manifest)
+        .join(ModelVersion, and_(ModelVersion.model == Model.name, ModelVersion.number == Model.promoted))
+        .join(BundleRow, BundleRow.digest == ModelVersion.bundle)
+        .where(Model.name.in_(names))
+    )
+    withheld = {row.name: why_not_offered(row.promoted, expiry(row.manifest), now) for row in session.execute(promoted)}
     return [
         ModelInfo(
             name=each.name,
@@ -48,6 +56,7 @@ def describe_models(session: Session, models: Sequence[Model]) -> list[ModelInfo
             promoted=each.promoted,
             newest=newest.get(each.name),
             rollout_id=live.get(each.name),
+            not_offered=withheld.get(each.name, ""),
             created=each.created,
         )
         for each in models
@@ -61,7 +70,8 @@ def describe_versions(
     bundles = select(BundleRow.digest, BundleRow.manifest).where(
         BundleRow.digest.in_({each.bundle for each in versions})
     )
-    lineages = {row.digest: _origin.decode(row.manifest).lineage for row in session.execute(bundles)}
+    manifests = {row.digest: row.manifest for row in session.execute(bundles)}
+    lineages = {digest: _origin.decode(manifest).lineage for digest, manifest in manifests.items()}
     tasks = {each.task_id for each in versions if each.task_id is not None}
     trained = {
         (row.task_id, row.number): row for row in session.scalars(select(Version).where(Version.task_id.in_(tasks)))
@@ -98,6 +108,7 @@ def describe_versions(
                 round_id=None if origin is None else origin.round_id,
                 cohort=None if origin is None else origin.cohort,
                 downloaded=fetched.get(each.number, 0),
+                not_after=expiry(manifests[each.bundle]),
                 created=each.created,
                 bundle_parent=lineage.parent,
                 recipe=list(lineage.recipe),

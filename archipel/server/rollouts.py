@@ -21,8 +21,9 @@ import msgspec
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from archipel.bundle import decode_manifest
-from archipel.errors import ArchipelError
+from archipel.bundle import Manifest, decode_manifest
+from archipel.errors import ArchipelError, PolicyError
+from archipel.protocol.policy import check_validity
 from archipel.server import audit, registry
 from archipel.server.gates import Heard, Verdict, check_gate, evaluation_request, judge
 from archipel.server.models import BundleRow, Round, Task
@@ -159,6 +160,11 @@ def advance(session: Session, rollout_id: str, *, now: float, max_update_bytes: 
             _evaluate(session, rollout, step.move, now, max_update_bytes)
         except ArchipelError as error:
             step = Step(Move.ROLL_BACK, f"the evaluation cannot be made: {error}")
+    elif step.move is Move.GO_ON:
+        try:
+            check_expiry(session, model, rollout.version, now)
+        except PolicyError as error:
+            step = Step(Move.ROLL_BACK, str(error))
     if step.move is Move.ROLL_BACK:
         roll_back(session, rollout, step.reason, now=now, actor="coordinator", reject=step.reject)
     elif step.move is Move.GO_ON:
@@ -198,14 +204,27 @@ def resume(session: Session, rollout: Rollout, *, now: float, actor: str) -> Non
     _tell(session, rollout, "resume", now, actor)
 
 
+def check_expiry(session: Session, model: Model, number: int, now: float) -> None:
+    """Raises PolicyError where the version's bundle has expired: devices take it no longer."""
+    version = session.get_one(ModelVersion, (model.name, number))
+    check_validity(_manifest(session, version), model.population, now)
+
+
 def check_evaluations(
-    session: Session, request: RolloutRequest, versions: list[ModelVersion], population: str, max_update_bytes: int
+    session: Session,
+    request: RolloutRequest,
+    candidate: ModelVersion,
+    baseline: ModelVersion,
+    population: str,
+    max_update_bytes: int,
+    now: float,
 ) -> None:
-    """Raises the ArchipelError that says why the gate's evaluations of `versions` would be impossible."""
-    if isinstance(request.gate, Gate):
-        check_gate(request.gate)
-        for version in versions:
-            _checked(session, request.gate, version, "check", population, request.eligibility, max_update_bytes)
+    """Raises the ArchipelError that says why an evaluation that the gate asks for would be impossible."""
+    gate = request.gate
+    if isinstance(gate, Gate):
+        check_gate(gate)
+        for version in [candidate, baseline][: 1 if gate.max_loss is None else 2]:
+            _checked(session, gate, version, "check", population, request.eligibility, max_update_bytes, now)
 
 
 def _go_on(session: Session, model: Model, rollout: Rollout, now: float) -> None:
@@ -250,7 +269,9 @@ def _evaluate(session: Session, rollout: Rollout, move: Move, now: float, max_up
         rollout.state, rollout.state_ends = "evaluating", now + gate.seconds
     version = session.get_one(ModelVersion, (rollout.model, number))
     name = f"rollout-{rollout.rollout_id[:8]}-{rollout.stage}-{which}"
-    checked = _checked(session, gate, version, name, rollout.population, request.eligibility, max_update_bytes, heard)
+    checked = _checked(
+        session, gate, version, name, rollout.population, request.eligibility, max_update_bytes, now, heard
+    )
     task_id = hashlib.sha256(f"{rollout.rollout_id}/{rollout.stage}/{which}_task".encode()).hexdigest()[:32]
     part = Target(rollout.eligibility, rollout.salt, rollout.percent)
     task = new_task(checked, task_id=task_id, request_digest=None, now=now, part=part)
@@ -285,14 +306,20 @@ def _checked(
     population: str,
     eligibility: str,
     most: int,
+    now: float,
     heard: Heard | None = None,
 ) -> TaskRequest:
-    row = session.get_one(BundleRow, version.bundle)
+    manifest = _manifest(session, version)
+    check_validity(manifest, population, now)
     asked = evaluation_request(
         gate, name=name, population=population, bundle=version.bundle, weights=version.weights,
         eligibility=eligibility, heard=heard,
     )  # fmt: skip
-    return check_task(asked, decode_manifest(row.manifest), max_update_bytes=most)
+    return check_task(asked, manifest, max_update_bytes=most)
+
+
+def _manifest(session: Session, version: ModelVersion) -> Manifest:
+    return decode_manifest(session.get_one(BundleRow, version.bundle).manifest)
 
 
 def _verdict(session: Session, rollout: Rollout, gate: Gate) -> Verdict | None:

@@ -23,6 +23,7 @@ from archipel.client import publisher_book
 from archipel.client.publisher_book import PublisherBook
 from archipel.errors import ClientError, ManifestError, PolicyError
 from archipel.protocol.messages import Offer
+from archipel.protocol.policy import check_validity
 from archipel.protocol.sealed import public_bytes, seal
 from tests.attacks.borders_world import person
 from tests.client.answers.world import World
@@ -141,6 +142,14 @@ def test_what_a_manifest_may_not_say(tmp_path: Path) -> None:
     ):  # fmt: skip
         with pytest.raises(ManifestError):
             encode_manifest(msgspec.structs.replace(manifest, **changes))
+
+
+def test_a_clock_without_a_date_is_told_in_seconds(tmp_path: Path) -> None:
+    make_bundle(tmp_path / "b", generate_key())
+    manifest = decode_manifest((tmp_path / "b" / "manifest.json").read_bytes())
+    over = msgspec.structs.replace(manifest, not_after=1)
+    with pytest.raises(PolicyError, match=r"expired at 1970-01-01 00:00:01Z, here it is 4611686018427387904 \(Unix"):
+        check_validity(over, "pupils", 2.0**62)
 
 
 @settings(max_examples=100)

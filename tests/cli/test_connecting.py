@@ -58,6 +58,7 @@ def test_an_address_that_is_none(
     _, err = archipel("task", "list", "--server", server, code=1)
     assert err.startswith("archipel: --server or ARCHIPEL_SERVER: ")
     assert said in err
+    assert ("set --allow-http or ARCHIPEL_ALLOW_HTTP=1" in err) == ("plain http" in err)
     assert "secret" not in err
     assert err.count("\n") == 1
 

@@ -13,6 +13,8 @@ import onnx
 import pytest
 from onnx import numpy_helper, parser
 
+from archipel.cli.inspect_text import _until
+
 MLP = """<ir_version: 8, opset_import: ["": 17], producer_name: "by hand">
 g (float[n, 6] x) => (float[n, 3] y) <float[6, 8] w, float[8] b, float[8, 3] v>
 { h = Gemm (x, w, b) r = Relu (h) y = MatMul (r, v) }"""
@@ -103,9 +105,16 @@ def test_a_bundle_as_text(archipel: Any, linear: Any) -> None:
                  "  24 FLOPs per example; 1 nodes: MatMul 1", "1 parameters, 48 bytes, 0.0% zeros",
                  "  weights.safetensors"):  # fmt: skip
         assert line in out
+    assert "\ntrained and adopted: without end; any population; sequence 0\n" in out
     assert "share" not in out
     out, _ = archipel("inspect", *linear.arguments, "--layers")
     assert "     24  100.0%   0.0%  MatMul    w\n" in out
+
+
+def test_until_when_and_for_whom_a_bundle_is() -> None:
+    assert (_until(0), _until(4_102_444_800)) == ("without end", "until 2100-01-01 00:00:00Z")
+    assert _until(2**62) == "until 4611686018427387904 (Unix seconds)"
+    assert _until(1) == "until 1970-01-01 00:00:01Z (that is over; it still predicts)"
 
 
 def test_a_bundle_without_its_key(archipel: Any, linear: Any) -> None:

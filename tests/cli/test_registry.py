@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,8 @@ def test_models_and_versions(archipel: Command, digits: Path) -> None:
     head, second, first = archipel("model", "versions", "digits")[0].splitlines()
     assert head.split()[:3] == ["version", "state", "digest"]
     assert (second.split()[:2], first.split()[:2]) == (["2", "registered"], ["1", "promoted"])
+    assert head.split()[-2:] == ["expires", "reason"]
+    assert second.split()[-1] == "-"
     shown = json.loads(archipel("model", "version", "digits", "2", "--json")[0])
     assert shown["evaluations"] == []
     assert fields(archipel("model", "version", "digits", "2")[0])["digest"] == shown["digest"]
@@ -64,6 +67,29 @@ def test_models_and_versions(archipel: Command, digits: Path) -> None:
     assert again["number"] == 2
     assert "either --bundle or --task" in archipel("model", "register", "digits", code=1)[1]
     assert "no task" in archipel("model", "register", "digits", "--task", "0" * 32, code=1)[1]
+
+
+def test_a_bundle_that_expires(archipel: Command, served: Path) -> None:  # noqa: F811
+    key, end = b.load_private_key(served / "publisher.key"), 4_102_444_800  # the year 2100 begins
+    archipel("model", "create", "digits", "--population", "pupils")
+    file = make_bundle(served, key, name="ends", not_after=end)
+    made = archipel("model", "register", "digits", "--bundle", str(file))[0]
+    assert fields(made)["not_after"] == "2100-01-01 00:00:00Z"
+    assert archipel("model", "versions", "digits")[0].splitlines()[1].endswith("  2100-01-01 00:00:00Z")
+    over = make_bundle(served, key, name="over", not_after=1)
+    said = archipel("model", "register", "digits", "--bundle", str(over), code=1)[1]
+    assert "it expired at 1970-01-01 00:00:01Z, here it is 20" in said
+    # What was promoted and expired since.
+    archipel("model", "promote", "digits", "1")
+    with sqlite3.connect(served / "server" / "archipel.db") as database:
+        found = database.execute("SELECT manifest FROM bundles WHERE name = 'ends'").fetchone()[0]
+        changed = found.replace(f'"not_after":{end}'.encode(), b'"not_after":1')
+        assert changed != found
+        database.execute("UPDATE bundles SET manifest = ? WHERE name = 'ends'", (changed,))
+    said = "the bundle of version 1 expired on 1970-01-01 00:00Z: it is offered to no device"
+    for command in (("show", "digits"), ("list",), ("promote", "digits", "1")):
+        assert said in archipel("model", *command)[0]
+    assert "expired 1970-01-01 00:00:01Z" in archipel("model", "versions", "digits")[0]
 
 
 def test_promote_and_one_command_to_go_back(archipel: Command, digits: Path) -> None:

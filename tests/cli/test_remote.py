@@ -266,7 +266,7 @@ def test_without_a_token_or_a_server(archipel: Command, served: Path, monkeypatc
     monkeypatch.delenv("ARCHIPEL_TOKEN")
     assert "set ARCHIPEL_TOKEN" in archipel("task", "list", code=1)[1]
     monkeypatch.delenv("ARCHIPEL_SERVER")
-    assert "--server" in archipel("task", "list", code=2)[1]
+    assert "Missing option '--server' (env var: 'ARCHIPEL_SERVER')" in archipel("task", "list", code=2)[1]
 
 
 def test_the_audit_log_and_its_heads(archipel: Command, served: Path, task: dict[str, Any]) -> None:
@@ -305,6 +305,9 @@ def test_a_bundle_is_named_once(archipel: Command, served: Path) -> None:
     file.write_text(f'bundle = "{"0" * 64}"\n{TASK}')
     said = archipel("task", "create", str(file), "--bundle", str(served / "tiny.bundle"), code=1)[1]
     assert "it names a bundle, and so does --bundle" in said
+    (served / "never.toml").write_text(TASK)
+    said = archipel("task", "create", str(served / "never.toml"), code=1)[1]
+    assert "never.toml: no bundle; give --bundle FILE.bundle, or the digest" in said
     said = archipel("task", "create", str(served / "tiny.bundle"), code=1)[1]
     assert "tiny.bundle: no TOML, which is text in UTF-8" in said
 

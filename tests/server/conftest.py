@@ -327,6 +327,7 @@ def make_bundle(
     min_cohort: int = 3,
     lineage: Lineage | None = None,
     policy: dict[str, Any] | None = None,
+    not_after: int = 0,
 ) -> Path:
     """A bundle with parameters w [3, 2] and b [2], all zero. Its graphs have no nodes: the server runs none."""
     tensors = {"w": np.zeros((3, 2), np.float32), "b": np.zeros(2, np.float32)}
@@ -410,6 +411,7 @@ def make_bundle(
         schedule=(Phase(program="train", batch_size=8, epochs=1),),
         strategy=strategy,
         lineage=lineage or Lineage(),
+        not_after=not_after,
     )
     file = folder / f"{name}.bundle"
     pack(folder / name, file)

@@ -94,7 +94,7 @@ def check_in(call: Call[CheckIn]) -> CheckInResponse:
 def _offers(services: Services, population: str, serial: int | None, device_id: str, told: CheckIn) -> list[Sealed]:
     if told.versions is None or serial is None:
         return []
-    return services.offers.to(population, serial, device_id, told.attributes, told.versions)
+    return services.offers.to(population, serial, device_id, told.attributes, told.versions, now=services.clock())
 
 
 def _store(connection: Connection, device_id: str, told: CheckIn, now: float, wait: float, over: str) -> str:

@@ -44,7 +44,7 @@ def create_model(call: Call[ModelRequest]) -> tuple[ModelInfo, int]:
             if known.population != call.body.population:
                 # Names are the server's, so that one is taken cannot be hidden; of which population it is can.
                 raise refuse(409, f"the name {known.name!r} is taken by another model; choose another name")
-            return _info(session, known), 200
+            return _info(session, known, now), 200
         # All that a device is offered fits into one answer.
         others = session.scalars(select(Model.name).where(Model.population == call.body.population)).all()
         if len(others) >= MAX_MODELS:
@@ -53,7 +53,7 @@ def create_model(call: Call[ModelRequest]) -> tuple[ModelInfo, int]:
         session.add(made)
         session.flush()
         audit.append(session, now, call.identity.actor, "model.create", made.name, population=made.population)
-        return _info(session, made), 201
+        return _info(session, made, now), 201
 
 
 def list_models(call: Call[None]) -> ModelPage:
@@ -62,13 +62,13 @@ def list_models(call: Call[None]) -> ModelPage:
     where = [] if allowed is None else [Model.population.in_(allowed)]
     with call.services.database.read() as session:
         rows, after = page_by(session, Model, Model.name, call.query.limit, call.query.after, *where)
-        return ModelPage(items=describe_models(session, rows), next=after)
+        return ModelPage(items=describe_models(session, rows, call.services.clock()), next=after)
 
 
 def show_model(call: Call[None], name: str) -> ModelInfo:
     """One model."""
     with call.services.database.read() as session:
-        return _info(session, find_model(session, call.identity, name))
+        return _info(session, find_model(session, call.identity, name), call.services.clock())
 
 
 def register_version(call: Call[VersionRequest], name: str) -> tuple[VersionInfo, int]:
@@ -112,13 +112,14 @@ def promote_version(call: Call[PromotionRequest], name: str) -> ModelInfo:
             if version.rejected is not None:
                 raise refuse(409, f"version {version.number} is rejected: {version.reason}; restore it first")
             if version.number != model.promoted:
+                registry.require_valid(session, version, model.population, now)
                 if version.number < (model.promoted or 0):
                     weights_log.go_back(session, call.services.settings.private_key, name, version.number)
                 registry.set_promoted(
                     session, model, version.number, below=model.promotion, how="promote", now=now,
                     actor=call.identity.actor, request_id=key.id, request_digest=key.digest,
                 )  # fmt: skip
-        return _info(session, model)
+        return _info(session, model, now)
 
 
 def roll_back_model(call: Call[None], name: str) -> ModelInfo:
@@ -139,7 +140,7 @@ def roll_back_model(call: Call[None], name: str) -> ModelInfo:
                     rollout_id=live.rollout_id, **request,
                 )  # fmt: skip
             weights_log.go_back(session, call.services.settings.private_key, model.name, model.promoted)
-        return _info(session, model)
+        return _info(session, model, now)
 
 
 def list_promotions(call: Call[None], name: str) -> PromotionPage:
@@ -196,8 +197,8 @@ def restore_version(call: Call[None], name: str, number: str) -> VersionInfo:
         return _versions(call, session, model, [version])[0]
 
 
-def _info(session: Session, model: Model) -> ModelInfo:
-    return describe_models(session, [model])[0]
+def _info(session: Session, model: Model, now: float) -> ModelInfo:
+    return describe_models(session, [model], now)[0]
 
 
 def _versions(call: Call[Any], session: Session, model: Model, versions: Sequence[ModelVersion]) -> list[VersionInfo]:

@@ -42,7 +42,8 @@ def create_rollout(call: Call[RolloutRequest]) -> tuple[RolloutInfo, int]:
             smallest = call.services.settings.smallest_answer
             check_enough(request.eligibility, smallest if fewest is None else fewest, "gate: min_devices", smallest)
             most = call.services.settings.max_update_bytes
-            rollouts.check_evaluations(session, request, [version, promoted], model.population, most)
+            rollouts.check_expiry(session, model, version.number, now)
+            rollouts.check_evaluations(session, request, version, promoted, model.population, most, now)
         except ArchipelError as error:
             raise refuse(422, f"the rollout is not possible: {error}") from None
         made = Rollout(

@@ -93,7 +93,7 @@ def test_nothing_to_start_with(archipel: Command, device_of: Callable[[int], Dev
 @pytest.mark.parametrize(
     ("arrays", "said"),
     [
-        (None, "No such file"),
+        (None, "(No such file or directory); put a file with an array for each field of the model there, or set"),
         ({"x": np.zeros((3, 3), np.float32), "y": np.zeros(2, np.float32)}, "one row for each example"),
         ({"x": np.array(["a"], dtype=object)}, "expected numbers or bools; nothing is unpickled"),
     ],

@@ -52,9 +52,9 @@ class Fleet:
             self.promote(promote)
         return self
 
-    def add_version(self) -> Any:
+    def add_version(self, *, not_after: int = 0) -> Any:
         name = f"tiny{len(self.bundles) + 1}"
-        file = make_bundle(self.world.settings.path("."), self.world.keys.publisher, name=name)
+        file = make_bundle(self.world.settings.path("."), self.world.keys.publisher, name=name, not_after=not_after)
         status, answer = self.world.operator("POST", "/v1/bundles", file.read_bytes())
         assert status == 201, answer
         self.bundles.append(answer["digest"])
