@@ -20,6 +20,7 @@ from archipel.protocol.secagg import shamir
 from tests.attacks.faults_world import (  # noqa: F401  (fixtures)
     ANSWERED,
     bundle_file,
+    bundle_maker,
     data_folder,
     empty_database,
     keys,
@@ -131,7 +132,7 @@ def test_whoever_deals_wrong_shares_to_all_is_blamed_when_it_drops_out(
 
 def test_two_that_bend_their_shares_do_not_get_a_third_blamed(
     world: Any,  # noqa: F811
-    bundle_maker: Any,
+    bundle_maker: Any,  # noqa: F811
     tmp_path: Path,
 ) -> None:
     """They add a polynomial that is zero where all honest devices but the victim are, and not at the victim's."""
