@@ -18,11 +18,12 @@ import msgspec
 from archipel.client.entry import Entry, Result, Step
 from archipel.client.plan_book import PlanBook
 from archipel.client.spending import Sums
+from archipel.client.stored import read_stored
 from archipel.client.vault import Vault
-from archipel.errors import ClientError, MessageError
+from archipel.errors import ClientError
 from archipel.lite_runtime.durable import sweep, write_durably
 from archipel.protocol.messages import RoundId, RoundPlan
-from archipel.protocol.sealed import decode, encode
+from archipel.protocol.sealed import encode
 
 KEPT_ROUNDS = 256
 _FORGOTTEN, _PLANS = "forgotten", "plans"
@@ -220,31 +221,10 @@ def read_entries(folder: Path) -> list[Entry]:
 
 def read_forgotten(folder: Path) -> Forgotten:
     """What is known of the rounds before them. Raises ClientError where it is damaged."""
+    remedy = "remove it, and what old rounds cost is forgotten"
     path = folder / _FORGOTTEN
-    data = contents(path, _MAX_FORGOTTEN_BYTES)
-    try:
-        return Forgotten() if data is None else decode("sums of old rounds", data, Forgotten)
-    except MessageError as error:
-        raise ClientError(f"{path}: damaged ({error}); remove it, and what old rounds cost is forgotten") from None
+    return read_stored(path, _MAX_FORGOTTEN_BYTES, "sums of old rounds", Forgotten, remedy) or Forgotten()
 
 
 def _read_entry(path: Path) -> Entry | None:
-    data = contents(path, _MAX_ENTRY_BYTES)
-    try:
-        return None if data is None else decode("journal entry", data, Entry)
-    except MessageError as error:
-        raise ClientError(f"{path}: damaged ({error}); remove it, and its round is forgotten") from None
-
-
-def contents(path: Path, limit: int) -> bytes | None:
-    """The bytes of one of the agent's files; None where there is none. Raises ClientError beyond `limit` bytes."""
-    try:
-        with open(path, "rb") as file:
-            data = file.read(limit + 1)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise ClientError(f"{path}: cannot be read ({error.strerror})") from None
-    if len(data) > limit:
-        raise ClientError(f"{path}: damaged (more than {limit} bytes, so not one of the agent's); remove it")
-    return data
+    return read_stored(path, _MAX_ENTRY_BYTES, "journal entry", Entry, "remove it, and its round is forgotten")

@@ -12,10 +12,11 @@ from typing import Annotated
 
 import msgspec
 
-from archipel.errors import ClientError, MessageError, ProtocolError
+from archipel.client.stored import read_stored
+from archipel.errors import ProtocolError
 from archipel.lite_runtime.durable import write_durably
 from archipel.protocol.messages import MAX_MODELS, Name, Offer, Whole
-from archipel.protocol.sealed import decode, encode
+from archipel.protocol.sealed import encode
 
 FILE = "adoption.json"
 RETRY_SECONDS = 86400.0
@@ -159,21 +160,9 @@ class OfferBook:
         write_durably(self._path, encode(_Book(models=self._models)))
 
     def _read(self) -> dict[str, Seen]:
-        try:
-            with open(self._path, "rb") as file:
-                data = file.read(_MAX_BYTES + 1)
-        except FileNotFoundError:
-            return {}
-        except OSError as error:
-            raise ClientError(f"{self._path}: cannot be read ({error.strerror})") from None
-        try:
-            if len(data) > _MAX_BYTES:
-                raise MessageError(f"more than {_MAX_BYTES} bytes")
-            return decode("adoption record", data, _Book).models
-        except MessageError as error:
-            raise ClientError(
-                f"{self._path}: damaged ({error}); restore it, or remove it: every version is tried anew"
-            ) from None
+        remedy = "restore it, or remove it: every version is tried anew"
+        found = read_stored(self._path, _MAX_BYTES, "adoption record", _Book, remedy)
+        return {} if found is None else found.models
 
 
 def _same(one: Offer, other: Offer) -> bool:

@@ -22,11 +22,12 @@ from archipel.bundle import Bundle, write_weights
 from archipel.client.config import AgentConfig
 from archipel.client.identity import DeviceRecord
 from archipel.client.session import DeviceSession
-from archipel.errors import ClientError, MessageError, ProvenanceError
+from archipel.client.stored import read_stored
+from archipel.errors import ProvenanceError
 from archipel.lite_runtime.durable import sweep, write_durably
 from archipel.protocol.messages import Digest, Endorsement, WeightsLog, WeightsStatement, Whole
 from archipel.protocol.provenance import History, LogReader, check_distance, check_endorsement
-from archipel.protocol.sealed import decode, encode
+from archipel.protocol.sealed import encode
 
 FOLDER = "origins"
 CHECKED = 32
@@ -79,7 +80,8 @@ class Origins:
         damaged, and what `session` raises.
         """
         path = self._folder / f"{bundle.digest}.json"
-        known = self._read(path) or _Record(
+        remedy = "restore it, or remove it: the server's log is then read from its start"
+        known = read_stored(path, _MAX_BYTES, "origins record", _Record, remedy) or _Record(
             own=_digest(bundle), history=History(population=record.population, bundle=bundle.digest)
         )
         if digest == known.own and not known.history.number:
@@ -146,23 +148,6 @@ class Origins:
                 entry, evidence, manifest, log, server_key=record.server_key, enrolment_key=record.enrolment_key
             )
         return log
-
-    def _read(self, path: Path) -> _Record | None:
-        try:
-            with open(path, "rb") as file:
-                data = file.read(_MAX_BYTES + 1)
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise ClientError(f"{path}: cannot be read ({error.strerror})") from None
-        try:
-            if len(data) > _MAX_BYTES:
-                raise MessageError(f"more than {_MAX_BYTES} bytes")
-            return decode("origins record", data, _Record)
-        except MessageError as error:
-            raise ClientError(
-                f"{path}: damaged ({error}); restore it, or remove it: the server's log is then read from its start"
-            ) from None
 
 
 def _drawn(steps: list[WeightsStatement]) -> list[WeightsStatement]:

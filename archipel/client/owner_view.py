@@ -14,15 +14,15 @@ import msgspec
 from archipel.client.conditions import Conditions
 from archipel.client.entry import Entry
 from archipel.client.identity import RECORD_FILE, DeviceRecord
-from archipel.client.journal import contents, read_entries, read_forgotten
+from archipel.client.journal import read_entries, read_forgotten
 from archipel.client.keystore import SECRETS
 from archipel.client.pause import paused
 from archipel.client.privacy import DELTA, epsilon
 from archipel.client.spending import Spent, Sums, Totals
+from archipel.client.stored import contents, read_stored
 from archipel.errors import ClientError, MessageError
 from archipel.lite_runtime.confinement import Holding, folder_modes, holdings
 from archipel.lite_runtime.slot_folder import STATE_FILE, SlotState
-from archipel.protocol.sealed import decode
 
 _MAX_FILE_BYTES = 64 << 10
 
@@ -151,11 +151,8 @@ def now(conditions: Conditions) -> list[ConditionNow]:
 
 def read_record(folder: Path) -> DeviceRecord | None:
     """Who the device is, None before enrolment. Nothing is repaired. Raises ClientError where the file is damaged."""
-    data = contents(folder / RECORD_FILE, _MAX_FILE_BYTES)
-    try:
-        return None if data is None else decode("device record", data, DeviceRecord)
-    except MessageError as error:
-        raise ClientError(f"{folder / RECORD_FILE}: damaged ({error}); enrol again with a new token") from None
+    remedy = "enrol again with a new token"
+    return read_stored(folder / RECORD_FILE, _MAX_FILE_BYTES, "device record", DeviceRecord, remedy)
 
 
 def running(folder: Path) -> bool | None:
@@ -192,7 +189,7 @@ def _models(folder: Path) -> list[ModelNow]:
     for path in sorted(folder.glob(f"*/{STATE_FILE}")):
         try:
             state = msgspec.json.decode(contents(path, _MAX_FILE_BYTES) or b"", type=SlotState)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (MessageError, msgspec.DecodeError, UnicodeDecodeError) as error:
             raise ClientError(
                 f"{path}: damaged ({error}); remove {path.parent}, and the model is fetched anew"
             ) from None

@@ -14,10 +14,10 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from archipel.errors import ClientError, MessageError
+from archipel.client.stored import read_stored
 from archipel.lite_runtime.durable import write_durably
 from archipel.protocol.messages import RoundId, RoundPlan, Whole
-from archipel.protocol.sealed import decode, encode
+from archipel.protocol.sealed import encode
 
 KEPT_TASKS = 256
 RECENT = 8
@@ -80,25 +80,9 @@ class PlanBook:
 
     def _read(self) -> Plans:
         if self._plans is None:
-            self._plans = self._stored()
+            remedy = "remove it, and plans that are still good may be taken again"
+            self._plans = read_stored(self._path, _MAX_BYTES, "plans that were taken", Plans, remedy) or Plans()
         return self._plans
-
-    def _stored(self) -> Plans:
-        try:
-            with open(self._path, "rb") as file:
-                data = file.read(_MAX_BYTES + 1)
-        except FileNotFoundError:
-            return Plans()
-        except OSError as error:
-            raise ClientError(f"{self._path}: cannot be read ({error.strerror})") from None
-        try:
-            if len(data) > _MAX_BYTES:
-                raise MessageError(f"more than {_MAX_BYTES} bytes")
-            return decode("plans that were taken", data, Plans)
-        except MessageError as error:
-            raise ClientError(
-                f"{self._path}: damaged ({error}); remove it, and plans that are still good may be taken again"
-            ) from None
 
 
 def why_expired(plan: RoundPlan, own: float, server: float | None) -> str:

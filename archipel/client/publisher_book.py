@@ -14,11 +14,12 @@ import msgspec
 from msgspec import Meta
 
 from archipel.bundle import Bundle
-from archipel.errors import ClientError, MessageError
+from archipel.client.stored import read_stored
+from archipel.errors import ClientError
 from archipel.lite_runtime.durable import write_durably
 from archipel.protocol.messages import Digest, Whole
 from archipel.protocol.policy import check_validity
-from archipel.protocol.sealed import decode, encode
+from archipel.protocol.sealed import encode
 
 MAX_NAMES = 1024
 _MAX_BYTES = 256 << 10
@@ -51,15 +52,6 @@ class PublisherBook:
             write_durably(self._path, encode(Sequences(seen={**seen, name: manifest.sequence})))
 
     def _stored(self) -> dict[str, int]:
-        try:
-            with open(self._path, "rb") as file:
-                data = file.read(_MAX_BYTES + 1)
-            if len(data) > _MAX_BYTES:
-                raise MessageError(f"more than {_MAX_BYTES} bytes")
-            return decode("publishers' sequences", data, Sequences).seen
-        except FileNotFoundError:
-            return {}
-        except (OSError, MessageError) as error:
-            raise ClientError(
-                f"{self._path}: damaged ({error}); remove it, and bundles that were replaced are taken again"
-            ) from None
+        remedy = "remove it, and bundles that were replaced are taken again"
+        found = read_stored(self._path, _MAX_BYTES, "publishers' sequences", Sequences, remedy)
+        return {} if found is None else found.seen

@@ -21,16 +21,18 @@ import msgspec
 
 from archipel.bundle import PrivacyPolicy
 from archipel.bundle.validation import MAX_QUERIES
-from archipel.client.journal import contents
-from archipel.errors import ClientError, MessageError, PolicyError
+from archipel.client.stored import read_stored
+from archipel.errors import ClientError, PolicyError
 from archipel.lite_runtime.durable import write_durably
 from archipel.protocol.messages import MAX_COHORT, RoundId, RoundPlan
-from archipel.protocol.sealed import decode, encode
+from archipel.protocol.sealed import encode
 
 FILE = "queries"
 _ID_BYTES = 16
 _MAX_FILE_BYTES = MAX_QUERIES * (2 * MAX_COHORT * _ID_BYTES + 1024)
 _DAY = 86400.0
+# No query is answered until somebody has looked: what was there is what protects this device.
+_REMEDY = "remove it, and what earlier queries were about is forgotten"
 
 
 class Query(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -109,20 +111,12 @@ class QueryBook:
         write_durably(self._path, encode(written))
 
     def _read(self) -> _Kept:
-        data = contents(self._path, _MAX_FILE_BYTES)
-        try:
-            kept = _Kept() if data is None else decode("queries", data, _Kept)
-        except MessageError as error:
-            raise ClientError(self._damaged(str(error))) from None
+        kept = read_stored(self._path, _MAX_FILE_BYTES, "queries", _Kept, _REMEDY) or _Kept()
         if any(len(each) % _ID_BYTES for each in kept.sets) or any(
             each.devices is not None and each.devices >= len(kept.sets) for each in kept.queries
         ):
-            raise ClientError(self._damaged("its sets are not those of its queries"))
+            raise ClientError(f"{self._path}: damaged (its sets are not those of its queries); {_REMEDY}")
         return kept
-
-    def _damaged(self, why: str) -> str:
-        # No query is answered until somebody has looked: what was there is what protects this device.
-        return f"{self._path}: damaged ({why}); remove it, and what earlier queries were about is forgotten"
 
 
 def _ids(joined: bytes) -> frozenset[bytes]:

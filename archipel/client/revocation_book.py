@@ -6,6 +6,7 @@ import hashlib
 from pathlib import Path
 
 from archipel.client.session import DeviceSession
+from archipel.client.stored import contents
 from archipel.errors import CertificateError, ClientError, MessageError
 from archipel.lite_runtime.durable import write_durably
 from archipel.protocol.messages import MAX_REVOCATION_BYTES, Digest, Revocations
@@ -58,12 +59,10 @@ class RevocationBook:
 
     def _stored(self) -> bytes | None:
         try:
-            with open(self._path, "rb") as file:
-                data = file.read(MAX_REVOCATION_BYTES + 1)
-            self._read(data)
-        except FileNotFoundError:
-            return None
-        except (OSError, CertificateError, MessageError) as error:
+            data = contents(self._path, MAX_REVOCATION_BYTES)
+            if data is not None:
+                self._read(data)
+        except (CertificateError, MessageError) as error:
             raise ClientError(
                 f"{self._path}: damaged ({error}); remove it, and whom the server has called revoked is forgotten"
             ) from None

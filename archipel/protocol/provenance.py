@@ -43,6 +43,8 @@ from archipel.protocol.uploads import upload_layout
 FIRST = "0" * 64
 """What the first entry has for the hash of the one before."""
 MAX_NODES = 1024
+MAX_TASKS = 256
+"""Of so many tasks the newest entry is kept however old it is."""
 MAX_ENTRY_BYTES = 1 << 14
 
 Bound = Callable[[WeightsStatement], float]
@@ -65,7 +67,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class History(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a device knows of one log: the hash of entry `number`, and the newest entries, oldest first."""
+    """What a device knows of one log: the hash of entry `number`, and MAX_NODES entries, oldest first."""
 
     population: Name
     bundle: Digest
@@ -91,13 +93,18 @@ class LogReader:
 
     @property
     def history(self) -> History:
-        """What is kept of it: the newest MAX_NODES entries."""
+        """What is kept of it: the newest entries, and two kinds that a later entry may name however old they are: the
+        bundle's own weights, to which devices may be sent back, and the newest entry of a task that was paused."""
+        starts = [node.number for node in self._nodes.values() if not node.parent]
+        newest = sorted({node.task: node.number for node in self._nodes.values()}.values())
+        kept = {*starts[-1:], *newest[-MAX_TASKS:]}
+        kept |= set(sorted(self._nodes.keys() - kept)[len(kept) - MAX_NODES :])
         return History(
             population=self._population,
             bundle=self._bundle,
             number=self.number,
             head=self._head,
-            nodes=tuple(self._nodes.values())[-MAX_NODES:],
+            nodes=tuple(node for node in self._nodes.values() if node.number in kept),
         )
 
     def add(self, sealed: Sealed) -> WeightsStatement:

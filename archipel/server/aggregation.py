@@ -20,7 +20,7 @@ from archipel.bundle import Manifest, decode_manifest, write_weights
 from archipel.errors import ProtocolError, ServerError, ShareError, SpoiledRoundError, ThresholdError
 from archipel.protocol.messages import Cohort, RoundPlan, Unmasking
 from archipel.protocol.sealed import decode
-from archipel.protocol.secagg import disputes, unmask_sum
+from archipel.protocol.secagg import disputes, liars, unmask_sum
 from archipel.protocol.uploads import upload_layout
 from archipel.protocol.vector import DecodedSum, Vector
 from archipel.server import folding, queries
@@ -36,8 +36,6 @@ from archipel.server.weights_log import endorsement, sum_digest
 
 WRONG_SHARES_SENT = "wrong unmasking shares"
 WRONG_SHARES_DEALT = "dealt wrong shares"
-COLLUDERS = 3
-"""At most one in so many devices is taken to be in league with others."""
 
 
 @dataclass(frozen=True)
@@ -188,13 +186,11 @@ def _faults(collected: Collected, cohort: Cohort, answers: Mapping[str, Unmaskin
 
     A share that does not fit the others of its dealer is wrong because the one who revealed it lies, or because the
     dealer gave it a wrong one; nobody else can tell. Whoever deals one wrong share must not get its recipient blamed:
-    that is to blame only where it disagrees with more dealers than may be in league, and a dealer likewise.
+    that is to blame only where it disagrees with more dealers than may lie together, and a dealer likewise.
     """
     doubted = {device: answer for device, answer in collected.answers.items() if device not in answers}
-    if not doubted:
-        return {}
     found = disputes(plan=collected.plan, cohort=cohort, answers=answers, doubted=doubted)
-    most = len(collected.sharers) / COLLUDERS
+    most = liars(collected.plan)
     faults = {device: WRONG_SHARES_SENT for device, dealers in found.items() if len(dealers) > most}
     rest = Counter(dealer for device, dealers in found.items() if device not in faults for dealer in dealers)
     return faults | {dealer: WRONG_SHARES_DEALT for dealer, count in rest.items() if count > most}

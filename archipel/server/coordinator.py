@@ -305,8 +305,8 @@ class Coordinator:
                     created=now,
                 )
             )
-            log = weights_log.Log(task.population, task.bundle, self._services.settings.private_key)
-            weights_log.step(session, log, current, task, version, outcome.cohort)
+            of = weights_log.Log(task.population, task.bundle, self._services.settings.private_key)
+            weights_log.step(session, of, current, task, version, outcome.cohort)
             current.weights_out = version.weights
             current.step_norm, current.state_norm = version.step.parameters, version.step.state
             current.step_scale = version.step.scale

@@ -156,16 +156,19 @@ def _earlier(session: Session, task: Task, now: float, but: str = "") -> tuple[l
     minimum = request_of(task).min_contributors or 1
     # Of rounds that failed after that as well: devices keep what they were told, and some shares may have been sent.
     since = now - _policy(session, task).query_days * _DAY
-    query = (
-        select(Round.round_id, Task)
-        .join(Task)
-        .where(*_of_population(task, since), Round.settled.is_not(None), Round.round_id != but)
+    counted = *_of_population(task, since), Round.settled.is_not(None), Round.round_id != but
+    for each in session.scalars(select(Task).where(Task.task_id.in_(select(Round.task_id).join(Task).where(*counted)))):
+        minimum = max(minimum, request_of(each).min_contributors or 1)
+    # One statement for all of them: the coordinator asks whenever it looks whether a query can begin.
+    sent = (
+        select(Answer.round_id, Answer.device_id)
+        .join(Round, Round.round_id == Answer.round_id)
+        .join(Task, Task.task_id == Round.task_id)
     )
-    sets = set()
-    for row in session.execute(query):
-        sets.add(_survivors(session, row.round_id))
-        minimum = max(minimum, request_of(row.Task).min_contributors or 1)
-    return sorted(sets, key=len), minimum
+    sets: dict[str, set[str]] = {}
+    for round_id, device_id in session.execute(sent.where(*counted, Answer.phase.in_(UPDATE_PHASES))):
+        sets.setdefault(round_id, set()).add(device_id)
+    return sorted({frozenset(each) for each in sets.values()}, key=len), minimum
 
 
 def _of_population(task: Task, since: float) -> list[ColumnElement[bool]]:

@@ -14,6 +14,7 @@ from tests.server.conftest import (  # noqa: F401  (fixtures)
     ANSWERED,
     LENGTH,
     bundle_file,
+    bundle_maker,
     data_folder,
     empty_database,
     keys,

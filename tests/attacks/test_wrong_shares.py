@@ -2,11 +2,14 @@
 
 One reveals wrong shares of everybody's seed: with enough others the round succeeds without its answer, the fault is its
 own, and after three it is set aside. Another one deals one wrong share to one peer, each time to the same, so that the
-peer's honest answer does not fit and the peer is blamed: nobody can tell which of the two lies, so neither is.
+peer's honest answer does not fit and the peer is blamed: nobody can tell which of the two lies, so neither is. Two
+bend their shares of all seeds so that they fit those of all others but one: its true shares then seem to be wrong.
 """
 
 from __future__ import annotations
 
+import math
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -17,6 +20,7 @@ from archipel.protocol.secagg import shamir
 from tests.attacks.faults_world import (  # noqa: F401  (fixtures)
     ANSWERED,
     bundle_file,
+    bundle_maker,
     data_folder,
     empty_database,
     keys,
@@ -124,3 +128,39 @@ def test_whoever_deals_wrong_shares_to_all_is_blamed_when_it_drops_out(
     assert (found["phase"], found["spoiled"]) == ("failed", False)
     assert found["faults"] == [{"device_id": dealer.id, "reason": "dealt wrong shares"}]
     assert world.task(task["task_id"])["failed_rounds"] == 0
+
+
+def test_two_that_bend_their_shares_do_not_get_a_third_blamed(
+    world: Any,  # noqa: F811
+    bundle_maker: Any,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    """They add a polynomial that is zero where all honest devices but the victim are, and not at the victim's."""
+    bundle = bundle_maker(tmp_path, world.keys.publisher, name="two", policy={"colluders": 0.3}).read_bytes()
+    digest = world.operator("POST", "/v1/bundles", bundle)[1]["digest"]
+    task = world.create_task(bundle=digest, cohort=7, min_cohort=5, threshold=5)
+    devices = sorted(world.add_devices(7), key=lambda device: device.id)
+    victim, liars = devices[0], devices[5:]
+    zeros = (2, 3, 4, 5)  # positions in secret sharing, from 1, in the order of the ids
+
+    def bends(device: Any, phase: str) -> bool:
+        if device not in liars or phase != "unmasking":
+            return False
+        answer = device.participant.unmask(device.ask("GET", f"{device.round}/confirmations", Confirmations))
+        x = devices.index(device) + 1
+        added = math.prod(x - zero for zero in zeros)
+        bent = [
+            msgspec.structs.replace(
+                each,
+                share=((int.from_bytes(each.share, "big") + added) % shamir.PRIME).to_bytes(shamir.SHARE_BYTES, "big"),
+            )
+            for each in answer.self_seeds
+        ]
+        device.ask("PUT", f"{device.round}/unmasking", Receipt, msgspec.structs.replace(answer, self_seeds=bent))
+        return True
+
+    play_round(world, devices, bends)
+    (found,) = world.rounds(task["task_id"])[:1]
+    # The seeds are wrong, so the sum is spoiled. Who did it is left to counting.
+    assert (found["phase"], found["spoiled"], found["faults"]) == ("failed", True, [])
+    assert shown(world, victim)["faults"] == 0

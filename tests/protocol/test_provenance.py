@@ -125,6 +125,22 @@ def test_what_is_kept_is_bounded_and_goes_on() -> None:
     assert again.newest(digest("0")) is None
 
 
+def test_what_a_later_entry_may_name_is_kept_however_old_it_is() -> None:
+    log = Log()
+    log.start("paused")
+    log.step(OWN, digest("paused"), "paused")
+    log.start()
+    log.step(OWN, digest("0"))
+    for number in range(MAX_NODES + 10):
+        log.step(digest(str(number)), digest(str(number + 1)))
+    assert len(log.reader.history.nodes) == MAX_NODES
+    log.reader = LogReader(log.reader.history, OWN, public_bytes(SERVER), lambda entry: STEP)
+    log.step(digest("paused"), digest("resumed"), "paused")
+    assert log.reader.find(digest("resumed")).bound == 2 * STEP
+    log.add("rollback", OWN)
+    assert log.reader.find(OWN).again == log.number
+
+
 def test_a_rollback_names_weights_that_were_logged() -> None:
     log = Log()
     log.start()

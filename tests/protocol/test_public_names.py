@@ -55,6 +55,7 @@ def test_public_names():
         "complaints_digest",
         "disputes",
         "hand_out_keys",
+        "liars",
         "merge_complaints",
         "read_session",
         "survivors_digest",

@@ -19,7 +19,7 @@ from archipel.protocol.secagg.key_tree import KeyTree
 from archipel.protocol.secagg.masks import add_masked
 from archipel.protocol.secagg.participant import Participant
 from archipel.protocol.secagg.session import Session
-from archipel.protocol.secagg.unmask import disputes, unmask_sum
+from archipel.protocol.secagg.unmask import disputes, liars, unmask_sum
 
 __all__ = [
     "KeyTree",
@@ -37,6 +37,7 @@ __all__ = [
     "complaints_digest",
     "disputes",
     "hand_out_keys",
+    "liars",
     "merge_complaints",
     "read_session",
     "survivors_digest",

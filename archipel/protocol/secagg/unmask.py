@@ -42,7 +42,7 @@ def unmask_sum(
     peers = read_cohort(cohort)
     _check_sets(plan, peers, sharers, survivors, answers)
     salt = keys.round_salt(plan.round_id, advertised_plan(cohort))
-    recovery = _Recovery(plan.threshold, peers, answers)
+    recovery = _Recovery(plan, peers, answers)
     dropped = [peers[device] for device in sorted(set(sharers) - set(survivors))]
     present = [peers[device] for device in sorted(survivors)]
     result = total.copy()
@@ -57,27 +57,35 @@ def unmask_sum(
     return result
 
 
+def liars(plan: RoundPlan) -> int:
+    """So many devices may lie together without an honest one being blamed: the policy's colluders, one at least."""
+    return max(plan.colluders, 1)
+
+
 def disputes(
     *, plan: RoundPlan, cohort: Cohort, answers: Mapping[str, Unmasking], doubted: Mapping[str, Unmasking]
 ) -> dict[str, list[str]]:
     """By device of `doubted` the dealers whose shares in its answer do not fit those in `answers`, which fit together.
 
-    Of each pair either the device or the dealer lies. `answers` are at least as many as the threshold.
+    Of each pair either the device or the dealer lies. Nothing is found where `answers` are fewer than the threshold and
+    `liars`: with threshold - 1 true shares any others can be made to fit, and then the next true one does not.
     """
+    if not doubted or len(answers) - plan.threshold < liars(plan):
+        return {}
     peers = read_cohort(cohort)
     return {
-        device: _Recovery(plan.threshold, peers, {**answers, device: doubted[device]}).misfits()
-        for device in sorted(doubted)
+        device: _Recovery(plan, peers, {**answers, device: doubted[device]}).misfits() for device in sorted(doubted)
     }
 
 
 class _Recovery:
     """The secrets behind the answers."""
 
-    def __init__(self, threshold: int, peers: Mapping[str, Peer], answers: Mapping[str, Unmasking]) -> None:
+    def __init__(self, plan: RoundPlan, peers: Mapping[str, Peer], answers: Mapping[str, Unmasking]) -> None:
+        self._liars = liars(plan)
         self._answerers = sorted(answers)
         challenge = b"".join(encode(answers[device]) for device in self._answerers)
-        self._interpolation = Interpolation([peers[d].position for d in self._answerers], threshold, challenge)
+        self._interpolation = Interpolation([peers[d].position for d in self._answerers], plan.threshold, challenge)
         self._seeds = [{s.device: s.share for s in answers[d].self_seeds} for d in self._answerers]
         self._mask_keys = [{s.device: s.share for s in answers[d].mask_keys} for d in self._answerers]
 
@@ -87,7 +95,8 @@ class _Recovery:
     def mask_key(self, peer: Peer) -> bytes:
         private = self._secret("mask key", peer, [shares[peer.device_id] for shares in self._mask_keys])
         if keys.public_key(private) != peer.mask_key:
-            dealt = self._interpolation.surplus > 0
+            # Fewer could not make all shares fit together: then these are what was dealt.
+            dealt = self._interpolation.surplus >= self._liars
             raise ShareError(
                 f"mask key of {peer.device_id}: the shares give a key that does not fit the one it advertised; "
                 + ("it dealt wrong shares" if dealt else "it dealt wrong shares, or one who answered gave a wrong one"),
