@@ -3,8 +3,8 @@
 Forward, backward and SGD with momentum at batch 1, 10 and 32, 2 threads. Ours is the step graph on ONNX Runtime with
 parameters and state in two sets of buffers that swap roles. PyTorch is eager and torch.compile, on the same data, each
 in the fastest of its own ways, which is found by measurement first: images in either memory layout, the optimizer fused
-or over lists of tensors. The column "peer" says which one it was. Each engine has a process of its own: beside
-torch.compile and ONNX Runtime in one process eager PyTorch took up to twice its time.
+or over lists of tensors. The column "peer" says which one it was. Each engine has a process of its own, so
+that none shares an allocator or thread pools with another.
 
     python benchmarks/step.py                       everything (about 20 minutes, most of it torch.compile)
     python benchmarks/step.py --quick               PyTorch eager only, fewer cases, under a minute
