@@ -68,7 +68,7 @@ def main() -> None:
         except PeerError as error:
             sys.exit(str(error))
         return
-    report = Report(options.json)
+    report = Report(options.json, ("numpy", "onnxruntime", "cryptography", "msgspec"))
     with tempfile.TemporaryDirectory(prefix="archipel-agent-") as folder, ExitStack() as stack:
         flower = None
         try:

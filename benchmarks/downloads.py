@@ -34,7 +34,7 @@ CHANGES = {"last layer": "fedavg", "adapters": "lora", "everything": "fedavg"}
 
 def main() -> None:
     options = arguments(__doc__).parse_args()
-    report = Report(options.json)
+    report = Report(options.json, ("numpy", "onnxruntime", "torch", "flask"))
     with tempfile.TemporaryDirectory(prefix="archipel-downloads-") as name:
         for model in list(MODELS)[: 1 if options.quick else 2]:
             for changed in CHANGES:

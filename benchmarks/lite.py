@@ -43,7 +43,7 @@ def main() -> None:
         sys.exit(install_all(options.peers))
     options.rounds = options.rounds or (3 if options.quick else 15)
     with tempfile.TemporaryDirectory(prefix="archipel-lite-") as folder:
-        run(options, Path(folder), Report(options.json))
+        run(options, Path(folder), Report(options.json, ("numpy", "onnxruntime", "torch")))
 
 
 def install_all(folder: Path) -> int:

@@ -21,7 +21,7 @@ import numpy as np
 from lite_models import CASES, Files, quiet
 from lite_peers import DEFAULT_FOLDER, HERE, Peer, PeerError, clean_environment, python_of
 from lite_predict import apart, in_process, raw_run, raw_session, say, timed
-from measure import arguments
+from measure import arguments, state_run
 
 RECIPE = "the recipe"
 
@@ -35,6 +35,7 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true", help="operators instead of ways")
     options = parser.parse_args()
     rounds = options.rounds or (3 if options.quick else 15)
+    state_run(options.json)
     with tempfile.TemporaryDirectory(prefix="archipel-int8-") as folder:
         for name in options.only or (["MLP"] if options.quick else CASES):
             files = Files(name, Path(folder), options.peers / "models")

@@ -1,14 +1,22 @@
-"""What every benchmark shares: interleaved timing, rows, the table."""
+"""What every benchmark shares: interleaved timing, rows, the table, and the line that says what a run was of."""
 
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
+import os
+import platform
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+LIBRARIES = ("numpy", "onnxruntime")
 
 
 @dataclass(frozen=True)
@@ -29,6 +37,51 @@ def arguments(description: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--quick", action="store_true", help="fewer cases and repetitions: under a minute")
     parser.add_argument("--json", action="store_true", help="one JSON object a row on standard output, nothing else")
     return parser
+
+
+def state_run(as_json: bool, libraries: Iterable[str] = LIBRARIES) -> None:
+    """Print one line about this run: on standard error with --json, which keeps standard output for rows alone."""
+    print(describe_run(libraries), file=sys.stderr if as_json else sys.stdout, flush=True)
+
+
+def describe_run(libraries: Iterable[str] = LIBRARIES) -> str:
+    """Commit, date (UTC), processor, Python and the versions of `libraries` (names of distributions) on one line."""
+    now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
+    parts = [_commit(Path(__file__).parent), now, f"{_processor()}, {os.cpu_count()} cores"]
+    parts.append(f"Python {platform.python_version()}")
+    return "run: " + "; ".join(parts + [f"{name} {_version(name)}" for name in libraries])
+
+
+def _commit(folder: Path) -> str:
+    def git(*words: str) -> str:
+        return subprocess.run(["git", "-C", folder, *words], capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        commit, changed = git("rev-parse", "--short", "HEAD"), git("status", "--porcelain")
+    except (OSError, subprocess.CalledProcessError):
+        return "no commit"
+    return f"commit {commit}" + " with changes" * bool(changed)
+
+
+def _processor(told: Path = Path("/proc/cpuinfo")) -> str:
+    """The model's name as Linux tells it; of x86 with family, model and stepping, for several share a name."""
+    if not told.exists():
+        return platform.processor() or platform.machine()
+    first = dict(
+        (part.strip() for part in line.split(":", 1)) for line in told.read_text().split("\n\n")[0].splitlines()
+    )
+    name = first.get("model name") or platform.machine()
+    numbers = [
+        f"{key.removeprefix('cpu ')} {first[key]}" for key in ("cpu family", "model", "stepping") if key in first
+    ]
+    return f"{name} ({', '.join(numbers)})" if numbers else name
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"
 
 
 PAUSE = 0.003
@@ -75,10 +128,11 @@ def compare(benchmark: str, case: str, ours: str, times: Mapping[str, list[float
 
 
 class Report:
-    """Prints rows as they come: a table for people, JSON lines for programs."""
+    """Prints the run, then rows as they come: a table for people, JSON lines for programs."""
 
-    def __init__(self, as_json: bool) -> None:
+    def __init__(self, as_json: bool, libraries: Iterable[str] = LIBRARIES) -> None:
         self._json = as_json
+        state_run(as_json, libraries)
         if not as_json:
             print(f"{'case':<28}{'ours':>10}{'peer':>10}{'ratio':>8}  unit  peer")
 

@@ -37,7 +37,7 @@ def main() -> None:
     }
     curves = {name: arrivals(devices, way, seconds=int(4 * mean)) for name, way in ways.items()}
     peaks = {name: float(curve[int(OUTAGE) :].max()) for name, curve in curves.items()}
-    report = Report(options.json)
+    report = Report(options.json, ("numpy",))
     report.add(
         Row("pace", f"peak after the outage, {devices:,}", peaks[OURS], peak, name, peaks[OURS] / peak, "1/s")
         for name, peak in [*peaks.items(), ("rate asked for", PER_SECOND)]

@@ -146,7 +146,7 @@ def main() -> None:
     parser.add_argument("--only", choices=CASES, help="one network")
     parser.add_argument("--without", action="store_true", help="leave each pass out in turn")
     options = parser.parse_args()
-    report = Report(options.json)
+    report = Report(options.json, ("numpy", "onnxruntime", "torch"))
     started = time.perf_counter()
     for name in [options.only] if options.only else QUICK if options.quick else CASES:
         report.add(rows(name, 0.5 if options.quick else 2.0, options.without))

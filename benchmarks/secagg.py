@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from measure import arguments
+from measure import arguments, state_run
 
 from archipel.protocol import issue_identity, mint_token, plan_digest, public_bytes, seal
 from archipel.protocol.messages import (
@@ -58,6 +58,7 @@ class Row:
 
 def main() -> None:
     options = arguments(__doc__).parse_args()
+    state_run(options.json, ("cryptography", "msgspec", "numpy"))
     if not options.json:
         print(f"{'cohort':>6}  {'step':<30}{'ms':>9}{'sent':>10}{'received':>10}{'for complaints':>16}  (bytes)")
     for size in (10, 50) if options.quick else (10, 50, 100):

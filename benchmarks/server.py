@@ -45,7 +45,7 @@ def main() -> None:
     parser.add_argument("--database", choices=("sqlite", "postgresql", "both"), default="sqlite")
     parser.add_argument("--folder", type=Path, help="on the disk to measure (default: the system's temporary folder)")
     options = parser.parse_args()
-    report = Report(options.json)
+    report = Report(options.json, ("flask", "gunicorn", "sqlalchemy", "cryptography", "numpy"))
     chosen = ("sqlite", "postgresql") if options.database == "both" else (options.database,)
     for database in chosen:
         with ExitStack() as stack:

@@ -3,7 +3,8 @@
 Forward, backward and SGD with momentum at batch 1, 10 and 32, 2 threads. Ours is the step graph on ONNX Runtime with
 parameters and state in two sets of buffers that swap roles. PyTorch is eager and torch.compile, on the same data, each
 in the fastest of its own ways, which is found by measurement first: images in either memory layout, the optimizer fused
-or over lists of tensors. The column "peer" says which one it was.
+or over lists of tensors. The column "peer" says which one it was. Each engine has a process of its own, so
+that none shares an allocator or thread pools with another.
 
     python benchmarks/step.py                       everything (about 20 minutes, most of it torch.compile)
     python benchmarks/step.py --quick               PyTorch eager only, fewer cases, under a minute
@@ -15,12 +16,14 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import multiprocessing
 import os
 import re
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -28,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from measure import Report, Row, arguments, compare, interleave
+from measure import PAUSE, Report, Row, arguments, compare
 
 THREADS = 2
 BATCHES = (1, 10, 32)
@@ -175,12 +178,73 @@ def torch_step(case: Case, x: np.ndarray, y: np.ndarray, compiled: bool, way: Wa
     return run
 
 
-def fastest(case: Case, x: np.ndarray, y: np.ndarray, compiled: bool, seconds: float) -> tuple[Way, Callable[[], None]]:
-    """PyTorch's best way for this network and batch, by the median of interleaved steps."""
-    tried = {way: torch_step(case, x, y, compiled, way) for way in ways(x)}
-    times = interleave({str(way): run for way, run in tried.items()}, seconds)
-    best = min(tried, key=lambda way: statistics.median(times[str(way)]))
-    return best, tried[best]
+class Engine:
+    """A process that makes one step when asked."""
+
+    def __init__(self, engine: str, name: str, batch: int, path: Path, way: Way | None = None) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, its_end = context.Pipe()
+        self._process = context.Process(target=serve, args=(its_end, engine, name, batch, path, way), daemon=True)
+        self._process.start()
+        its_end.close()
+        self.name: str = self._pipe.recv()
+
+    def step(self) -> float:
+        """Milliseconds of one step, after one that is not timed: others have used the caches meanwhile."""
+        self._pipe.send(True)
+        taken: float = self._pipe.recv()
+        return taken
+
+    def close(self) -> None:
+        self._pipe.send(False)
+        self._process.join(20)
+        self._process.terminate()
+
+
+def serve(pipe: Any, engine: str, name: str, batch: int, path: Path, way: Way | None) -> None:
+    """What an Engine's process does: says its name, then the milliseconds of a step for each True."""
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    case = CASES[name]
+    x, y = data(case, batch)
+    if way is None:
+        run, _ = ours(kept_step(path), path, x, y)
+        pipe.send(OURS)
+    else:
+        run = torch_step(case, x, y, engine == COMPILED, way)
+        pipe.send(f"{engine}, {way}")
+    for _ in range(3):
+        run()
+    while pipe.recv():
+        run()
+        started = time.perf_counter()
+        run()
+        pipe.send((time.perf_counter() - started) * 1e3)
+
+
+def in_turns(engines: list[Engine], seconds: float) -> dict[str, list[float]]:
+    """Milliseconds a step by engine, in rounds in which each has its turn, for about `seconds` each."""
+    times: dict[str, list[float]] = {engine.name: [] for engine in engines}
+    end = time.perf_counter() + seconds * len(engines)
+    while time.perf_counter() < end or len(times[engines[0].name]) < 5:
+        for engine in engines:
+            time.sleep(PAUSE)
+            times[engine.name].append(engine.step())
+    return times
+
+
+def fastest(engine: str, name: str, batch: int, path: Path, seconds: float) -> Engine:
+    """PyTorch's best way for this network and batch, by the median of steps in turns, in the process that it had.
+
+    Not several in one process: of two that were set up alike the second took twice the time of the first.
+    """
+    tried = [Engine(engine, name, batch, path, way) for way in ways(data(CASES[name], batch)[0])]
+    times = in_turns(tried, seconds)
+    best = min(tried, key=lambda each: statistics.median(times[each.name]))
+    for each in tried:
+        if each is not best:
+            each.close()
+    return best
 
 
 def peak_memory(name: str, batch: int, engine: str, path: Path) -> float:
@@ -206,12 +270,8 @@ def measure_memory(name: str, batch: int, engine: str, path: Path) -> float:
     x, y = data(case, batch)
     if engine == OURS:
         import archipel.training
-        from archipel.graph.model import Model
 
-        described = json.loads(path.with_suffix(".json").read_text())
-        step = Model.from_onnx(path)
-        step.signature = _program(described["signature"])
-        step.initial = dict(np.load(path.with_suffix(".npz")))
+        step = kept_step(path)
         del archipel
         before = _peak()
         run, _ = ours(step, path, x, y)
@@ -245,6 +305,16 @@ def keep(step: Any, path: Path) -> None:
 
     path.with_suffix(".json").write_text(json.dumps({"signature": msgspec.json.encode(step.signature).decode()}))
     np.savez(path.with_suffix(".npz"), **step.initial)
+
+
+def kept_step(path: Path) -> Any:
+    """The step that `keep` kept, without what had made it."""
+    from archipel.graph.model import Model
+
+    step = Model.from_onnx(path)
+    step.signature = _program(json.loads(path.with_suffix(".json").read_text())["signature"])
+    step.initial = dict(np.load(path.with_suffix(".npz")))
+    return step
 
 
 def show_profile(run: Callable[[], None], session: Any, steps: int = 50) -> None:
@@ -286,24 +356,28 @@ def main() -> None:
     if options.quick:
         options.seconds = 0.6
     os.environ.setdefault("TORCH_LOGS", "-all")
-    report = Report(options.json)
+    report = Report(options.json, ("numpy", "onnxruntime", "torch"))
     for name, case, batches in selected(options):
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "step.onnx"
             step = step_file(case, path)
             keep(step, path)
             for batch in batches:
-                x, y = data(case, batch)
-                run, _ = ours(step, path, x, y)
-                runs = {OURS: run}
-                for engine, compiled in ((EAGER, False), (COMPILED, True)):
-                    if compiled and (options.quick or options.no_compile):
-                        continue
-                    way, theirs = fastest(case, x, y, compiled, options.seconds / 2)
-                    runs[f"{engine}, {way}"] = theirs
-                report.add(compare("step", f"{name} batch {batch}", OURS, interleave(runs, options.seconds)))
+                names = (OURS, EAGER) if options.quick or options.no_compile else (OURS, EAGER, COMPILED)
+                engines: list[Engine] = []
+                try:
+                    for engine in names:
+                        if engine == OURS:
+                            engines.append(Engine(engine, name, batch, path))
+                        else:
+                            engines.append(fastest(engine, name, batch, path, options.seconds / 2))
+                    times = in_turns(engines, options.seconds)
+                finally:
+                    for running in engines:
+                        running.close()
+                report.add(compare("step", f"{name} batch {batch}", OURS, times))
                 if options.profile:
-                    show_profile(*ours(step, path, x, y, profile=True))
+                    show_profile(*ours(step, path, *data(case, batch), profile=True))
             if not (options.quick or options.no_memory):
                 batch = batches[-1]
                 mine = peak_memory(name, batch, OURS, path)

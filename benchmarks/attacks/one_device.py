@@ -28,7 +28,7 @@ from pathlib import Path
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from measure import arguments
+from measure import arguments, state_run
 
 from archipel import convert, strategies
 from archipel.bundle import Bundle, PrivacyPolicy, generate_key
@@ -181,6 +181,7 @@ def cases(quick: bool) -> Iterator[tuple[float, int, str, str, str]]:
 
 def main() -> None:
     options = arguments(__doc__).parse_args()
+    state_run(options.json, ("numpy", "onnxruntime", "torch"))
     with tempfile.TemporaryDirectory() as folder:
         federations = {clip: Federation(Path(folder) / str(clip), 20, clip) for clip in (CLIP, TIGHT)}
         start = federations[CLIP].accuracy(federations[CLIP].start)

@@ -14,10 +14,15 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from random import Random
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from measure import state_run
 
 from archipel.server.suspicion import PATIENCE, Score, accused, bet, draw
 
@@ -149,6 +154,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer settings and searches: under a minute")
     parser.add_argument("--json", action="store_true", help="one JSON object a row on standard output, nothing else")
     options = parser.parse_args()
+    state_run(options.json, ("numpy",))
     searches, most = (40, 500) if options.quick else (100, 2000)
     if not options.json:
         print(

@@ -50,7 +50,7 @@ Examples = list[dict[str, np.ndarray]]
 
 def main() -> None:
     options = arguments(__doc__).parse_args()
-    report = Report(options.json)
+    report = Report(options.json, ("numpy", "onnxruntime", "torch"))
     private, public = draw(seed=0)
     for clip, lies in ((CLIPS[0], LIES[:1]),) if options.quick else ((clip, LIES) for clip in CLIPS):
         with tempfile.TemporaryDirectory() as folder:
