@@ -8,22 +8,27 @@ weights of the signed bundle, or those that rounds which took place can have mad
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from sqlalchemy import delete, select
 
-from archipel.bundle import write_weights
+from archipel.bundle import Bundle, PrivacyPolicy, pack, write_weights
 from archipel.errors import RefusedError
 from archipel.protocol.messages import Endorsement, WeightsStatement
 from archipel.protocol.provenance import entry_hash
 from archipel.protocol.sealed import Sealed, decode, encode, seal
+from archipel.server.api import tasks as api_tasks
 from archipel.server.models import Blob, Task, WeightsEntry
 from archipel.server.reach import extend
 from tests.client.conftest import federation as federation
 from tests.client.conftest import server_host as server_host
+from tests.strategies.conftest import make as make
+from tests.strategies.simulation import clients
 
+SCAFFOLD = PrivacyPolicy(modes=("secure",), min_cohort=3, threshold=0.6, max_clip=2.0, max_bits=24, colluders=0.0)
 TRAP = np.array([300.0, -300.0, 300.0], np.float32)
 
 
@@ -205,18 +210,42 @@ def test_a_device_that_comes_new_refuses_as_well(federation: Any, attack: Any) -
     all_refuse(federation, task, dict.fromkeys(newcomers, FROM_THE_BUNDLE[attack]))
 
 
-def test_nothing_is_evaluated_with_them_either(federation: Any) -> None:
+def test_what_is_broadcast_beside_the_weights_is_bounded_too(
+    federation: Any, make: Callable[..., Bundle], tmp_path: Path
+) -> None:
+    """SCAFFOLD's control moves the weights with every local step: genuine weights and a crafted control would do."""
+    bundle = make("scaffold", sign_key=federation.publisher_key, privacy=SCAFFOLD, strategy_options={"clip": 2.0})
+    federation.bundle_file = tmp_path / "scaffold.bundle"
+    pack(bundle.folder, federation.bundle_file)
+    field = bundle.program("predict").inputs[0].name
+    agents = [
+        federation.agent(number, examples=lambda x=x, y=y: {field: x, "label": y})
+        for number, (x, y) in enumerate(clients()[:3])
+    ]
+    task = trained_twice(federation, agents)  # with the control that honest rounds make
+
+    def craft(services: Any, session: Any, row: Task) -> None:
+        control = services.blobs.read_weights(row.strategy_state)
+        first = next(iter(control))
+        data = write_weights({**control, first: np.full_like(control[first], 300.0)})
+        row.strategy_state = services.blobs.put(data)
+        session.merge(Blob(digest=row.strategy_state, kind="state", size=len(data), created=0.0))
+
+    attacked(federation, task, craft)
+    all_refuse(federation, task, dict.fromkeys(agents, "what is broadcast with the weights"))
+
+
+def test_nothing_is_evaluated_with_them_either(federation: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A loss on crafted weights tells of examples, too. Neither an analyst nor the server gets one."""
     agents = [federation.agent(number) for number in range(3)]
     trained = trained_twice(federation, agents)
     services = federation.server._services
     with services.database.write() as session:
         trap = store(services, session, session.get_one(Task, trained.task_id))
-        logged = entries(session)[-1].weights
     federation.operator.cancel(trained.task_id)
     question = {"kind": "evaluation", "metrics": {"mse": 10.0}, "cohort": 3, "bundle": trained.bundle}
     with pytest.raises(RefusedError, match=f"no weights {trap} in the log of this bundle"):
         federation.task(**question, weights=trap)
-    task = federation.task(**question, weights=logged)
-    attacked(federation, task, lambda services, session, row: setattr(row, "model", trap))
+    monkeypatch.setattr(api_tasks, "is_logged", lambda *arguments: True)  # a server that does not look
+    task = federation.task(**question, weights=trap)
     all_refuse(federation, task, dict.fromkeys(agents, "not in the server's log"))
