@@ -28,6 +28,7 @@ from archipel.lite_runtime.durable import sweep, write_durably
 from archipel.protocol.messages import Digest, Endorsement, WeightsLog, WeightsStatement, Whole
 from archipel.protocol.provenance import History, LogReader, check_distance, check_endorsement
 from archipel.protocol.sealed import encode
+from archipel.strategies.strategy import no_broadcast
 
 FOLDER = "origins"
 CHECKED = 32
@@ -72,8 +73,10 @@ class Origins:
         *,
         use: str,
         task: str | None = None,
-    ) -> None:
+    ) -> int:
         """Accept `weights`, whose SHA-256 is `digest`, for `use` ("training", "adoption" or another), or raise.
+
+        Returns how many rounds have led to them at most, for `check_broadcast`.
 
         For a training (of `task`) and an adoption the log must not go back, but by an entry that says so. Raises
         ProvenanceError, another ProtocolError where the log is no log, ClientError where the device's own file is
@@ -85,7 +88,7 @@ class Origins:
             own=_digest(bundle), history=History(population=record.population, bundle=bundle.digest)
         )
         if digest == known.own and not known.history.number:
-            return  # nothing was ever trained from this bundle, as far as this device knows
+            return 0  # nothing was ever trained from this bundle, as far as this device knows
         log = self._read_on(known, bundle, session, record)
         if log.number > known.history.number:
             known = msgspec.structs.replace(known, history=log.history)
@@ -116,6 +119,7 @@ class Origins:
             accepted = dict(list(newest_first.items())[:MAX_TASKS])
             if (accepted, digest) != (known.accepted, known.last):
                 write_durably(path, encode(msgspec.structs.replace(known, accepted=accepted, last=digest)))
+        return log.steps_to(node)
 
     def _read_on(self, known: _Record, bundle: Bundle, session: DeviceSession, record: DeviceRecord) -> LogReader:
         """The log with what the server has added since, each entry checked, and evidence for new steps."""
@@ -148,6 +152,19 @@ class Origins:
                 entry, evidence, manifest, log, server_key=record.server_key, enrolment_key=record.enrolment_key
             )
         return log
+
+
+def check_broadcast(bundle: Bundle, broadcast: Mapping[str, np.ndarray], rounds: int) -> None:
+    """Whether what the server sends beside the weights, such as SCAFFOLD's control, can have come of so many rounds.
+
+    It is no part of the log, but moves the weights with every local step; each round changes it by the strategy's bound
+    at most. Raises ProvenanceError.
+    """
+    strategy = strategies.get(bundle.manifest.strategy)
+    # Most broadcast nothing; their state, which is as large as the model, is the server's alone.
+    start = {} if strategy.broadcast is no_broadcast else strategy.broadcast(strategy.init(bundle.parameters()))
+    bound = rounds * strategy.step_bound(bundle.manifest, None, 1).state if rounds else 0.0
+    check_distance("what is broadcast with the weights", broadcast, start, bound, rounds)
 
 
 def _drawn(steps: list[WeightsStatement]) -> list[WeightsStatement]:

@@ -15,7 +15,7 @@ from archipel.bundle import Bundle
 from archipel.client.cache import Cache
 from archipel.client.config import AgentConfig
 from archipel.client.identity import DeviceRecord
-from archipel.client.origins import Origins
+from archipel.client.origins import Origins, check_broadcast
 from archipel.client.owner_limits import OwnerLimits
 from archipel.client.pieces import PieceDownload
 from archipel.client.publisher_book import PublisherBook
@@ -62,10 +62,12 @@ def prepare(
     check_plan(plan, manifest.privacy, layout)
     for_weights = download.for_weights(manifest)
     parameters = cache.weights(plan.weights, for_weights, limit)
-    origins.check(
+    rounds = origins.check(
         bundle, plan.weights, parameters, cache.kept, session, record, limits.config, use=plan.kind, task=plan.task_id
     )
     broadcast = {} if plan.broadcast is None else cache.weights(plan.broadcast, for_weights, limit)
+    if plan.kind == "training":
+        check_broadcast(bundle, broadcast, rounds)
     cache.prune(keep=[name for name in (plan.bundle, plan.weights, plan.broadcast) if name is not None])
     return Prepared(bundle, layout, parameters, broadcast)
 

@@ -155,6 +155,11 @@ class LogReader:
         shared = 0.0 if common is None else self._nodes[common].bound
         return one.bound + other.bound - 2 * shared
 
+    def steps_to(self, node: Node) -> int:
+        """How many rounds lead from the bundle's own weights to these, or more where old entries are forgotten."""
+        path = self._path(node)
+        return len(path) - 1 if self._nodes[min(path)].parent == 0 else node.number
+
     def _step(self, entry: WeightsStatement, where: str) -> None:
         if entry.parent is None or entry.round_id is None or entry.task_id is None or entry.plan is None:
             raise ProvenanceError(f"{where}: a step names its task, round, plan and parent")

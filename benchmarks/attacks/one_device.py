@@ -2,6 +2,7 @@
 
     python benchmarks/attacks/one_device.py              a few minutes
     python benchmarks/attacks/one_device.py --quick      ten devices, the strongest attack only
+    python benchmarks/attacks/one_device.py --forms      the crudest forms only, a few seconds
     python benchmarks/attacks/one_device.py --json       one JSON object a row
 
 Pupils' devices go on training, by federated averaging with a clip of 1 (at last, of 0.1, which is about the norm of one
@@ -10,6 +11,9 @@ no devices. One device sends what it likes: its masked entries are beyond its ow
 what the others send, and goes as far as the check of the sum allows (0.98 of it). Directions: `flip`, what training on
 digits with wrong labels gives; `reverse`, the negative of its honest update; `random`, the same random one in every
 round. `when` are the rounds that the attacker is in.
+
+First come the crudest forms, of one device in one round: entries as far beyond its range as the sum's encoding holds, a
+weight that cancels the others', and both. Shown is how far the model would move if nobody looked, and how far it moves.
 
 Limits: `bound`, a sum that devices which keep to their program could not have sent is rejected, and no more; `median`,
 steps beyond three times the running median are scaled down besides, which is what the server does. For `flood` nothing
@@ -33,6 +37,7 @@ from measure import arguments, state_run
 from archipel import convert, strategies
 from archipel.bundle import Bundle, PrivacyPolicy, generate_key
 from archipel.datasets import DigitsByWriter, digits_by_writer, split_writers
+from archipel.errors import BoundError
 from archipel.lite_runtime import Runtime
 from archipel.models import digits_cnn
 from archipel.protocol.bounds import groups, step, sum_bound
@@ -164,6 +169,44 @@ def run(federation: Federation, devices: int, attack: str, when: str, limits: st
     )  # fmt: skip
 
 
+@dataclass
+class Form:
+    """`unlooked` and `now` are norms of the model's step; `verdict` is what the check of the sum says."""
+
+    form: str
+    unlooked: float
+    now: float
+    verdict: str
+
+
+def forms(federation: Federation, devices: int) -> Iterator[Form]:
+    """The first round, with each of the crudest attacks."""
+    layout, parameters = federation.layout, federation.start
+    sent = [
+        federation.encode(federation.local(parameters, federation.devices[i], i), devices).view(np.int32).astype(int)
+        for i in range(devices)
+    ]
+    others = np.sum(sent[1:], axis=0)
+    far = np.append(np.sign(sent[0][:-1] + 0.5) * (devices - 1) * (2 ** (BITS - 1) - 1), sent[0][-1]).astype(int)
+    cancels = 1 - others[-1]
+    for name, mine in {
+        "none": sent[0],
+        "entries beyond their range": far,
+        "weight entry cancelled": np.append(sent[0][:-1], cancels),
+        "both": np.append(far[:-1], cancels),
+    }.items():
+        total = (others + mine).astype(np.int32).view(np.uint32)
+        decoded = layout.decode_sum(total, cohort=devices, modulus_bits=32)
+        after, _ = federation.strategy.update(parameters, {}, decoded, devices, {})
+        moved = float(np.sqrt(sum(np.square(after[n].astype(float) - parameters[n]).sum() for n in after)))
+        try:
+            layout.check_sum(decoded, devices)
+        except BoundError as error:
+            yield Form(name, moved, 0.0, str(error).partition(", of ")[0])
+        else:
+            yield Form(name, moved, moved, "taken")
+
+
 def cases(quick: bool) -> Iterator[tuple[float, int, str, str, str]]:
     """Clip, devices, attack, when, limits."""
     for devices in (10,) if quick else (10, 20):
@@ -180,12 +223,23 @@ def cases(quick: bool) -> Iterator[tuple[float, int, str, str, str]]:
 
 
 def main() -> None:
-    options = arguments(__doc__).parse_args()
+    parser = arguments(__doc__)
+    parser.add_argument("--forms", action="store_true")
+    options = parser.parse_args()
     state_run(options.json, ("numpy", "onnxruntime", "torch"))
     with tempfile.TemporaryDirectory() as folder:
         federations = {clip: Federation(Path(folder) / str(clip), 20, clip) for clip in (CLIP, TIGHT)}
         start = federations[CLIP].accuracy(federations[CLIP].start)
         print(f"before the first round: {start:.4f}", file=sys.stderr)
+        if not options.json:
+            print(f"{'one round':>28}{'step if nobody looked':>23}{'step now':>10}  verdict")
+        for form in forms(federations[CLIP], 10):
+            if options.json:
+                print(json.dumps(asdict(form)), flush=True)
+            else:
+                print(f"{form.form:>28}{form.unlooked:>23.4g}{form.now:>10.4g}  {form.verdict}", flush=True)
+        if options.forms:
+            return
         if not options.json:
             print(f"{'devices':>8}{'clip':>6}{'attack':>9}{'when':>14}{'limits':>8}{'after 20':>10}{'worst':>8}"
                   f"{'honest step':>13}{'longest':>10}{'scaled':>8}")  # fmt: skip

@@ -17,7 +17,7 @@ from archipel.protocol.vector import Layout
 from archipel.training import losses, optimizers
 from tests.server.conftest import Device, Keys, World, data_folder, empty_database, keys, server_settings, world
 
-__all__ = ["bundle", "bundle_file", "data_folder", "empty_database", "keys", "server_settings", "world"]
+__all__ = ["bundle", "bundle_file", "data_folder", "empty_database", "keys", "made", "server_settings", "world"]
 """Fixtures: import all of them."""
 
 DEVICES, BITS, CLIP = 10, 16, 1.0
@@ -25,25 +25,35 @@ LARGEST = 2 ** (BITS - 1) - 1
 TASK = {"cohort": DEVICES, "min_cohort": DEVICES, "threshold": 7}
 
 
-@pytest.fixture(scope="session")
-def bundle(keys: Keys, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+def make_bundle(folder: Path, key: Any, strategy: str = "fedavg", **options: Any) -> tuple[Bundle, Path]:
+    """A small network to be trained by that strategy, as a folder and as a .bundle file."""
     torch.manual_seed(0)
     network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(784, 10))
     policy = PrivacyPolicy(
         modes=("secure", "plain"), min_cohort=10, threshold=0.67, max_clip=CLIP, max_bits=BITS, colluders=0.0
     )
-    return convert(
-        network, tmp_path_factory.mktemp("attacked") / "digits", example=torch.zeros(2, 1, 28, 28),
-        loss=losses.cross_entropy(), optimizer=optimizers.sgd(lr=0.01), sign_key=keys.publisher, batch_size=10,
-        strategy_options={"clip": CLIP, "bits": BITS}, privacy=policy,
+    made = convert(
+        network, folder, example=torch.zeros(2, 1, 28, 28),
+        loss=losses.cross_entropy(), optimizer=optimizers.sgd(lr=0.01), sign_key=key, batch_size=10,
+        strategy=strategy, strategy_options={"clip": CLIP, "bits": BITS, **options}, privacy=policy,
     )  # fmt: skip
+    pack(made.folder, folder.with_suffix(".bundle"))
+    return made, folder.with_suffix(".bundle")
 
 
 @pytest.fixture(scope="session")
-def bundle_file(bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    file = tmp_path_factory.mktemp("file") / "digits.bundle"
-    pack(bundle.folder, file)
-    return file
+def made(keys: Keys, tmp_path_factory: pytest.TempPathFactory) -> tuple[Bundle, Path]:
+    return make_bundle(tmp_path_factory.mktemp("attacked") / "digits", keys.publisher)
+
+
+@pytest.fixture(scope="session")
+def bundle(made: tuple[Bundle, Path]) -> Bundle:
+    return made[0]
+
+
+@pytest.fixture(scope="session")
+def bundle_file(made: tuple[Bundle, Path]) -> Path:
+    return made[1]
 
 
 class Digits:

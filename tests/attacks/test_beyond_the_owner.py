@@ -81,6 +81,12 @@ BY_PLAN: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("kind", {"kinds": ("analytics",)}, {}, "kind training, its owner allows analytics"),
     ("kind", {"kinds": ()}, {}, "its owner allows none"),
     ("privacy", {}, {"privacy": "plain"}, "allow_plain"),
+    (
+        "cohort",
+        {"min_contributors": 5},
+        {"kind": "analytics", "program": "look", "min_contributors": 4},
+        "the sum of 4 devices with examples may be released, its owner asks for 5",
+    ),
     ("pace", {"max_rounds_per_day": 0}, {}, "0 rounds in the last day, its owner allows 0"),
     ("publisher", {"publishers": (KEY,)}, {}, "none of the publishers"),
     ("population", {"populations": ("teachers",)}, {}, "population 'pupils', its owner allows teachers"),

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from archipel.bundle.manifest import PrivacyPolicy
-from archipel.errors import PolicyError, SecureAggregationError, ThresholdError
+from archipel.errors import ConsistencyError, PolicyError, SecureAggregationError, ThresholdError
 from archipel.protocol import Layout, check_plan, seal, unmask_sum
 from archipel.protocol.messages import Confirmation, Confirmations, Confirmed, RevealedShare, Survivors, Unmasking
 from archipel.protocol.secagg.checks import survivors_digest
@@ -97,6 +97,36 @@ def test_by_default_devices_refuse_such_a_plan(count: int, threshold: int, least
     # And the state machine by itself, with the cohort that there really is.
     with pytest.raises(ThresholdError, match="could split the cohort"):
         unmasked_victim(count, threshold, 1, withstands=withstands)
+
+
+def test_colluders_do_not_count_as_those_who_hide_a_device() -> None:
+    """Of five devices in a sum one may collude: where three others hide each one, the sum needs four and more."""
+    policy = msgspec.structs.replace(POLICY, min_cohort=4)
+    plan = Round(5, threshold=4, colluders=1, min_cohort=4).plan
+    with pytest.raises(PolicyError, match="min_cohort 4, less 1 that may collude, is below the policy's 4; at least 5"):
+        check_plan(plan, policy, Layout(()))
+    check_plan(msgspec.structs.replace(plan, min_cohort=5), policy, Layout(()))
+
+
+def test_both_halves_confirmations_shown_to_both() -> None:
+    """Without a colluder: that half of the cohort was told of another set is seen from its signatures."""
+    round_ = Round(5, threshold=3, min_cohort=2)
+    round_.advertise()
+    round_.share()
+    round_.mask()
+    told = [Survivors(devices=sorted(round_.ids)), Survivors(devices=sorted(set(round_.ids) - {round_.ids[VICTIM]}))]
+    halves = {0: told[0], 1: told[0], 2: told[1], 3: told[1], 4: told[1]}
+    shown = Confirmations(
+        confirmations=[
+            Confirmed(device=round_.ids[i], confirmation=round_.devices[i].confirm(survivors))
+            for i, survivors in halves.items()
+            if i != VICTIM
+        ]
+    )
+    for i in range(1, 5):
+        with pytest.raises(ConsistencyError, match="different survivors"):
+            round_.devices[i].unmask(shown)
+        assert round_.devices[i]._held == {}
 
 
 @pytest.mark.parametrize(("count", "threshold", "colluders"), [(5, 4, 1), (20, 14, 6)])

@@ -19,6 +19,7 @@ from tests.server.conftest import (  # noqa: F401  (fixtures)
     keys,
     world,
 )
+from tests.server.registry.fleet import GATE, MODEL, STAGES, Fleet
 
 TEN = 10
 
@@ -68,6 +69,16 @@ def test_a_task_that_would_start_with_few_is_refused(village: Any) -> None:
     assert status == 422
     assert "min_cohort: 3 is below 10" in answer["message"]
     assert ask(village, "", min_cohort=3, cohort=5, threshold=3)[0] == 201
+
+
+def test_a_rollout_whose_gate_hears_few_is_refused(village: Any) -> None:
+    """Whether its gate hears enough devices tells how many fit the expression; and so what it heard from them."""
+    fleet = Fleet(village).create()
+    wanted = {"model": MODEL, "version": 2, "stages": STAGES, "eligibility": "ill", "gate": {**GATE, "max_devices": 20}}
+    status, answer = village.operator("POST", "/v1/rollouts", wanted)
+    assert status == 422
+    assert "gate: min_devices: 3 is below 10" in answer["message"]
+    fleet.post("rollouts", {**wanted, "eligibility": ""}, 201)
 
 
 def test_auditors_are_told_no_number(village: Any) -> None:

@@ -8,21 +8,27 @@ weights of the signed bundle, or those that rounds which took place can have mad
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from sqlalchemy import delete, select
 
-from archipel.bundle import write_weights
+from archipel.bundle import Bundle, PrivacyPolicy, pack, write_weights
+from archipel.errors import RefusedError
 from archipel.protocol.messages import Endorsement, WeightsStatement
 from archipel.protocol.provenance import entry_hash
 from archipel.protocol.sealed import Sealed, decode, encode, seal
+from archipel.server.api import tasks as api_tasks
 from archipel.server.models import Blob, Task, WeightsEntry
 from archipel.server.reach import extend
 from tests.client.conftest import federation as federation
 from tests.client.conftest import server_host as server_host
+from tests.strategies.conftest import make as make
+from tests.strategies.simulation import clients
 
+SCAFFOLD = PrivacyPolicy(modes=("secure",), min_cohort=3, threshold=0.6, max_clip=2.0, max_bits=24, colluders=0.0)
 TRAP = np.array([300.0, -300.0, 300.0], np.float32)
 
 
@@ -109,6 +115,16 @@ def too_few_signatures(services: Any, session: Any, task: Task) -> None:
     last.evidence = encode(msgspec.structs.replace(found, endorsers=found.endorsers[:-1]))
 
 
+def another_past(services: Any, session: Any, task: Task) -> None:
+    """The last entry, genuine in all else, follows another one than devices have seen."""
+    rewrite(services, session, entries(session)[-1], previous="f" * 64)
+
+
+def back_to_the_start(services: Any, session: Any, task: Task) -> None:
+    """The next plan names weights that are in the log, but older than those that devices have trained with."""
+    task.model = entries(session)[0].weights
+
+
 def forgotten_entries(services: Any, session: Any, task: Task) -> None:
     """The log ends before what a device has seen, and goes on with the trap from the start."""
     digest = store(services, session, task)
@@ -124,33 +140,112 @@ ATTACKS: dict[Callable[[Any, Any, Task], None], str] = {
     a_lie_about_the_step: "away from weights that this device knows",
     a_start_elsewhere: "the server has lost a part of it",
     too_few_signatures: "the threshold is 3",
+    another_past: "does not follow the entries that this device has seen",
+    back_to_the_start: "older than entry 2, which this device has used",
     forgotten_entries: "the server has lost a part of it",
 }
 
 
-@pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.__name__)
-def test_devices_refuse_weights_that_no_round_has_made(federation: Any, attack: Any) -> None:
-    agents = [federation.agent(number) for number in range(3)]
+def trained_twice(federation: Any, agents: Any) -> Any:
+    """A task of which two rounds were committed, and no third is opened."""
     task = federation.task(rounds=4, cohort=3)
-    services = federation.server._services
 
     def two_rounds() -> bool:
         found = federation.operator.task(task.task_id)
         if found.state == "running" and any(each.number == 2 for each in federation.rounds(task)):
             federation.operator.pause(task.task_id)  # it finishes its round, and opens no other
-        return found.rounds_committed >= 2
+        return bool(found.rounds_committed >= 2)
 
     federation.run(agents, two_rounds)
+    return task
+
+
+def all_refuse(federation: Any, task: Any, reasons: dict[Any, str]) -> None:
+    """Go on with the task: each of these agents refuses its next round for that reason, and none computes anything."""
+    federation.events.clear()
+    if federation.operator.task(task.task_id).state == "paused":
+        federation.operator.resume(task.task_id)
+    wanted = {agent.device_id: reason for agent, reason in reasons.items()}
+
+    def names() -> set[str]:
+        return {event.name for event in list(federation.events)}
+
+    def refused() -> set[str]:
+        said = [(e.device_id, str(e.detail)) for e in list(federation.events) if e.name == "refused"]
+        return {device for device, detail in said if wanted[device] in detail}
+
+    federation.run(list(reasons), lambda: refused() == set(wanted) or "trained" in names(), timeout=20)
+    assert "trained" not in names()
+    federation.operator.cancel(task.task_id)
+
+
+def attacked(federation: Any, task: Any, attack: Any) -> None:
+    services = federation.server._services
     with services.database.write() as session:
         attack(services, session, session.get_one(Task, task.task_id))
-    federation.events.clear()
-    federation.operator.resume(task.task_id)
-    reason = ATTACKS[attack]
 
-    def refusals() -> set[str]:
-        return {e.device_id for e in list(federation.events) if e.name == "refused" and reason in str(e.detail)}
 
-    everybody = {agent.device_id for agent in agents}
-    federation.run(agents, lambda: refusals() == everybody, timeout=20)
-    assert "trained" not in {event.name for event in federation.events}
-    federation.operator.cancel(task.task_id)
+@pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.__name__)
+def test_devices_refuse_weights_that_no_round_has_made(federation: Any, attack: Any) -> None:
+    agents = [federation.agent(number) for number in range(3)]
+    task = trained_twice(federation, agents)
+    attacked(federation, task, attack)
+    all_refuse(federation, task, dict.fromkeys(agents, ATTACKS[attack]))
+
+
+FROM_THE_BUNDLE = {
+    a_start_elsewhere: "a training starts with the bundle's own weights",
+    a_lie_about_the_step: "away from weights that this device knows, where 3 rounds",
+    too_few_signatures: "the threshold is 3",
+}
+
+
+@pytest.mark.parametrize("attack", FROM_THE_BUNDLE, ids=lambda attack: attack.__name__)
+def test_a_device_that_comes_new_refuses_as_well(federation: Any, attack: Any) -> None:
+    """It has seen no weights but those that its publisher signed, and reads the log from its start."""
+    agents = [federation.agent(number) for number in range(3)]
+    task = trained_twice(federation, agents)
+    attacked(federation, task, attack)
+    newcomers = [federation.agent(number) for number in (3, 4, 5)]
+    all_refuse(federation, task, dict.fromkeys(newcomers, FROM_THE_BUNDLE[attack]))
+
+
+def test_what_is_broadcast_beside_the_weights_is_bounded_too(
+    federation: Any, make: Callable[..., Bundle], tmp_path: Path
+) -> None:
+    """SCAFFOLD's control moves the weights with every local step: genuine weights and a crafted control would do."""
+    bundle = make("scaffold", sign_key=federation.publisher_key, privacy=SCAFFOLD, strategy_options={"clip": 2.0})
+    federation.bundle_file = tmp_path / "scaffold.bundle"
+    pack(bundle.folder, federation.bundle_file)
+    field = bundle.program("predict").inputs[0].name
+    agents = [
+        federation.agent(number, examples=lambda x=x, y=y: {field: x, "label": y})
+        for number, (x, y) in enumerate(clients()[:3])
+    ]
+    task = trained_twice(federation, agents)  # with the control that honest rounds make
+
+    def craft(services: Any, session: Any, row: Task) -> None:
+        control = services.blobs.read_weights(row.strategy_state)
+        first = next(iter(control))
+        data = write_weights({**control, first: np.full_like(control[first], 300.0)})
+        row.strategy_state = services.blobs.put(data)
+        session.merge(Blob(digest=row.strategy_state, kind="state", size=len(data), created=0.0))
+
+    attacked(federation, task, craft)
+    all_refuse(federation, task, dict.fromkeys(agents, "what is broadcast with the weights"))
+
+
+def test_nothing_is_evaluated_with_them_either(federation: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loss on crafted weights tells of examples, too. Neither an analyst nor the server gets one."""
+    agents = [federation.agent(number) for number in range(3)]
+    trained = trained_twice(federation, agents)
+    services = federation.server._services
+    with services.database.write() as session:
+        trap = store(services, session, session.get_one(Task, trained.task_id))
+    federation.operator.cancel(trained.task_id)
+    question = {"kind": "evaluation", "metrics": {"mse": 10.0}, "cohort": 3, "bundle": trained.bundle}
+    with pytest.raises(RefusedError, match=f"no weights {trap} in the log of this bundle"):
+        federation.task(**question, weights=trap)
+    monkeypatch.setattr(api_tasks, "is_logged", lambda *arguments: True)  # a server that does not look
+    task = federation.task(**question, weights=trap)
+    all_refuse(federation, task, dict.fromkeys(agents, "not in the server's log"))

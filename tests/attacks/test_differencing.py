@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from archipel.bundle import PrivacyPolicy
 from archipel.errors import RefusedError
 from archipel.server import OperatorClient, queries
 from archipel.server.resources import RoundInfo, TokenRequest
@@ -85,6 +86,8 @@ def test_the_attack_where_publisher_and_server_let_it(fleet: Any, bundle_maker: 
 
 def test_the_server_takes_only_sets_that_tell_of_enough_devices(fleet: Any) -> None:
     released = ask_without_each(fleet, 2)
+    # The other questions were not even begun.
+    assert {each.round_id for each in released} == {e.round_id for e in fleet.events if e.name == "assigned"}
     # Each time the first question's devices: the others would have told of one alone.
     assert len(released) == 2
     assert released[0].survivors == released[1].survivors
@@ -111,9 +114,14 @@ def test_devices_refuse_though_the_server_skips_its_rules(fleet: Any, monkeypatc
 
 
 def test_by_default_twenty_devices_must_be_in_a_sum(fleet: Any, bundle_maker: Any) -> None:
+    stated = {"modes": ("secure",), "min_cohort": 2, "threshold": 0.6, "max_clip": 2.0, "max_bits": 20}
+    assert PrivacyPolicy(**stated).min_contributors == 20
     fleet.bundle_file = bundle_maker(fleet.publisher_key, min_contributors=20)
     with pytest.raises(RefusedError, match="below the plan's min_contributors 20"):
         fleet.task(**ASK)
+    # Whoever asks may ask for more, not for less.
+    with pytest.raises(RefusedError, match="min_contributors 5 is below the policy's 20"):
+        fleet.task(**ASK, min_contributors=5)
 
 
 def test_an_operator_may_not_ask(fleet: Any) -> None:
@@ -150,7 +158,7 @@ def test_nothing_is_released_of_too_few_contributors(fleet: Any) -> None:
         time.sleep(0.02)
 
 
-def test_a_population_is_asked_so_many_times(fleet: Any, bundle_maker: Any) -> None:
+def test_a_population_is_asked_so_many_times(fleet: Any, bundle_maker: Any, monkeypatch: Any) -> None:
     fleet.bundle_file = bundle_maker(fleet.publisher_key, **{**SMALL, "queries": 2})
     agents = fleet.agents[:5]
     with pytest.raises(RefusedError, match="rounds: 3; bundle 'linear' allows 2 queries in 30 days"):
@@ -159,6 +167,15 @@ def test_a_population_is_asked_so_many_times(fleet: Any, bundle_maker: Any) -> N
     fleet.run(agents, lambda: fleet.operator.task(first.task_id).state == "completed")
     more = fleet.task(**ASK, bundle=first.bundle, name="more")
     assert "was asked 2 times in the last 30 days; the bundle allows 2 queries" in more.waiting_for
-    # The devices have counted, too.
-    for agent in agents:
-        assert len(agent._device.queries._read().queries) == 2
+    until = time.monotonic() + 0.5
+    fleet.run(agents, lambda: time.monotonic() > until)
+    assert fleet.rounds(more) == []
+    # The devices have counted, too, should the server forget how often it asked.
+    monkeypatch.setattr(queries, "budget", lambda session, task, *, now: queries.Budget(0, 2, 30))
+
+    def all_refused() -> bool:
+        return all("was in 2 evaluations and analyses" in agent.rounds[-1].reason for agent in agents)
+
+    fleet.run(agents, lambda: all_refused() or any(each.phase == "committed" for each in fleet.rounds(more)))
+    fleet.operator.cancel(more.task_id)
+    assert all_refused()

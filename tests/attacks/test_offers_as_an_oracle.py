@@ -88,6 +88,11 @@ def offers_and_clock(each: Watched, agent: Any, now: list[float]) -> list[str]:
         server.offer(*offers)
         agent.run_once()
         now[0] += RETRY_SECONDS + 1
+    # What was fetched first is gone again before anybody looks, whether it runs here or not.
+    for offers in ([msgspec.structs.replace(third, serial=8), msgspec.structs.replace(first, model="second")], [], []):
+        server.offer(*offers)
+        agent.run_once()
+        now[0] += RETRY_SECONDS + 1
     return [first.bundle, second.bundle, third.bundle]
 
 

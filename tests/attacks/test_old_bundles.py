@@ -7,6 +7,7 @@ before it; devices keep the greatest that they have seen. What a device predicts
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,8 +27,10 @@ from archipel.protocol.messages import Offer
 from archipel.protocol.policy import check_validity
 from archipel.protocol.sealed import public_bytes, seal
 from tests.attacks.borders_world import person
+from tests.attacks.owner_offers import Listening, Watched
+from tests.client.adoption.conftest import make_model
 from tests.client.answers.world import World
-from tests.client.conftest import Federation, federation, make_bundle, server_host  # noqa: F401  (fixtures)
+from tests.client.conftest import Federation, federation, local_data, make_bundle, server_host  # noqa: F401
 from tests.client.scripted import scripted
 
 NOW = int(time.time())
@@ -85,16 +88,40 @@ def test_what_was_replaced_stays_replaced(world: World) -> None:
     outcome = world.round(privacy="plain")
     assert outcome.kind == "refused"
     assert "replaced what is below 4" in outcome.reason
-    # Nor is it adopted; but whoever has it predicts with it, also after its time.
-    world.restart(adopt=True)
-    offer = Offer(population="pupils", model="linear", version=1, bundle=old, serial=1)
-    world.server.offers = [seal("offer", offer, world.server.key)]
-    world.agent.run_once()
-    assert world.agent.models == {}
+    # But whoever has it predicts with it, also after its time.
     expired = signed_anew(world.folder / "bundle", world.server.publisher, not_after=1)
     assert expired.exists()
     bundle = open_bundle(world.folder / "bundle", [public_bytes(world.server.publisher)])
     assert lite.Runtime(bundle).parameters()["w"].shape == (3,)
+
+
+def test_what_was_replaced_is_not_adopted(tmp_path: Path) -> None:
+    """One version by its publisher is adopted; then the server offers an earlier one, and one that is over."""
+    server = Listening(tmp_path)
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}).start()
+    watched = Watched(server, local_data(0), tmp_path / "device")
+    offers = {}
+    for serial, (name, changes) in enumerate(
+        {"new": {"sequence": 4}, "replaced": {"sequence": 3}, "over": {"sequence": 5, "not_after": 1}}.items(), start=1
+    ):
+        folder = make_model(tmp_path / name, server.publisher, (0.1, 0.1, 0.1 * serial)).with_suffix("")
+        file = signed_anew(folder, server.publisher, **changes)
+        digest = open_bundle(folder, [public_bytes(server.publisher)]).digest
+        server.stored[digest] = file.read_bytes()
+        offers[name] = Offer(population="pupils", model="linear", version=serial, bundle=digest, serial=serial)
+    try:
+        with watched.agent() as agent:
+            agent.enrol(server.token())
+            for name, why in (("new", ""), ("replaced", "replaced what is below 4"), ("over", "expired")):
+                server.offer(offers[name])
+                agent.run_once()
+                assert agent.models == {"linear": 1}
+                last = [each for each in watched.events if each.name in ("adopted", "kept")][-1]
+                assert why in str(last.detail["reason"])
+                assert last.name == ("adopted" if name == "new" else "kept")
+    finally:
+        server.shutdown()
+        server.server_close()
 
 
 def test_sequences_are_of_one_publisher_and_one_name(tmp_path: Path) -> None:
@@ -129,6 +156,9 @@ def test_the_server_begins_nothing_with_such_bundles(federation: Federation) -> 
     with pytest.raises(Exception, match="not for 'pupils'"):
         federation.task(bundle=root)
     status, answer = operator.ask("POST", "/v1/tasks", {**values, "bundle": over[1]["digest"]})
+    assert (status, "expired" in answer["message"]) == (422, True)
+    assert operator.ask("POST", "/v1/models", {"name": "old", "population": "pupils"})[0] == 201
+    status, answer = operator.ask("POST", "/v1/models/old/versions", {"bundle": over[1]["digest"]})
     assert (status, "expired" in answer["message"]) == (422, True)
 
 

@@ -8,13 +8,15 @@ manifest says what ten devices that keep to their program can sum to, and a sum 
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from archipel.protocol.bounds import entries
 from tests.attacks.bounds_federation import *  # noqa: F403
-from tests.attacks.bounds_federation import DEVICES, LARGEST, TASK, Digits
+from tests.attacks.bounds_federation import DEVICES, LARGEST, TASK, Digits, make_bundle
 
 Attack = Any
 
@@ -56,6 +58,21 @@ def test_a_sum_that_honest_devices_cannot_send_is_rejected(
     assert shown["phase"] == "failed", f"the model moved by {digits.step(shown):.4g}"
 
     assert re.search(rf"rejected: {reason}", shown["reason"])
+    assert world.task(task["task_id"])["model"] == shown["weights_in"]
+
+
+def test_values_beyond_their_range_are_rejected(world: Any, keys: Any, tmp_path: Path) -> None:
+    """What is no delta is bounded as well: FedNova multiplies the mean by how many steps devices say that they took."""
+    bundle, world.bundle_file = make_bundle(tmp_path / "nova", keys.publisher, "fednova", weight_cap=10_000)
+    digits = Digits(bundle, world)
+    task = world.create_task(**TASK)
+    vectors = digits.begin(task)
+    starts = np.cumsum([0, *(entries(port) for port in digits.layout.updates)])
+    [steps] = [place for place, port in enumerate(digits.layout.updates) if port.kind == "value"]
+    vectors[0][starts[steps]] = (DEVICES - 1) * LARGEST
+    shown = digits.finish(vectors)
+    assert shown["phase"] == "failed", f"the model moved by {digits.step(shown):.4g}"
+    assert re.search(r"rejected: an entry of 'fednova/.*' is .*, and can be .* at most", shown["reason"])
     assert world.task(task["task_id"])["model"] == shown["weights_in"]
 
 

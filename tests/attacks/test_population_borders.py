@@ -108,8 +108,12 @@ def test_strangers_get_nothing_and_learn_nothing(shared: Borders) -> None:
         "/v1/models/lungs/versions/1", "/v1/models/lungs/promotions",
         f"/v1/devices/{shared.federation.agents[0].device_id}",
     ]  # fmt: skip
+    log = f"/v1/populations/{OURS}/weights-log/{shared.bundle}"
     for who, outsider in outsiders.items():
         paths = reads(shared) + ([] if who == "device" else people_only)
+        for path in (log, f"{log}/2/endorsement"):  # it names devices
+            status, answer = outsider.ask("GET", path)
+            assert status == (404 if who == "device" else 403), (who, path, answer)
         for path in paths:
             theirs, nobodys = outsider.ask("GET", path), outsider.ask("GET", absent(path))
             assert theirs[0] == nobodys[0] == 404, (who, path, theirs)
@@ -120,7 +124,7 @@ def test_strangers_get_nothing_and_learn_nothing(shared: Borders) -> None:
 def test_those_whose_it_is_read_it(shared: Borders) -> None:
     auditor = person(shared.federation, OURS, role="auditor")
     for who, caller in (("doctor", shared.doctor), ("auditor", auditor), ("patient", shared.patient)):
-        for path in reads(shared):
+        for path in [*reads(shared), f"/v1/populations/{OURS}/weights-log/{shared.bundle}"]:
             assert caller.ask("GET", path)[0] == 200, (who, path)
     weights = shared.patient.ask("GET", f"/v1/blobs/{shared.weights}")[1]
     assert hashlib.sha256(weights).hexdigest() == shared.weights

@@ -91,6 +91,22 @@ def test_the_operator_sees_the_search_while_it_goes_on(world: Any) -> None:  # n
     assert sum(device in members for device in here) <= 1
 
 
+def test_a_search_waits_for_more_devices_than_a_round_takes(world: Any) -> None:  # noqa: F811
+    """Who is quick to come would be in every round, and nothing be left to chance: the spoiler among them stays."""
+    task = world.create_task(rounds=9, cohort=4, min_cohort=4, threshold=3)
+    devices = world.add_devices(8)
+    play_round(world, devices[:4], noise_from(devices[0]))
+    assert world.task(task["task_id"])["spoiled_rounds"] == 1
+    for device in devices[:4]:
+        device.check_in()
+    world.settle()
+    assert not any(device.join() for device in devices[:4])
+    for device in devices[4:]:
+        device.check_in()
+    world.settle()
+    assert sum(bool(device.join()) for device in devices) == 4
+
+
 def test_one_that_is_in_every_round_of_a_small_fleet_does_not_end_the_task(world: Any) -> None:  # noqa: F811
     """A round takes everybody who is there: without a search the fifth would have been the last."""
     task = world.create_task(rounds=2, cohort=6, min_cohort=4, threshold=4)

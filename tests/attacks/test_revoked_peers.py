@@ -26,7 +26,9 @@ from archipel.protocol.revocations import Revoked, check_successor
 from archipel.protocol.sealed import encode, public_bytes, seal
 from archipel.protocol.secagg import KeyTree, Participant, hand_out_keys
 from tests.attacks.borders_world import person
+from tests.client.answers.world import World
 from tests.client.conftest import Federation, federation, server_host  # noqa: F401  (fixtures)
+from tests.client.scripted import scripted
 from tests.protocol.conftest import signing_key
 
 SERVER, ENROLMENT = signing_key("server"), signing_key("enrolment")
@@ -101,6 +103,7 @@ def test_what_a_device_was_told_is_never_taken_back(tmp_path: Path) -> None:
     lies = {
         "none at all": None,
         "an older one": old,
+        "an older epoch with all of them": server.says(listed(1, first, second, "4" * 32)),
         "without the first": server.says(listed(3, second)),
         "the same, emptied": server.says(listed(2)),
         "of another population": server.says(listed(9, first, second, population="staff")),
@@ -116,6 +119,23 @@ def test_what_a_device_was_told_is_never_taken_back(tmp_path: Path) -> None:
         book().named_by("0" * 64, server)
     more = server.says(listed(4, first, second, tokens=("3" * 32,)))
     assert book().named_by(more, server).tokens == {"3" * 32}
+
+
+def test_a_cohort_that_a_server_makes_with_a_revoked_device_is_left(tmp_path: Path) -> None:
+    """Over HTTP: a device knows the list, and the server puts one that is in it among its peers all the same."""
+    with scripted(tmp_path) as server:
+        world = World(tmp_path, server)
+        tokens = [server.token(), server.token()]
+        chain = identity.issue_identity(tokens[0].seed, tokens[0].certificate, public_bytes(ENROLMENT))
+        stolen = identity.token_id(identity.verify_chain(chain, public_bytes(server.enrolment_key)).token_key)
+        server.revoke(encode(seal("revocations", listed(1, tokens=(stolen,)), server.key)))
+        peers = iter(tokens)
+        server.token = lambda: next(peers)  # type: ignore[method-assign]
+        outcome = world.round()
+        assert outcome.kind == "dropped"
+        assert "enrolled with a token that was revoked" in outcome.reason
+        assert (world.asked("advertisement"), world.asked("shares"), world.asked("update")) == (1, 0, 0)
+        world.agent.close()
 
 
 def test_a_full_list_holds_the_newest() -> None:
