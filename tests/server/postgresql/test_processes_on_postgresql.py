@@ -1,0 +1,19 @@
+"""As fleets are served: rows in PostgreSQL, files in a bucket, processes that are killed during a secure round."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.server.storage.conftest import bucket, moto  # noqa: F401 - fixtures
+from tests.server.storage.test_processes_on_object_store import (  # noqa: F401
+    fleet,
+    on_bucket,
+    operator,
+    server,
+    test_a_secure_round_while_a_web_process_and_the_coordinator_are_killed,
+)
+
+
+@pytest.fixture(autouse=True)
+def on_postgresql(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ARCHIPEL_SERVER_DATABASE", database_url)
