@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
+from sqlalchemy import create_engine, text
 
 from tests.server.storage.conftest import bucket, moto  # noqa: F401 - fixtures
 from tests.server.storage.test_processes_on_object_store import (  # noqa: F401
@@ -15,5 +19,11 @@ from tests.server.storage.test_processes_on_object_store import (  # noqa: F401
 
 
 @pytest.fixture(autouse=True)
-def on_postgresql(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def on_postgresql(database_url: str, data_folder: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("ARCHIPEL_SERVER_DATABASE", database_url)
+    yield
+    engine = create_engine(database_url.replace("postgresql:", "postgresql+psycopg:"))
+    with engine.connect() as connection:
+        assert connection.execute(text("SELECT count(*) FROM rounds")).scalar() == 2
+    engine.dispose()
+    assert not (data_folder[0] / "archipel.db").exists()
