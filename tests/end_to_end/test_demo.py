@@ -155,5 +155,4 @@ def federated_is_better(results: Any) -> None:
 def test_federated_beats_cloud(seed: int, quiet: Any, processes: Any, tmp_path: Path) -> None:
     results = Story(defaults(seed), tmp_path, processes, quiet, digits_by_writer()).run()
     federated_is_better(results)
-    assert results.total_seconds < 240
     assert results.peak_memory < 2e9
