@@ -15,4 +15,4 @@ from tests.server.test_bundles_and_tasks import *  # noqa: F403
 from tests.server.test_enrolment import *  # noqa: F403
 from tests.server.test_messages_of_a_round import *  # noqa: F403
 
-pytestmark = pytest.mark.sampled(every=8)
+pytestmark = pytest.mark.sampled(every=16)

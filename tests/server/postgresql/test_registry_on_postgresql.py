@@ -11,4 +11,4 @@ from tests.server.registry.test_rollout_kills import *  # noqa: F403
 from tests.server.registry.test_rollouts import *  # noqa: F403
 from tests.server.registry.test_versions import *  # noqa: F403
 
-pytestmark = pytest.mark.sampled(every=8)
+pytestmark = pytest.mark.sampled(every=16)
