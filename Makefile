@@ -18,7 +18,7 @@ MODEL_SOURCES := scripts/web_demo_bundle.py $(shell find archipel/{autodiff,bund
 help:
 	@echo "make demo      install into .venv and run the main job (writes report.html)"
 	@echo "make test      lint, types, import rules and the test suite"
-	@echo "make test-all  the same with the long suites, and the mutations"
+	@echo "make test-all  the same with the long suites, and the mutations; to the end, whatever fails"
 	@echo "make mutants   change the product in one place at a time and see that the tests notice (ARGS='ROOM ... --only NAME')"
 	@echo "make lint      lint, types and import rules only"
 	@echo "make web       build the browser demo, which archipel serve shows at /demo/"
@@ -30,9 +30,13 @@ demo: $(READY)
 test: $(READY) web-if-possible postgres-if-possible lint
 	@$(BIN)/python scripts/test_rooms.py
 
-test-all: $(READY) web-if-possible postgres-if-possible lint
-	@$(BIN)/python scripts/test_rooms.py --slow
-	@$(BIN)/python scripts/mutants.py
+# Hours, in which nobody looks: nothing that fails keeps the rest from running, and all of it is told at the end.
+test-all: $(READY) web-if-possible postgres-if-possible
+	@linted=; tested=; \
+		$(MAKE) --no-print-directory lint && linted=true; \
+		$(BIN)/python scripts/test_rooms.py --all && tested=true; \
+		[ "$$linted" = true ] || echo "lint FAILED: see make lint"; \
+		[ "$$linted" = true ] && [ "$$tested" = true ]
 
 mutants: $(READY)
 	@$(BIN)/python scripts/mutants.py $(ARGS)

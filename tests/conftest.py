@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import gc
 import os
+from collections import Counter
 from pathlib import Path
 
 import pytest
 from hypothesis import Phase, settings
+
+from tests.commits import in_sample
 
 # Hypothesis fails an example that takes longer than 200 ms, which on a busy machine is any. `@settings(...)` of a test
 # begins with this profile, so that none has to say it again; tests/api/test_property_tests.py looks at each.
@@ -15,6 +18,18 @@ settings.register_profile("archipel", deadline=None)
 # For who only wants to know whether a test fails (scripts/mutants.py): finding a smaller example can take a minute.
 settings.register_profile("archipel-short", deadline=None, phases=[Phase.explicit, Phase.generate])
 settings.load_profile(os.environ.get("ARCHIPEL_HYPOTHESIS_PROFILE", "archipel"))
+
+
+@pytest.hookimpl(tryfirst=True)  # before those marked as slow are left out
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a file's tests marked `sampled(every=n)` all but every n-th are slow, others for each commit."""
+    places: Counter[Path] = Counter()
+    for item in items:
+        mark = item.get_closest_marker("sampled")
+        if mark is not None:
+            if not in_sample(places[item.path], mark.kwargs["every"]):
+                item.add_marker(pytest.mark.slow)
+            places[item.path] += 1
 
 
 def pytest_collection_finish() -> None:

@@ -1,4 +1,4 @@
-"""The main job, small and through all its processes."""
+"""The main job through all its processes."""
 
 from __future__ import annotations
 
@@ -15,26 +15,27 @@ from xml.etree import ElementTree
 import psutil
 import pytest
 
+from archipel.cli.demo.command import demo
 from archipel.cli.demo.fleet import vanish_plan
 from archipel.cli.demo.report import print_results, write_report
 from archipel.cli.demo.story import Options, Story
 from archipel.datasets import digits_by_writer
 
 
-def test_small_run_through_every_stage(few_writers: Any, quiet: Any, processes: Any, tmp_path: Path) -> None:
+def test_run_through_every_stage(quiet: Any, processes: Any, tmp_path: Path) -> None:
+    """With the command's own defaults, and the claim of its report: what devices learned is better on other pupils."""
     started, worked = time.monotonic(), cpu_seconds()
-    story = Story(Options(rounds=2, devices=17, seed=0), tmp_path, processes, quiet, few_writers)
-    results = story.run()
+    options = defaults(seed=0)
+    results = Story(options, tmp_path, processes, quiet, digits_by_writer()).run()
     assert processes.count >= 1 + 4 + 3  # this one, four hosts, supervisor with web and coordinator
-    assert [row.phase for row in results.rounds] == ["committed", "committed"]
-    plan = vanish_plan([device.name for device in results.fleet], 2, 0)
+    assert [row.phase for row in results.rounds] == ["committed"] * options.rounds
+    plan = vanish_plan([device.name for device in results.fleet], options.rounds, options.seed)
     for row in results.rounds:
-        assert len(row.survivors) == 15
+        assert len(row.survivors) == options.devices - 2
         assert set(row.dropped) == {name for name, rounds in plan.items() if row.number in rounds}
     assert {score.name for score in results.scores} == {"cloud", "federated", "federated, int8"}
     assert {score.name for score in results.halves} == {"cloud", "federated", "personalised"}
-    assert results.agreement > 0.97
-    assert all(0.3 < score.accuracy <= 1 for score in results.scores)
+    federated_is_better(results)
     # A masked update has 3 bytes for each parameter and for the weight; every survivor sent at least that.
     for device in results.fleet:
         masked = 3 * (results.parameters + 1)
@@ -130,22 +131,28 @@ def test_two_others_vanish_in_every_round() -> None:
     assert len({tuple(rounds) for rounds in plan.values()}) > 12
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, 1, 2])
-def test_federated_beats_cloud(seed: int, quiet: Any, processes: Any, tmp_path: Path) -> None:
-    """The claim of the report, with the command's own defaults."""
-    options = {option.name: option.default for option in demo_options()}
-    chosen = Options(rounds=options["rounds"], devices=options["devices"], seed=seed)
-    results = Story(chosen, tmp_path, processes, quiet, digits_by_writer()).run()
+def defaults(seed: int) -> Options:
+    """What `archipel demo` does when nobody says otherwise."""
+    options = {option.name: option.default for option in demo.params}
+    return Options(rounds=options["rounds"], devices=options["devices"], seed=seed)
+
+
+def federated_is_better(results: Any) -> None:
+    """Reckoned here again from the scores of single writers, who are resampled as a whole."""
     interval = results.score("federated").interval
     assert interval is not None
     assert interval.low > 0, interval
+    cloud, federated = results.score("cloud"), results.score("federated")
+    assert interval.difference == pytest.approx(100 * (federated.accuracy - cloud.accuracy))
+    # Of single pupils more gain than lose: by chance that would be so in half of all runs.
+    better, worse = (federated.per_writer > cloud.per_writer).sum(), (federated.per_writer < cloud.per_writer).sum()
+    assert better > worse, (better, worse)
     assert results.agreement >= 0.99
-    assert results.total_seconds < 240
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_federated_beats_cloud(seed: int, quiet: Any, processes: Any, tmp_path: Path) -> None:
+    results = Story(defaults(seed), tmp_path, processes, quiet, digits_by_writer()).run()
+    federated_is_better(results)
     assert results.peak_memory < 2e9
-
-
-def demo_options() -> list[Any]:
-    from archipel.cli.demo.command import demo
-
-    return demo.params

@@ -19,10 +19,7 @@ from archipel.protocol.messages import DeviceId
 from archipel.protocol.sealed import decode, encode
 from archipel.server.models import UPDATE_PHASES, Answer
 from tests.client.kills.victim import Victim
-from tests.commits import COMMIT
 
-STRIDE = 64
-"""The short suite kills at every so manieth point, others for each scenario and each commit; the long one at all."""
 PHASES = dict.fromkeys(("advertising", "sharing", "complaining", "masking", "confirming", "unmasking", "updating"), 1.2)
 COMMON: dict[str, Any] = {"cohort": 4, "min_cohort": 3, "deadlines": {**PHASES, "assigning": 15.0}}
 SCENARIOS: dict[str, dict[str, Any]] = {
@@ -149,14 +146,8 @@ def test_the_points_are_fewer_than_counted_for(plain: Any, scenario: str) -> Non
     assert 0.7 * POINTS[scenario] < points < POINTS[scenario], (scenario, points)
 
 
-@pytest.mark.parametrize(
-    ("scenario", "kill"),
-    [
-        pytest.param(name, kill, marks=[] if (kill + 13 * place + COMMIT) % STRIDE == 7 else pytest.mark.slow)
-        for place, name in enumerate(SCENARIOS)
-        for kill in range(1, POINTS[name])
-    ],
-)
+@pytest.mark.sampled(every=63)
+@pytest.mark.parametrize(("scenario", "kill"), [(name, kill) for name in SCENARIOS for kill in range(1, POINTS[name])])
 def test_killed_at_any_point_it_loses_and_doubles_nothing(plain: Any, scenario: str, kill: int) -> None:
     """After every other kill the server is restarted, too, before the agent comes back."""
     assert run(plain, scenario, kill, restart=kill % 2 == 0) in (0, *range(kill))

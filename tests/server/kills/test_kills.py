@@ -17,14 +17,10 @@ from archipel.server.fault_tables import Search, Suspect
 from archipel.server.models import Round
 from archipel.server.resources import AuditEntry
 from tests.attacks.faults_world import upload_noise
-from tests.commits import COMMIT
 from tests.server.conftest import ANSWERED
 from tests.server.kills.killed import Died, Server
 from tests.server.test_plain_rounds import mean, update
 from tests.server.test_secure_round import expected_parameters, give_updates
-
-STRIDE = 40
-"""The short suite kills at every so manieth point, others for each scenario and each commit; the long one at all."""
 
 
 class Through:
@@ -192,14 +188,8 @@ def test_the_points_are_fewer_than_counted_for(world: Any, scenario: str) -> Non
     assert 0.8 * POINTS[scenario] < server.points < POINTS[scenario], (scenario, server.points)
 
 
-@pytest.mark.parametrize(
-    ("scenario", "kill"),
-    [
-        pytest.param(name, kill, marks=[] if (kill + place + COMMIT) % STRIDE == 0 else pytest.mark.slow)
-        for place, name in enumerate(SCENARIOS)
-        for kill in range(1, POINTS[name])
-    ],
-)
+@pytest.mark.sampled(every=41)
+@pytest.mark.parametrize(("scenario", "kill"), [(name, kill) for name in SCENARIOS for kill in range(1, POINTS[name])])
 def test_killed_at_any_point_it_loses_and_doubles_nothing(world: Any, scenario: str, kill: int) -> None:
     server = run(world, scenario, kill)
     assert server.died or server.points < kill

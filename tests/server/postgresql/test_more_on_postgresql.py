@@ -1,4 +1,4 @@
-"""As test_on_postgresql.py: what says little about the database itself, for the long suite."""
+"""As test_on_postgresql.py: what says little about the database itself, a sample of it."""
 
 from __future__ import annotations
 
@@ -14,6 +14,5 @@ from tests.server.coordinator.test_candidates import *  # noqa: F403
 from tests.server.test_bundles_and_tasks import *  # noqa: F403
 from tests.server.test_enrolment import *  # noqa: F403
 from tests.server.test_messages_of_a_round import *  # noqa: F403
-from tests.server.test_secure_round import *  # noqa: F403
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.sampled(every=16)

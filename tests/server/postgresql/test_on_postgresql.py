@@ -20,6 +20,7 @@ from tests.server.coordinator.test_coordinator import *  # noqa: F403
 from tests.server.coordinator.test_lease import *  # noqa: F403
 from tests.server.test_leaving import *  # noqa: F403
 from tests.server.test_rounds import *  # noqa: F403
+from tests.server.test_secure_round import *  # noqa: F403
 
 
 def test_models_and_migrations_agree_here_too(world: Any) -> None:

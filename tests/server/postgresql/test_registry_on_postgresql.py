@@ -1,4 +1,4 @@
-"""As test_on_postgresql.py: models, versions, rollouts and offers, for the long suite."""
+"""As test_on_postgresql.py: models, versions, rollouts and offers, a sample of it."""
 
 from __future__ import annotations
 
@@ -11,4 +11,4 @@ from tests.server.registry.test_rollout_kills import *  # noqa: F403
 from tests.server.registry.test_rollouts import *  # noqa: F403
 from tests.server.registry.test_versions import *  # noqa: F403
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.sampled(every=16)

@@ -12,14 +12,11 @@ import pytest
 
 from archipel.server.audit_chain import verify
 from archipel.server.resources import AuditEntry
-from tests.commits import COMMIT
 from tests.server.conftest import POPULATION, make_bundle
 from tests.server.kills.killed import Server
 from tests.server.kills.test_kills import Through
 from tests.server.registry.fleet import GATE, MODEL, Fleet
 
-STRIDE = 40
-"""The short suite kills at every so manieth point, the long one at all."""
 STAGES = [{"percent": 100, "soak_seconds": 60}]
 
 
@@ -111,14 +108,8 @@ def test_the_points_are_fewer_than_counted_for(world: Any, scenario: str) -> Non
     assert 0.8 * POINTS[scenario] < server.points < POINTS[scenario], server.points
 
 
-@pytest.mark.parametrize(
-    ("scenario", "kill"),
-    [
-        pytest.param(name, kill, marks=[] if (kill + 6 * place + COMMIT) % STRIDE == 0 else pytest.mark.slow)
-        for place, name in enumerate(SCENARIOS)
-        for kill in range(1, POINTS[name])
-    ],
-)
+@pytest.mark.sampled(every=41)
+@pytest.mark.parametrize(("scenario", "kill"), [(name, kill) for name in SCENARIOS for kill in range(1, POINTS[name])])
 def test_killed_at_any_point_everything_happens_once(world: Any, scenario: str, kill: int) -> None:
     server = run(world, scenario, kill)
     assert server.died or server.points < kill

@@ -9,4 +9,4 @@ from tests.server.test_bundles_and_tasks import *  # noqa: F403
 from tests.server.test_messages_of_a_round import *  # noqa: F403
 from tests.server.test_secure_round import *  # noqa: F403
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.sampled(every=6)
