@@ -25,7 +25,7 @@ from archipel.client.publisher_book import PublisherBook
 from archipel.errors import ClientError, ManifestError, PolicyError
 from archipel.protocol.messages import Offer
 from archipel.protocol.policy import check_validity
-from archipel.protocol.sealed import public_bytes, seal
+from archipel.protocol.sealed import public_bytes
 from tests.attacks.borders_world import person
 from tests.attacks.owner_offers import Listening, Watched
 from tests.client.adoption.conftest import make_model
