@@ -14,7 +14,7 @@ from archipel.errors import ArchipelError, MissingExtraError
 
 COMMANDS: dict[str, tuple[str, str]] = {
     # name: ("module:function", one line for --help). Imported when called, so that a device needs no extra to start.
-    "access": ("archipel.cli.access:access", "Make and revoke access tokens of operators, analysts and auditors."),
+    "access": ("archipel.cli.access:access", "Make and revoke the access tokens of people."),
     "audit": ("archipel.cli.audit:audit", "Read and check a server's audit log."),
     "bench": ("archipel.cli.bench:bench", "Measure latency, cold start, memory and operators."),
     "compare": ("archipel.cli.compare:compare", "Compare two forms of a model, value by value."),

@@ -155,7 +155,7 @@ class Origins:
 
 
 def check_broadcast(bundle: Bundle, broadcast: Mapping[str, np.ndarray], rounds: int) -> None:
-    """Whether what the server sends beside the weights, such as SCAFFOLD's control, can have come of so many rounds.
+    """Whether what the server sends beside the weights, such as a control variate, can have come of so many rounds.
 
     It is no part of the log, but moves the weights with every local step; each round changes it by the strategy's bound
     at most. Raises ProvenanceError.

@@ -26,8 +26,8 @@ def answer(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[Sealed]], None]:
     said: list[Sealed] = []
     kept = Offers.to
 
-    def to(self: Offers, *arguments: Any) -> list[Sealed]:
-        return said or kept(self, *arguments)
+    def to(self: Offers, *arguments: Any, **named: Any) -> list[Sealed]:
+        return said or kept(self, *arguments, **named)
 
     monkeypatch.setattr(Offers, "to", to)
 
