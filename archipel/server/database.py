@@ -25,8 +25,7 @@ from archipel.errors import ApiError, ServerError
 T = TypeVar("T")
 
 MIGRATIONS = Path(__file__).parent / "migrations"
-SCHEMA = "0013"
-SCHEMA = "0013"
+SCHEMA = "0014"
 """Name of the newest migration."""
 BUSY_MILLISECONDS = 10_000
 _WRITE = "archipel_write"

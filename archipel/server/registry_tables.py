@@ -73,7 +73,7 @@ class Rollout(Base):
 
     `request` is the JSON of the checked registry_resources.RolloutRequest. `stage` counts from 1; `percent` is that of
     the stage, of the devices for which `eligibility` is true, by the hash under `salt`. While it is paused, `resumes`
-    is the state it goes on in and `left` the seconds that this had left.
+    is the state it goes on in and `left` the seconds that this had left. `created_by` is as the audit log names people.
     """
 
     __tablename__ = "rollouts"
@@ -93,6 +93,7 @@ class Rollout(Base):
     request: Mapped[bytes] = mapped_column(LargeBinary)
     request_digest: Mapped[str | None] = mapped_column(Digest)
     reason: Mapped[str] = mapped_column(String(1024))
+    created_by: Mapped[str] = mapped_column(String(64), server_default="")
     created: Mapped[float] = mapped_column(Float)
     ended: Mapped[float | None] = mapped_column(Float)
     __table_args__ = (

@@ -19,7 +19,7 @@ log = logging.getLogger("archipel.coordinator")
 
 def step_rollouts(services: Services, write: Callable[[], AbstractContextManager[Session]]) -> bool:
     """One step of every rollout that is due; whether there was one. `write` gives the coordinator's transactions."""
-    now, most = services.clock(), services.settings.max_update_bytes
+    now, settings = services.clock(), services.settings
     with services.database.read() as session:
         # Most of the time nothing is due, and finding that out must not take the write lock.
         live = session.scalars(select(Rollout).where(Rollout.ended.is_(None)).order_by(Rollout.created)).all()
@@ -27,10 +27,10 @@ def step_rollouts(services: Services, write: Callable[[], AbstractContextManager
     happened = False
     for rollout_id in due:
         with write() as session:
-            done = advance(session, rollout_id, now=now, max_update_bytes=most)
+            done = advance(session, rollout_id, now=now, settings=settings)
             if done is not None and done.state == "rolled_back":
                 rollout = session.get_one(Rollout, rollout_id)
-                weights_log.go_back(session, services.settings.private_key, rollout.model, rollout.baseline)
+                weights_log.go_back(session, settings.private_key, rollout.model, rollout.baseline)
         if done is not None:
             happened = True
             said = f" ({done.reason})" if done.reason else ""

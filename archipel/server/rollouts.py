@@ -18,7 +18,7 @@ from functools import lru_cache
 from typing import Any, Literal
 
 import msgspec
-from sqlalchemy import select
+from sqlalchemy import or_, select
 from sqlalchemy.orm import Session
 
 from archipel.bundle import Manifest, decode_manifest
@@ -32,6 +32,7 @@ from archipel.server.registry_resources import Gate, RolloutRequest
 from archipel.server.registry_tables import Model, ModelVersion, Rollout, RolloutStage
 from archipel.server.resources import RoundResult, TaskRequest
 from archipel.server.rounds import MAX_REASON
+from archipel.server.settings import Settings
 from archipel.server.targeting import Target
 from archipel.server.task_checks import check_task
 from archipel.server.tasks import audited
@@ -145,7 +146,7 @@ def begin(session: Session, rollout: Rollout, now: float) -> None:
     _enter_stage(session, rollout, now)
 
 
-def advance(session: Session, rollout_id: str, *, now: float, max_update_bytes: int) -> Done | None:
+def advance(session: Session, rollout_id: str, *, now: float, settings: Settings) -> Done | None:
     """Take the rollout one step, if it is due. `session` is a writing transaction: all of it happens or nothing."""
     name = session.scalar(select(Rollout.model).where(Rollout.rollout_id == rollout_id))
     model = session.get_one(Model, name, with_for_update=True)
@@ -157,7 +158,7 @@ def advance(session: Session, rollout_id: str, *, now: float, max_update_bytes: 
         step = replace(step, reason=_said_late(session, rollout, step.reason))
     if step.move in (Move.EVALUATE, Move.COMPARE):
         try:
-            _evaluate(session, rollout, step.move, now, max_update_bytes)
+            _evaluate(session, rollout, step.move, now, settings)
         except ArchipelError as error:
             step = Step(Move.ROLL_BACK, f"the evaluation cannot be made: {error}")
     elif step.move is Move.GO_ON:
@@ -178,7 +179,7 @@ def roll_back(session: Session, rollout: Rollout, reason: str, *, now: float, ac
     stage.ended = now
     stage.passed = False if reject else None
     for task in _tasks(session, stage):
-        if task.live:
+        if task.live or task.state == "proposed":
             task.state, task.reason, task.ended = "cancelled", "its rollout was rolled back", now
     if reject:
         version = session.get_one(ModelVersion, (rollout.model, rollout.version))
@@ -202,6 +203,13 @@ def resume(session: Session, rollout: Rollout, *, now: float, actor: str) -> Non
     rollout.resumes = rollout.left = None
     _switch_tasks(session, rollout, "paused", "running")
     _tell(session, rollout, "resume", now, actor)
+
+
+def pauses(session: Session, task_id: str) -> bool:
+    """Whether the task is a gate's evaluation of a rollout that is paused."""
+    of_stage = or_(RolloutStage.candidate_task == task_id, RolloutStage.baseline_task == task_id)
+    query = select(Rollout.state).join(RolloutStage, RolloutStage.rollout_id == Rollout.rollout_id).where(of_stage)
+    return session.scalar(query) == "paused"
 
 
 def check_expiry(session: Session, model: Model, number: int, now: float) -> None:
@@ -256,8 +264,11 @@ def _enter_stage(session: Session, rollout: Rollout, now: float) -> None:
     session.flush()
 
 
-def _evaluate(session: Session, rollout: Rollout, move: Move, now: float, max_update_bytes: int) -> None:
-    """Begin with the candidate's evaluation, or go on with the baseline's, on the devices that were in the first."""
+def _evaluate(session: Session, rollout: Rollout, move: Move, now: float, settings: Settings) -> None:
+    """Begin with the candidate's evaluation, or go on with the baseline's, on the devices that were in the first.
+
+    Each is a query, and waits for an analyst's approval where queries need one: not that of who began the rollout.
+    """
     request, gate = request_of(rollout), request_of(rollout).gate
     if not isinstance(gate, Gate):
         return
@@ -270,11 +281,14 @@ def _evaluate(session: Session, rollout: Rollout, move: Move, now: float, max_up
     version = session.get_one(ModelVersion, (rollout.model, number))
     name = f"rollout-{rollout.rollout_id[:8]}-{rollout.stage}-{which}"
     checked = _checked(
-        session, gate, version, name, rollout.population, request.eligibility, max_update_bytes, now, heard
+        session, gate, version, name, rollout.population, request.eligibility, settings.max_update_bytes, now, heard
     )
     task_id = hashlib.sha256(f"{rollout.rollout_id}/{rollout.stage}/{which}_task".encode()).hexdigest()[:32]
     part = Target(rollout.eligibility, rollout.salt, rollout.percent)
-    task = new_task(checked, task_id=task_id, request_digest=None, now=now, part=part)
+    task = new_task(
+        checked, task_id=task_id, request_digest=None, now=now, part=part, created_by=rollout.created_by,
+        proposed=settings.query_approval,
+    )  # fmt: skip
     add_task(session, task)
     setattr(stage, f"{which}_task", task_id)
     audit.append(session, now, "coordinator", "task.create", task_id, rollout=rollout.rollout_id, **audited(task))
@@ -293,6 +307,8 @@ def _said_late(session: Session, rollout: Rollout, reason: str) -> str:
     stage = session.get_one(RolloutStage, (rollout.rollout_id, rollout.stage))
     which = "candidate" if stage.baseline_task is None else "baseline"
     task = session.get_one(Task, stage.baseline_task or stage.candidate_task)
+    if task.state == "proposed":
+        return f"{reason}: that of the {which} was not approved (archipel task approve {task.task_id})"
     failed = select(Round.reason).where(Round.task_id == task.task_id, Round.phase == "failed")
     last = session.scalar(failed.order_by(Round.ended.desc()).limit(1))
     return f"{reason}: that of the {which} needs {task.min_cohort} devices at a time" + (f" ({last})" if last else "")
@@ -328,7 +344,7 @@ def _verdict(session: Session, rollout: Rollout, gate: Gate) -> Verdict | None:
     for task_id, number in ((stage.candidate_task, rollout.version), (stage.baseline_task, rollout.baseline)):
         task = None if task_id is None else session.get_one(Task, task_id)
         results.append(None if task is None else result_of(session, task))
-        if task is not None and results[-1] is None and not task.live:
+        if task is not None and results[-1] is None and not task.live and task.state != "proposed":
             return Verdict(False, f"the evaluation of version {number} is {task.state}: {task.reason}")
     return judge(gate, *results)
 

@@ -20,8 +20,8 @@ from archipel.server.registry_resources import Gate, RolloutInfo, RolloutPage, R
 from archipel.server.registry_tables import Model, ModelVersion, Rollout
 from archipel.server.resources import PageQuery
 from archipel.server.rollout_views import describe_rollouts
-from archipel.server.routes import OPERATOR, READ, Call, Route
-from archipel.server.smallest_answer import check_enough
+from archipel.server.routes import ANALYST, OPERATOR, READ, Call, Route
+from archipel.server.smallest_answer import check_enough, reads_attributes
 
 SALT_BYTES = 16
 
@@ -46,6 +46,9 @@ def create_rollout(call: Call[RolloutRequest]) -> tuple[RolloutInfo, int]:
             rollouts.check_evaluations(session, request, version, promoted, model.population, most, now)
         except ArchipelError as error:
             raise refuse(422, f"the rollout is not possible: {error}") from None
+        # A gate's evaluation is a query, and its devices must not be chosen by somebody who may run none.
+        if fewest is not None and reads_attributes(request.eligibility) and call.identity.role not in ANALYST:
+            raise refuse(403, "a gate over devices with an eligibility is a query of them: an admin may ask it")
         made = Rollout(
             rollout_id=key.id,
             model=model.name,
@@ -57,6 +60,7 @@ def create_rollout(call: Call[RolloutRequest]) -> tuple[RolloutInfo, int]:
             request=msgspec.json.encode(request),
             request_digest=key.digest,
             reason="",
+            created_by=call.identity.actor,
             created=now,
         )
         rollouts.begin(session, made, now)

@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 from archipel.bundle import decode_manifest
 from archipel.errors import ArchipelError
 from archipel.protocol.policy import check_validity
-from archipel.server import audit, reach
+from archipel.server import audit, reach, rollouts
 from archipel.server.auth import Identity
 from archipel.server.candidates import count_candidates
 from archipel.server.idempotency import keyed
@@ -98,6 +98,8 @@ def approve_task(call: Call[None], task_id: str) -> TaskInfo:
             raise refuse(409, f"the task is {task.state}, not proposed")
         if call.identity.actor == task.created_by:
             raise refuse(403, "whoever asked for a query cannot approve of it; somebody else must")
+        if rollouts.pauses(session, task_id):
+            raise refuse(409, "its rollout is paused; the query can be approved when that is resumed")
         task.state, task.approved_by = "running", call.identity.actor
         session.flush()
         audit.append(session, call.services.clock(), call.identity.actor, "task.approve", task_id)
