@@ -2,6 +2,10 @@
 
 Its entries come from the server, which may keep one back; but what it has once told a device it cannot take back, and a
 list that a device has never seen must hold all that it has.
+
+Except once it is full: then the newest MAX_REVOKED of each kind are in it, and a device cannot tell whether a missing
+one is older. The server signs the list, so one that was taken over can fill it with invented ids and so take entries
+back; each device keeps only the last list.
 """
 
 from __future__ import annotations

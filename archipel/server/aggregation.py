@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 
 from archipel import strategies
 from archipel.bundle import Manifest, decode_manifest, write_weights
-from archipel.errors import ProtocolError, ServerError, ShareError, SpoiledRoundError, ThresholdError
+from archipel.errors import ArchipelError, ProtocolError, ServerError, ShareError, SpoiledRoundError, ThresholdError
 from archipel.protocol.messages import Cohort, RoundPlan, Unmasking
 from archipel.protocol.sealed import decode
 from archipel.protocol.secagg import disputes, liars, unmask_sum
@@ -75,20 +75,21 @@ class NewVersion:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of `cohort` devices: a new version of a training task, else the JSON of a resources.RoundResult. `faults`: what
-    devices did wrong that the round could do without."""
+    """Of `cohort` devices: a new version of a training task, else the JSON of a resources.RoundResult, or `reason`: why
+    it is neither, although the sum was read. `faults`: what devices did wrong that the sum could do without."""
 
     cohort: int
     weight_sum: float | None
     version: NewVersion | None = None
     result: dict[str, Any] | None = None
     faults: Mapping[str, str] = field(default_factory=dict)
+    reason: str = ""
 
 
 def aggregate(services: Services, round_id: str) -> Outcome:
     """Sum, unmask, decode, and make of it what the task is for.
 
-    Memory is that of a few models, whatever the cohort's size. Raises ArchipelError when the round cannot be completed,
+    Memory is that of a few models, whatever the cohort's size. Raises ArchipelError when its sum cannot be read,
     SpoiledRoundError where that is the doing of somebody in it, as where the sum is none that devices can have sent
     which keep to their program; BoundError for such a sum of plain updates.
     """
@@ -109,15 +110,24 @@ def aggregate(services: Services, round_id: str) -> Outcome:
     else:
         decoded = total.total.decoded()
         layout.check_sum(decoded, collected.updates)
-    if plan.kind == "training":
-        return Outcome(collected.updates, decoded.weight, version=_update(services, collected, decoded), faults=faults)
-    made = released(plan, manifest, decoded, collected.updates)
+    try:
+        made = _make(services, collected, decoded)
+    except ArchipelError as error:
+        # What was seen while unmasking holds whatever becomes of the sum.
+        return Outcome(collected.updates, None, faults=faults, reason=str(error))
+    return replace(made, faults=faults)
+
+
+def _make(services: Services, collected: Collected, decoded: DecodedSum) -> Outcome:
+    if collected.plan.kind == "training":
+        return Outcome(collected.updates, decoded.weight, version=_update(services, collected, decoded))
+    made = released(collected.plan, collected.manifest, decoded, collected.updates)
     with services.database.read() as session:
         task = session.get_one(Task, collected.current.task_id)
         why = queries.tells_of_few(session, collected.current, task, made.contributors, now=services.clock())
     if why:
         raise ServerError(why)
-    return Outcome(collected.updates, decoded.weight, result=msgspec.to_builtins(made), faults=faults)
+    return Outcome(collected.updates, decoded.weight, result=msgspec.to_builtins(made))
 
 
 def _collect(session: Session, round_id: str) -> Collected:

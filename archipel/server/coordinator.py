@@ -255,6 +255,7 @@ class Coordinator:
         outcome, reason, spoiled = None, "", None
         try:
             outcome = aggregate(services, round_id)
+            reason = f"aggregation: {outcome.reason}" if outcome.reason else ""
         except SpoiledRoundError as error:
             spoiled, reason = error, f"aggregation: {error}"
         except ArchipelError as error:
@@ -267,6 +268,8 @@ class Coordinator:
                 return False
             if not task.live:
                 reason = f"the task is {task.state}"
+            for device_id, fault in ({} if outcome is None else outcome.faults).items():
+                note_fault(session, device_id=device_id, round_id=round_id, reason=fault, now=now)
             if outcome is None or reason:
                 counts = True
                 if spoiled is not None and task.live:
@@ -312,8 +315,6 @@ class Coordinator:
             current.step_scale = version.step.scale
             task.model = version.weights
             task.strategy_state = version.strategy_state
-        for device_id, fault in outcome.faults.items():
-            note_fault(session, device_id=device_id, round_id=current.round_id, reason=fault, now=now)
         search.after_success(session, current, task, settings=self._services.settings, now=now)
         commit_round(session, current, task, now=now, note="" if version is None else version.step.note)
 

@@ -25,14 +25,24 @@ from archipel.server.rounds import answered, read_plan, sharers
 
 T = TypeVar("T")
 
+TREE_BYTES = 128 << 20
+"""What the key trees of all kept cohorts may take, in each process; the newest is kept however large it is."""
+
 
 @dataclass(frozen=True)
 class FrozenCohort:
-    """U1, as everybody is told it, and each member's envelope keys, of which everybody is told its own."""
+    """U1, as everybody is told it, and each member's envelope keys, of which everybody is told its own.
+
+    The trees take 96 bytes for each pair of devices. `size` is what they take, in bytes.
+    """
 
     cohort: Cohort
     session: RoundSession
     trees: Mapping[str, KeyTree]
+
+    @property
+    def size(self) -> int:
+        return sum(tree.size for tree in self.trees.values())
 
     def message(self, reader: str) -> bytes:
         """JSON of messages.Cohort for one of its members."""
@@ -59,21 +69,17 @@ class FrozenSurvivors:
 class FrozenRounds:
     """The last few rounds' settled sets. Ask only for what the round's phase says is settled."""
 
-    def __init__(self, entries: int = 16) -> None:
+    def __init__(self, entries: int = 16, tree_bytes: int = TREE_BYTES) -> None:
         self._entries = entries
+        self._tree_bytes = tree_bytes
         self._kept: OrderedDict[tuple[str, str], Any] = OrderedDict()
         self._lock = threading.Lock()
+        self._growing = threading.Lock()
 
     def cohort(self, session: Session, round_id: str) -> FrozenCohort:
         """Settled from phase sharing on."""
-
-        def make() -> FrozenCohort:
-            plan = read_plan(session.get_one(Round, round_id))
-            cohort, envelope_keys = _read_members(session, round_id)
-            trees = {device: KeyTree(keys, plan.max_cohort) for device, keys in envelope_keys.items()}
-            return FrozenCohort(cohort, read_session(cohort, plan), trees)
-
-        return self._once("cohort", round_id, make)
+        with self._growing:  # of several threads that miss one grows the trees, and the others find them
+            return self._once("cohort", round_id, lambda: grow_cohort(session, round_id))
 
     def complaints(self, session: Session, round_id: str) -> FrozenComplaints:
         """Settled from phase masking on."""
@@ -133,7 +139,20 @@ class FrozenRounds:
             self._kept[key] = made
             while len(self._kept) > self._entries:
                 self._kept.popitem(last=False)
+            cohorts = [key for key in self._kept if key[0] == "cohort"]
+            taken = sum(self._kept[key].size for key in cohorts)
+            for oldest in cohorts[:-1]:
+                if taken > self._tree_bytes:
+                    taken -= self._kept.pop(oldest).size
         return made
+
+
+def grow_cohort(session: Session, round_id: str) -> FrozenCohort:
+    """U1 from the database, and the trees over its members' keys."""
+    plan = read_plan(session.get_one(Round, round_id))
+    cohort, envelope_keys = _read_members(session, round_id)
+    trees = {device: KeyTree(keys, plan.max_cohort) for device, keys in envelope_keys.items()}
+    return FrozenCohort(cohort, read_session(cohort, plan), trees)
 
 
 def read_cohort(session: Session, round_id: str) -> Cohort:

@@ -8,10 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 from archipel.bundle import decode_manifest
+from archipel.protocol.messages import Confirmations, Receipt
 from archipel.protocol.uploads import contribution, upload_layout
 from archipel.server.models import BundleRow
 from archipel.server.queries import _cells, _divided
@@ -215,6 +217,29 @@ def test_a_new_cell_needs_contributors_and_not_only_devices(world: Any) -> None:
         "aggregation: with the sums of earlier queries this one would tell of fewer than 3 devices with examples alone "
         "(min_contributors); nothing of it was kept"
     )
+    assert (failed["result"], failed["weight_sum"]) == (None, None)
+
+
+def test_wrong_shares_are_noted_where_the_query_then_fails_for_want_of_contributors(world: Any) -> None:
+    devices = world.add_devices(7)
+    liar = devices[3]
+    honest = liar.answer
+
+    def lies(phase: str) -> None:
+        if phase != "unmasking":
+            honest(phase)
+            return
+        answer = liar.participant.unmask(liar.ask("GET", f"{liar.round}/confirmations", Confirmations))
+        shares = [each.share for each in answer.self_seeds]
+        # Each a share, but of another device's seed.
+        wrong = [msgspec.structs.replace(each, share=shares[i - 1]) for i, each in enumerate(answer.self_seeds)]
+        liar.ask("PUT", f"{liar.round}/unmasking", Receipt, msgspec.structs.replace(answer, self_seeds=wrong))
+
+    liar.answer = lies
+    failed, _ = ask(world, devices, empty=devices[2:], min_cohort=5, threshold=5)
+    assert failed["phase"] == "failed"
+    assert failed["reason"].startswith("aggregation: ")
+    assert failed["faults"] == [{"device_id": liar.id, "reason": "wrong unmasking shares"}]
     assert (failed["result"], failed["weight_sum"]) == (None, None)
 
 

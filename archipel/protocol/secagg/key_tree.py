@@ -35,6 +35,11 @@ class KeyTree:
     def root(self) -> bytes:
         return self._levels[-1]
 
+    @property
+    def size(self) -> int:
+        """Of the keys and hashes that it holds, in bytes."""
+        return len(self._keys) + sum(map(len, self._levels))
+
     def key(self, index: int) -> bytes:
         """The public key at `index`, from 0."""
         return self._keys[KEY_BYTES * index : KEY_BYTES * (index + 1)]
