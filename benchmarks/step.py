@@ -3,8 +3,8 @@
 Forward, backward and SGD with momentum at batch 1, 10 and 32, 2 threads. Ours is the step graph on ONNX Runtime with
 parameters and state in two sets of buffers that swap roles. PyTorch is eager and torch.compile, on the same data, each
 in the fastest of its own ways, which is found by measurement first: images in either memory layout, the optimizer fused
-or over lists of tensors. The column "peer" says which one it was. Each engine has a process of its own, so
-that none shares an allocator or thread pools with another.
+or over lists of tensors, memory given back to the system or kept. The column "peer" says which one it was. Each engine
+has a process of its own, so that none shares an allocator or thread pools with another.
 
     python benchmarks/step.py                       everything (about 20 minutes, most of it torch.compile)
     python benchmarks/step.py --quick               PyTorch eager only, fewer cases, under a minute
@@ -29,6 +29,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 from measure import PAUSE, Report, Row, arguments, compare
@@ -141,14 +142,23 @@ class Way:
 
     channels_last: bool
     optimizer: str
+    keeps_memory: bool = True
 
     def __str__(self) -> str:
-        return f"{'channels_last' if self.channels_last else 'contiguous'}, {self.optimizer} SGD"
+        layout = "channels_last" if self.channels_last else "contiguous"
+        return f"{layout}, {self.optimizer} SGD" + (", memory kept" if self.keeps_memory else "")
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """PyTorch frees activations and gradients in every step. By default the C library gives large ones back to the
+        system, which then clears the pages for the next step; told to keep them it was up to a quarter faster."""
+        names = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_") if self.keeps_memory else ()
+        return dict.fromkeys(names, str(1 << 32))
 
 
 def ways(x: np.ndarray) -> list[Way]:
     layouts = (False, True) if x.ndim == 4 else (False,)
-    return [Way(layout, optimizer) for layout in layouts for optimizer in ("fused", "foreach")]
+    return [Way(layout, *rest) for layout in layouts for rest in (("fused", True), ("foreach", True), ("fused", False))]
 
 
 def torch_step(case: Case, x: np.ndarray, y: np.ndarray, compiled: bool, way: Way) -> Callable[[], None]:
@@ -185,7 +195,8 @@ class Engine:
         context = multiprocessing.get_context("spawn")
         self._pipe, its_end = context.Pipe()
         self._process = context.Process(target=serve, args=(its_end, engine, name, batch, path, way), daemon=True)
-        self._process.start()
+        with mock.patch.dict(os.environ, {} if way is None else way.environment):
+            self._process.start()
         its_end.close()
         self.name: str = self._pipe.recv()
 
@@ -236,7 +247,8 @@ def in_turns(engines: list[Engine], seconds: float) -> dict[str, list[float]]:
 def fastest(engine: str, name: str, batch: int, path: Path, seconds: float) -> Engine:
     """PyTorch's best way for this network and batch, by the median of steps in turns, in the process that it had.
 
-    Not several in one process: of two that were set up alike the second took twice the time of the first.
+    Not several in one process, where they share what the C library keeps: of two that were set up alike the second took
+    twice the time of the first.
     """
     tried = [Engine(engine, name, batch, path, way) for way in ways(data(CASES[name], batch)[0])]
     times = in_turns(tried, seconds)
