@@ -1,7 +1,7 @@
 """Change the product in one place at a time and see that the tests notice: `mutants.py [ROOM ...] [--only NAME]`.
 
-The mutations are kept in tests/mutants/ROOM.toml, made by hand: what somebody could really get wrong, and that would
-matter. Each says which tests must fail:
+The mutations are kept in tests/mutants/ROOM.toml, or in several files of a folder ROOM. They are made by hand: what
+somebody could really get wrong, and that would matter. Each says which tests must fail:
 
     tests = ["tests/protocol/test_shamir.py"]       # of all mutations of the file that name none themselves
 
@@ -105,9 +105,10 @@ class Outcome:
 
 
 def load(folder: Path) -> list[Mutant]:
-    """Every mutation of the TOML files in `folder`. Raises ListError."""
+    """Every mutation of the TOML files in `folder`: of ROOM.toml, or of all in the folder ROOM. Raises ListError."""
     found: list[Mutant] = []
-    for path in sorted(folder.glob("*.toml")):
+    for path in sorted(folder.rglob("*.toml")):
+        room = path.relative_to(folder).with_suffix("").parts[0]
         document = tomllib.loads(path.read_text(encoding="utf-8"))
         for row in document.get("mutant", []):
             label = f"{path.name}: {row.get('name', '?')}"
@@ -115,7 +116,7 @@ def load(folder: Path) -> list[Mutant]:
             tests = tuple(row.get("tests", document.get("tests", ())))
             if unknown or missing or not tests:
                 raise ListError(f"{label}: unknown {sorted(unknown)}, missing {sorted(missing)}, tests {list(tests)}")
-            found.append(Mutant(**{**row, "room": path.stem, "tests": tests}))
+            found.append(Mutant(**{**row, "room": room, "tests": tests}))
     twice = [label for label, count in Counter(each.label for each in found).items() if count > 1]
     if twice:
         raise ListError(f"twice in the list: {', '.join(twice)}")

@@ -9,8 +9,9 @@ import msgspec
 
 from archipel.cli.files import new_secret
 from archipel.cli.remote import remote
-from archipel.cli.tables import as_json, moment, show, table
+from archipel.cli.tables import as_json, show, table
 from archipel.errors import CommandError
+from archipel.protocol.moments import moment
 from archipel.server import OperatorClient
 from archipel.server.resources import TokenRequest
 

@@ -9,8 +9,9 @@ import click
 
 from archipel.bundle import load_public_key
 from archipel.cli.remote import remote
-from archipel.cli.tables import as_json, moment, show, table
+from archipel.cli.tables import as_json, show, table
 from archipel.errors import CommandError, ProtocolError
+from archipel.protocol.moments import moment
 from archipel.protocol.sealed import Sealed, decode, encode, unseal
 from archipel.server import OperatorClient
 from archipel.server.audit_chain import verify as verify_chain

@@ -19,6 +19,7 @@ from archipel.errors import CertificateError, CommandError, MessageError, Refuse
 from archipel.lite_runtime.durable import write_durably
 from archipel.protocol.identity import EnrolmentToken
 from archipel.protocol.messages import TokenCertificate
+from archipel.protocol.moments import moment
 from archipel.protocol.sealed import decode, unseal
 
 MAX_TOKEN_BYTES = 64 << 10
@@ -166,7 +167,7 @@ def _token(file: Path) -> EnrolmentToken:
 
 def _expiry(token: EnrolmentToken) -> str:
     found = unseal("token", token.certificate, token.enrolment_key, TokenCertificate)
-    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(found.not_after)) if found.not_after < time.time() else ""
+    return moment(found.not_after) if found.not_after < time.time() else ""
 
 
 TEMPLATE = """\

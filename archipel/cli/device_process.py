@@ -15,10 +15,11 @@ import click
 import msgspec
 
 from archipel.cli.main import fail
-from archipel.cli.tables import moment, one_line
+from archipel.cli.tables import one_line
 from archipel.client import Event
 from archipel.client.exchange import LATER
 from archipel.errors import ArchipelError, CommandError, RefusedError, UnreachableError
+from archipel.protocol.moments import moment
 
 UNMENDABLE = 78
 """EX_CONFIG of sysexits.h: settings, identity or files are wrong, and starting again would not mend that."""

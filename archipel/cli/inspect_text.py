@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from archipel.cli.tables import moment
+from archipel.protocol.moments import moment
 
 _OPERATORS = 8
 

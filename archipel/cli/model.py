@@ -8,8 +8,9 @@ from pathlib import Path
 import click
 
 from archipel.cli.remote import fields, metrics_line, remote, save
-from archipel.cli.tables import as_json, moment, show, table
+from archipel.cli.tables import as_json, show, table
 from archipel.errors import CommandError
+from archipel.protocol.moments import moment
 from archipel.server import OperatorClient
 from archipel.server.expiry import has_expired
 from archipel.server.registry_resources import ModelInfo, VersionDetail, VersionInfo, VersionRequest

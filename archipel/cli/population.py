@@ -7,9 +7,10 @@ from pathlib import Path
 import click
 
 from archipel.cli.remote import remote
-from archipel.cli.tables import as_json, moment, show, table
+from archipel.cli.tables import as_json, show, table
 from archipel.errors import CommandError
 from archipel.protocol.identity import EnrolmentToken
+from archipel.protocol.moments import moment
 from archipel.protocol.sealed import decode
 from archipel.server import OperatorClient
 from archipel.server.device_resources import DeviceInfo, PopulationInfo

@@ -15,10 +15,10 @@ from typing import Any, TypeVar
 import click
 import msgspec
 
-from archipel.cli.tables import moment
 from archipel.errors import ClientError, CommandError
 from archipel.protocol import written
 from archipel.protocol.address import check_url
+from archipel.protocol.moments import moment
 from archipel.protocol.tls import client_context
 from archipel.server import OperatorClient
 from archipel.server.operator import ACCESS_TOKEN

@@ -7,8 +7,9 @@ from pathlib import Path
 import click
 
 from archipel.cli.remote import fields, read_request, remote, request_key
-from archipel.cli.tables import as_json, moment, show, table
+from archipel.cli.tables import as_json, show, table
 from archipel.errors import CommandError
+from archipel.protocol.moments import moment
 from archipel.server import OperatorClient
 from archipel.server.registry_resources import RolloutInfo, RolloutRequest, StageEvaluation, StageInfo
 

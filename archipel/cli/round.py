@@ -7,7 +7,8 @@ from itertools import pairwise
 import click
 
 from archipel.cli.remote import remote, result_line
-from archipel.cli.tables import as_json, moment, show, table
+from archipel.cli.tables import as_json, show, table
+from archipel.protocol.moments import moment
 from archipel.server import OperatorClient
 from archipel.server.resources import RoundInfo, RoundResult
 

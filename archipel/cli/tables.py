@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -34,16 +33,6 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 def protection_rows(found: Iterable[Holding]) -> list[tuple[str, str, str]]:
     """Rows of the table of what protects a machine."""
     return [(each.name, "yes" if each.holds else "no", each.what) for each in found]
-
-
-def moment(seconds: float | None) -> str:
-    """Unix seconds as UTC to the second, "-" for None."""
-    if seconds is None:
-        return "-"
-    try:
-        return time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(seconds))
-    except (OverflowError, ValueError, OSError):  # no system has dates without end
-        return f"{seconds:.0f} (Unix seconds)"
 
 
 def one_line(text: str) -> str:

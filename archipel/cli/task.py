@@ -8,8 +8,9 @@ import click
 import msgspec
 
 from archipel.cli.remote import fields, read_request, read_toml, remote, request_key, result_line, save
-from archipel.cli.tables import as_json, moment, show, table
+from archipel.cli.tables import as_json, show, table
 from archipel.errors import CommandError
+from archipel.protocol.moments import moment
 from archipel.server import OperatorClient, TaskRequest
 from archipel.server.registry_resources import RoundMetrics
 from archipel.server.resources import TaskInfo

@@ -48,6 +48,7 @@ from archipel.lite_runtime import Slots
 from archipel.lite_runtime.durable import sweep
 from archipel.protocol.identity import EnrolmentToken, enrolment_request, read_chain
 from archipel.protocol.messages import CheckIn, CheckInResponse, EnrolmentResponse, RoundPlan, SetAside
+from archipel.protocol.moments import moment
 from archipel.protocol.policy import plan_digest
 from archipel.protocol.sealed import Sealed, encode, unseal
 
@@ -279,8 +280,7 @@ class Agent:
         if plan is None or answer.plan is None or self._was_in(plan):
             self._adoption.consider(answer.offers, session, allowed(record, self.config))
             if answer.set_aside is not None and answer.set_aside != self._set_aside:
-                until = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(answer.set_aside.until))
-                self._emit("set_aside", {"until": until, "reason": answer.set_aside.reason})
+                self._emit("set_aside", {"until": moment(answer.set_aside.until), "reason": answer.set_aside.reason})
             self._set_aside = answer.set_aside
             self._emit("waiting", {"retry_after": wait})
             return Outcome("waiting", wait, reason="" if self._set_aside is None else self._set_aside.reason)

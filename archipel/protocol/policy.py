@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import math
-import time
 from fractions import Fraction
 
 from archipel.bundle.manifest import Manifest, PrivacyPolicy
 from archipel.errors import PolicyError
 from archipel.protocol.bounds import groups
 from archipel.protocol.messages import RoundPlan
+from archipel.protocol.moments import moment
 from archipel.protocol.sealed import Sealed
 from archipel.protocol.vector import Layout
 
@@ -45,17 +45,10 @@ def check_validity(manifest: Manifest, population: str, now: float, *, least: in
         raise PolicyError(f"{what}: its publisher made it for {list(manifest.populations)}, not for {population!r}")
     if manifest.not_after and now > manifest.not_after:
         raise PolicyError(
-            f"{what}: it expired at {_utc(manifest.not_after)}, here it is {_utc(now)}; have a new one signed"
+            f"{what}: it expired at {moment(manifest.not_after)}, here it is {moment(now)}; have a new one signed"
         )
     if manifest.sequence < least:
         raise PolicyError(f"{what}: its sequence is {manifest.sequence}, its publisher replaced what is below {least}")
-
-
-def _utc(seconds: float) -> str:
-    try:
-        return time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(seconds))
-    except (OverflowError, ValueError, OSError):  # no system has dates without end
-        return f"{seconds:.0f} (Unix seconds)"
 
 
 def check_plan(plan: RoundPlan, policy: PrivacyPolicy, layout: Layout) -> None:

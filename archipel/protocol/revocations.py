@@ -1,11 +1,7 @@
 """Who is a member no longer, as devices believe it: a list that only ever grows.
 
 Its entries come from the server, which may keep one back; but what it has once told a device it cannot take back, and a
-list that a device has never seen must hold all that it has.
-
-Except once it is full: then the newest MAX_REVOKED of each kind are in it, and a device cannot tell whether a missing
-one is older. The server signs the list, so one that was taken over can fill it with invented ids and so take entries
-back; each device keeps only the last list.
+list that a device has never seen must hold all that it has. A list that is full, MAX_REVOKED of a kind, takes no more.
 """
 
 from __future__ import annotations
@@ -14,7 +10,7 @@ from dataclasses import dataclass
 
 from archipel.errors import CertificateError
 from archipel.protocol.identity import VerifiedDevice, token_id
-from archipel.protocol.messages import MAX_REVOKED, Revocations
+from archipel.protocol.messages import Revocations
 
 
 @dataclass(frozen=True)
@@ -51,5 +47,5 @@ def check_successor(before: Revocations | None, found: Revocations | None, popul
         raise CertificateError(f"revocations: this device has seen epoch {before.epoch}, {told}; it never goes back")
     for what, old, new in (("device", before.devices, found.devices), ("token", before.tokens, found.tokens)):
         lost = sorted(set(old) - set(new))
-        if lost and len(new) < MAX_REVOKED:
+        if lost:
             raise CertificateError(f"revocations: {what} {lost[0]} is not in the server's list any more")

@@ -5,9 +5,9 @@ Offers and rounds end then. What devices have goes on predicting, so nothing is 
 
 from __future__ import annotations
 
-import time
-
 import msgspec
+
+from archipel.protocol.moments import moment
 
 
 class _Validity(msgspec.Struct):
@@ -33,8 +33,7 @@ def why_not_offered(version: int, not_after: int, now: float) -> str:
     """One line for operators; empty while the version is offered."""
     if not has_expired(not_after, now):
         return ""
-    then = time.strftime("%Y-%m-%d %H:%MZ", time.gmtime(not_after))
     return (
-        f"the bundle of version {version} expired on {then}: it is offered to no device, and those that run it go on; "
-        "promote a version of a newer bundle"
+        f"the bundle of version {version} expired at {moment(not_after)}: it is offered to no device, and those that "
+        "run it go on; promote a version of a newer bundle"
     )

@@ -10,14 +10,16 @@ from archipel.server.models import Device, RevokedToken
 
 
 def revocations_of(session: Session, population: str) -> Revocations | None:
-    """Everybody who was revoked, the newest MAX_REVOKED; None where nobody was. The same rows give the same list."""
+    """Who was revoked, the oldest MAX_REVOKED of each kind; None where nobody was. The same rows give the same list.
+
+    A full list stays as it is, so that no device ever sees an entry go: from whom was revoked later this server alone
+    keeps its cohorts.
+    """
     of_devices = Device.population == population, Device.revoked.is_not(None)
     # Of a token that is known by its key alone it is not known whose it is.
     of_tokens = (or_(RevokedToken.population == population, RevokedToken.population.is_(None)),)
-    devices = select(Device.device_id).where(*of_devices).order_by(Device.revoked.desc(), Device.device_id)
-    tokens = (
-        select(RevokedToken.token_id).where(*of_tokens).order_by(RevokedToken.revoked.desc(), RevokedToken.token_id)
-    )
+    devices = select(Device.device_id).where(*of_devices).order_by(Device.revoked, Device.device_id)
+    tokens = select(RevokedToken.token_id).where(*of_tokens).order_by(RevokedToken.revoked, RevokedToken.token_id)
     count = session.scalar(select(func.count()).select_from(Device).where(*of_devices)) or 0
     count += session.scalar(select(func.count()).select_from(RevokedToken).where(*of_tokens)) or 0
     if not count:

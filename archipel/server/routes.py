@@ -167,7 +167,7 @@ def _answer(route: Route, call: Call[Any], arguments: dict[str, str]) -> Any:
         return route.handler(call, **arguments)
     except IntegrityError:
         if route.takes:
-            raise
+            raise refuse(503, "somebody stored the same at this moment; send it again", retry_after=1) from None
         return route.handler(call, **arguments)
 
 

@@ -86,7 +86,7 @@ def test_a_bundle_that_expires(archipel: Command, served: Path) -> None:  # noqa
         changed = found.replace(f'"not_after":{end}'.encode(), b'"not_after":1')
         assert changed != found
         database.execute("UPDATE bundles SET manifest = ? WHERE name = 'ends'", (changed,))
-    said = "the bundle of version 1 expired on 1970-01-01 00:00Z: it is offered to no device"
+    said = "the bundle of version 1 expired at 1970-01-01 00:00:01Z: it is offered to no device"
     for command in (("show", "digits"), ("list",), ("promote", "digits", "1")):
         assert said in archipel("model", *command)[0]
     assert "expired 1970-01-01 00:00:01Z" in archipel("model", "versions", "digits")[0]

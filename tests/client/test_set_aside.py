@@ -28,7 +28,7 @@ def test_its_owner_is_told_once(federation: Any) -> None:
     (told,) = [event for event in seen if event.name == "set_aside"]
     assert told.detail == {
         "reason": "spoils rounds (9 of 9 rounds)",
-        "until": time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(until)),
+        "until": time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(until)),
     }
     assert federation.operator.device(device_id).quarantine.until == until
     assert [each.device_id for each in federation.operator.devices(state="set-aside")] == [device_id]

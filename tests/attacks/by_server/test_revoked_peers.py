@@ -25,6 +25,7 @@ from archipel.protocol.policy import plan_digest
 from archipel.protocol.revocations import Revoked, check_successor
 from archipel.protocol.sealed import encode, public_bytes, seal
 from archipel.protocol.secagg import KeyTree, Participant, hand_out_keys
+from archipel.server import revocation_lists
 from tests.attacks.borders_world import person
 from tests.client.answers.world import World
 from tests.client.conftest import Federation, federation, server_host  # noqa: F401  (fixtures)
@@ -138,13 +139,26 @@ def test_a_cohort_that_a_server_makes_with_a_revoked_device_is_left(tmp_path: Pa
         world.agent.close()
 
 
-def test_a_full_list_holds_the_newest() -> None:
+def test_invented_entries_push_no_true_one_out() -> None:
     ids = [f"{number:032x}" for number in range(MAX_REVOKED + 1)]
-    full, next_ = listed(MAX_REVOKED, *ids[:-1]), listed(MAX_REVOKED + 1, *ids[1:])
+    full = listed(MAX_REVOKED, *ids[:-1])
     assert len(encode(seal("revocations", full, SERVER))) < 1 << 20
-    check_successor(full, next_, "pupils")
+    check_successor(full, listed(MAX_REVOKED + 1, *ids[:-1]), "pupils")
     with pytest.raises(CertificateError, match="not in the server's list any more"):
-        check_successor(full, listed(MAX_REVOKED + 1, *ids[2:]), "pupils")
+        check_successor(full, listed(MAX_REVOKED + 1, *ids[1:]), "pupils")
+
+
+def test_a_real_servers_full_list_stays_as_it_is(federation: Federation, monkeypatch: Any) -> None:  # noqa: F811
+    monkeypatch.setattr(revocation_lists, "MAX_REVOKED", 2)
+    agents = [federation.agent(number) for number in range(3)]
+    operator, seen = person(federation, "pupils"), []
+    for agent in agents:
+        assert operator.ask("POST", f"/v1/devices/{agent.device_id}/revoke")[0] == 200
+        with federation.server._services.database.read() as session:
+            seen.append(revocation_lists.revocations_of(session, "pupils"))
+    for before, after in zip([None, *seen], seen):
+        check_successor(before, after, "pupils")
+    assert seen[2] == listed(3, agents[0].device_id, agents[1].device_id)
 
 
 def test_a_real_server_tells_devices_whom_an_operator_revoked(federation: Federation) -> None:  # noqa: F811

@@ -70,14 +70,16 @@ def _(world: World) -> None:
 def _(world: World) -> None:
     told: list[Event] = []
     world.agent._on_event = told.append
-    aside = m.SetAside(until=86400.0, reason="spoils rounds")
-    said = m.CheckInResponse(retry_after=0.01, set_aside=aside)
-    for _ in range(2):
-        world.answers("check-in", lambda reply: Reply(200, encode(said)))
-        outcome = world.agent.run_once()
-        assert (outcome.kind, outcome.wait, outcome.reason) == ("waiting", 0.01, "spoils rounds")
-    [event] = [event for event in told if event.name == "set_aside"]
-    assert event.detail == {"reason": "spoils rounds", "until": "1970-01-02 00:00:00"}
+    for until in (86400.0, 1e300):
+        aside = m.SetAside(until=until, reason="spoils rounds")
+        said = m.CheckInResponse(retry_after=0.01, set_aside=aside)
+        for _ in range(2):
+            world.answers("check-in", lambda reply, said=said: Reply(200, encode(said)))
+            outcome = world.agent.run_once()
+            assert (outcome.kind, outcome.wait, outcome.reason) == ("waiting", 0.01, "spoils rounds")
+    first, second = (event.detail for event in told if event.name == "set_aside")
+    assert first == {"reason": "spoils rounds", "until": "1970-01-02 00:00:00Z"}
+    assert second == {"reason": "spoils rounds", "until": "1e+300 (Unix seconds)"}
     assert world.round().kind == "took_part"
 
 

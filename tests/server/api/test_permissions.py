@@ -229,7 +229,7 @@ def test_a_token_for_this_population_is_let_in(world: Any, role: str) -> None:
     town = Town(world)
     shown = {"Authorization": f"Bearer {access_token(world, role, populations=[POPULATION])['token']}"}
     of_all = ("GET /v1/audit", "GET /v1/audit/head")
-    # Only secure rounds that were committed have one: tests/attacks/test_crafted_weights.py.
+    # Only secure rounds that were committed have one: tests/attacks/by_server/test_crafted_weights.py.
     of_none = "GET /v1/populations/<name:name>/weights-log/<digest:digest>/<number:number>/endorsement"
     for line in MATRIX:
         if line.nobody == "yes" or getattr(line, role) == "-" or line.route in (*of_all, of_none):

@@ -47,3 +47,25 @@ def test_entries_at_the_same_time_follow_each_other(world: Any) -> None:
         thread.join()
     entries = msgspec.convert(world.operator("GET", "/v1/audit")[1]["items"], list[AuditEntry])
     assert verify(entries)[0] == len(entries) == 9
+
+
+def test_a_bundle_that_many_upload_at_once_is_there_once(world: Any) -> None:
+    data = world.bundle_file.read_bytes()
+    barrier, statuses = threading.Barrier(8), []
+
+    def upload() -> None:
+        barrier.wait()
+        statuses.append(world.operator("POST", "/v1/bundles", data)[0])
+
+    threads = [threading.Thread(target=upload) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    # Whoever came in between is told to try again, and nobody that the server failed.
+    assert set(statuses) <= {200, 201, 503}
+    assert statuses.count(201) == 1
+    assert world.operator("POST", "/v1/bundles", data)[0] == 200
+    assert len(world.operator("GET", "/v1/bundles")[1]["items"]) == 1
+    published = [each for each in world.operator("GET", "/v1/audit")[1]["items"] if each["action"] == "bundle.publish"]
+    assert len(published) == 1

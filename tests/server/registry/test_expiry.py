@@ -35,7 +35,7 @@ def test_an_offer_ends_with_its_bundle(world: Any, ending: Fleet) -> None:
     # Also from the web process that has signed it already; and nobody is told to give up what runs.
     assert (offered(known), offered(new)) == ({}, {})
     said = ending.model()["not_offered"]
-    assert said.startswith("the bundle of version 1 expired on 2027-01-15 08:01Z")
+    assert said.startswith("the bundle of version 1 expired at 2027-01-15 08:01:40Z")
     assert "promote a version of a newer bundle" in said
     assert ending.get("models")["items"][0]["not_offered"] == said
     assert ending.get(f"models/{MODEL}/versions/1")["not_after"] == END
