@@ -10,7 +10,7 @@ import click
 
 from archipel.cli.device_process import seconds
 from archipel.cli.tables import as_json as json_option
-from archipel.cli.tables import moment, one_line, protection_rows, show, table
+from archipel.cli.tables import one_line, protection_rows, show, table
 from archipel.client import erase as erase_folder
 from archipel.client import pause as pause_folder
 from archipel.client import paused
@@ -23,6 +23,7 @@ from archipel.client.privacy import DELTA
 from archipel.client.settings import load_device_settings
 from archipel.client.spending import Spent
 from archipel.errors import ClientError, CommandError
+from archipel.protocol.moments import moment
 
 _DELTA = click.FloatRange(0.0, 1.0, min_open=True, max_open=True)
 _PLACE = click.argument("place", metavar="FOLDER_OR_CONFIG", type=click.Path(path_type=Path))
