@@ -72,9 +72,9 @@ def offers_and_clock(each: Watched, agent: Any, now: list[float]) -> list[str]:
     first = server.version(1, (0.0, 0.0, 0.0), 1)
     second = server.version(2, RIGHT, 2)
     third = server.version(3, WRONG, 4)
-    again = msgspec.structs.replace(second, serial=3)
+    later = msgspec.structs.replace(second, serial=3)
     back = msgspec.structs.replace(first, serial=5)
-    for offers in ([first], [second], [second], [again], [], [again], [third], [], [third], [back], []):
+    for offers in ([first], [second], [second], [later], [], [later], [third], [], [third], [back], []):
         server.offer(*offers)
         agent.run_once()
     now[0] += RETRY_SECONDS + 1
@@ -84,16 +84,18 @@ def offers_and_clock(each: Watched, agent: Any, now: list[float]) -> list[str]:
     agent._device.cache._max_bytes = 0
     agent._device.cache.prune()
     assert not list((each.folder / "cache" / "bundles").iterdir())
-    for offers in ([msgspec.structs.replace(third, serial=6)], [], [msgspec.structs.replace(second, serial=7)], []):
+    bad = server.version(4, (9.0, 9.0, 9.0), 7)
+    again = msgspec.structs.replace
+    # The one that is better on one of the devices alone comes once more after a bad one; and before anybody looks at it
+    # the cache has lost it to another model's, whether it runs here or not.
+    for offers in (
+        [again(third, serial=6)], [], [bad], [], [again(third, serial=8), again(first, model="second")], [], [],
+        [again(second, serial=9)], [],
+    ):  # fmt: skip
         server.offer(*offers)
         agent.run_once()
         now[0] += RETRY_SECONDS + 1
-    # What was fetched first is gone again before anybody looks, whether it runs here or not.
-    for offers in ([msgspec.structs.replace(third, serial=8), msgspec.structs.replace(first, model="second")], [], []):
-        server.offer(*offers)
-        agent.run_once()
-        now[0] += RETRY_SECONDS + 1
-    return [first.bundle, second.bundle, third.bundle]
+    return [first.bundle, second.bundle, third.bundle, bad.bundle]
 
 
 def test_every_request_is_the_same_whatever_runs(tmp_path: Path) -> None:
