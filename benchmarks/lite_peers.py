@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 from lite_models import Files
+from measure import KEPT_MEMORY
 
 HERE = Path(__file__).parent / "peers"
 ROOT = Path(__file__).parent.parent
@@ -87,7 +88,7 @@ class Peer:
                 stderr=messages,
                 text=True,
                 pass_fds=[its_end],
-                env=dict(os.environ) if own else clean_environment(),
+                env=os.environ | KEPT_MEMORY if own else clean_environment(),
             )
         os.close(its_end)
         self._answers = os.fdopen(answers)

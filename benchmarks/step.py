@@ -32,7 +32,7 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-from measure import PAUSE, Report, Row, arguments, compare
+from measure import KEPT_MEMORY, PAUSE, Report, Row, arguments, compare
 
 THREADS = 2
 BATCHES = (1, 10, 32)
@@ -150,10 +150,8 @@ class Way:
 
     @property
     def environment(self) -> dict[str, str]:
-        """PyTorch frees activations and gradients in every step. By default the C library gives large ones back to the
-        system, which then clears the pages for the next step; told to keep them it was up to a quarter faster."""
-        names = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_") if self.keeps_memory else ()
-        return dict.fromkeys(names, str(1 << 32))
+        """PyTorch frees activations and gradients in every step."""
+        return KEPT_MEMORY if self.keeps_memory else {}
 
 
 def ways(x: np.ndarray) -> list[Way]:
