@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from archipel.bundle import Bundle, Limits
+from archipel.bundle import Bundle, Limits, load_public_key
 from archipel.cli.bundles import open_verified, read_program
 from archipel.cli.run import KEYS
 from archipel.errors import (
@@ -102,6 +102,10 @@ def check_opening(path: Path, key_files: Sequence[Path], folder: str) -> tuple[l
     for file in key_files:
         if not file.is_file():
             raise CommandError(f"{file}: no such key; give the FILE.pub that `archipel keys` wrote")
+        try:
+            load_public_key(file)
+        except SignatureError as error:
+            raise CommandError(f"{error}; give the FILE.pub that `archipel keys` wrote") from None
     try:
         bundle = open_verified(path, key_files, folder)
     except BundleError as error:

@@ -6,6 +6,7 @@ ONNX Runtime itself is imported here, with the first session: a device that wait
 
 from __future__ import annotations
 
+import re
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
@@ -240,9 +241,14 @@ def bound_value(array: np.ndarray) -> Any:
     return _onnxruntime().OrtValue.ortvalue_from_numpy(array)
 
 
+_INDEX = re.compile("out of data bounds|Out of range value in index|invalid ind(ex|ice) found")
+"""As Gather, GatherElements, GatherND and the Scatters end, whose indices are mostly data's."""
+
+
 def _failed(name: str, what: str, error: Exception) -> RuntimeProgramError:
     text = " ".join(str(error).split())
-    return RuntimeProgramError(f"program {name!r} {what}: ONNX Runtime says: {text[:500]}")
+    hint = "; a label, class or token of the data is beyond those that the model knows" if _INDEX.search(text) else ""
+    return RuntimeProgramError(f"program {name!r} {what}{hint}: ONNX Runtime says: {text[:500]}")
 
 
 @cache

@@ -219,9 +219,12 @@ def test_a_bundle_that_only_predicts_is_checked_for_one_example(archipel: Any, m
         (["{made}/good", "--key", "{made}/no.pub"], "no.pub: no such key"),
         (["{made}/good", "--key", "{made}/k"], "this is a private key; give its public half"),
         (["{made}/k.pub", "--key", "{made}/k.pub"], "not a bundle file"),
+        # Nothing of the bundle was checked, so nothing is said to be good.
+        (["{made}/good", "--key", "{made}/good/manifest.json"], "(an Ed25519 public key), got"),
     ],
 )
 def test_mistakes_are_one_line(archipel: Any, made: Path, arguments: list[str], text: str) -> None:
-    _, err = archipel("verify", *(each.format(made=made) for each in arguments), code=1)
+    out, err = archipel("verify", *(each.format(made=made) for each in arguments), code=1)
     assert text in err
     assert err.count("\n") == 1
+    assert " ok" not in f" {out}"

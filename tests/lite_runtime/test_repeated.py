@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from archipel import Model, models, training
-from archipel.errors import NonFiniteLossError, RuntimeInputError
+from archipel.errors import NonFiniteLossError, RuntimeInputError, RuntimeProgramError
 from archipel.lite_runtime import Progress, Runtime
 from archipel.lite_runtime.driver import find_repeated
 from archipel.lite_runtime.loop import _Engine
@@ -112,3 +112,9 @@ def test_it_is_not_named_itself(rt: Runtime) -> None:
     x, y = data(8)
     with pytest.raises(RuntimeInputError, match=r"'train\.several' makes 4 steps at once; name 'train'"):
         rt.fit(x, y, program="train.several")
+
+
+def test_a_label_that_no_class_has_is_said_to_be_one(rt: Runtime) -> None:
+    x, y = data(8)
+    with pytest.raises(RuntimeProgramError, match="a label, class or token of the data is beyond those that the model"):
+        rt.fit(x, y + 10, epochs=1, batch_size=8)
