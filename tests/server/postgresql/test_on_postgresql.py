@@ -9,11 +9,11 @@ import msgspec
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import text
+from sqlalchemy import func, select, text
 from sqlalchemy.exc import DBAPIError
 
 from archipel.server.audit_chain import verify
-from archipel.server.models import Base
+from archipel.server.models import Base, BundleRow
 from archipel.server.resources import AuditEntry
 from tests.server.api.test_task_control import *  # noqa: F403
 from tests.server.coordinator.test_coordinator import *  # noqa: F403
@@ -66,6 +66,7 @@ def test_a_bundle_that_many_upload_at_once_is_there_once(world: Any) -> None:
     assert set(statuses) <= {200, 201, 503}
     assert statuses.count(201) == 1
     assert world.operator("POST", "/v1/bundles", data)[0] == 200
-    assert len(world.operator("GET", "/v1/bundles")[1]["items"]) == 1
+    with world.services.database.read() as session:
+        assert session.scalar(select(func.count()).select_from(BundleRow)) == 1
     published = [each for each in world.operator("GET", "/v1/audit")[1]["items"] if each["action"] == "bundle.publish"]
     assert len(published) == 1
