@@ -19,6 +19,8 @@ OURS = "archipel"
 BLOCK = 0.03
 """Seconds that an engine gets in one round."""
 FLOAT_TOLERANCE = 1e-3
+TRIAL_CALLS = 50
+"""Predictions by which the faster of PyTorch's memory layouts is found."""
 
 
 @dataclass
@@ -92,34 +94,52 @@ class Peers:
         self._folder = folder
         self._logs = logs
         self._wanted = list(wanted)
-        self._running: dict[str, Peer] = {}
+        self._running: dict[tuple[str, str], Peer] = {}
 
     def runners(self, files: Files, threads: int, int8: bool) -> Iterator[Runner]:
+        """The engines that can run this network; one that cannot is named and left out."""
         for name in list(self._wanted):
             kinds = ["int8"] if int8 else ["eager", "jit"] if name == "torch" else ["float"]
             if int8 and name == "torch":
                 continue
             for kind in kinds:
                 try:
-                    yield self._runner(name, kind, files, threads)
+                    if name == "torch":
+                        yield self._faster_layout(kind, files, threads)
+                    else:
+                        yield self._runner(name, kind, files, threads, NAMES[name])
                 except PeerError as error:
                     say(f"{files.name}: without {NAMES[name]} {kind}: {error}")
                     if "not installed" in str(error):
                         self._wanted.remove(name)
 
-    def _runner(self, name: str, kind: str, files: Files, threads: int) -> Runner:
+    def _faster_layout(self, form: str, files: Files, threads: int) -> Runner:
+        """PyTorch with images in the memory layout that is faster, each tried in a process of its own."""
+        shown = f"{NAMES['torch']} {form}"
+        tried = {
+            kind: self._runner("torch", kind, files, threads, shown)
+            for kind in [form, *([f"{form}, channels_last"] if len(files.case.shape) == 3 else [])]
+        }
+        best = min(tried, key=lambda kind: tried[kind].seconds(TRIAL_CALLS))
+        for kind in tried:
+            if kind != best:
+                self._running.pop(("torch", kind)).close()
+        return tried[best]
+
+    def _runner(self, name: str, kind: str, files: Files, threads: int, shown: str) -> Runner:
         log = self._logs / f"{name}.log"
         convert(name, kind, files, self._folder, log)
-        peer = self._running.get(name)
+        # PyTorch has a process for each kind; the other engines' kinds are files of their own.
+        key = (name, kind if name == "torch" else "")
+        peer = self._running.get(key)
         if peer is None:
-            peer = self._running[name] = Peer(name, self._folder, log)
+            peer = self._running[key] = Peer(name, self._folder, log)
         try:
             version = peer.load(kind, files, threads)
         except PeerError:
-            self._running.pop(name).close()
+            self._running.pop(key).close()
             raise
-        shown = f"{NAMES[name]} {version}" + (f" {kind}" if name == "torch" else "")
-        return Runner(shown, lambda: peer.outputs(kind), lambda calls: peer.seconds(kind, calls))
+        return Runner(f"{shown} {version}", lambda: peer.outputs(kind), lambda calls: peer.seconds(kind, calls))
 
     def close(self) -> None:
         for peer in self._running.values():

@@ -1,4 +1,7 @@
-"""PyTorch as a peer: eager and frozen TorchScript, both in inference mode, images in the layout that is faster."""
+"""PyTorch as a peer, in inference mode: kinds "eager" and "jit" (frozen TorchScript), each also with ", channels_last".
+
+A process has one kind at a time: kinds that share an allocator change each other's times.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from serve import seconds, serve
+from serve import serve
 
 
 class Network:
@@ -30,20 +33,17 @@ class PyTorch:
         from archipel import models
 
         torch.set_num_threads(threads)
-        example = np.load(files["inputs"])[:1]
-        layouts = [torch.contiguous_format, *([torch.channels_last] if example.ndim == 4 else [])]
-        made = []
-        for layout in layouts:
-            network = getattr(models, files["make"])(0).eval()
-            network.load_state_dict(torch.load(files["state"], weights_only=True))
-            network = network.to(memory_format=layout)
-            if kind == "jit":
-                given = torch.from_numpy(example).contiguous(memory_format=layout)
-                with warnings.catch_warnings(), torch.inference_mode():
-                    warnings.simplefilter("ignore")
-                    network = torch.jit.optimize_for_inference(torch.jit.freeze(torch.jit.trace(network, given)))
-            made.append(Network(network, layout))
-        return min(made, key=lambda each: seconds(each, each.prepare(example), 50))
+        form, _, wanted = kind.partition(", ")
+        layout = torch.channels_last if wanted == "channels_last" else torch.contiguous_format
+        network = getattr(models, files["make"])(0).eval()
+        network.load_state_dict(torch.load(files["state"], weights_only=True))
+        network = network.to(memory_format=layout)
+        if form == "jit":
+            given = torch.from_numpy(np.load(files["inputs"])[:1]).contiguous(memory_format=layout)
+            with warnings.catch_warnings(), torch.inference_mode():
+                warnings.simplefilter("ignore")
+                network = torch.jit.optimize_for_inference(torch.jit.freeze(torch.jit.trace(network, given)))
+        return Network(network, layout)
 
 
 serve(PyTorch())
