@@ -12,10 +12,14 @@ from archipel.bundle import Bundle, Phase, open_bundle
 from archipel.bundle.roles import Noise
 from archipel.errors import NonFiniteLossError, RuntimeInputError, RuntimeLimitError, RuntimeProgramError
 from archipel.lite_runtime.analysis import analyze
-from archipel.lite_runtime.checkpoint import CheckpointFile
-from archipel.lite_runtime.control import Control
 from archipel.lite_runtime.device_state import DeviceState
-from archipel.lite_runtime.driver import (
+from archipel.lite_runtime.evaluation import evaluate
+from archipel.lite_runtime.learned import BUNDLE_FOLDER, is_slot, read_learned, write_slot
+from archipel.lite_runtime.present_model import PresentModel
+from archipel.lite_runtime.sessions import Sessions
+from archipel.lite_runtime.training.checkpoint import CheckpointFile
+from archipel.lite_runtime.training.control import Control
+from archipel.lite_runtime.training.driver import (
     Watch,
     collect_data,
     finish,
@@ -23,19 +27,15 @@ from archipel.lite_runtime.driver import (
     run_begin,
     run_phases,
 )
-from archipel.lite_runtime.evaluation import evaluate
-from archipel.lite_runtime.features import DEFAULT_BUDGET
-from archipel.lite_runtime.fitting import Fitting, all_of, open_checkpoint
-from archipel.lite_runtime.learned import BUNDLE_FOLDER, is_slot, read_learned, write_slot
-from archipel.lite_runtime.noise import Randomness
-from archipel.lite_runtime.present_model import PresentModel
-from archipel.lite_runtime.results import Callback, History, LocalUpdate
-from archipel.lite_runtime.sessions import Sessions
+from archipel.lite_runtime.training.features import DEFAULT_BUDGET
+from archipel.lite_runtime.training.fitting import Fitting, all_of, open_checkpoint
+from archipel.lite_runtime.training.noise import Randomness
+from archipel.lite_runtime.training.results import Callback, History, LocalUpdate
 from archipel.lite_runtime.values import Values, check_noise
 
 if TYPE_CHECKING:
     from archipel.lite_runtime.delegates import DelegateReport, Delegates
-    from archipel.lite_runtime.isolated import IsolatedRuntime
+    from archipel.lite_runtime.isolated.runtime import IsolatedRuntime
     from archipel.lite_runtime.profile import Profile
 
 Arrays = Mapping[str, np.ndarray]
@@ -91,7 +91,7 @@ def load(
     RuntimeLimitError, DelegateError, or RuntimeProgramError.
     """
     if isolated:
-        from archipel.lite_runtime.isolated import load_isolated
+        from archipel.lite_runtime.isolated.runtime import load_isolated
 
         return load_isolated(
             path, trusted_keys, threads=threads, memory_limit=memory_limit, delegates=delegates, cache=cache,

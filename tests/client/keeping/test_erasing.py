@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from archipel.client import Agent
-from archipel.client.erasing import erase
-from archipel.client.keystore import DATA_KEY, SECRETS, FileKeys, data_key
-from archipel.client.vault import Vault
+from archipel.client.memory.erasing import erase
+from archipel.client.memory.keystore import DATA_KEY, SECRETS, FileKeys, data_key
+from archipel.client.memory.vault import Vault
 from archipel.errors import ClientError, StoreError
 from archipel.lite_runtime import ExampleStore
 

@@ -14,8 +14,8 @@ import pytest
 
 from archipel.bundle import generate_key, load_private_key, save_private_key
 from archipel.client import Agent
-from archipel.client.identity import RECORD_FILE, IdentityStore
-from archipel.client.keystore import DATA_KEY, DEVICE_KEY, NEXT_DEVICE_KEY
+from archipel.client.connection.identity import RECORD_FILE, IdentityStore
+from archipel.client.memory.keystore import DATA_KEY, DEVICE_KEY, NEXT_DEVICE_KEY
 from archipel.errors import CertificateError, ClientError, RefusedError, UnreachableError
 from archipel.protocol import messages
 from archipel.protocol.sealed import public_bytes

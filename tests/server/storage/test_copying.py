@@ -15,8 +15,8 @@ from click.testing import CliRunner
 from archipel.cli.main import archipel
 from archipel.errors import ServerError
 from archipel.server import copy_files
-from archipel.server.coordinator import Coordinator
-from archipel.server.lock import LOCK_FILE, only_one
+from archipel.server.processes.coordinator import Coordinator
+from archipel.server.processes.lock import LOCK_FILE, only_one
 from archipel.server.services import Services
 from archipel.server.settings import load_settings
 from tests.server.coordinator.test_coordinator import set_updates

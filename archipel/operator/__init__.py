@@ -1,0 +1,1 @@
+"""The operator's Python API: typed calls to a server over HTTP."""
