@@ -20,7 +20,7 @@ from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool
 
-from archipel.errors import ApiError, ServerError
+from archipel.errors import RefusalError, ServerError
 
 T = TypeVar("T")
 
@@ -44,7 +44,7 @@ class _Job(Generic[T]):
         self.error = None
         try:
             self.result = self._work(connection)
-        except ApiError as error:  # refused before it changed anything: the others go on
+        except RefusalError as error:  # refused before it changed anything: the others go on
             self.error = error
 
     def outcome(self) -> T:
@@ -109,7 +109,7 @@ class Database:
     def together(self, work: Callable[[Connection], T]) -> T:
         """`work` in one writing transaction with what other threads want to write at this moment: one sync for all.
 
-        Durable when it returns. `work` may be run twice, and must have changed nothing when it raises ApiError. On
+        Durable when it returns. `work` may be run twice, and must have changed nothing when it raises RefusalError. On
         PostgreSQL it has a transaction of its own: those of one moment are synced together there anyway.
         """
         if self.engine.dialect.name != "sqlite":

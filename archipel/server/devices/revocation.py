@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 from sqlalchemy import Row, delete, update
 from sqlalchemy.orm import Session
 
+from archipel.errors import ForbiddenError, NotFoundError
 from archipel.server.database.tables import CheckInRow, Device, DeviceSession
-from archipel.server.http.problems import refuse
 
 D = TypeVar("D", bound=Device | Row[Any, Any, Any])
 
@@ -26,15 +26,18 @@ SHARED: dict[str, Any] = {"read": True}
 
 
 def require_active(device_id: str, revoked: float | None) -> None:
-    """Raises ApiError 403 for a device that was revoked."""
+    """Raises ForbiddenError for a device that was revoked."""
     if revoked is not None:
-        raise refuse(403, f"device {device_id} was revoked; to take part again it needs a new enrolment token")
+        raise ForbiddenError(f"device {device_id} was revoked; to take part again it needs a new enrolment token")
 
 
 def require_member(device: D | None, device_id: str) -> D:
-    """`device` itself, which has `revoked`. Raises ApiError 404 where there is none, and 403 where it was revoked."""
+    """`device` itself, which has `revoked`.
+
+    Raises NotFoundError where there is none, ForbiddenError where it was revoked.
+    """
     if device is None:
-        raise refuse(404, f"device {device_id} is not enrolled")
+        raise NotFoundError(f"device {device_id} is not enrolled")
     require_active(device_id, device.revoked)
     return device
 

@@ -4,60 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from dataclasses import dataclass
-from typing import Literal
 
 from sqlalchemy import bindparam, select
 
+from archipel.server.callers import ANYONE, ROOT, Identity
 from archipel.server.database.tables import AccessToken, Device, DeviceSession
 from archipel.server.http.problems import refuse
 from archipel.server.services import Services
-
-Role = Literal["anyone", "device", "operator", "analyst", "auditor", "admin"]
-"""Operators have models trained, analysts ask devices questions (evaluations and analyses), auditors read everything,
-admins may do all that, and make and revoke tokens."""
 
 ACCESS_PREFIX = "apt_"
 """Access tokens begin with it, so that scanners for leaked secrets know them."""
 NOT_VALID = "the token is unknown, revoked or has expired; a device opens a new session, a person needs another token"
 """The same for all: what a token that nobody knows was meant to be is not known either."""
 
-
-@dataclass(frozen=True)
-class Identity:
-    """`id` is the device's or the token's, "root" for the token in the settings. `populations`: None is all of them."""
-
-    role: Role
-    id: str = ""
-    populations: frozenset[str] | None = None
-
-    @property
-    def device_id(self) -> str:
-        """Empty unless the role is `device`."""
-        return self.id if self.role == "device" else ""
-
-    @property
-    def actor(self) -> str:
-        """As the audit log names it."""
-        return f"{self.role}:{self.id}"
-
-    def may(self, population: str) -> bool:
-        """Whether the token is for that population. What is of another one is to the caller as if it were not there."""
-        return self.populations is None or population in self.populations
-
-    def require(self, population: str) -> None:
-        """Raises ApiError 403 where the token is not for the population, which the caller has named."""
-        if not self.may(population):
-            raise refuse(403, f"this token is not for population {population!r}")
-
-    def require_all(self) -> None:
-        """Raises ApiError 403 where the token is for some populations only."""
-        if self.populations is not None:
-            raise refuse(403, "this needs a token that is for all populations")
-
-
-ANYONE = Identity("anyone")
-ROOT = Identity("admin", "root")
 
 _SESSION = (
     select(DeviceSession.device_id, DeviceSession.expires)

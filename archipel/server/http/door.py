@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 from flask import Response, request
 
-from archipel.errors import ApiError
-from archipel.server.http.auth import ANYONE, Authenticator, Identity, Role
-from archipel.server.http.problems import refuse
+from archipel.errors import ApiError, RefusalError
+from archipel.server.callers import ANYONE, Identity, Role
+from archipel.server.http.auth import Authenticator
+from archipel.server.http.problems import api_error, refuse
 from archipel.server.http.request_limits import RequestLimits, address_source
 from archipel.server.services import Services
 
@@ -54,12 +55,13 @@ class Door:
             self.note(error, source)
             raise
 
-    def note(self, error: ApiError, source: str) -> None:
+    def note(self, error: RefusalError, source: str) -> None:
         """Count an answer that says no, for the audit log. That a request came without any token is nothing of note."""
         now = self.services.clock()
-        if error.status == 429:
+        status = api_error(error).status
+        if status == 429:
             self.services.tally.count("limit.hit", source, now)
-        elif error.status == 403 or (error.status == 401 and "Authorization" in request.headers):
+        elif status == 403 or (status == 401 and "Authorization" in request.headers):
             self.services.tally.count("access.refused", source, now)
 
     def _identify(self, source: str) -> Identity:

@@ -14,7 +14,16 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from werkzeug.exceptions import ClientDisconnected, HTTPException, NotFound
 
-from archipel.errors import ApiError, ProtocolError
+from archipel.errors import (
+    ApiError,
+    ConflictError,
+    ForbiddenError,
+    GoneError,
+    InvalidRequestError,
+    NotFoundError,
+    ProtocolError,
+    RefusalError,
+)
 from archipel.protocol.messages import Problem
 from archipel.server.storage import StorageUnreachableError
 
@@ -40,6 +49,14 @@ TYPES: dict[int, str] = {
     500: "internal",
     503: "unavailable",
 }
+STATUS: dict[type[RefusalError], int] = {
+    ForbiddenError: 403,
+    NotFoundError: 404,
+    ConflictError: 409,
+    GoneError: 410,
+    InvalidRequestError: 422,
+}
+"""What the other rooms of the server raise, as HTTP says it."""
 RETRY_SECONDS = 1
 MAX_PATH = 256
 """Characters of a path that are shown or logged."""
@@ -59,6 +76,11 @@ _POSTGRESQL = {
 def refuse(status: int, message: str, detail: str = "", *, retry_after: int = RETRY_SECONDS) -> ApiError:
     """The error to raise for a request that cannot be served; `retry_after` (seconds) goes with 429 and 503."""
     return ApiError(status, TYPES[status], message, detail, retry_after)
+
+
+def api_error(error: RefusalError) -> ApiError:
+    """`error` with its HTTP status."""
+    return error if isinstance(error, ApiError) else refuse(STATUS[type(error)], str(error))
 
 
 @contextmanager
@@ -84,8 +106,9 @@ def problem_response(status: int, message: str, detail: str = "", retry_after: i
 def register(app: Flask) -> None:
     """Let every error leave `app` in the one shape."""
 
-    @app.errorhandler(ApiError)
-    def _(error: ApiError) -> Response:
+    @app.errorhandler(RefusalError)
+    def _(refusal: RefusalError) -> Response:
+        error = api_error(refusal)
         return problem_response(error.status, str(error), error.detail, error.retry_after)
 
     @app.errorhandler(HTTPException)

@@ -12,8 +12,8 @@ from flask import Blueprint, Response, request
 from sqlalchemy.exc import IntegrityError
 from werkzeug.routing import BaseConverter
 
-from archipel.errors import ApiError
-from archipel.server.http.auth import Identity, Role
+from archipel.errors import RefusalError
+from archipel.server.callers import Identity, Role
 from archipel.server.http.door import Door, at_the_end
 from archipel.server.http.problems import refuse
 from archipel.server.services import Services
@@ -132,7 +132,7 @@ def _view(route: Route, door: Door) -> Callable[..., Response]:
             response = serve(admitted.identity, arguments)
         except BaseException as error:
             admitted.leave()
-            if isinstance(error, ApiError):
+            if isinstance(error, RefusalError):
                 door.note(error, admitted.source)
             raise
         at_the_end(response, admitted.leave)

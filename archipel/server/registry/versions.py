@@ -13,36 +13,42 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from archipel.bundle import decode_manifest
+from archipel.errors import ConflictError, InvalidRequestError, NotFoundError, PolicyError, RefusalError
 from archipel.protocol.operator.registry import How, VersionRequest
 from archipel.protocol.policy import check_validity
 from archipel.server.audit import log as audit
+from archipel.server.callers import Identity
 from archipel.server.database.registry_tables import Model, ModelVersion, OfferSerial, Promotion
 from archipel.server.database.tables import BundleRow, Task, Version
-from archipel.server.http.auth import Identity
-from archipel.server.http.problems import refuse, refusing
 from archipel.server.rounds import reach
 
 
-def find_model(session: Session, identity: Identity, name: str, *, lock: bool = False, status: int = 404) -> Model:
-    """Raises ApiError `status` where there is none for the caller."""
+def find_model(
+    session: Session, identity: Identity, name: str, *, lock: bool = False, error: type[RefusalError] = NotFoundError
+) -> Model:
+    """Raises `error` where there is none for the caller."""
     model = session.get(Model, name, with_for_update=lock or None)
     if model is None or not identity.may(model.population):
-        raise refuse(status, f"no model {name!r}")
+        raise error(f"no model {name!r}")
     return model
 
 
-def find_version(session: Session, model: Model, number: int, *, status: int = 404) -> ModelVersion:
-    """Raises ApiError `status` where there is none."""
+def find_version(
+    session: Session, model: Model, number: int, *, error: type[RefusalError] = NotFoundError
+) -> ModelVersion:
+    """Raises `error` where there is none."""
     version = session.get(ModelVersion, (model.name, number))
     if version is None:
-        raise refuse(status, f"model {model.name!r} has no version {number}")
+        raise error(f"model {model.name!r} has no version {number}")
     return version
 
 
 def require_valid(session: Session, version: ModelVersion, population: str, now: float) -> None:
-    """Raises ApiError 422 where the version's bundle is not for the population, or has expired: devices refuse it."""
-    with refusing(422):
+    """Raises InvalidRequestError where the version's bundle is not for the population, or has expired."""
+    try:
         check_validity(decode_manifest(session.get_one(BundleRow, version.bundle).manifest), population, now)
+    except PolicyError as error:  # devices would refuse it
+        raise InvalidRequestError(str(error)) from None
 
 
 def content_digest(bundle: str, weights: str | None) -> str:
@@ -55,18 +61,21 @@ def content_digest(bundle: str, weights: str | None) -> str:
 def register(
     session: Session, identity: Identity, model: Model, request: VersionRequest, now: float
 ) -> tuple[ModelVersion, bool]:
-    """The version with the content that is asked for, and whether it is new. `model` is locked. Raises ApiError."""
+    """The version with the content that is asked for, and whether it is new. `model` is locked.
+
+    Raises InvalidRequestError.
+    """
     if (request.bundle is None) == (request.task_id is None):
-        raise refuse(422, "name either a bundle or a task_id")
+        raise InvalidRequestError("name either a bundle or a task_id")
     if request.bundle is not None:
         if request.task_version is not None:
-            raise refuse(422, "task_version: belongs to a task_id")
+            raise InvalidRequestError("task_version: belongs to a task_id")
         made = _of_bundle(session, identity, model, request.bundle)
     else:
         made = _of_task(session, identity, model, str(request.task_id), request.task_version)
     require_valid(session, made, model.population, now)
     if request.parent is not None:
-        made.parent = find_version(session, model, request.parent, status=422).number
+        made.parent = find_version(session, model, request.parent, error=InvalidRequestError).number
     known = session.scalar(
         select(ModelVersion).where(ModelVersion.model == model.name, ModelVersion.digest == made.digest)
     )
@@ -111,7 +120,7 @@ def set_promoted(
 
 
 def take_back(session: Session, model: Model, *, now: float, actor: str, **more: Any) -> None:
-    """Promote the version that was promoted before, or the last one before it that is not rejected. Raises ApiError."""
+    """Promote the version that was promoted before, or the last one before it not rejected. Raises ConflictError."""
     entry = session.get(Promotion, (model.name, model.promotion))
     while entry is not None and entry.below is not None:
         entry = session.get_one(Promotion, (model.name, entry.below))
@@ -119,7 +128,7 @@ def take_back(session: Session, model: Model, *, now: float, actor: str, **more:
         if there.rejected is None and there.number != model.promoted:
             set_promoted(session, model, entry.version, below=entry.below, how="rollback", now=now, actor=actor, **more)
             return
-    raise refuse(409, f"no version of model {model.name!r} was promoted before that could be gone back to")
+    raise ConflictError(f"no version of model {model.name!r} was promoted before that could be gone back to")
 
 
 def offer_anew(session: Session, population: str, now: float) -> None:
@@ -137,7 +146,7 @@ def offer_anew(session: Session, population: str, now: float) -> None:
 def _of_bundle(session: Session, identity: Identity, model: Model, digest: str) -> ModelVersion:
     row = reach.find_bundle(session, identity, digest)
     if row is None:
-        raise refuse(422, f"no bundle {digest}; upload it first")
+        raise InvalidRequestError(f"no bundle {digest}; upload it first")
     lineage = decode_manifest(row.manifest).lineage
     parent = None if lineage.parent is None else _number_of(session, model, lineage.parent)
     return _version(model, digest, None, parent=parent)
@@ -146,14 +155,16 @@ def _of_bundle(session: Session, identity: Identity, model: Model, digest: str) 
 def _of_task(session: Session, identity: Identity, model: Model, task_id: str, number: int | None) -> ModelVersion:
     task = session.get(Task, task_id)
     if task is None or not identity.may(task.population):
-        raise refuse(422, f"no task {task_id}")
+        raise InvalidRequestError(f"no task {task_id}")
     wanted = select(Version).where(Version.task_id == task_id)
     if number is not None:
         wanted = wanted.where(Version.number == number)
     found = session.scalars(wanted.order_by(Version.number.desc()).limit(1)).one_or_none()
     if found is None:
         what = "versions yet" if number is None else f"version {number}"
-        raise refuse(422, f"task {task.name!r} has no {what}; tasks of kind training make them, one in each round")
+        raise InvalidRequestError(
+            f"task {task.name!r} has no {what}; tasks of kind training make them, one in each round"
+        )
     # Version 0 holds what the bundle holds.
     weights = None if found.round_id is None else found.weights
     parent = _parent_in_task(session, model, task, found.number)

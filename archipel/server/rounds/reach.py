@@ -14,8 +14,8 @@ from typing import Literal
 from sqlalchemy import ColumnElement, Select, bindparam, exists, literal_column, or_, select, true
 from sqlalchemy.orm import Session
 
+from archipel.server.callers import Identity
 from archipel.server.database.tables import LIVE, Blob, BundleRow, Device, Reach, Task
-from archipel.server.http.auth import Identity
 
 READABLE = ("weights", "broadcast", "revocations")
 """The kinds of blobs that are read by their digest; bundles have a digest of their own, states are the server's."""

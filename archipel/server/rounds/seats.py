@@ -8,10 +8,10 @@ from typing import Any
 
 from sqlalchemy import Connection, and_, bindparam, insert, select
 
+from archipel.errors import ConflictError, ForbiddenError, GoneError, NotFoundError
 from archipel.protocol.messages import Receipt
 from archipel.server.database.tables import LIVE, Answer, Device, Participant, Round, Task
 from archipel.server.devices.revocation import require_active
-from archipel.server.http.problems import refuse
 from archipel.server.rounds.machine import ORDER, RULES
 from archipel.server.rounds.tasks import decode_request
 from archipel.server.services import Services
@@ -51,57 +51,57 @@ class Seat:
         return "masking" if self.privacy == "secure" else "updating"
 
     def may_send(self, phase: str, digest: str) -> bool:
-        """True to store it, False when these very bytes are stored already. Raises ApiError 409 or 410."""
+        """True to store it, False when these very bytes are stored already. Raises ConflictError or GoneError."""
         stored = self.answers.get(phase)
         if self.buffer_ends is None:
             self._require_live()
         if stored == digest:
             return False
         if stored is not None:
-            raise refuse(409, f"another message is stored for phase {phase}; a message cannot be replaced")
+            raise ConflictError(f"another message is stored for phase {phase}; a message cannot be replaced")
         if self.left:
-            raise refuse(410, "this device has left the round")
+            raise GoneError("this device has left the round")
         self._require_included()
         if self.buffer_ends is not None:
             self._require_time()
             return True
         if ORDER[self.phase] < ORDER[phase]:
-            raise refuse(409, f"too early: the round is in phase {self.phase}, this belongs to {phase}")
+            raise ConflictError(f"too early: the round is in phase {self.phase}, this belongs to {phase}")
         if ORDER[self.phase] > ORDER[phase]:
-            raise refuse(410, f"phase {phase} is over: the round is in phase {self.phase}")
+            raise GoneError(f"phase {phase} is over: the round is in phase {self.phase}")
         self._require_answer(RULES[phase].previous)
         return True
 
     def _require_time(self) -> None:
         """A buffered round's seat outlives the round."""
         if self.task_over:
-            raise refuse(410, f"the task is {self.task_over}")
+            raise GoneError(f"the task is {self.task_over}")
         if self.now >= (self.buffer_ends or 0.0):
-            raise refuse(410, "this device's time for the round is over")
+            raise GoneError("this device's time for the round is over")
         if self.staleness > self.max_staleness:
-            raise refuse(410, f"{self.staleness} versions were made meanwhile, the task allows {self.max_staleness}")
+            raise GoneError(f"{self.staleness} versions were made meanwhile, the task allows {self.max_staleness}")
 
     def may_read(self, phase: str) -> None:
-        """Raises ApiError 409 before `phase`, and 410 for a device that dropped out before it."""
+        """Raises ConflictError before `phase`, and GoneError for a device that dropped out before it."""
         self._require_live()
         self._require_included()
         if ORDER[self.phase] < ORDER[phase]:
-            raise refuse(409, f"too early: the round is in phase {self.phase}, this is there from {phase} on")
+            raise ConflictError(f"too early: the round is in phase {self.phase}, this is there from {phase} on")
         self._require_answer(RULES[phase].previous)
 
     def _require_live(self) -> None:
         if self.phase == "committed":
-            raise refuse(410, "the round is over: it was committed")
+            raise GoneError("the round is over: it was committed")
         if self.phase == "failed":
-            raise refuse(410, f"the round failed: {self.reason}")
+            raise GoneError(f"the round failed: {self.reason}")
 
     def _require_included(self) -> None:
         if self.excluded:
-            raise refuse(410, "this device is out of the round: a peer showed that it was sent no shares")
+            raise GoneError("this device is out of the round: a peer showed that it was sent no shares")
 
     def _require_answer(self, phase: str | None) -> None:
         if phase is not None and phase != "assigning" and phase not in self.answers:
-            raise refuse(410, f"this device dropped out: it did not complete phase {phase} in time")
+            raise GoneError(f"this device dropped out: it did not complete phase {phase} in time")
 
 
 _SEAT = (
@@ -138,7 +138,7 @@ _LOCKED_SEAT = _SEAT.with_for_update(read=True, of=Round)
 
 
 def find_seat(services: Services, round_id: str, device_id: str) -> Seat:
-    """A look at the seat. Raises ApiError 404 (no such round) or 403 (not in it, or revoked)."""
+    """A look at the seat. Raises NotFoundError (no such round) or ForbiddenError (not in it, or revoked)."""
     rows = services.database.look_all(_SEAT, seat_round=round_id, seat_device=device_id)
     return _seat(rows, round_id, device_id, services.clock())
 
@@ -151,10 +151,10 @@ def take_seat(connection: Connection, round_id: str, device_id: str, *, now: flo
 
 def _seat(rows: Sequence[Any], round_id: str, device_id: str, now: float) -> Seat:
     if not rows:
-        raise refuse(404, f"no round {round_id}")
+        raise NotFoundError(f"no round {round_id}")
     row = rows[0]
     if row.device_id is None:
-        raise refuse(403, "this device is not in the round")
+        raise ForbiddenError("this device is not in the round")
     require_active(device_id, row.revoked)
     return Seat(
         round_id=round_id,
@@ -190,7 +190,7 @@ def store_answer(
 ) -> Receipt:
     """Record that the device answered, in one transaction with `also`. Durable when it returns.
 
-    Raises ApiError when the phase ended meanwhile or another message was stored.
+    Raises RefusalError when the phase ended meanwhile or another message was stored.
     """
     row = {
         "round_id": seat.round_id,

@@ -15,12 +15,12 @@ from archipel.protocol.operator.devices import (
     SuspicionInfo,
 )
 from archipel.server.audit import log as audit
+from archipel.server.callers import Identity
 from archipel.server.database.fault_tables import Fault, Quarantine, Suspect
 from archipel.server.database.tables import CheckInRow, Device, DeviceKey, Participant, Round, Task
 from archipel.server.devices.faults import release
 from archipel.server.devices.revocation import LOCKED, revoke
 from archipel.server.devices.suspicion import Score
-from archipel.server.http.auth import Identity
 from archipel.server.http.paging import page
 from archipel.server.http.problems import refuse
 from archipel.server.http.routes import OPERATOR, READ, Call, Route

@@ -8,9 +8,9 @@ from sqlalchemy import ColumnElement, Select, func, select, union
 from sqlalchemy.orm import Session
 
 from archipel.protocol.operator.devices import PopulationInfo, PopulationPage, PopulationQuery, SearchInfo
+from archipel.server.callers import Identity
 from archipel.server.database.fault_tables import Quarantine, Search, Suspect
 from archipel.server.database.tables import CheckInRow, Device, Task
-from archipel.server.http.auth import Identity
 from archipel.server.http.problems import refuse
 from archipel.server.http.routes import READ, Call, Route
 

@@ -8,6 +8,7 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from archipel.errors import InvalidRequestError
 from archipel.protocol.messages import MAX_MODELS
 from archipel.protocol.operator.registry import (
     ModelInfo,
@@ -110,7 +111,7 @@ def promote_version(call: Call[PromotionRequest], name: str) -> ModelInfo:
     with call.services.database.write() as session:
         model = find_model(session, call.identity, name, lock=True)
         if not _done(session, key):
-            version = find_version(session, model, call.body.version, status=422)
+            version = find_version(session, model, call.body.version, error=InvalidRequestError)
             _require_no_rollout(session, name)
             if version.rejected is not None:
                 raise refuse(409, f"version {version.number} is rejected: {version.reason}; restore it first")

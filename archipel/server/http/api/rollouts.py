@@ -9,13 +9,13 @@ from collections.abc import Callable
 import msgspec
 from sqlalchemy.orm import Session
 
-from archipel.errors import ArchipelError
+from archipel.errors import ArchipelError, InvalidRequestError
 from archipel.protocol.operator.registry import Gate, RolloutInfo, RolloutPage, RolloutRequest
 from archipel.protocol.operator.tasks import PageQuery
 from archipel.server.audit import log as audit
+from archipel.server.callers import Identity
 from archipel.server.database.registry_tables import Model, ModelVersion, Rollout
 from archipel.server.devices.smallest_answer import check_enough, reads_attributes
-from archipel.server.http.auth import Identity
 from archipel.server.http.idempotency import keyed
 from archipel.server.http.paging import page
 from archipel.server.http.problems import refuse
@@ -32,7 +32,7 @@ def create_rollout(call: Call[RolloutRequest]) -> tuple[RolloutInfo, int]:
     """Begin to bring a version to more and more devices; once for each idempotency key."""
     key, now, request = keyed(call), call.services.clock(), call.body
     with call.services.database.write() as session:
-        model = find_model(session, call.identity, request.model, lock=True, status=422)
+        model = find_model(session, call.identity, request.model, lock=True, error=InvalidRequestError)
         known = session.get(Rollout, key.id)
         if known is not None:
             key.require_same(known.request_digest)
@@ -125,7 +125,7 @@ def _change(
 
 def _versions(session: Session, model: Model, request: RolloutRequest) -> tuple[ModelVersion, ModelVersion]:
     """The promoted one and the one to be brought out. Raises ApiError 409 where there cannot be a rollout now."""
-    version = find_version(session, model, request.version, status=422)
+    version = find_version(session, model, request.version, error=InvalidRequestError)
     if model.promoted is None:
         raise refuse(409, f"no version of model {model.name!r} is promoted, so there is none to go back to")
     if version.number == model.promoted:

@@ -16,10 +16,10 @@ from archipel.protocol.operator.tasks import (
 )
 from archipel.protocol.policy import check_validity
 from archipel.server.audit import log as audit
+from archipel.server.callers import Identity
 from archipel.server.database.tables import Round, Task
 from archipel.server.devices.smallest_answer import check_enough, hides, told
 from archipel.server.devices.spoiler_search import describe
-from archipel.server.http.auth import Identity
 from archipel.server.http.idempotency import keyed
 from archipel.server.http.paging import page
 from archipel.server.http.problems import refuse

@@ -7,7 +7,7 @@ import re
 from flask import request
 from sqlalchemy import bindparam, select
 
-from archipel.errors import ApiError, MessageError
+from archipel.errors import MessageError, RefusalError
 from archipel.protocol.messages import Receipt
 from archipel.protocol.plain import decode_plain
 from archipel.server.database.tables import UPDATE_PHASES, Answer
@@ -56,7 +56,7 @@ def upload_update(call: Call[None], round_id: str) -> Receipt:
         raise refuse(410, "the round is over: its updates were discarded") from None
     try:
         return store_answer(services, seat, seat.uploads_in, digest=digest, size=length)
-    except ApiError:
+    except RefusalError:
         # The same bytes may have been acknowledged meanwhile, and are this very file.
         if services.database.look(_WANTED, round_id=round_id, device_id=seat.device_id, digest=digest) is None:
             services.spool.drop(round_id, [name])
