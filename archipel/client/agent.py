@@ -18,22 +18,22 @@ from archipel.client.connection.rotation import rotate
 from archipel.client.connection.session import DeviceSession
 from archipel.client.connection.transport import Transport
 from archipel.client.device import Device, Examples
+from archipel.client.downloads.cache import Cache
+from archipel.client.downloads.origins import Origins
 from archipel.client.events import Event, EventName, OnEvent, Outcome
 from archipel.client.memory.entry import Entry
 from archipel.client.memory.erasing import finish_erasing
 from archipel.client.memory.folder import lock_folder
 from archipel.client.memory.journal import Journal
 from archipel.client.memory.keystore import FileKeys, KeyStore, data_key
+from archipel.client.memory.plan_book import why_expired
+from archipel.client.memory.query_book import QueryBook
+from archipel.client.memory.seeds import RoundSeeds
 from archipel.client.memory.vault import Vault
 from archipel.client.rounds.exchange import LATER
 from archipel.client.rounds.participation import Participation
-from archipel.client.rounds.plan_book import why_expired
-from archipel.client.rounds.queries import QueryBook
-from archipel.client.rounds.seeds import RoundSeeds
 from archipel.client.rounds.settling import Settling
 from archipel.client.versions.adoption import Adoption
-from archipel.client.versions.cache import Cache
-from archipel.client.versions.origins import Origins
 from archipel.durable import sweep
 from archipel.errors import (
     CertificateError,

@@ -12,13 +12,13 @@ import numpy as np
 from archipel.client.conditions.gate import Gate
 from archipel.client.config import AgentConfig
 from archipel.client.connection.identity import IdentityStore
+from archipel.client.downloads.cache import Cache
+from archipel.client.downloads.origins import Origins
 from archipel.client.events import EventName
 from archipel.client.memory.journal import Journal
+from archipel.client.memory.query_book import QueryBook
+from archipel.client.memory.seeds import RoundSeeds
 from archipel.client.memory.vault import Vault
-from archipel.client.rounds.queries import QueryBook
-from archipel.client.rounds.seeds import RoundSeeds
-from archipel.client.versions.cache import Cache
-from archipel.client.versions.origins import Origins
 from archipel.lite_runtime import DeviceState
 
 Examples = Callable[[], Mapping[str, np.ndarray]]

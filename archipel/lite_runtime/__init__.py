@@ -4,7 +4,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from archipel.lite_runtime.device_state import DeviceState
-from archipel.lite_runtime.runtime import Runtime, load
+from archipel.lite_runtime.loading import load
+from archipel.lite_runtime.runtime import Runtime
 from archipel.lite_runtime.training.control import Control
 from archipel.lite_runtime.training.results import History, LocalUpdate, Progress
 

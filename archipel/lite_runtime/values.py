@@ -26,7 +26,7 @@ from archipel.errors import RuntimeInputError, RuntimeProgramError, TensorLayout
 from archipel.lite_runtime.device_state import DeviceState
 from archipel.lite_runtime.fields import check_array, describe
 from archipel.lite_runtime.learned import join_names, split_names
-from archipel.lite_runtime.training.noise import DiscreteGaussian, Randomness
+from archipel.lite_runtime.noise import DiscreteGaussian, Randomness
 
 MAX_SEED = 2**32 - 1
 

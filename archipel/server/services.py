@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from archipel.bundle import Bundle, open_bundle
 from archipel.server.audit.tally import Tally
 from archipel.server.database.engine import Database
+from archipel.server.database.session_cache import SessionCache
 from archipel.server.devices.pace import Pace
-from archipel.server.http.session_cache import SessionCache
 from archipel.server.registry.offers import Offers
 from archipel.server.rounds.frozen import FrozenRounds
 from archipel.server.settings import Settings

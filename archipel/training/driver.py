@@ -34,8 +34,8 @@ from archipel.bundle.roles import (
 from archipel.errors import RuntimeInputError, TrainingError
 from archipel.graph.model import Model
 from archipel.lite_runtime.fields import check_array
+from archipel.lite_runtime.noise import DiscreteGaussian, Randomness
 from archipel.lite_runtime.sessions import error_types
-from archipel.lite_runtime.training.noise import DiscreteGaussian, Randomness
 from archipel.training.arguments import whole
 
 Batch = Mapping[str, np.ndarray] | Sequence[np.ndarray]

@@ -24,8 +24,8 @@ from archipel import bundle as b
 from archipel.bundle import roles
 from archipel.client import Agent, AgentConfig, Event, Outcome
 from archipel.client.memory.keystore import FileKeys, data_key
+from archipel.client.memory.seeds import RoundSeeds
 from archipel.client.memory.vault import Vault
-from archipel.client.rounds.seeds import RoundSeeds
 from archipel.lite_runtime import DeviceState, Runtime
 from archipel.protocol.identity import EnrolmentToken, mint_token
 from archipel.protocol.operator.tasks import RoundInfo, TaskInfo

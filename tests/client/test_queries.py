@@ -10,7 +10,7 @@ import pytest
 
 from archipel.bundle import PrivacyPolicy
 from archipel.client.connection.session import DeviceSession
-from archipel.client.rounds.queries import FILE, QueryBook
+from archipel.client.memory.query_book import FILE, QueryBook
 from archipel.errors import ClientError, PolicyError
 from archipel.protocol.messages import RoundPlan
 

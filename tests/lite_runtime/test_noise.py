@@ -8,7 +8,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from archipel.lite_runtime.training.noise import DiscreteGaussian
+from archipel.lite_runtime.noise import DiscreteGaussian
 
 
 def byte_source(seed: str) -> Callable[[int], bytes]:

@@ -10,7 +10,7 @@ import pytest
 
 from archipel.bundle import Phase
 from archipel.lite_runtime import DeviceState, Runtime
-from archipel.lite_runtime.training.shuffle import permutation
+from archipel.lite_runtime.shuffle import permutation
 
 Make = Callable[..., Runtime]
 

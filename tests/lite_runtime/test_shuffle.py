@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from archipel.lite_runtime.training.shuffle import batches, permutation
+from archipel.lite_runtime.shuffle import batches, permutation
 
 U32 = 2**32
 

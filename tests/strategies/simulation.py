@@ -16,8 +16,8 @@ from archipel.bundle import Bundle, Program
 from archipel.bundle.roles import Update
 from archipel.graph import Model
 from archipel.lite_runtime import DeviceState, Runtime
-from archipel.lite_runtime.training.noise import Randomness
-from archipel.lite_runtime.training.shuffle import permutation
+from archipel.lite_runtime.noise import Randomness
+from archipel.lite_runtime.shuffle import permutation
 from archipel.protocol.vector import DecodedSum
 
 LR, BATCH, EPOCHS, CLASSES = 0.2, 4, 2, 3

@@ -11,7 +11,7 @@ import torch
 from archipel.bundle import Bundle
 from archipel.bundle.roles import Noise
 from archipel.lite_runtime import Runtime
-from archipel.lite_runtime.training.noise import DiscreteGaussian
+from archipel.lite_runtime.noise import DiscreteGaussian
 from archipel.training import optimizers
 from tests.strategies.simulation import (
     LR,

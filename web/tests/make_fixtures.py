@@ -26,7 +26,7 @@ from archipel import bundle as b
 from archipel.converter.repeated import repeated
 from archipel.graph.slim import slim
 from archipel.lite_runtime import Runtime, load
-from archipel.lite_runtime.training.shuffle import permutation
+from archipel.lite_runtime.shuffle import permutation
 
 FOLDER = Path(__file__).with_name("fixtures")
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))

@@ -17,8 +17,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from archipel.lite_runtime.training.noise import DiscreteGaussian
-from archipel.lite_runtime.training.shuffle import batches, permutation
+from archipel.lite_runtime.noise import DiscreteGaussian
+from archipel.lite_runtime.shuffle import batches, permutation
 
 FOLDER = Path(__file__).with_name("vectors")
 

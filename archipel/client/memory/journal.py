@@ -16,10 +16,10 @@ from pathlib import Path
 import msgspec
 
 from archipel.client.memory.entry import Entry, Result, Step
+from archipel.client.memory.plan_book import PlanBook
 from archipel.client.memory.spending import Sums
 from archipel.client.memory.stored import read_stored
 from archipel.client.memory.vault import Vault
-from archipel.client.rounds.plan_book import PlanBook
 from archipel.durable import sweep, write_durably
 from archipel.errors import ClientError
 from archipel.protocol.messages import RoundId, RoundPlan

@@ -16,10 +16,10 @@ from archipel.client.conditions.owner_limits import OwnerLimits
 from archipel.client.config import AgentConfig
 from archipel.client.connection.identity import DeviceRecord
 from archipel.client.connection.session import DeviceSession
-from archipel.client.versions.cache import Cache
-from archipel.client.versions.origins import Origins, check_broadcast
-from archipel.client.versions.pieces import PieceDownload
-from archipel.client.versions.publisher_book import PublisherBook
+from archipel.client.downloads.cache import Cache
+from archipel.client.downloads.origins import Origins, check_broadcast
+from archipel.client.downloads.pieces import PieceDownload
+from archipel.client.downloads.publisher_book import PublisherBook
 from archipel.lite_runtime import DeviceState, Progress, Runtime
 from archipel.protocol.measures import measured
 from archipel.protocol.messages import RoundPlan

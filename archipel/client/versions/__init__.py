@@ -1,1 +1,1 @@
-"""The models that a device runs: fetching, checking, comparing and adopting the versions that it is offered."""
+"""The models that a device runs: which versions it is offered, how they compare, and which it adopts."""

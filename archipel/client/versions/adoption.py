@@ -33,12 +33,12 @@ from archipel.client.conditions.owner_limits import check_memory
 from archipel.client.connection.identity import DeviceRecord
 from archipel.client.connection.session import DeviceSession
 from archipel.client.device import Device
+from archipel.client.downloads.pieces import PieceDownload
+from archipel.client.downloads.publisher_book import PublisherBook
 from archipel.client.rounds.exchange import LATER
 from archipel.client.rounds.work import state_name
 from archipel.client.versions.comparing import Content, ExamplesError, Verdict, compare
 from archipel.client.versions.offer_book import MAX_REASON, MAX_STARTS, OfferBook, Standing
-from archipel.client.versions.pieces import PieceDownload
-from archipel.client.versions.publisher_book import PublisherBook
 from archipel.errors import (
     ArchipelError,
     BundleError,

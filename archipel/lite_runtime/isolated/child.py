@@ -61,7 +61,7 @@ from archipel.lite_runtime.isolated.messages import (
     unpack,
 )
 from archipel.lite_runtime.learned import join_names
-from archipel.lite_runtime.runtime import Runtime, load
+from archipel.lite_runtime.runtime import Runtime, open_runtime
 from archipel.lite_runtime.training.checkpoint import CheckpointFile
 from archipel.lite_runtime.training.control import Control
 from archipel.lite_runtime.training.results import Progress
@@ -177,7 +177,7 @@ class Service:
         os.nice(request.niceness)
         self._cpu_seconds = request.cpu_seconds or 0.0
         limit_cpu(self._cpu_seconds)
-        self._runtime = load(
+        self._runtime = open_runtime(
             request.folder,
             request.keys,
             threads=request.threads,

@@ -42,12 +42,12 @@ from archipel.lite_runtime.isolated.messages import (
 from archipel.lite_runtime.isolated.process import fixed_bytes
 from archipel.lite_runtime.isolated.requests import Requests
 from archipel.lite_runtime.learned import BUNDLE_FOLDER, is_slot, join_names, read_learned
+from archipel.lite_runtime.noise import Randomness
 from archipel.lite_runtime.runtime import Runtime
 from archipel.lite_runtime.training.checkpoint import MAX_CHECKPOINT_BYTES, CheckpointFile
 from archipel.lite_runtime.training.control import Control
 from archipel.lite_runtime.training.driver import find_program, need_program
 from archipel.lite_runtime.training.fitting import checked_path
-from archipel.lite_runtime.training.noise import Randomness
 from archipel.lite_runtime.training.results import Callback, History, LocalUpdate
 
 if TYPE_CHECKING:

@@ -29,13 +29,13 @@ from archipel.errors import (
     StoreError,
     StoreQuotaError,
 )
+from archipel.lite_runtime import shuffle
 from archipel.lite_runtime.store.database import example_ids, open_database, translated
 from archipel.lite_runtime.store.files import database_path, erase, finish_erasing, load_keys, locked, sweep
 from archipel.lite_runtime.store.keys import StoreKeys, check_key, read_record
 from archipel.lite_runtime.store.layout import Field, Layout, batch_of
 from archipel.lite_runtime.store.quotas import Quotas, count_examples, recount
 from archipel.lite_runtime.store.records import Records, sealed_bytes
-from archipel.lite_runtime.training import shuffle
 
 MAX_TIME = 1 << 62
 

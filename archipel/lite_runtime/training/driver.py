@@ -16,10 +16,10 @@ from archipel.bundle.roles import ExampleWeight, Metric, Parameter, Personal, Po
 from archipel.errors import NonFiniteLossError, RuntimeInputError, RuntimeProgramError
 from archipel.lite_runtime.fields import BATCH_ROLES, FIELD_ROLES, Fields, collect, fixed_rows
 from archipel.lite_runtime.sessions import Sessions
+from archipel.lite_runtime.shuffle import batches, grouped
 from archipel.lite_runtime.training.features import DEFAULT_BUDGET, FeatureCache, find_features
 from archipel.lite_runtime.training.loop import Repeated, TrainLoop
 from archipel.lite_runtime.training.results import MetricTable, Progress, loss_of
-from archipel.lite_runtime.training.shuffle import batches, grouped
 from archipel.lite_runtime.values import Values
 
 _KEPT = (Parameter, Personal, State)

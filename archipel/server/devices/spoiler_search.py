@@ -16,8 +16,8 @@ from archipel.errors import SpoiledRoundError
 from archipel.server.database.fault_tables import Search, Suspect
 from archipel.server.database.tables import Device, Participant, Round, Task
 from archipel.server.devices.faults import note_fault, set_aside, set_aside_now
+from archipel.server.devices.queries import is_query
 from archipel.server.devices.suspicion import PATIENCE, Draw, Score, accused, bet, draw
-from archipel.server.rounds.queries import is_query
 from archipel.server.settings import Settings
 
 SPOILS = "spoils rounds"
@@ -64,7 +64,7 @@ def wanted(session: Session, task: Task, now: float) -> int:
 
 
 def _mixes(session: Session, task: Task) -> bool:
-    # Who is asked a query is not left to chance: archipel.server.rounds.queries chooses.
+    # Who is asked a query is not left to chance: archipel.server.devices.queries chooses.
     mixed = task.privacy == "secure" and not is_query(task)
     search = session.get(Search, task.population) if mixed else None
     return search is not None and search.quiet < PATIENCE

@@ -10,8 +10,8 @@ from flask import Flask, Response, g, request
 
 from archipel.errors import ServerError
 from archipel.server.http.problems import MAX_PATH
-from archipel.server.processes.log_files import LogFile
 from archipel.server.settings import Settings
+from archipel.server.storage.log_files import LogFile
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):

@@ -31,12 +31,14 @@ from archipel.server.database.tables import (
     UsedNonce,
     Version,
 )
+from archipel.server.database.task_requests import request_of
+from archipel.server.devices import queries
 from archipel.server.devices import spoiler_search as search
 from archipel.server.devices.faults import note_fault, set_aside_faulty
 from archipel.server.processes.lease import Lease
 from archipel.server.processes.stopping import Stop
 from archipel.server.registry.rollout_steps import step_rollouts
-from archipel.server.rounds import buffers, folding, opening, queries, reach, weights_log
+from archipel.server.rounds import buffers, folding, opening, reach, weights_log
 from archipel.server.rounds.aggregation import Outcome, aggregate
 from archipel.server.rounds.checks import layout_of
 from archipel.server.rounds.machine import (
@@ -53,7 +55,6 @@ from archipel.server.rounds.machine import (
     read_plan,
     required,
 )
-from archipel.server.rounds.tasks import request_of
 from archipel.server.services import Services
 
 log = logging.getLogger("archipel.coordinator")

@@ -10,11 +10,11 @@ from archipel.errors import ArchipelError
 from archipel.server.processes import children
 from archipel.server.processes.coordinator import Coordinator
 from archipel.server.processes.lease import Lease
-from archipel.server.processes.lock import LOCK_FILE, only_one
 from archipel.server.processes.parent import end_with_parent
 from archipel.server.processes.stopping import Stop
 from archipel.server.services import Services
 from archipel.server.settings import Settings
+from archipel.server.storage.lock import LOCK_FILE, only_one
 
 
 def run_coordinator(settings: Settings, *, stop: Stop | None = None, ready: int | None = None) -> None:

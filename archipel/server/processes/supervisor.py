@@ -19,10 +19,10 @@ from typing import BinaryIO
 
 from archipel.errors import ServerError
 from archipel.server.processes import children
-from archipel.server.processes.log_files import bound
 from archipel.server.processes.stopping import Stop
 from archipel.server.processes.tls import WebTls
 from archipel.server.settings import Settings, check_private_key, keep_public_key
+from archipel.server.storage.log_files import bound
 
 START_SECONDS = 30.0
 STOP_SECONDS = 10.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -12,7 +13,9 @@ from sqlalchemy.orm import Session
 from archipel.server.database.registry_tables import Rollout
 from archipel.server.registry.rollouts import Move, advance, next_step
 from archipel.server.rounds import weights_log
-from archipel.server.services import Services
+
+if TYPE_CHECKING:
+    from archipel.server.services import Services
 
 log = logging.getLogger("archipel.coordinator")
 

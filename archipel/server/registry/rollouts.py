@@ -29,13 +29,13 @@ from archipel.protocol.policy import check_validity
 from archipel.server.audit import log as audit
 from archipel.server.database.registry_tables import Model, ModelVersion, Rollout, RolloutStage
 from archipel.server.database.tables import BundleRow, Round, Task
+from archipel.server.database.task_requests import audited
 from archipel.server.devices.targeting import Target
 from archipel.server.registry import versions as registry
 from archipel.server.registry.gates import Heard, Verdict, check_gate, evaluation_request, judge
 from archipel.server.rounds.checks import check_task
 from archipel.server.rounds.machine import MAX_REASON
 from archipel.server.rounds.opening import add_task, new_task
-from archipel.server.rounds.tasks import audited
 from archipel.server.settings import Settings
 
 PAUSE_SECONDS = 7 * 86400.0

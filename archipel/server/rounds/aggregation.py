@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -25,14 +25,17 @@ from archipel.protocol.secagg import disputes, liars, unmask_sum
 from archipel.protocol.uploads import upload_layout
 from archipel.protocol.vector import DecodedSum, Vector
 from archipel.server.database.tables import Answer, BundleRow, Round, Task
-from archipel.server.rounds import folding, queries
+from archipel.server.database.task_requests import request_of
+from archipel.server.devices import queries
+from archipel.server.rounds import folding
 from archipel.server.rounds.frozen import read_cohort
 from archipel.server.rounds.machine import answered, read_plan, sharers
 from archipel.server.rounds.results import released
 from archipel.server.rounds.steps import History, Step, keep_within, read_history
-from archipel.server.rounds.tasks import request_of
 from archipel.server.rounds.weights_log import endorsement, sum_digest
-from archipel.server.services import Services
+
+if TYPE_CHECKING:
+    from archipel.server.services import Services
 
 WRONG_SHARES_SENT = "wrong unmasking shares"
 WRONG_SHARES_DEALT = "dealt wrong shares"

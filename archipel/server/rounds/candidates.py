@@ -9,9 +9,9 @@ from sqlalchemy import ColumnElement, Select, func, select
 from sqlalchemy.orm import Session
 
 from archipel.server.database.tables import UPDATE_PHASES, Answer, CheckInRow, Participant, Round, Task
+from archipel.server.database.task_requests import request_of
 from archipel.server.devices.faults import set_aside_now
 from archipel.server.devices.targeting import Target
-from archipel.server.rounds.tasks import request_of
 
 
 def candidates(session: Session, task: Task, *, now: float, window: float, lock: bool = True) -> list[str]:

@@ -24,10 +24,11 @@ from archipel.protocol.messages import Phase, RoundPlan
 from archipel.protocol.sealed import Sealed, decode
 from archipel.server.audit import log as audit
 from archipel.server.database.tables import Answer, CheckInRow, Participant, Round, Share, Task
+from archipel.server.devices import queries
 from archipel.server.devices.faults import has_faults
 from archipel.server.devices.smallest_answer import reads_attributes
 from archipel.server.devices.spoiler_search import draw_round, wanted
-from archipel.server.rounds import complaining, queries
+from archipel.server.rounds import complaining
 from archipel.server.rounds.candidates import candidates, count_candidates
 
 MAX_REASON = 1024

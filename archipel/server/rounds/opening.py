@@ -6,6 +6,7 @@ import math
 import secrets
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
 
 import msgspec
 from sqlalchemy.orm import Session
@@ -17,14 +18,16 @@ from archipel.protocol.operator.tasks import TaskRequest
 from archipel.protocol.policy import check_validity, plan_digest
 from archipel.protocol.sealed import encode, seal
 from archipel.server.database.tables import Blob, BundleRow, Round, Task, Version
+from archipel.server.database.task_requests import request_of
 from archipel.server.devices.revocation_lists import revocations_of
 from archipel.server.devices.targeting import Target
 from archipel.server.rounds import reach, weights_log
 from archipel.server.rounds.checks import make_plan, update_size
 from archipel.server.rounds.machine import DEADLINES, Transition, deadline, first_phase
-from archipel.server.rounds.tasks import request_of
 from archipel.server.rounds.weights_log import Log
-from archipel.server.services import Services
+
+if TYPE_CHECKING:
+    from archipel.server.services import Services
 
 Write = Callable[[], AbstractContextManager[Session]]
 """A writing transaction that only commits while the lease is this coordinator's."""

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, and_, bindparam, insert, select
 
 from archipel.errors import ConflictError, ForbiddenError, GoneError, NotFoundError
 from archipel.protocol.messages import Receipt
 from archipel.server.database.tables import LIVE, Answer, Device, Participant, Round, Task
+from archipel.server.database.task_requests import decode_request
 from archipel.server.devices.revocation import require_active
 from archipel.server.rounds.machine import ORDER, RULES
-from archipel.server.rounds.tasks import decode_request
-from archipel.server.services import Services
+
+if TYPE_CHECKING:
+    from archipel.server.services import Services
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,10 @@ from sqlalchemy.orm import Session
 
 from archipel.protocol.eligibility import parse_eligibility
 from archipel.server.database.tables import Answer, CheckInRow, Device, Round, Task
+from archipel.server.devices import queries
 from archipel.server.devices.faults import set_aside_now
 from archipel.server.devices.smallest_answer import hides, told
-from archipel.server.rounds import buffers, queries
+from archipel.server.rounds import buffers
 from archipel.server.rounds.candidates import have_given, is_waiting, target_of
 from archipel.server.rounds.machine import RULES, count_seatable, required
 

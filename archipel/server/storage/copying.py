@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from archipel.errors import ServerError
-from archipel.server.processes.lock import LOCK_FILE, only_one
 from archipel.server.settings import Settings, load_settings
 from archipel.server.storage import BLOBS, UPDATES, Storage, open_storage
+from archipel.server.storage.lock import LOCK_FILE, only_one
 
 KEY = re.compile(rf"(?:{BLOBS}/[0-9a-f]{{2}}/|{UPDATES}/[0-9a-z]+/[0-9a-z]+\.)([0-9a-f]{{64}})")
 """What the server names its files; anything else belongs to somebody else."""

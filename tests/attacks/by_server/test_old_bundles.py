@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 
 from archipel import lite_runtime as lite
 from archipel.bundle import Manifest, decode_manifest, encode_manifest, generate_key, open_bundle, pack
-from archipel.client.versions import publisher_book
-from archipel.client.versions.publisher_book import PublisherBook
+from archipel.client.downloads import publisher_book
+from archipel.client.downloads.publisher_book import PublisherBook
 from archipel.errors import ClientError, ManifestError, PolicyError
 from archipel.protocol.messages import Offer
 from archipel.protocol.policy import check_validity

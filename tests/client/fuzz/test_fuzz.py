@@ -30,10 +30,10 @@ import archipel.client
 from archipel.bundle import write_weights
 from archipel.client import Agent, AgentConfig
 from archipel.client.connection.identity import DeviceRecord
+from archipel.client.downloads.cache import Cache
+from archipel.client.downloads.pieces import PieceDownload
 from archipel.client.memory.entry import Entry
 from archipel.client.memory.journal import Forgotten
-from archipel.client.versions.cache import Cache
-from archipel.client.versions.pieces import PieceDownload
 from archipel.errors import BundleError, CertificateError, ClientError
 from archipel.protocol import identity, messages
 from archipel.protocol.sealed import Sealed, encode, seal

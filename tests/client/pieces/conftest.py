@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from archipel.client.versions.cache import Cache
+from archipel.client.downloads.cache import Cache
 from archipel.server.database.tables import Blob, Reach
 from tests.client.conftest import POPULATION
 

@@ -15,8 +15,8 @@ from torch import nn
 
 from archipel import bundle as b
 from archipel.client.connection.session import DeviceSession
-from archipel.client.versions.cache import Cache
-from archipel.client.versions.pieces import MAX_FETCHES, PieceDownload
+from archipel.client.downloads.cache import Cache
+from archipel.client.downloads.pieces import MAX_FETCHES, PieceDownload
 from archipel.converter import convert
 from archipel.converter.pipeline import DEFAULT_PRIVACY
 from archipel.errors import ClientError, DigestError, MessageError, RefusedError, UnreachableError

@@ -18,6 +18,7 @@ from archipel.protocol.policy import check_validity
 from archipel.server.audit import log as audit
 from archipel.server.callers import Identity
 from archipel.server.database.tables import Round, Task
+from archipel.server.database.task_requests import audited, request_of
 from archipel.server.devices.smallest_answer import check_enough, hides, told
 from archipel.server.devices.spoiler_search import describe
 from archipel.server.http.idempotency import keyed
@@ -31,7 +32,6 @@ from archipel.server.rounds.checks import check_task
 from archipel.server.rounds.machine import let_go
 from archipel.server.rounds.opening import add_task, new_task
 from archipel.server.rounds.refusals import refusals_of_task
-from archipel.server.rounds.tasks import audited, request_of
 from archipel.server.rounds.waiting import waiting_for
 from archipel.server.rounds.weights_log import is_logged
 

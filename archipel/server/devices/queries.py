@@ -22,7 +22,7 @@ from sqlalchemy.orm import Session
 
 from archipel.bundle import PrivacyPolicy, decode_manifest
 from archipel.server.database.tables import UPDATE_PHASES, Answer, BundleRow, Round, Task
-from archipel.server.rounds.tasks import request_of
+from archipel.server.database.task_requests import request_of
 
 _DAY = 86400.0
 Cell = frozenset[str]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from archipel.bundle import Manifest
 from archipel.client.connection.session import DeviceSession
-from archipel.client.versions.piece_index import PieceIndex, Place
+from archipel.client.downloads.piece_index import PieceIndex, Place
 from archipel.errors import RefusedError, UnreachableError
 from archipel.protocol.messages import Piece, Pieces
 

@@ -12,7 +12,7 @@ from typing import TypeVar
 import numpy as np
 
 from archipel.bundle import Bundle, open_bundle, read_weights
-from archipel.client.versions.piece_index import PieceIndex
+from archipel.client.downloads.piece_index import PieceIndex
 from archipel.durable import sync_folder
 from archipel.errors import BundleError, DigestError
 
