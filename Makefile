@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 
 # The browser demo: what it is made of, and where the built page goes so that the server finds it in the package.
 NODE_READY := web/node_modules/.package-lock.json web/demo/node_modules/.package-lock.json
-WEB_PAGE := archipel/server/demo_page/index.html
+WEB_PAGE := archipel/server/http/demo_page/index.html
 WEB_MODEL := web/demo/public/model/digits.bundle
 WEB_SOURCES := $(shell find web -type f -not -path '*/node_modules/*' -not -path '*/tests/*' -not -path '*/dist/*' -not -path '*/public/model/*')
 MODEL_SOURCES := scripts/web_demo_bundle.py $(shell find archipel/{autodiff,bundle,converter,datasets,graph,models,strategies,training} -name '*.py')

@@ -51,7 +51,13 @@ ArchipelError
 │   ├── AuditError                the audit log was tampered with
 │   ├── LeaseLostError            another coordinator has taken over
 │   ├── SpoiledRoundError         what the devices of a round sent makes no sense together
-│   └── ApiError                  a request is answered with a 4xx status
+│   └── RefusalError              a request is refused, and has changed nothing
+│       ├── InvalidRequestError   it asks for what cannot be
+│       ├── ForbiddenError        it is not for whoever sent it
+│       ├── NotFoundError         what it names is not there, or not for whoever sent it
+│       ├── ConflictError         it contradicts what is stored
+│       ├── GoneError             it comes too late
+│       └── ApiError              the web application refuses it, with an HTTP status
 ├── ClientError                   the agent cannot go on
 │   ├── OwnerRefusalError         a round is beyond what the device's owner allows
 │   ├── TooLargeError             the server sends more than the device takes
@@ -243,7 +249,26 @@ class SpoiledRoundError(ServerError):
         self.faults = dict(faults or {})
 
 
-class ApiError(ServerError):
+class RefusalError(ServerError):
+    """`archipel.server.http.problems` says which HTTP status each kind is answered with."""
+
+
+class InvalidRequestError(RefusalError): ...
+
+
+class ForbiddenError(RefusalError): ...
+
+
+class NotFoundError(RefusalError): ...
+
+
+class ConflictError(RefusalError): ...
+
+
+class GoneError(RefusalError): ...
+
+
+class ApiError(RefusalError):
     """A request that is answered with the JSON error shape and this status.
 
     `retry_after` is in seconds, for statuses that say when to try again.

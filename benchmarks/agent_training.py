@@ -21,7 +21,7 @@ from measure import Row
 from archipel import bundle as b
 from archipel.bundle.roles import Example, Hyperparameter, Label, Metric, Parameter, State
 from archipel.client import AgentConfig
-from archipel.client.work import Prepared, contribute
+from archipel.client.rounds.work import Prepared, contribute
 from archipel.lite_runtime import DeviceState, Runtime
 from archipel.protocol.messages import RoundPlan
 from archipel.protocol.sealed import public_bytes

@@ -19,8 +19,8 @@ from measure import Report, Row, arguments
 
 from archipel import bundle as b
 from archipel.client import Agent, AgentConfig
-from archipel.client.cache import Cache
-from archipel.client.pieces import PieceDownload
+from archipel.client.downloads.cache import Cache
+from archipel.client.downloads.pieces import PieceDownload
 from archipel.converter import convert
 from archipel.models import mobilenet_v2, resnet8
 from archipel.server import OperatorClient, TaskRequest

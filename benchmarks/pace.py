@@ -15,7 +15,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from measure import Report, Row, arguments
 
-from archipel.server.pace import retry_seconds
+from archipel.server.devices.pace import retry_seconds
 
 SHORTEST, PER_SECOND, OUTAGE = 1.0, 500.0, 60.0
 OURS = "archipel"

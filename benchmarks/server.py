@@ -32,7 +32,7 @@ from sqlalchemy import insert, select
 
 from archipel.bundle import write_weights
 from archipel.server import OperatorClient, TaskRequest
-from archipel.server.models import Answer, Participant
+from archipel.server.database.tables import Answer, Participant
 
 PEER = "bare Flask"
 LARGE, SMALL = 1_650_000, 25_000

@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 
 from archipel import __version__
-from archipel.server.api import RESOURCES
-from archipel.server.openapi import document
+from archipel.server.http.api import RESOURCES
+from archipel.server.http.openapi import document
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "api.md"
 HEAD = """# The API

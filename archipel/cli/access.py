@@ -12,8 +12,8 @@ from archipel.cli.remote import remote
 from archipel.cli.tables import as_json, show, table
 from archipel.errors import CommandError
 from archipel.protocol.moments import moment
+from archipel.protocol.operator.tasks import TokenRequest
 from archipel.server import OperatorClient
-from archipel.server.resources import TokenRequest
 
 
 @click.group()

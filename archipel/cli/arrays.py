@@ -14,8 +14,8 @@ import numpy as np
 
 from archipel.bundle import Program
 from archipel.bundle.roles import Example, ExampleWeight, Port
+from archipel.durable import write_durably
 from archipel.errors import CommandError
-from archipel.lite_runtime.durable import write_durably
 
 MAX_BYTES = 4 << 30
 MAX_ENTRIES = 256

@@ -12,10 +12,10 @@ from archipel.cli.remote import remote
 from archipel.cli.tables import as_json, show, table
 from archipel.errors import CommandError, ProtocolError
 from archipel.protocol.moments import moment
+from archipel.protocol.operator.tasks import AuditHead
 from archipel.protocol.sealed import Sealed, decode, encode, unseal
 from archipel.server import OperatorClient
-from archipel.server.audit_chain import verify as verify_chain
-from archipel.server.resources import AuditHead
+from archipel.server.audit.chain import verify as verify_chain
 
 
 @click.group()

@@ -24,7 +24,7 @@ from archipel.cli.arrays import check_fields, read_fields
 from archipel.cli.run import DELEGATES, KEYS, open_runtime
 from archipel.errors import CommandError
 from archipel.lite_runtime import Runtime
-from archipel.lite_runtime.driver import need_program
+from archipel.lite_runtime.training.driver import need_program
 
 _LEAST = 10
 _TRAIN_BATCHES = 8

@@ -88,7 +88,7 @@ def read_predict(path: Path, key_files: Sequence[Path], folder: str) -> Model:
     if not is_bundle(path):
         return read_stored(path)
     from archipel.lite_runtime.device_state import DeviceState
-    from archipel.lite_runtime.driver import need_program
+    from archipel.lite_runtime.training.driver import need_program
     from archipel.lite_runtime.values import Values
 
     bundle = open_verified(path, key_files, folder)

@@ -13,7 +13,7 @@ from matplotlib.patches import Patch
 
 from archipel.cli.compare import decibels, summary
 from archipel.compression.compare import Comparison, Row
-from archipel.lite_runtime.durable import write_durably
+from archipel.durable import write_durably
 
 _BLUE, _RED, _GREY = "#2563a8", "#b83b3b", "#9aa3ad"
 _NAME = 48

@@ -13,10 +13,10 @@ from archipel.cli.device_examples import LocalExamples, examples
 from archipel.cli.device_owner import erase, pause, resume, status
 from archipel.cli.device_process import Log, Stop, Supervisor, unmendable
 from archipel.client import Agent, AgentConfig
-from archipel.client.exchange import LATER
+from archipel.client.rounds.exchange import LATER
 from archipel.client.settings import load_device_settings
+from archipel.durable import write_durably
 from archipel.errors import CertificateError, CommandError, MessageError, RefusedError
-from archipel.lite_runtime.durable import write_durably
 from archipel.protocol.identity import EnrolmentToken
 from archipel.protocol.messages import TokenCertificate
 from archipel.protocol.moments import moment

@@ -13,12 +13,12 @@ import numpy as np
 
 from archipel.bundle import read_weights
 from archipel.cli.arrays import MAX_BYTES, read_arrays
-from archipel.client.erasing import EXAMPLES
-from archipel.client.folder import lock_folder
-from archipel.client.keystore import DATA_KEY, FileKeys, data_key
+from archipel.client.memory.erasing import EXAMPLES
+from archipel.client.memory.folder import lock_folder
+from archipel.client.memory.keystore import DATA_KEY, FileKeys, data_key
 from archipel.client.settings import DeviceSettings, ExampleSettings, load_device_settings
 from archipel.errors import ArchipelError, ClientError, CommandError
-from archipel.lite_runtime.store import ExampleStore
+from archipel.lite_runtime.store.example_store import ExampleStore
 
 
 @click.group()

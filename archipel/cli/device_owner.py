@@ -15,13 +15,13 @@ from archipel.client import erase as erase_folder
 from archipel.client import pause as pause_folder
 from archipel.client import paused
 from archipel.client import resume as resume_folder
-from archipel.client.conditions import Conditions
-from archipel.client.erasing import MARK
-from archipel.client.journal import KEPT_ROUNDS
+from archipel.client.conditions.conditions import Conditions
+from archipel.client.memory.erasing import MARK
+from archipel.client.memory.journal import KEPT_ROUNDS
+from archipel.client.memory.privacy import DELTA
+from archipel.client.memory.spending import Spent
 from archipel.client.owner_view import OwnerView, Privacy, TaskPrivacy, look, read_record, rounds, running, size
-from archipel.client.privacy import DELTA
 from archipel.client.settings import load_device_settings
-from archipel.client.spending import Spent
 from archipel.errors import ClientError, CommandError
 from archipel.protocol.moments import moment
 

@@ -17,7 +17,7 @@ import msgspec
 from archipel.cli.main import fail
 from archipel.cli.tables import one_line
 from archipel.client import Event
-from archipel.client.exchange import LATER
+from archipel.client.rounds.exchange import LATER
 from archipel.errors import ArchipelError, CommandError, RefusedError, UnreachableError
 from archipel.protocol.moments import moment
 

@@ -14,7 +14,7 @@ import onnxruntime
 
 import archipel
 from archipel.cli.tables import protection_rows, table
-from archipel.client.keystore import SECRETS
+from archipel.client.memory.keystore import SECRETS
 from archipel.lite_runtime.confinement import folder_modes, holdings, trial
 
 _EXTRA = re.compile(r"extra\s*==\s*['\"](\w+)['\"]")

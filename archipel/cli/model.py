@@ -11,9 +11,9 @@ from archipel.cli.remote import fields, metrics_line, remote, save
 from archipel.cli.tables import as_json, show, table
 from archipel.errors import CommandError
 from archipel.protocol.moments import moment
+from archipel.protocol.operator.registry import ModelInfo, VersionDetail, VersionInfo, VersionRequest
 from archipel.server import OperatorClient
-from archipel.server.expiry import has_expired
-from archipel.server.registry_resources import ModelInfo, VersionDetail, VersionInfo, VersionRequest
+from archipel.server.registry.expiry import has_expired
 
 DIGITS = frozenset("0123456789abcdef")
 

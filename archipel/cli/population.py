@@ -11,9 +11,9 @@ from archipel.cli.tables import as_json, show, table
 from archipel.errors import CommandError
 from archipel.protocol.identity import EnrolmentToken
 from archipel.protocol.moments import moment
+from archipel.protocol.operator.devices import DeviceInfo, PopulationInfo
 from archipel.protocol.sealed import decode
 from archipel.server import OperatorClient
-from archipel.server.device_resources import DeviceInfo, PopulationInfo
 
 MAX_TOKEN_BYTES = 64 << 10
 

@@ -10,8 +10,8 @@ from archipel.cli.remote import fields, read_request, remote, request_key
 from archipel.cli.tables import as_json, show, table
 from archipel.errors import CommandError
 from archipel.protocol.moments import moment
+from archipel.protocol.operator.registry import RolloutInfo, RolloutRequest, StageEvaluation, StageInfo
 from archipel.server import OperatorClient
-from archipel.server.registry_resources import RolloutInfo, RolloutRequest, StageEvaluation, StageInfo
 
 
 @click.group()

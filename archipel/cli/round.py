@@ -9,8 +9,8 @@ import click
 from archipel.cli.remote import remote, result_line
 from archipel.cli.tables import as_json, show, table
 from archipel.protocol.moments import moment
+from archipel.protocol.operator.tasks import RoundInfo, RoundResult
 from archipel.server import OperatorClient
-from archipel.server.resources import RoundInfo, RoundResult
 
 
 @click.group()

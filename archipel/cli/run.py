@@ -15,7 +15,7 @@ from archipel.bundle.roles import Example, ExampleWeight, Label
 from archipel.cli.arrays import check_fields, read_fields, write_arrays
 from archipel.errors import CommandError, RuntimeInputError
 from archipel.lite_runtime import Runtime, load
-from archipel.lite_runtime.driver import need_program
+from archipel.lite_runtime.training.driver import need_program
 
 KEYS = click.option(
     "--key",

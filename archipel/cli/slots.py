@@ -9,8 +9,8 @@ import click
 from archipel.bundle import load_public_key, open_bundle
 from archipel.errors import ArchipelError, CommandError
 from archipel.lite_runtime.learned import BUNDLE_FOLDER, LEARNED_FILE
-from archipel.lite_runtime.slot_folder import SlotFolder, SlotName
-from archipel.lite_runtime.slots import Slots
+from archipel.lite_runtime.slots.folder import SlotFolder, SlotName
+from archipel.lite_runtime.slots.model_slots import Slots
 
 _FOLDER = click.argument("folder", type=click.Path(path_type=Path))
 _KEYS = click.option(

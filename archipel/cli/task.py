@@ -11,9 +11,9 @@ from archipel.cli.remote import fields, read_request, read_toml, remote, request
 from archipel.cli.tables import as_json, show, table
 from archipel.errors import CommandError
 from archipel.protocol.moments import moment
+from archipel.protocol.operator.registry import RoundMetrics
+from archipel.protocol.operator.tasks import TaskInfo
 from archipel.server import OperatorClient, TaskRequest
-from archipel.server.registry_resources import RoundMetrics
-from archipel.server.resources import TaskInfo
 
 
 @click.group()

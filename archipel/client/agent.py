@@ -10,30 +10,31 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Self
 
-from archipel.client.adoption import Adoption
-from archipel.client.cache import Cache
+from archipel.client.conditions.gate import Gate, MayWork
+from archipel.client.conditions.owner_limits import allowed, check_population
 from archipel.client.config import AgentConfig
+from archipel.client.connection.identity import DeviceRecord, IdentityStore
+from archipel.client.connection.rotation import rotate
+from archipel.client.connection.session import DeviceSession
+from archipel.client.connection.transport import Transport
 from archipel.client.device import Device, Examples
-from archipel.client.entry import Entry
-from archipel.client.erasing import finish_erasing
+from archipel.client.downloads.cache import Cache
+from archipel.client.downloads.origins import Origins
 from archipel.client.events import Event, EventName, OnEvent, Outcome
-from archipel.client.exchange import LATER
-from archipel.client.folder import lock_folder
-from archipel.client.gate import Gate, MayWork
-from archipel.client.identity import DeviceRecord, IdentityStore
-from archipel.client.journal import Journal
-from archipel.client.keystore import FileKeys, KeyStore, data_key
-from archipel.client.origins import Origins
-from archipel.client.owner_limits import allowed, check_population
-from archipel.client.participation import Participation
-from archipel.client.plan_book import why_expired
-from archipel.client.queries import QueryBook
-from archipel.client.rotation import rotate
-from archipel.client.seeds import RoundSeeds
-from archipel.client.session import DeviceSession
-from archipel.client.settling import Settling
-from archipel.client.transport import Transport
-from archipel.client.vault import Vault
+from archipel.client.memory.entry import Entry
+from archipel.client.memory.erasing import finish_erasing
+from archipel.client.memory.folder import lock_folder
+from archipel.client.memory.journal import Journal
+from archipel.client.memory.keystore import FileKeys, KeyStore, data_key
+from archipel.client.memory.plan_book import why_expired
+from archipel.client.memory.query_book import QueryBook
+from archipel.client.memory.seeds import RoundSeeds
+from archipel.client.memory.vault import Vault
+from archipel.client.rounds.exchange import LATER
+from archipel.client.rounds.participation import Participation
+from archipel.client.rounds.settling import Settling
+from archipel.client.versions.adoption import Adoption
+from archipel.durable import sweep
 from archipel.errors import (
     CertificateError,
     ClientError,
@@ -45,7 +46,6 @@ from archipel.errors import (
     UnreachableError,
 )
 from archipel.lite_runtime import Slots
-from archipel.lite_runtime.durable import sweep
 from archipel.protocol.identity import EnrolmentToken, enrolment_request, read_chain
 from archipel.protocol.messages import CheckIn, CheckInResponse, EnrolmentResponse, RoundPlan, SetAside
 from archipel.protocol.moments import moment

@@ -9,16 +9,16 @@ from typing import Protocol
 
 import numpy as np
 
-from archipel.client.cache import Cache
+from archipel.client.conditions.gate import Gate
 from archipel.client.config import AgentConfig
+from archipel.client.connection.identity import IdentityStore
+from archipel.client.downloads.cache import Cache
+from archipel.client.downloads.origins import Origins
 from archipel.client.events import EventName
-from archipel.client.gate import Gate
-from archipel.client.identity import IdentityStore
-from archipel.client.journal import Journal
-from archipel.client.origins import Origins
-from archipel.client.queries import QueryBook
-from archipel.client.seeds import RoundSeeds
-from archipel.client.vault import Vault
+from archipel.client.memory.journal import Journal
+from archipel.client.memory.query_book import QueryBook
+from archipel.client.memory.seeds import RoundSeeds
+from archipel.client.memory.vault import Vault
 from archipel.lite_runtime import DeviceState
 
 Examples = Callable[[], Mapping[str, np.ndarray]]

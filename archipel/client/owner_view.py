@@ -11,18 +11,18 @@ from pathlib import Path
 
 import msgspec
 
-from archipel.client.conditions import Conditions
-from archipel.client.entry import Entry
-from archipel.client.identity import RECORD_FILE, DeviceRecord
-from archipel.client.journal import read_entries, read_forgotten
-from archipel.client.keystore import SECRETS
-from archipel.client.pause import paused
-from archipel.client.privacy import DELTA, epsilon
-from archipel.client.spending import Spent, Sums, Totals
-from archipel.client.stored import contents, read_stored
+from archipel.client.conditions.conditions import Conditions
+from archipel.client.conditions.pause import paused
+from archipel.client.connection.identity import RECORD_FILE, DeviceRecord
+from archipel.client.memory.entry import Entry
+from archipel.client.memory.journal import read_entries, read_forgotten
+from archipel.client.memory.keystore import SECRETS
+from archipel.client.memory.privacy import DELTA, epsilon
+from archipel.client.memory.spending import Spent, Sums, Totals
+from archipel.client.memory.stored import contents, read_stored
 from archipel.errors import ClientError, MessageError
 from archipel.lite_runtime.confinement import Holding, folder_modes, holdings
-from archipel.lite_runtime.slot_folder import STATE_FILE, SlotState
+from archipel.lite_runtime.slots.folder import STATE_FILE, SlotState
 
 _MAX_FILE_BYTES = 64 << 10
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, get_type_hints
 import msgspec
 from msgspec import Meta
 
-from archipel.client.conditions import Conditions, ConditionSettings
+from archipel.client.conditions.conditions import Conditions, ConditionSettings
 from archipel.client.config import AgentConfig, Attribute
 from archipel.errors import ClientError
 from archipel.protocol import written

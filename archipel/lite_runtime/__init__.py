@@ -3,17 +3,18 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from archipel.lite_runtime.control import Control
 from archipel.lite_runtime.device_state import DeviceState
-from archipel.lite_runtime.results import History, LocalUpdate, Progress
-from archipel.lite_runtime.runtime import Runtime, load
+from archipel.lite_runtime.loading import load
+from archipel.lite_runtime.runtime import Runtime
+from archipel.lite_runtime.training.control import Control
+from archipel.lite_runtime.training.results import History, LocalUpdate, Progress
 
 if TYPE_CHECKING:
-    from archipel.lite_runtime.isolated import IsolatedRuntime as IsolatedRuntime
+    from archipel.lite_runtime.isolated.runtime import IsolatedRuntime as IsolatedRuntime
     from archipel.lite_runtime.profile import Profile as Profile
-    from archipel.lite_runtime.slot_folder import running_slot as running_slot
-    from archipel.lite_runtime.slots import Slots as Slots
-    from archipel.lite_runtime.store import ExampleStore as ExampleStore
+    from archipel.lite_runtime.slots.folder import running_slot as running_slot
+    from archipel.lite_runtime.slots.model_slots import Slots as Slots
+    from archipel.lite_runtime.store.example_store import ExampleStore as ExampleStore
 
 __all__ = [
     "Control",
@@ -32,11 +33,11 @@ __all__ = [
 
 # Imported when asked for: a device that only predicts starts without them.
 _LATER = {
-    "ExampleStore": "store",
-    "IsolatedRuntime": "isolated",
+    "ExampleStore": "store.example_store",
+    "IsolatedRuntime": "isolated.runtime",
     "Profile": "profile",
-    "Slots": "slots",
-    "running_slot": "slot_folder",
+    "Slots": "slots.model_slots",
+    "running_slot": "slots.folder",
 }
 
 

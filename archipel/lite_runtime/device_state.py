@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from archipel.bundle import read_weights, write_weights
+from archipel.durable import write_durably
 from archipel.errors import TensorLayoutError
-from archipel.lite_runtime.durable import write_durably
 
 MAX_STATE_BYTES = 1 << 30
 

@@ -10,8 +10,8 @@ from archipel.bundle import Program
 from archipel.bundle.roles import ExampleWeight, Metric
 from archipel.errors import RuntimeInputError
 from archipel.lite_runtime.fields import FIELD_ROLES, collect, fixed_rows
-from archipel.lite_runtime.results import MetricTable
 from archipel.lite_runtime.sessions import Session
+from archipel.lite_runtime.training.results import MetricTable
 from archipel.lite_runtime.values import Values, fixed_shape
 
 

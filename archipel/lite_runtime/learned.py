@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from archipel.bundle import Bundle, read_weights, write_weights
+from archipel.durable import sync_folder, write_durably
 from archipel.errors import RuntimeInputError, TensorLayoutError
-from archipel.lite_runtime.durable import sync_folder, write_durably
 
 BUNDLE_FOLDER = "bundle"
 LEARNED_FILE = "learned.safetensors"

@@ -12,10 +12,15 @@ from archipel.bundle import Bundle, Phase, open_bundle
 from archipel.bundle.roles import Noise
 from archipel.errors import NonFiniteLossError, RuntimeInputError, RuntimeLimitError, RuntimeProgramError
 from archipel.lite_runtime.analysis import analyze
-from archipel.lite_runtime.checkpoint import CheckpointFile
-from archipel.lite_runtime.control import Control
 from archipel.lite_runtime.device_state import DeviceState
-from archipel.lite_runtime.driver import (
+from archipel.lite_runtime.evaluation import evaluate
+from archipel.lite_runtime.learned import BUNDLE_FOLDER, is_slot, read_learned, write_slot
+from archipel.lite_runtime.noise import Randomness
+from archipel.lite_runtime.present_model import PresentModel
+from archipel.lite_runtime.sessions import Sessions
+from archipel.lite_runtime.training.checkpoint import CheckpointFile
+from archipel.lite_runtime.training.control import Control
+from archipel.lite_runtime.training.driver import (
     Watch,
     collect_data,
     finish,
@@ -23,52 +28,19 @@ from archipel.lite_runtime.driver import (
     run_begin,
     run_phases,
 )
-from archipel.lite_runtime.evaluation import evaluate
-from archipel.lite_runtime.features import DEFAULT_BUDGET
-from archipel.lite_runtime.fitting import Fitting, all_of, open_checkpoint
-from archipel.lite_runtime.learned import BUNDLE_FOLDER, is_slot, read_learned, write_slot
-from archipel.lite_runtime.noise import Randomness
-from archipel.lite_runtime.present_model import PresentModel
-from archipel.lite_runtime.results import Callback, History, LocalUpdate
-from archipel.lite_runtime.sessions import Sessions
+from archipel.lite_runtime.training.features import DEFAULT_BUDGET
+from archipel.lite_runtime.training.fitting import Fitting, all_of, open_checkpoint
+from archipel.lite_runtime.training.results import Callback, History, LocalUpdate
 from archipel.lite_runtime.values import Values, check_noise
 
 if TYPE_CHECKING:
     from archipel.lite_runtime.delegates import DelegateReport, Delegates
-    from archipel.lite_runtime.isolated import IsolatedRuntime
     from archipel.lite_runtime.profile import Profile
 
 Arrays = Mapping[str, np.ndarray]
 
 
-@overload
-def load(
-    path: Path | str,
-    trusted_keys: Sequence[bytes],
-    *,
-    threads: int = ...,
-    memory_limit: int | None = ...,
-    delegates: Delegates = ...,
-    cache: Path | str | None = ...,
-    state: DeviceState | None = ...,
-    isolated: Literal[False] = ...,
-) -> Runtime: ...
-@overload
-def load(
-    path: Path | str,
-    trusted_keys: Sequence[bytes],
-    *,
-    threads: int = ...,
-    memory_limit: int | None = ...,
-    delegates: Delegates = ...,
-    cache: Path | str | None = ...,
-    state: DeviceState | None = ...,
-    isolated: Literal[True],
-    seconds: float | None = ...,
-    cpu_seconds: float | None = ...,
-    niceness: int = ...,
-) -> IsolatedRuntime: ...
-def load(
+def open_runtime(
     path: Path | str,
     trusted_keys: Sequence[bytes],
     *,
@@ -77,29 +49,8 @@ def load(
     delegates: Delegates = "auto",
     cache: Path | str | None = None,
     state: DeviceState | None = None,
-    isolated: bool = False,
-    seconds: float | None = None,
-    cpu_seconds: float | None = None,
-    niceness: int = 0,
-) -> Runtime | IsolatedRuntime:
-    """Open a bundle (folder or file) whose manifest one of `trusted_keys` signed, or what `Runtime.save` wrote of one.
-
-    `threads` run one operator together; `memory_limit` is in bytes, and a bundle that says it needs more is refused;
-    `delegates` says what runs the graphs (docs/device.md); a file is unpacked below `cache`. `isolated` runs the graphs
-    in a child process that cannot take more memory than allowed, nor more than `seconds` or `cpu_seconds` for one call,
-    and is as nice as `niceness` says (docs/device.md). Raises the BundleError that says what is wrong,
-    RuntimeLimitError, DelegateError, or RuntimeProgramError.
-    """
-    if isolated:
-        from archipel.lite_runtime.isolated import load_isolated
-
-        return load_isolated(
-            path, trusted_keys, threads=threads, memory_limit=memory_limit, delegates=delegates, cache=cache,
-            state=state, seconds=seconds, cpu_seconds=cpu_seconds, niceness=niceness,
-        )  # fmt: skip
-    for name, given in (("seconds", seconds), ("cpu_seconds", cpu_seconds), ("niceness", niceness or None)):
-        if given is not None:
-            raise RuntimeInputError(f"{name}: only a child process can be held to it; pass isolated=True too")
+) -> Runtime:
+    """`archipel.lite_runtime.load` in this process; arguments and errors are described there."""
     path = Path(path)
     slot = is_slot(path)
     bundle = open_bundle(path / BUNDLE_FOLDER if slot else path, trusted_keys, cache)

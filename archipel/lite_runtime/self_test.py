@@ -14,8 +14,8 @@ import numpy as np
 from archipel.bundle import Bundle, Program, SelfTest, read_weights
 from archipel.bundle.roles import Dim, Example, Port
 from archipel.errors import RuntimeInputError, RuntimeProgramError, SelfTestError, TensorLayoutError
-from archipel.lite_runtime.driver import need_program
 from archipel.lite_runtime.fields import check_array, describe
+from archipel.lite_runtime.training.driver import need_program
 
 MAX_SELF_TEST_BYTES = 64 << 20
 

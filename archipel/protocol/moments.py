@@ -12,4 +12,4 @@ def moment(seconds: float | None) -> str:
     try:
         return time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(seconds))
     except (OverflowError, ValueError, OSError):  # no system has dates without end
-        return f"{seconds if isinstance(seconds, int) else format(seconds, '.0f')} (Unix seconds)"
+        return f"{seconds} (Unix seconds)"

@@ -9,30 +9,30 @@ from typing import TYPE_CHECKING, Any
 from archipel.errors import MissingExtraError
 
 if TYPE_CHECKING:
-    from archipel.server.app import create_app as create_app
-    from archipel.server.backup import back_up as back_up
-    from archipel.server.backup import restore as restore
-    from archipel.server.coordinator_process import run_coordinator as run_coordinator
-    from archipel.server.copying import copy_files as copy_files
-    from archipel.server.operator import OperatorClient as OperatorClient
-    from archipel.server.resources import TaskRequest as TaskRequest
+    from archipel.operator.client import OperatorClient as OperatorClient
+    from archipel.protocol.operator.tasks import TaskRequest as TaskRequest
+    from archipel.server.http.app import create_app as create_app
+    from archipel.server.processes.coordinator_process import run_coordinator as run_coordinator
+    from archipel.server.processes.supervisor import supervise as supervise
     from archipel.server.settings import Settings as Settings
     from archipel.server.settings import init_data_folder as init_data_folder
     from archipel.server.settings import load_settings as load_settings
-    from archipel.server.supervisor import supervise as supervise
+    from archipel.server.storage.backup import back_up as back_up
+    from archipel.server.storage.backup import restore as restore
+    from archipel.server.storage.copying import copy_files as copy_files
 
 _HOMES = {
-    "OperatorClient": "operator",
-    "Settings": "settings",
-    "TaskRequest": "resources",
-    "back_up": "backup",
-    "copy_files": "copying",
-    "create_app": "app",
-    "init_data_folder": "settings",
-    "load_settings": "settings",
-    "restore": "backup",
-    "run_coordinator": "coordinator_process",
-    "supervise": "supervisor",
+    "OperatorClient": "archipel.operator.client",
+    "Settings": "archipel.server.settings",
+    "TaskRequest": "archipel.protocol.operator.tasks",
+    "back_up": "archipel.server.storage.backup",
+    "copy_files": "archipel.server.storage.copying",
+    "create_app": "archipel.server.http.app",
+    "init_data_folder": "archipel.server.settings",
+    "load_settings": "archipel.server.settings",
+    "restore": "archipel.server.storage.backup",
+    "run_coordinator": "archipel.server.processes.coordinator_process",
+    "supervise": "archipel.server.processes.supervisor",
 }
 __all__ = [
     "OperatorClient",
@@ -58,7 +58,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'archipel.server' has no attribute {name!r}")
     if name not in _WITHOUT_EXTRA:
         _require_extra()
-    return getattr(import_module(f"archipel.server.{_HOMES[name]}"), name)
+    return getattr(import_module(_HOMES[name]), name)
 
 
 def _require_extra() -> None:

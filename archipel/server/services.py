@@ -7,17 +7,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from archipel.bundle import Bundle, open_bundle
-from archipel.server.blobs import BlobStore
-from archipel.server.database import Database
-from archipel.server.frozen import FrozenRounds
-from archipel.server.offers import Offers
-from archipel.server.pace import Pace
-from archipel.server.pieces import PieceTable
-from archipel.server.session_cache import SessionCache
+from archipel.server.audit.tally import Tally
+from archipel.server.database.engine import Database
+from archipel.server.database.session_cache import SessionCache
+from archipel.server.devices.pace import Pace
+from archipel.server.registry.offers import Offers
+from archipel.server.rounds.frozen import FrozenRounds
 from archipel.server.settings import Settings
-from archipel.server.spool import UpdateSpool
 from archipel.server.storage import open_storage
-from archipel.server.tally import Tally
+from archipel.server.storage.blobs import BlobStore
+from archipel.server.storage.pieces import PieceTable
+from archipel.server.storage.spool import UpdateSpool
 
 Clock = Callable[[], float]
 

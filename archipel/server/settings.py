@@ -205,7 +205,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @cached_property
     def pseudonym_key(self) -> bytes:
-        """32 bytes, derived from the server key: see archipel.server.smallest_answer. Raises as `private_key`."""
+        """32 bytes, derived from the server key: see server.devices.smallest_answer. Raises as `private_key`."""
         return self._derived(b"archipel/v1/pseudonym-key")
 
     def _derived(self, label: bytes) -> bytes:

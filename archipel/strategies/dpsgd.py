@@ -2,8 +2,8 @@
 
 Device half: each example's gradient is held to an L2 norm of `example_clip`, and their sum gets Gaussian noise of
 standard deviation noise_multiplier * example_clip, drawn by the device's exact sampler, before it is divided by the
-batch's size. So each example is protected even from who sees this device's update alone; archipel.client.privacy says
-how much. Batches are parts of a permutation, not Poisson samples. Server half: federated averaging.
+batch's size. So each example is protected even from who sees this device's update alone; client.memory.privacy says how
+much. Batches are parts of a permutation, not Poisson samples. Server half: federated averaging.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """How long it takes until a device is set aside that spoils secure rounds, what it costs, and whom it costs.
 
 A device that sends random numbers cannot be seen in one round. The server draws lots for who is in the next ones and
-counts (archipel.server.suspicion, run here as the server runs it: the same draw, the same bets, the same risk).
+counts (archipel.server.devices.suspicion, run here as the server runs it: the same draw, the same bets, the same risk).
 For each setting: after how many rounds the last spoiler is set aside, the share of rounds that were spoiled until then,
 how many spoilers were found at all, and in how many searches an honest device was set aside. "pair" spoils only the
 rounds of one other device, to have that one set aside.
@@ -24,7 +24,7 @@ from random import Random
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from measure import state_run
 
-from archipel.server.suspicion import PATIENCE, Score, accused, bet, draw
+from archipel.server.devices.suspicion import PATIENCE, Score, accused, bet, draw
 
 RISK = 0.05
 """As the setting false_accusations is by default."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from stamp import Stamp, stamp
 
-from archipel.lite_runtime.durable import write_durably
+from archipel.durable import write_durably
 
 
 def digest(*parts: object) -> str:

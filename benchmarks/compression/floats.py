@@ -23,7 +23,7 @@ from stamp import Stamp, stamp
 from verdict import Outcome, at_least, wilson
 
 from archipel.datasets import Labelled, LabelledSplits
-from archipel.lite_runtime.durable import write_durably
+from archipel.durable import write_durably
 
 if TYPE_CHECKING:
     from archipel.graph import Model

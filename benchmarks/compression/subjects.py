@@ -16,9 +16,9 @@ from cells import digest
 from archipel import Model
 from archipel.compression.deploy import deploy
 from archipel.datasets import Labelled, LabelledSplits
+from archipel.durable import write_durably
 from archipel.graph.functions import inline_functions
 from archipel.graph.slim import slim
-from archipel.lite_runtime.durable import write_durably
 from archipel.training.batch_norm import prepared
 
 CALIBRATION = 512

@@ -18,8 +18,8 @@ from safetensors.numpy import save_file
 from archipel.bundle import generate_key
 from archipel.cli.demo.processes import Processes
 from archipel.datasets import har_by_person
-from archipel.server.registry_resources import VersionRequest
-from archipel.server.resources import RoundInfo
+from archipel.protocol.operator.registry import VersionRequest
+from archipel.protocol.operator.tasks import RoundInfo
 
 PERSONAL_RATE = 0.01
 PERSONAL_EPOCHS = 5

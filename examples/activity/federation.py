@@ -21,10 +21,10 @@ from archipel.cli.demo.host import HostEvent
 from archipel.cli.demo.processes import Processes
 from archipel.errors import CommandError
 from archipel.protocol.identity import EnrolmentToken, mint_token
+from archipel.protocol.operator.registry import VersionRequest
+from archipel.protocol.operator.tasks import RoundInfo
 from archipel.protocol.sealed import encode
 from archipel.server import OperatorClient, TaskRequest, init_data_folder, load_settings
-from archipel.server.registry_resources import VersionRequest
-from archipel.server.resources import RoundInfo
 
 POPULATION = "walkers"
 HOSTS = 2

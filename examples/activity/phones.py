@@ -27,7 +27,7 @@ from archipel.errors import ArchipelError
 from archipel.lite_runtime import ExampleStore, load, running_slot
 from archipel.protocol.identity import EnrolmentToken
 from archipel.protocol.sealed import decode
-from archipel.server.parent import end_with_parent
+from archipel.server.processes.parent import end_with_parent
 
 MODEL = "activity"
 STOP_SECONDS = 3.0

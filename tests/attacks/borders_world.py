@@ -9,7 +9,7 @@ import msgspec
 import urllib3
 
 from archipel.client import Agent
-from archipel.server.resources import TokenRequest
+from archipel.protocol.operator.tasks import TokenRequest
 from tests.client.conftest import Federation
 
 

@@ -24,8 +24,8 @@ from werkzeug.serving import make_server
 from archipel import lite_runtime as lite
 from archipel.bundle import generate_key
 from archipel.server import init_data_folder, load_settings
-from archipel.server.app import create_app
-from archipel.server.pages import PAGE_FOLDER
+from archipel.server.http.app import create_app
+from archipel.server.http.pages import PAGE_FOLDER
 from archipel.server.services import Services
 from archipel.server.settings import Settings
 

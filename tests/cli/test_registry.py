@@ -12,7 +12,7 @@ import pytest
 
 from archipel import bundle as b
 from archipel.server import load_settings
-from archipel.server.coordinator import Coordinator
+from archipel.server.processes.coordinator import Coordinator
 from archipel.server.services import Services
 from tests.cli.test_remote import served  # noqa: F401  (a fixture)
 from tests.server.conftest import make_bundle
@@ -164,7 +164,7 @@ def test_a_wrong_rollout_file(archipel: Command, digits: Path, text: str, said: 
 def test_the_client_walks_all_pages(archipel: Command, digits: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import os
 
-    import archipel.server.operator as operator
+    import archipel.operator.client as operator
     from archipel.cli.remote import SERVER, TOKEN
     from archipel.server import OperatorClient
 

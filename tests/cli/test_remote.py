@@ -20,9 +20,9 @@ from archipel.cli.remote import result_line
 from archipel.client import Agent, AgentConfig
 from archipel.errors import RefusedError
 from archipel.protocol.identity import EnrolmentToken
+from archipel.protocol.operator.tasks import RoundResult
 from archipel.protocol.sealed import decode, public_bytes
 from archipel.server import create_app, init_data_folder, load_settings
-from archipel.server.resources import RoundResult
 from archipel.server.services import Services
 from tests.server.conftest import make_bundle
 
@@ -192,7 +192,7 @@ def tokens(archipel: Command, served: Path) -> list[Path]:
 def test_devices_and_populations(
     archipel: Command, served: Path, tokens: list[Path], task: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("archipel.server.operator.PAGE", 2)
+    monkeypatch.setattr("archipel.operator.client.PAGE", 2)
     agents = []
     for number, token in enumerate(tokens[:3]):
         with Agent(AgentConfig(folder=served / f"device-{number}"), examples=dict) as agent:

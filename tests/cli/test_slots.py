@@ -16,7 +16,7 @@ from archipel.bundle.roles import Example, Output, Parameter
 from archipel.cli.slots import slots as group
 from archipel.errors import ArchipelError
 from archipel.lite_runtime import load
-from archipel.lite_runtime.slots import Slots
+from archipel.lite_runtime.slots.model_slots import Slots
 
 X = np.array([[1.0, 2.0]], np.float32)
 GRAPH = """<ir_version: 10, opset_import: ["": 21]>

@@ -23,18 +23,18 @@ from werkzeug.serving import WSGIRequestHandler, make_server
 from archipel import bundle as b
 from archipel.bundle import roles
 from archipel.client import Agent, AgentConfig, Event, Outcome
-from archipel.client.keystore import FileKeys, data_key
-from archipel.client.seeds import RoundSeeds
-from archipel.client.vault import Vault
+from archipel.client.memory.keystore import FileKeys, data_key
+from archipel.client.memory.seeds import RoundSeeds
+from archipel.client.memory.vault import Vault
 from archipel.lite_runtime import DeviceState, Runtime
 from archipel.protocol.identity import EnrolmentToken, mint_token
+from archipel.protocol.operator.tasks import RoundInfo, TaskInfo
 from archipel.protocol.policy import plan_digest
 from archipel.protocol.sealed import Sealed, decode, public_bytes
 from archipel.protocol.vector import Layout
 from archipel.server import OperatorClient, TaskRequest, create_app, init_data_folder, load_settings
-from archipel.server.coordinator import Coordinator
-from archipel.server.models import Round
-from archipel.server.resources import RoundInfo, TaskInfo
+from archipel.server.database.tables import Round
+from archipel.server.processes.coordinator import Coordinator
 from archipel.server.services import Services
 
 POPULATION = "pupils"

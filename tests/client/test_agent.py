@@ -14,7 +14,7 @@ from sqlalchemy import delete, select
 from archipel.client import Agent, Event
 from archipel.errors import ClientError, RefusedError, UnreachableError
 from archipel.protocol.messages import RoundStatus
-from archipel.server.models import DeviceSession, Round
+from archipel.server.database.tables import DeviceSession, Round
 from tests.client.conftest import local_data
 
 
@@ -310,7 +310,7 @@ def test_a_device_that_the_server_does_not_know_is_told(federation: Any) -> None
 def test_phases_are_those_of_the_protocol() -> None:
     from typing import get_type_hints
 
-    from archipel.client.exchange import ORDER
+    from archipel.client.rounds.exchange import ORDER
 
     assert get_type_hints(RoundStatus)["phase"].__args__ == ORDER
 

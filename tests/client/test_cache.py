@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from archipel import bundle as b
-from archipel.client.cache import Cache
+from archipel.client.downloads.cache import Cache
 from archipel.errors import DigestError, SignatureError, UnreachableError
 from archipel.protocol.sealed import public_bytes
 

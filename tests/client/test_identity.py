@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from archipel.bundle import generate_key
 from archipel.client import Agent
-from archipel.client.identity import RECORD_FILE, IdentityStore
-from archipel.client.keystore import DEVICE_KEY
+from archipel.client.connection.identity import RECORD_FILE, IdentityStore
+from archipel.client.memory.keystore import DEVICE_KEY
 from archipel.errors import CertificateError, ClientError, RefusedError, SignatureError, UnreachableError
 
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from archipel.client import journal as j
-from archipel.client.journal import Journal, OpenRound
-from archipel.client.vault import Vault
+from archipel.client.memory import journal as j
+from archipel.client.memory.journal import Journal, OpenRound
+from archipel.client.memory.vault import Vault
 from archipel.errors import ClientError
 from archipel.protocol.messages import RoundPlan
 

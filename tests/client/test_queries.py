@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from archipel.bundle import PrivacyPolicy
-from archipel.client.queries import FILE, QueryBook
-from archipel.client.session import DeviceSession
+from archipel.client.connection.session import DeviceSession
+from archipel.client.memory.query_book import FILE, QueryBook
 from archipel.errors import ClientError, PolicyError
 from archipel.protocol.messages import RoundPlan
 

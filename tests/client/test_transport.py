@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from archipel.client import AgentConfig
-from archipel.client.transport import Transport
+from archipel.client.connection.transport import Transport
 from archipel.errors import ClientError, RefusedError, UnreachableError
 from archipel.protocol.messages import Receipt
 

@@ -15,7 +15,7 @@ from sqlalchemy import select
 from archipel.client import AgentConfig
 from archipel.client.settings import load_device_settings
 from archipel.protocol.sealed import encode
-from archipel.server.models import CheckInRow
+from archipel.server.database.tables import CheckInRow
 from tests.client.adoption.conftest import FIRST, Registry
 from tests.client.conftest import *  # noqa: F403  (fixtures)
 from tests.docs.conftest import ROOT, blocks

@@ -91,7 +91,7 @@ def test_every_setting_of_the_server_is_documented() -> None:
 
 
 def test_every_phase_deadline_is_documented() -> None:
-    from archipel.server.rounds import RULES
+    from archipel.server.rounds.machine import RULES
 
     page = " ".join((Path(__file__).resolve().parents[2] / "docs" / "operations.md").read_text().split())
     for phase, rule in RULES.items():

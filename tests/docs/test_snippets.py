@@ -12,9 +12,9 @@ import msgspec
 import pytest
 
 from archipel.compression.recipe import parse_recipe
+from archipel.protocol.operator.registry import RolloutRequest
 from archipel.server import TaskRequest
-from archipel.server.gates import check_gate
-from archipel.server.registry_resources import RolloutRequest
+from archipel.server.registry.gates import check_gate
 from tests.docs.conftest import ROOT, blocks
 
 RUNNABLE = {"python", "sh"}

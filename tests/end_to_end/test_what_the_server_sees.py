@@ -22,10 +22,10 @@ from archipel.converter.pipeline import DEFAULT_PRIVACY
 from archipel.datasets import DigitsByWriter
 from archipel.models import digits_cnn
 from archipel.protocol.identity import EnrolmentToken
+from archipel.protocol.operator.tasks import RoundInfo
 from archipel.protocol.sealed import decode
 from archipel.protocol.secagg import Participant
 from archipel.protocol.vector import Layout
-from archipel.server.resources import RoundInfo
 from archipel.training import losses, optimizers
 
 DEVICES = 12

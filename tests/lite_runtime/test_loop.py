@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from archipel.errors import NonFiniteLossError
-from archipel.lite_runtime import Runtime, loop
+from archipel.lite_runtime import Runtime
+from archipel.lite_runtime.training import loop
 
 W = np.array([[0.5, -1.0], [0.25, 2.0], [1.0, 0.0]], np.float32)
 STEP = """(float[3, 2] w_new, float[3, 2] m_new, float loss) {

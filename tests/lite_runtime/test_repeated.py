@@ -12,8 +12,8 @@ import torch
 from archipel import Model, models, training
 from archipel.errors import NonFiniteLossError, RuntimeInputError, RuntimeProgramError
 from archipel.lite_runtime import Progress, Runtime
-from archipel.lite_runtime.driver import find_repeated
-from archipel.lite_runtime.loop import _Engine
+from archipel.lite_runtime.training.driver import find_repeated
+from archipel.lite_runtime.training.loop import _Engine
 from tests.lite_runtime import graphs
 
 K = 4

@@ -36,9 +36,9 @@ from archipel.protocol.policy import plan_digest
 from archipel.protocol.sealed import Sealed, encode, public_bytes, seal, unseal
 from archipel.protocol.secagg import Participant
 from archipel.protocol.vector import pack as pack_vector
-from archipel.server.app import create_app
-from archipel.server.coordinator import Coordinator
-from archipel.server.database import Database
+from archipel.server.database.engine import Database
+from archipel.server.http.app import create_app
+from archipel.server.processes.coordinator import Coordinator
 from archipel.server.services import Services
 from archipel.server.settings import Settings, init_data_folder, load_settings
 

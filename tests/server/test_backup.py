@@ -12,11 +12,11 @@ import pytest
 
 from archipel.bundle import load_public_key
 from archipel.errors import ServerError
-from archipel.server.app import create_app
-from archipel.server.backup import back_up, restore
-from archipel.server.coordinator import Coordinator
+from archipel.server.http.app import create_app
+from archipel.server.processes.coordinator import Coordinator
 from archipel.server.services import Services
 from archipel.server.settings import load_settings
+from archipel.server.storage.backup import back_up, restore
 from tests.server.test_plain_rounds import mean, parameters, same, update
 from tests.server.test_secure_round import expected_parameters, give_updates, new_parameters
 
@@ -60,7 +60,7 @@ def test_a_secure_round_goes_on_from_its_backup(world: Any, tmp_path: Path) -> N
 def test_a_backup_holds_what_was_acknowledged_and_checkpoints(
     world: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("archipel.server.folding.BATCH", 2)
+    monkeypatch.setattr("archipel.server.rounds.folding.BATCH", 2)
     task = world.create_task(privacy="plain", threshold=None, cohort=4)
     devices = world.add_devices(4)
     world.start_round(devices)
@@ -98,7 +98,7 @@ def test_a_backup_is_for_its_owner_alone_and_complete_or_not_there(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device", "x")
 
-    monkeypatch.setattr("archipel.server.backup.copy_file", full)
+    monkeypatch.setattr("archipel.server.storage.backup.copy_file", full)
     with pytest.raises(ServerError, match="No space left"):
         back_up(world.settings, tmp_path / "second")
     assert [path.name for path in tmp_path.iterdir()] == ["backup"]

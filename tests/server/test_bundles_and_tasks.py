@@ -13,7 +13,7 @@ import pytest
 from archipel.bundle import generate_key, open_bundle
 from archipel.protocol.messages import Pieces
 from archipel.protocol.sealed import decode, public_bytes
-from archipel.server import pieces
+from archipel.server.storage import pieces
 
 
 def test_a_bundle_goes_in_once_and_comes_out_the_same(world: Any, tmp_path: Path) -> None:

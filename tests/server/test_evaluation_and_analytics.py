@@ -9,8 +9,8 @@ import pytest
 
 from archipel.bundle import decode_manifest
 from archipel.protocol.uploads import EXAMPLES, contribution, metric_arrays, upload_layout
-from archipel.server.models import BundleRow
-from archipel.server.results import quantile
+from archipel.server.database.tables import BundleRow
+from archipel.server.rounds.results import quantile
 
 RANGES = {"loss": 8.0, "accuracy": 1.0}
 

@@ -10,7 +10,7 @@ import pytest
 from archipel.protocol import messages
 from archipel.protocol.sealed import decode, seal
 from archipel.protocol.secagg import KeyTree
-from archipel.server.faults import note_fault
+from archipel.server.devices.faults import note_fault
 from tests.attacks.faults_world import noise_from, play_round
 
 DAY = 86400.0

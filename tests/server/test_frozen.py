@@ -13,8 +13,8 @@ from sqlalchemy.orm import Session
 
 from archipel.protocol.messages import Cohort
 from archipel.protocol.secagg import KeyTree
-from archipel.server import frozen
-from archipel.server.frozen import FrozenCohort, FrozenComplaints, FrozenRounds
+from archipel.server.rounds import frozen
+from archipel.server.rounds.frozen import FrozenCohort, FrozenComplaints, FrozenRounds
 
 DEVICES = 8
 SIZE = DEVICES * (32 * 8 + 32 * (8 + 4 + 2 + 1))

@@ -8,13 +8,13 @@ import threading
 import time
 from pathlib import Path
 
-from archipel.server.log_files import LogFile, bound
+from archipel.server.storage.log_files import LogFile, bound
 
 LINE = b"%d %d " + b"x" * 40 + b"\n"
 WRITER = """
 import sys
 from pathlib import Path
-from archipel.server.log_files import LogFile
+from archipel.server.storage.log_files import LogFile
 log = LogFile(Path(sys.argv[1]), most=2000, kept=1000)
 for number in range(400):
     log.write(b"%d %d " % (int(sys.argv[2]), number) + b"x" * 40 + b"\\n")

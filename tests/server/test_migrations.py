@@ -9,8 +9,8 @@ from typing import Any
 from alembic import command
 from alembic.config import Config
 
-from archipel.server.database import MIGRATIONS, SCHEMA, Database
-from archipel.server.models import Base
+from archipel.server.database.engine import MIGRATIONS, SCHEMA, Database
+from archipel.server.database.tables import Base
 
 
 def first_schema(path: Path) -> None:

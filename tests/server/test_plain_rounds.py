@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from archipel.bundle import read_weights, write_weights
-from archipel.server import folding
-from archipel.server.models import Device
-from archipel.server.revocation import revoke
+from archipel.server.database.tables import Device
+from archipel.server.devices.revocation import revoke
+from archipel.server.rounds import folding
 
 Update = dict[str, np.ndarray]
 
@@ -123,7 +123,7 @@ def test_a_synchronous_round_needs_its_goal_and_a_semi_synchronous_one_the_minim
 
 
 def test_updates_are_folded_as_they_come_and_their_files_go(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("archipel.server.folding.BATCH", 2)
+    monkeypatch.setattr("archipel.server.rounds.folding.BATCH", 2)
     task = world.create_task(privacy="plain", threshold=None, cohort=5)
     devices = world.add_devices(5)
     world.start_round(devices)
@@ -140,7 +140,7 @@ def test_updates_are_folded_as_they_come_and_their_files_go(world: Any, monkeypa
 
 def test_updates_that_change_nothing_are_folded_too(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The sum's bytes, and so its name, are the same before and after."""
-    monkeypatch.setattr("archipel.server.folding.BATCH", 2)
+    monkeypatch.setattr("archipel.server.rounds.folding.BATCH", 2)
     task = world.create_task(privacy="plain", threshold=None, cohort=5)
     devices = world.add_devices(5)
     world.start_round(devices)

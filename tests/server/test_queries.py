@@ -15,8 +15,8 @@ import pytest
 from archipel.bundle import decode_manifest
 from archipel.protocol.messages import Confirmations, Receipt
 from archipel.protocol.uploads import contribution, upload_layout
-from archipel.server.models import BundleRow
-from archipel.server.queries import _cells, _divided
+from archipel.server.database.tables import BundleRow
+from archipel.server.devices.queries import _cells, _divided
 from tests.server.conftest import ANSWERED
 
 LEAST = 3

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 import pytest
 from sqlalchemy import Select, select
 
-from archipel.server import auth, reach, seats
-from archipel.server.api import check_ins, rounds
-from archipel.server.database import Database
-from archipel.server.models import Answer
+from archipel.server.database.engine import Database
+from archipel.server.database.tables import Answer
+from archipel.server.http import auth
+from archipel.server.http.api import check_ins, rounds
+from archipel.server.rounds import reach, seats
 
 QUERIES = {
     "session": auth._SESSION,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from archipel.server.rounds import DEADLINES, ORDER, RULES, Counts, Verdict, decide
+from archipel.server.rounds.machine import DEADLINES, ORDER, RULES, Counts, Verdict, decide
 
 COLLECTING = ("advertising", "sharing", "complaining", "masking", "confirming", "unmasking")
 # cohort 5, min_cohort 4, threshold 3: every phase needs 4 answers, but unmasking needs only the threshold.

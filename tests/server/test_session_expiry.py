@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from archipel.server.session_cache import CACHE_SECONDS, SessionCache
+from archipel.server.database.session_cache import CACHE_SECONDS, SessionCache
 
 TOKEN, OTHER = b"t" * 32, b"o" * 32
 

@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 
-from archipel.server.stopping import Stop
+from archipel.server.processes.stopping import Stop
 
 
 def test_waiting_ends_when_it_is_raised() -> None:

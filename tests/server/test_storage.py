@@ -19,10 +19,10 @@ from alembic.script import ScriptDirectory
 
 from archipel.bundle import generate_key, load_private_key, load_public_key, save_private_key
 from archipel.errors import ServerError
-from archipel.server.database import MIGRATIONS, SCHEMA, Database
-from archipel.server.durable import make_folder, write_temporary
-from archipel.server.models import Base
+from archipel.server.database.engine import MIGRATIONS, SCHEMA, Database
+from archipel.server.database.tables import Base
 from archipel.server.settings import Settings, init_data_folder, keep_public_key, load_settings
+from archipel.server.storage.durable import make_folder, write_temporary
 
 KEY = bytes(range(32))
 
@@ -200,7 +200,7 @@ def test_a_full_disk_is_an_error_and_leaves_nothing() -> None:
     code = """
 import resource, sys, signal
 from pathlib import Path
-from archipel.server.durable import write_temporary
+from archipel.server.storage.durable import write_temporary
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
 try:
@@ -231,7 +231,7 @@ import archipel.server
 assert "flask" not in sys.modules and "sqlalchemy" not in sys.modules
 for name in archipel.server.__all__:
     getattr(archipel.server, name)
-import archipel.server.app, archipel.server.coordinator, archipel.server.operator
+import archipel.server.http.app, archipel.server.processes.coordinator, archipel.operator.client
 print(sorted(set(sys.modules) & {"onnx", "torch", "onnxruntime", "onnx_ir", "onnxscript"}))
 """
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)

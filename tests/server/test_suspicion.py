@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from archipel.server.suspicion import ALTERNATIVES, NEAR, Score, accused, bet, draw, suspects
+from archipel.server.devices.suspicion import ALTERNATIVES, NEAR, Score, accused, bet, draw, suspects
 
 CHANCES = some.floats(0.001, 0.999)
 ROUNDS = some.lists(some.tuples(CHANCES, some.booleans(), some.booleans()), max_size=60)

@@ -13,9 +13,9 @@ from sqlalchemy import Connection, event, insert, select
 from sqlalchemy.exc import IntegrityError
 
 from archipel.errors import ApiError, ServerError
-from archipel.server.database import Database
-from archipel.server.models import Blob
-from archipel.server.problems import refuse
+from archipel.server.database.engine import Database
+from archipel.server.database.tables import Blob
+from archipel.server.http.problems import refuse
 
 Work = Callable[[Connection], Any]
 

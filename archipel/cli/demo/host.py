@@ -21,7 +21,7 @@ from archipel.datasets import DigitsByWriter, digits_by_writer
 from archipel.errors import ArchipelError
 from archipel.protocol.identity import EnrolmentToken
 from archipel.protocol.sealed import decode
-from archipel.server.parent import end_with_parent
+from archipel.server.processes.parent import end_with_parent
 
 STOP_SECONDS = 3.0
 

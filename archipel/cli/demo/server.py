@@ -9,7 +9,7 @@ import sys
 from archipel.cli.main import fail
 from archipel.errors import ArchipelError
 from archipel.server import load_settings, supervise
-from archipel.server.parent import end_with_parent
+from archipel.server.processes.parent import end_with_parent
 
 
 def main(folder: str, parent: int) -> None:

@@ -20,8 +20,8 @@ from archipel.cli.demo.results import FormRow, ModelScore, Results, RoundRow
 from archipel.datasets import DigitsByWriter, digits_by_writer, split_own_digits, split_writers
 from archipel.errors import CommandError
 from archipel.lite_runtime import Runtime
+from archipel.protocol.operator.tasks import RoundInfo
 from archipel.protocol.policy import colluders_of
-from archipel.server.resources import RoundInfo
 from archipel.training.cloud import Epoch
 
 HOSTS = 4

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from archipel.errors import ServerError
-from archipel.server.durable import CHUNK_BYTES, Written, write_temporary
+from archipel.server.storage.durable import CHUNK_BYTES, Written, write_temporary
 from archipel.server.storage.interface import INCOMING
 
 LEFTOVER_SECONDS = 86400.0

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from archipel.errors import ServerError
-from archipel.server.durable import CHUNK_BYTES, Written, make_folder, sync_folder, write_temporary
+from archipel.server.storage.durable import CHUNK_BYTES, Written, make_folder, sync_folder, write_temporary
 from archipel.server.storage.interface import INCOMING
 
 

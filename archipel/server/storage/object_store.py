@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from archipel.errors import ServerError
-from archipel.server.durable import Written
 from archipel.server.storage.cache import BlobCache
+from archipel.server.storage.durable import Written
 from archipel.server.storage.interface import BLOBS, UPDATES
 from archipel.server.storage.s3 import Bucket
 

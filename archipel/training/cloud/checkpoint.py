@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from archipel.durable import write_durably
 from archipel.errors import CheckpointError
-from archipel.lite_runtime.durable import write_durably
 
 if TYPE_CHECKING:
     import torch

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from archipel.protocol.bounds import step
-from archipel.server.steps import limit
+from archipel.server.rounds.steps import limit
 from tests.attacks.bounds_federation import *  # noqa: F403
 from tests.attacks.bounds_federation import CLIP, DEVICES, TASK, Digits
 
@@ -73,7 +73,7 @@ def test_the_step_is_the_same_when_the_sum_is_made_again_after_a_crash(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("archipel.server.coordinator.Coordinator._commit", lost)
+        patch.setattr("archipel.server.processes.coordinator.Coordinator._commit", lost)
         with pytest.raises(KeyboardInterrupt):
             digits.finish(vectors)
     world.restart_coordinator()

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import archipel.client.participation as participation
+import archipel.client.rounds.participation as participation
 from archipel.protocol.messages import Cohort, EncryptedShare, Shares
 from archipel.protocol.secagg import Participant
 from archipel.protocol.secagg.envelope import sign_envelope

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from archipel.protocol import messages
-from archipel.server.app import create_app
+from archipel.server.http.app import create_app
 from tests.server.conftest import (  # noqa: F401  (fixtures)
     bundle_file,
     data_folder,

@@ -112,7 +112,7 @@ def test_who_runs_what_is_no_way_round(village: Any) -> None:
         assert village.operator("POST", f"/v1/{path}", body)[0] in (200, 201), path
     assert village.operator("GET", "/v1/models/m/versions/1")[1]["downloaded"] == 0
     with village.services.database.write() as session:
-        from archipel.server.registry_tables import Rollout
+        from archipel.server.database.registry_tables import Rollout
 
         session.add(
             Rollout(

@@ -17,8 +17,9 @@ import pytest
 
 from archipel.bundle import PrivacyPolicy
 from archipel.errors import RefusedError
-from archipel.server import OperatorClient, queries
-from archipel.server.resources import RoundInfo, TokenRequest
+from archipel.protocol.operator.tasks import RoundInfo, TokenRequest
+from archipel.server import OperatorClient
+from archipel.server.rounds.machine import queries
 from tests.client.conftest import bundle_maker as bundle_maker
 from tests.client.conftest import federation as federation
 from tests.client.conftest import server_host as server_host

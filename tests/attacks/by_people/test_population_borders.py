@@ -1,8 +1,8 @@
 """An operator, an auditor and a device of one population want what belongs to another one on the same server: bundles,
 weights, their parts, results, and the right to begin something with them. A hospital's model is nobody else's.
 
-What stops them: every bundle and every file of weights is read only by those whom it reaches (archipel.server.reach),
-and what does not is answered in the very words for what does not exist.
+What stops them: every bundle and every file of weights is read only by those whom it reaches (server.rounds.reach), and
+what does not is answered in the very words for what does not exist.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from archipel.server.models import Reach, Task
-from archipel.server.reach import AFTER_SECONDS
+from archipel.server.database.tables import Reach, Task
+from archipel.server.rounds.reach import AFTER_SECONDS
 from tests.attacks.borders_world import Caller, device, person
 from tests.client.conftest import Federation, federation, open_federation, server_host  # noqa: F401  (fixtures)
 

@@ -20,7 +20,7 @@ from archipel.bundle import Bundle, decode_manifest, generate_key, pack
 from archipel.bundle.graphs import inspect_graph
 from archipel.errors import BundleError, UnsafeGraphError, UnsafePathError
 from archipel.lite_runtime import Runtime, load
-from archipel.lite_runtime.slots import Slots
+from archipel.lite_runtime.slots.model_slots import Slots
 from tests.attacks.sandbox_bundles import SECRET, device_key, external, public, signed, upload
 
 X = np.zeros(3, np.float32)

@@ -22,8 +22,8 @@ from onnx import parser
 
 from archipel import bundle as b
 from archipel.bundle import roles
-from archipel.client.keystore import FileKeys, data_key
-from archipel.client.seeds import RoundSeeds
+from archipel.client.memory.keystore import FileKeys, data_key
+from archipel.client.memory.seeds import RoundSeeds
 from archipel.errors import BundleError
 from archipel.lite_runtime import Runtime
 from archipel.protocol.sealed import public_bytes

@@ -20,9 +20,9 @@ from archipel.errors import RefusedError
 from archipel.protocol.messages import Endorsement, WeightsStatement
 from archipel.protocol.provenance import entry_hash
 from archipel.protocol.sealed import Sealed, decode, encode, seal
-from archipel.server.api import tasks as api_tasks
-from archipel.server.models import Blob, Task, WeightsEntry
-from archipel.server.reach import extend
+from archipel.server.database.tables import Blob, Task, WeightsEntry
+from archipel.server.http.api import tasks as api_tasks
+from archipel.server.rounds.reach import extend
 from tests.client.conftest import federation as federation
 from tests.client.conftest import server_host as server_host
 from tests.strategies.conftest import make as make

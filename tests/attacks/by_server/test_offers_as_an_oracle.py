@@ -20,9 +20,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from archipel.client import adoption
-from archipel.client.adoption import Adoption
-from archipel.client.offer_book import RETRY_SECONDS
+from archipel.client.versions import adoption
+from archipel.client.versions.adoption import Adoption
+from archipel.client.versions.offer_book import RETRY_SECONDS
 from tests.attacks.owner_offers import LOOK, Listening, Watched, opposite_data
 from tests.client.adoption.conftest import MODEL
 

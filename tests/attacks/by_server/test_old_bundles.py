@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 
 from archipel import lite_runtime as lite
 from archipel.bundle import Manifest, decode_manifest, encode_manifest, generate_key, open_bundle, pack
-from archipel.client import publisher_book
-from archipel.client.publisher_book import PublisherBook
+from archipel.client.downloads import publisher_book
+from archipel.client.downloads.publisher_book import PublisherBook
 from archipel.errors import ClientError, ManifestError, PolicyError
 from archipel.protocol.messages import Offer
 from archipel.protocol.policy import check_validity
@@ -178,7 +178,9 @@ def test_a_clock_without_a_date_is_told_in_seconds(tmp_path: Path) -> None:
     make_bundle(tmp_path / "b", generate_key())
     manifest = decode_manifest((tmp_path / "b" / "manifest.json").read_bytes())
     over = msgspec.structs.replace(manifest, not_after=1)
-    with pytest.raises(PolicyError, match=r"expired at 1970-01-01 00:00:01Z, here it is 4611686018427387904 \(Unix"):
+    with pytest.raises(
+        PolicyError, match=r"expired at 1970-01-01 00:00:01Z, here it is 4\.611686018427388e\+18 \(Unix"
+    ):
         check_validity(over, "pupils", 2.0**62)
 
 

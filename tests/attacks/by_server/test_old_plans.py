@@ -18,8 +18,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from archipel.client import journal, plan_book
-from archipel.client.plan_book import PlanBook
+from archipel.client.memory import journal, plan_book
+from archipel.client.memory.plan_book import PlanBook
 from archipel.errors import ClientError
 from archipel.protocol.messages import RoundPlan
 from tests.client.answers.world import World

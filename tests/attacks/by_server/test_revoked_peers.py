@@ -17,7 +17,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from archipel.client.revocation_book import RevocationBook
+from archipel.client.connection.revocation_book import RevocationBook
 from archipel.errors import CertificateError, ClientError, MessageError
 from archipel.protocol import identity
 from archipel.protocol.messages import MAX_REVOKED, Cohort, Member, Revocations, RoundPlan
@@ -25,7 +25,7 @@ from archipel.protocol.policy import plan_digest
 from archipel.protocol.revocations import Revoked, check_successor
 from archipel.protocol.sealed import encode, public_bytes, seal
 from archipel.protocol.secagg import KeyTree, Participant, hand_out_keys
-from archipel.server import revocation_lists
+from archipel.server.devices import revocation_lists
 from tests.attacks.borders_world import person
 from tests.client.answers.world import World
 from tests.client.conftest import Federation, federation, server_host  # noqa: F401  (fixtures)

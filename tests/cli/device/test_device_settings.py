@@ -11,7 +11,7 @@ import pytest
 
 from archipel.cli.device import TEMPLATE
 from archipel.client import AgentConfig
-from archipel.client.probes_space import Disk
+from archipel.client.conditions.probes.space import Disk
 from archipel.client.settings import load_device_settings
 from archipel.errors import ClientError
 

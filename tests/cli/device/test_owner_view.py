@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from archipel.cli.device_owner import _lines
-from archipel.client.conditions import Conditions
-from archipel.client.folder import lock_folder
+from archipel.client.conditions.conditions import Conditions
+from archipel.client.memory.folder import lock_folder
 from archipel.client.owner_view import look, now, running
 from archipel.errors import ClientError
 from archipel.protocol.sealed import encode

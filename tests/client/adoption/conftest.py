@@ -14,7 +14,7 @@ from onnx import parser
 from archipel import bundle as b
 from archipel.bundle import roles
 from archipel.client import Agent
-from archipel.server.registry_resources import VersionInfo, VersionRequest
+from archipel.protocol.operator.registry import VersionInfo, VersionRequest
 from tests.client.conftest import FINISH, POPULATION, Federation, local_data
 
 MODEL = "linear"

@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 
 from archipel.bundle import generate_key
-from archipel.client.adoption import Adoption
-from archipel.client.offer_book import RETRY_SECONDS, RETRY_SOON_SECONDS
+from archipel.client.versions.adoption import Adoption
+from archipel.client.versions.offer_book import RETRY_SECONDS, RETRY_SOON_SECONDS
 from archipel.errors import ClientError
+from archipel.protocol.operator.registry import Gate, RolloutRequest, Stage
 from archipel.protocol.sealed import public_bytes
-from archipel.server.registry_resources import Gate, RolloutRequest, Stage
 from tests.client.adoption.conftest import BEST, BETTER, FIRST, FRAGILE, MODEL, WORSE, X
 from tests.client.conftest import local_data
 

@@ -9,12 +9,12 @@ import msgspec
 import pytest
 
 from archipel.bundle import generate_key
-from archipel.client.adoption import Adoption
-from archipel.client.offer_book import FILE, MAX_STARTS
+from archipel.client.versions.adoption import Adoption
+from archipel.client.versions.offer_book import FILE, MAX_STARTS
 from archipel.errors import ClientError, UnreachableError
 from archipel.protocol.messages import MAX_MODELS, Offer
 from archipel.protocol.sealed import Sealed, seal
-from archipel.server.offers import Offers
+from archipel.server.registry.offers import Offers
 from tests.client.adoption.conftest import BEST, BETTER, MODEL
 
 Say = Callable[..., list[Offer]]
@@ -174,7 +174,7 @@ def test_a_server_that_goes_away_while_it_sends(
     registry: Any, monkeypatch: pytest.MonkeyPatch, outcome_of: Any
 ) -> None:
     agent = registry.device()
-    from archipel.client.session import DeviceSession
+    from archipel.client.connection.session import DeviceSession
 
     def gone(*_: Any) -> None:
         raise UnreachableError("the server did not answer")

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from archipel.client import Conditions, ConditionSettings, Probe
-from archipel.client.probes import Battery, Charging, Idle, Temperature
-from archipel.client.probes_network import Unmetered
-from archipel.client.probes_space import Memory
+from archipel.client.conditions.probes.device import Battery, Charging, Idle, Temperature
+from archipel.client.conditions.probes.network import Unmetered
+from archipel.client.conditions.probes.space import Memory
 from archipel.errors import ClientError
 
 Tree = Callable[..., Path]

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
-from archipel.client.probes import Hours
+from archipel.client.conditions.probes.device import Hours
 from archipel.errors import ClientError
 
 

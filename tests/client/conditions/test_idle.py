@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from archipel.client.own_load import OwnLoad, own_cpu_seconds
-from archipel.client.probes import Idle
+from archipel.client.conditions.probes.device import Idle
+from archipel.client.conditions.probes.own_load import OwnLoad, own_cpu_seconds
 from archipel.errors import ClientError
 
 Tree = Callable[..., Path]

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from archipel.client.probes_network import METERED_INTERFACES, Unmetered
+from archipel.client.conditions.probes.network import METERED_INTERFACES, Unmetered
 from archipel.errors import ClientError
 
 Tree = Callable[..., Path]

@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from archipel.client.probes import Battery, Charging, Temperature
+from archipel.client.conditions.probes.device import Battery, Charging, Temperature
 from archipel.errors import ClientError
 
 Tree = Callable[..., Path]

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from archipel.client.probes_space import Disk, Memory
+from archipel.client.conditions.probes.space import Disk, Memory
 from archipel.errors import ClientError
 
 Tree = Callable[..., Path]

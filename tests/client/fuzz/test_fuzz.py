@@ -29,11 +29,11 @@ import pytest
 import archipel.client
 from archipel.bundle import write_weights
 from archipel.client import Agent, AgentConfig
-from archipel.client.cache import Cache
-from archipel.client.entry import Entry
-from archipel.client.identity import DeviceRecord
-from archipel.client.journal import Forgotten
-from archipel.client.pieces import PieceDownload
+from archipel.client.connection.identity import DeviceRecord
+from archipel.client.downloads.cache import Cache
+from archipel.client.downloads.pieces import PieceDownload
+from archipel.client.memory.entry import Entry
+from archipel.client.memory.journal import Forgotten
 from archipel.errors import BundleError, CertificateError, ClientError
 from archipel.protocol import identity, messages
 from archipel.protocol.sealed import Sealed, encode, seal
@@ -370,7 +370,7 @@ def test_kept_answers(fuzzed: Fuzzed, path: Path) -> None:
 
 
 def client_code() -> Iterator[ast.AST]:
-    for path in Path(inspect.getfile(archipel.client)).parent.glob("*.py"):
+    for path in Path(inspect.getfile(archipel.client)).parent.rglob("*.py"):
         yield from ast.walk(ast.parse(path.read_text()))
 
 

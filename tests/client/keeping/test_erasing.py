@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from archipel.client import Agent
-from archipel.client.erasing import erase
-from archipel.client.keystore import DATA_KEY, SECRETS, FileKeys, data_key
-from archipel.client.vault import Vault
+from archipel.client.memory.erasing import erase
+from archipel.client.memory.keystore import DATA_KEY, SECRETS, FileKeys, data_key
+from archipel.client.memory.vault import Vault
 from archipel.errors import ClientError, StoreError
 from archipel.lite_runtime import ExampleStore
 
@@ -82,7 +82,7 @@ def test_an_app_that_has_the_store_open_cannot_read_on(used: Path) -> None:
 
 VICTIM = """
 import json, os, pathlib, shutil, signal, sys
-from archipel.client import erasing, keystore
+from archipel.client.memory import erasing, keystore
 
 folder, at = json.loads(sys.argv[1])
 count = 0

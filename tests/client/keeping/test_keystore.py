@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from archipel.client import Agent
-from archipel.client.keystore import DATA_KEY, DEVICE_KEY, FileKeys, data_key
+from archipel.client.memory.keystore import DATA_KEY, DEVICE_KEY, FileKeys, data_key
 from archipel.errors import ClientError
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from archipel.client.pause import PAUSE_FILE, pause, paused, resume
+from archipel.client.conditions.pause import PAUSE_FILE, pause, paused, resume
 from archipel.errors import ClientError
 
 

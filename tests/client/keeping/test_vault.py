@@ -11,7 +11,7 @@ from cryptography.exceptions import InvalidTag
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from archipel.client.vault import Vault
+from archipel.client.memory.vault import Vault
 from archipel.errors import ClientError
 
 KEY = bytes(range(32))

@@ -14,10 +14,10 @@ import pytest
 from sqlalchemy import select
 
 from archipel.client import Agent, Entry
-from archipel.client.identity import RECORD_FILE
+from archipel.client.connection.identity import RECORD_FILE
 from archipel.protocol.messages import DeviceId
 from archipel.protocol.sealed import decode, encode
-from archipel.server.models import UPDATE_PHASES, Answer
+from archipel.server.database.tables import UPDATE_PHASES, Answer
 from tests.client.kills.victim import Victim
 
 PHASES = dict.fromkeys(("advertising", "sharing", "complaining", "masking", "confirming", "unmasking", "updating"), 1.2)

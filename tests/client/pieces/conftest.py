@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from archipel.client.cache import Cache
-from archipel.server.models import Blob, Reach
+from archipel.client.downloads.cache import Cache
+from archipel.server.database.tables import Blob, Reach
 from tests.client.conftest import POPULATION
 
 LIMIT = 64 << 20

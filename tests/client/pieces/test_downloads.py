@@ -14,16 +14,16 @@ import torch
 from torch import nn
 
 from archipel import bundle as b
-from archipel.client.cache import Cache
-from archipel.client.pieces import MAX_FETCHES, PieceDownload
-from archipel.client.session import DeviceSession
+from archipel.client.connection.session import DeviceSession
+from archipel.client.downloads.cache import Cache
+from archipel.client.downloads.pieces import MAX_FETCHES, PieceDownload
 from archipel.converter import convert
 from archipel.converter.pipeline import DEFAULT_PRIVACY
 from archipel.errors import ClientError, DigestError, MessageError, RefusedError, UnreachableError
 from archipel.protocol.messages import Piece, Pieces
 from archipel.protocol.sealed import decode, encode, public_bytes
-from archipel.server import api
-from archipel.server.models import Reach
+from archipel.server.database.tables import Reach
+from archipel.server.http import api
 from archipel.training import losses, optimizers
 from tests.client.conftest import POPULATION
 from tests.client.faults import Proxy, running

@@ -16,8 +16,8 @@ import pytest
 
 from archipel import bundle as b
 from archipel.client import Agent, AgentConfig
-from archipel.client.cache import Cache
-from archipel.client.pieces import PieceDownload
+from archipel.client.downloads.cache import Cache
+from archipel.client.downloads.pieces import PieceDownload
 from tests.client.faults import MENDED, Fault, Handler, Proxy, running
 from tests.client.pieces.conftest import LIMIT, model, received
 

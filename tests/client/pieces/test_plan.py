@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from archipel import bundle as b
 from archipel.bundle.ranges import MAX_CUT_BYTES, MIN_CUT_BYTES, MIN_RANGE_BYTES, shareable_ranges
-from archipel.client.piece_index import PieceIndex, Place
-from archipel.client.pieces import MAX_FETCHES, plan
+from archipel.client.downloads.piece_index import PieceIndex, Place
+from archipel.client.downloads.pieces import MAX_FETCHES, plan
 from archipel.protocol.messages import Piece
-from archipel.server.pieces import pieces_of
+from archipel.server.storage.pieces import pieces_of
 
 numbers = st.integers(0, 60)
 
@@ -179,7 +179,7 @@ def test_files_are_read_once_and_lists_that_are_lost_or_damaged_are_made_again(
     kept = path.parent.parent / "pieces" / "first"
     right = kept.read_bytes()
     with monkeypatch.context() as without:
-        without.setattr("archipel.client.piece_index.shareable_ranges", None)
+        without.setattr("archipel.client.downloads.piece_index.shareable_ranges", None)
         again = PieceIndex(kept.parent, [path.parent])
         assert again.find(pieces) == expected
     for wrong in (b"", right[:-1], right + b"x", b"\x90", bytes(100), msgspec.msgpack.encode([("gone", 0, 4, b"")])):

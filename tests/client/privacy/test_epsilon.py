@@ -9,7 +9,7 @@ from scipy.stats import norm
 
 from archipel import bundle as b
 from archipel.bundle import roles
-from archipel.client.privacy import epsilon, noise_of
+from archipel.client.memory.privacy import epsilon, noise_of
 
 # dp-accounting 0.6.0: RdpAccountant(orders=[1 + 10 ** (k / 200) for k in range(-600, 1000)]) after
 # compose(GaussianDpEvent(multiplier), count).

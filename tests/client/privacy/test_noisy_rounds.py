@@ -13,8 +13,8 @@ from torch import nn
 
 from archipel import bundle as b
 from archipel.bundle.roles import Label, Noise
+from archipel.client.memory.privacy import epsilon
 from archipel.client.owner_view import look
-from archipel.client.privacy import epsilon
 from archipel.converter import convert
 from archipel.converter.pipeline import DEFAULT_PRIVACY
 from archipel.training import losses, optimizers

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from archipel.client import journal as j
-from archipel.client.entry import Entry
-from archipel.client.journal import Journal
+from archipel.client.memory import journal as j
+from archipel.client.memory.entry import Entry
+from archipel.client.memory.journal import Journal
+from archipel.client.memory.spending import MAX_ROWS, Sums
+from archipel.client.memory.vault import Vault
 from archipel.client.owner_view import look, rounds
-from archipel.client.spending import MAX_ROWS, Sums
-from archipel.client.vault import Vault
 from archipel.errors import ClientError
 from archipel.protocol.sealed import encode
 from tests.client.test_journal import begin

@@ -14,8 +14,8 @@ import pytest
 
 from archipel.bundle import generate_key, load_private_key, save_private_key
 from archipel.client import Agent
-from archipel.client.identity import RECORD_FILE, IdentityStore
-from archipel.client.keystore import DATA_KEY, DEVICE_KEY, NEXT_DEVICE_KEY
+from archipel.client.connection.identity import RECORD_FILE, IdentityStore
+from archipel.client.memory.keystore import DATA_KEY, DEVICE_KEY, NEXT_DEVICE_KEY
 from archipel.errors import CertificateError, ClientError, RefusedError, UnreachableError
 from archipel.protocol import messages
 from archipel.protocol.sealed import public_bytes
@@ -138,7 +138,9 @@ def test_a_key_that_is_not_the_records_is_not_used(federation: Any) -> None:
 VICTIM = """
 import json, os, signal, sys
 from pathlib import Path
-from archipel.client import Agent, AgentConfig, identity, keystore, transport
+from archipel.client import Agent, AgentConfig
+from archipel.client.connection import identity, transport
+from archipel.client.memory import keystore
 
 folder, point = json.loads(sys.argv[1])
 

@@ -14,13 +14,13 @@ from sqlalchemy import select
 
 from archipel.bundle import open_bundle
 from archipel.client import Entry
-from archipel.client.journal import KEPT_ROUNDS
+from archipel.client.memory.journal import KEPT_ROUNDS
 from archipel.lite_runtime import Runtime
 from archipel.protocol.messages import RoundPlan
 from archipel.protocol.policy import plan_digest
 from archipel.protocol.sealed import Sealed, decode
 from archipel.protocol.vector import Layout
-from archipel.server.models import UPDATE_PHASES, Answer, Round, Task, Version
+from archipel.server.database.tables import UPDATE_PHASES, Answer, Round, Task, Version
 from archipel.server.services import Services
 from tests.client.conftest import local_data, round_seed, states
 from tests.client.faults import Proxy

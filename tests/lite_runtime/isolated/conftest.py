@@ -9,8 +9,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from archipel.lite_runtime import isolated_requests
-from archipel.lite_runtime.isolated_messages import Channel, Done, Learn, Open, Reply
+from archipel.lite_runtime.isolated import requests as isolated_requests
+from archipel.lite_runtime.isolated.messages import Channel, Done, Learn, Open, Reply
 
 
 class TakenOver:

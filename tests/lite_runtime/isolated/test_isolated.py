@@ -24,8 +24,8 @@ from archipel.errors import (
     RuntimeProgramError,
 )
 from archipel.lite_runtime import Control, Progress, Runtime, load
-from archipel.lite_runtime.isolated import IsolatedRuntime, load_isolated
-from archipel.lite_runtime.slots import Slots
+from archipel.lite_runtime.isolated.runtime import IsolatedRuntime, load_isolated
+from archipel.lite_runtime.slots.model_slots import Slots
 
 W = np.array([[0.5, -1.0], [0.25, 2.0], [1.0, 0.0]], np.float32)
 PREDICT = "predict (float[n, 3] x, float[3, 2] w) => (float[n, 2] q) { q = MatMul(x, w) }"
@@ -434,7 +434,7 @@ def test_what_the_child_may_not(there: IsolatedRuntime) -> None:
 def test_the_child_goes_with_its_parent(make_bundle: MakeFolder, r: Any, trusted: list[bytes]) -> None:
     folder = one_program(make_bundle, r, LONG)
     code = (
-        "import sys, os, threading, numpy as np; from archipel.lite_runtime.isolated import load_isolated\n"
+        "import sys, os, threading, numpy as np; from archipel.lite_runtime.isolated.runtime import load_isolated\n"
         "rt = load_isolated(sys.argv[1], [bytes.fromhex(sys.argv[2])]); rt.predict(np.array([2]))\n"
         "threading.Thread(target=lambda: rt.predict(np.array([1 << 60])), daemon=True).start()\n"
         "print(rt.pid, flush=True); import time; time.sleep(100)"

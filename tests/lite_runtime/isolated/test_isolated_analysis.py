@@ -14,8 +14,8 @@ import pytest
 from archipel.bundle import Phase
 from archipel.errors import ArchipelError, RuntimeLimitError, RuntimeProgramError
 from archipel.lite_runtime import Runtime, load
-from archipel.lite_runtime.isolated import IsolatedRuntime, load_isolated
-from archipel.lite_runtime.isolated_messages import Analyze, Analyzed, Done
+from archipel.lite_runtime.isolated.messages import Analyze, Analyzed, Done
+from archipel.lite_runtime.isolated.runtime import IsolatedRuntime, load_isolated
 
 W = np.array([1.0, -2.0, 0.5], np.float32)
 # Moves w by one, so that there is something learned for the sums to follow.

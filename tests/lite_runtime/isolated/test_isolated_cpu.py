@@ -17,7 +17,7 @@ import pytest
 from archipel.bundle import Phase
 from archipel.errors import RuntimeInputError, RuntimeLimitError
 from archipel.lite_runtime import Progress, load
-from archipel.lite_runtime.isolated import IsolatedRuntime, load_isolated
+from archipel.lite_runtime.isolated.runtime import IsolatedRuntime, load_isolated
 
 MakeBundle = Callable[..., Path]
 W = np.zeros(2, np.float32)

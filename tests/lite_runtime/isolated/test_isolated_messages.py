@@ -17,8 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from archipel.errors import RuntimeInputError, RuntimeLimitError, RuntimeProgramError
-from archipel.lite_runtime.isolated import IsolatedRuntime, load_isolated
-from archipel.lite_runtime.isolated_messages import (
+from archipel.lite_runtime.isolated.messages import (
     MAX_HEADER_BYTES,
     Between,
     Channel,
@@ -33,6 +32,7 @@ from archipel.lite_runtime.isolated_messages import (
     Request,
     Rounded,
 )
+from archipel.lite_runtime.isolated.runtime import IsolatedRuntime, load_isolated
 
 FLOATS = np.array([[1.5, np.nan], [-np.inf, 0.0]], np.float32)
 ARRAYS = {

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from archipel import bundle as b
-from archipel.lite_runtime.slots import Slots
+from archipel.lite_runtime.slots.model_slots import Slots
 
 X = np.array([[1.0, 2.0, 4.0], [8.0, 16.0, 32.0]], np.float32)
 SCALE = "predict (float[n, 3] x, float[3] w) => (float[n, 3] y) { y = Mul(x, w) }"

@@ -13,7 +13,7 @@ from archipel.errors import (
     RuntimeInputError,
     RuntimeProgramError,
 )
-from archipel.lite_runtime.slots import Slots
+from archipel.lite_runtime.slots.model_slots import Slots
 from tests.lite_runtime.slots.conftest import LOG, TWO_ROWS, MakeModel, X, statuses
 
 

@@ -23,8 +23,8 @@ from archipel.errors import (
     SlotError,
 )
 from archipel.lite_runtime import DeviceState, load, running_slot
-from archipel.lite_runtime.slot_folder import SlotFolder
-from archipel.lite_runtime.slots import Slots
+from archipel.lite_runtime.slots.folder import SlotFolder
+from archipel.lite_runtime.slots.model_slots import Slots
 from tests.lite_runtime.slots.conftest import SCALE, MakeModel, X, statuses
 
 

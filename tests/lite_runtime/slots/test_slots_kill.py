@@ -35,8 +35,8 @@ import json, os, random, shutil, signal, sys, time
 import numpy as np
 from pathlib import Path
 from archipel.lite_runtime import sessions
-from archipel.lite_runtime.slots import Slots
-from archipel.lite_runtime.slot_folder import SlotFolder
+from archipel.lite_runtime.slots.model_slots import Slots
+from archipel.lite_runtime.slots.folder import SlotFolder
 
 sessions._onnxruntime()
 mode, base, key, seed, count = sys.argv[1], Path(sys.argv[2]), bytes.fromhex(sys.argv[3]), sys.argv[4], int(sys.argv[5])

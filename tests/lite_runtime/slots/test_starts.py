@@ -17,15 +17,15 @@ from archipel import bundle as b
 from archipel.errors import (
     SlotError,
 )
-from archipel.lite_runtime.slot_folder import SlotFolder
-from archipel.lite_runtime.slots import Slots
+from archipel.lite_runtime.slots.folder import SlotFolder
+from archipel.lite_runtime.slots.model_slots import Slots
 from tests.lite_runtime.slots.conftest import TWO_ROWS, MakeModel, X, statuses
 
 
 def crash(folder: Path, trusted: list[bytes], then: str = "") -> None:
     """A process that opens the slots and is gone without closing them."""
     code = (
-        "import os, sys, numpy as np; from pathlib import Path; from archipel.lite_runtime.slots import Slots\n"
+        "import os, sys, numpy as np; from pathlib import Path; from archipel.lite_runtime import Slots\n"
         f"slots = Slots(Path(sys.argv[1]), [bytes.fromhex(sys.argv[2])], confirm_after=None)\n{then}\nos._exit(0)"
     )
     subprocess.run([sys.executable, "-c", code, str(folder), trusted[0].hex()], check=True, timeout=60)
@@ -157,7 +157,7 @@ def test_a_damaged_state_file_is_an_error(trusted: list[bytes], tmp_path: Path, 
 def test_one_owner(running: Slots, trusted: list[bytes], tmp_path: Path) -> None:
     with pytest.raises(SlotError, match="another process, or another Slots of this one, owns it"):
         Slots(tmp_path / "slots", trusted)
-    code = "import sys; from archipel.lite_runtime.slots import Slots; Slots(sys.argv[1], [])"
+    code = "import sys; from archipel.lite_runtime.slots.model_slots import Slots; Slots(sys.argv[1], [])"
     done = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path / "slots")], capture_output=True, text=True, timeout=60, check=False
     )

@@ -24,8 +24,8 @@ from archipel.errors import (
     StoreQuotaError,
     StoreRecordError,
 )
-from archipel.lite_runtime.store import ExampleStore
-from archipel.lite_runtime.store_layout import Field, Layout
+from archipel.lite_runtime.store.example_store import ExampleStore
+from archipel.lite_runtime.store.layout import Field, Layout
 
 KEY = bytes(range(32))
 DAY = 86400.0
@@ -454,7 +454,7 @@ def test_a_full_disk_changes_nothing(open_store: Open) -> None:
 ADDING = """
 import sys
 import numpy as np
-from archipel.lite_runtime.store import ExampleStore
+from archipel.lite_runtime.store.example_store import ExampleStore
 with ExampleStore.open(sys.argv[1], bytes(range(32)), max_age=None) as store:
     for value in range(int(sys.argv[2]), int(sys.argv[2]) + 30):
         print(store.add({"y": np.int64(value)}))

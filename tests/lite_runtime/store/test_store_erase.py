@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from archipel.errors import StoreErasedError, StoreError, StoreKeyError
-from archipel.lite_runtime.store import ExampleStore
+from archipel.lite_runtime.store.example_store import ExampleStore
 
 KEY = bytes(range(32))
 
@@ -162,7 +162,7 @@ def test_the_overwriting_follows_no_link(tmp_path: Path) -> None:
 KILLED = """
 import json, os, shutil, signal, sys
 from pathlib import Path
-from archipel.lite_runtime.store import ExampleStore
+from archipel.lite_runtime.store.example_store import ExampleStore
 
 template, work, action = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
 NAMES = ("open", "replace", "rename", "pwrite", "fsync", "unlink", "fchmod", "mkdir")

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from archipel.errors import StoreError, StoreKeyError
-from archipel.lite_runtime.store import ExampleStore
-from archipel.lite_runtime.store_keys import make_record, open_record
-from archipel.lite_runtime.store_layout import Field, Layout
+from archipel.lite_runtime.store.example_store import ExampleStore
+from archipel.lite_runtime.store.keys import make_record, open_record
+from archipel.lite_runtime.store.layout import Field, Layout
 
 CORPUS = Path(__file__).parent / "corpus"
 KEY = bytes(range(32))

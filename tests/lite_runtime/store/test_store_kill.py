@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from archipel.lite_runtime.store import ExampleStore
+from archipel.lite_runtime.store.example_store import ExampleStore
 
 KEY = bytes(range(32))
 SIZE = 300 * 4 + 8 + 40
@@ -21,7 +21,7 @@ SIZE = 300 * 4 + 8 + 40
 ADDING = """
 import sys
 import numpy as np
-from archipel.lite_runtime.store import ExampleStore
+from archipel.lite_runtime.store.example_store import ExampleStore
 
 store = ExampleStore.open(sys.argv[1], bytes(range(32)), max_bytes=int(sys.argv[2]), max_age=None)
 first = int(store.select(limit=1)[-1]) + 1 if len(store) else 1

@@ -19,9 +19,9 @@ from cryptography.hazmat.primitives.ciphers.algorithms import AES
 from cryptography.hazmat.primitives.cmac import CMAC
 
 from archipel.errors import StoreError, StoreKeyError, StoreRecordError
-from archipel.lite_runtime.store import ExampleStore
-from archipel.lite_runtime.store_keys import StoreKeys
-from archipel.lite_runtime.store_sealing import Sealer
+from archipel.lite_runtime.store.example_store import ExampleStore
+from archipel.lite_runtime.store.keys import StoreKeys
+from archipel.lite_runtime.store.sealing import Sealer
 
 KEY = bytes(range(32))
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from archipel.errors import EligibilityError
-from archipel.server.eligibility import MAX_CHARACTERS, MAX_DEPTH, parse_eligibility
+from archipel.protocol.eligibility import MAX_CHARACTERS, MAX_DEPTH, parse_eligibility
 
 PHONE = {"ram": 768.0 * 2**20, "charging": True, "app": "1.4", "os": "12.10", "country": "CH", "battery": 55.0}
 

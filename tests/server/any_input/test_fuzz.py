@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from archipel.protocol.messages import Problem
-from archipel.server.api import ROUTES
+from archipel.server.http.api import ROUTES
 from tests.mutations import mutations
 from tests.server.conftest import NO_LIMITS
 from tests.server.registry.fleet import MODEL, Fleet

@@ -8,8 +8,8 @@ from typing import Any
 
 from sqlalchemy import select
 
-from archipel.server.auth import NOT_VALID
-from archipel.server.models import AccessToken
+from archipel.server.database.tables import AccessToken
+from archipel.server.http.auth import NOT_VALID
 
 
 def make(world: Any, **settings: Any) -> tuple[Any, dict[str, str]]:

@@ -12,10 +12,10 @@ import msgspec
 import pytest
 
 from archipel.errors import AuditError
+from archipel.protocol.operator.tasks import AuditEntry, AuditHead
 from archipel.protocol.sealed import Sealed, unseal
-from archipel.server.audit import append
-from archipel.server.audit_chain import FIRST, entry_hash, verify
-from archipel.server.resources import AuditEntry, AuditHead
+from archipel.server.audit.chain import FIRST, entry_hash, verify
+from archipel.server.audit.log import append
 
 
 def log(world: Any) -> list[AuditEntry]:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from openapi_spec_validator import OpenAPIV31SpecValidator
 from schemathesis import checks
 
-from archipel.server.api import ROUTES
+from archipel.server.http.api import ROUTES
 from tests.server.conftest import NO_LIMITS
 from tests.server.registry.fleet import MODEL, Fleet
 

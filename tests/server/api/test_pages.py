@@ -16,8 +16,8 @@ import pytest
 import urllib3
 from flask.testing import FlaskClient
 
-from archipel.server import pages
-from archipel.server.app import create_app
+from archipel.server.http import pages
+from archipel.server.http.app import create_app
 
 FILES = {
     "index.html": (b"<!doctype html>", "text/html; charset=utf-8"),

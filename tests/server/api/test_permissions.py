@@ -10,9 +10,9 @@ import msgspec
 import pytest
 
 from archipel.protocol import identity
-from archipel.server import pages
-from archipel.server.api import ROUTES
-from archipel.server.models import Blob
+from archipel.server.database.tables import Blob
+from archipel.server.http import pages
+from archipel.server.http.api import ROUTES
 from tests.server.api.matrix import MATRIX, Line
 from tests.server.conftest import POPULATION, START
 from tests.server.registry.fleet import MODEL, STAGES, Fleet

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from werkzeug.test import Client
 
 from archipel.protocol import messages
-from archipel.server.app import create_app
-from archipel.server.request_limits import Slots, TokenBuckets, address_source
-from archipel.server.routes import Route
+from archipel.server.http.app import create_app
+from archipel.server.http.request_limits import Slots, TokenBuckets, address_source
+from archipel.server.http.routes import Route
 from archipel.server.settings import load_settings
 
 FEW = {"requests_per_second": 1.0, "anonymous_per_second": 1.0, "burst_seconds": 3.0, "concurrent_requests": 2}
@@ -261,7 +261,7 @@ def test_the_defaults_leave_room_for_a_device_that_polls_twenty_times_a_second(w
 
 def test_routes_are_all_behind_the_limits(world: Any, strict: Any) -> None:
     """No view was registered past them."""
-    from archipel.server.api import ROUTES
+    from archipel.server.http.api import ROUTES
     from tests.server.api.test_permissions import concrete
 
     table: list[Route] = [route for routes in ROUTES.values() for route in routes]

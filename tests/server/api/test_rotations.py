@@ -11,7 +11,7 @@ from sqlalchemy import select
 from archipel.bundle import generate_key, read_weights
 from archipel.protocol import identity, messages
 from archipel.protocol.sealed import decode, public_bytes
-from archipel.server.models import Device as DeviceRow
+from archipel.server.database.tables import Device as DeviceRow
 from tests.server.conftest import ANSWERED
 
 

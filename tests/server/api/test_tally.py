@@ -10,10 +10,10 @@ from sqlalchemy import text
 
 from archipel.bundle import generate_key
 from archipel.protocol import messages
-from archipel.server.app import create_app
-from archipel.server.audit_chain import verify
-from archipel.server.resources import AuditEntry
-from archipel.server.tally import MOST_SOURCES, Tally
+from archipel.protocol.operator.tasks import AuditEntry
+from archipel.server.audit.chain import verify
+from archipel.server.audit.tally import MOST_SOURCES, Tally
+from archipel.server.http.app import create_app
 
 KINDS = ("access.refused", "limit.hit", "session.open")
 

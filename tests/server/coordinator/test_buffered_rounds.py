@@ -146,7 +146,7 @@ def test_a_buffer_that_does_not_fill_in_time_fails_or_is_taken_as_it_is(world: A
 @pytest.mark.parametrize("kill", range(12))
 def test_a_killed_coordinator_loses_no_update(world: Any, kill: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed at its `kill`th durable step (file or transaction) and started again, the versions are the same."""
-    from archipel.server import coordinator as module
+    from archipel.server.processes import coordinator as module
 
     task = asynchronous(world, rounds=2)
     devices = world.add_devices(6)

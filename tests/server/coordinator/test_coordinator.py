@@ -15,10 +15,10 @@ import pytest
 
 from archipel.errors import ServerError
 from archipel.protocol.messages import CheckIn
-from archipel.server import children
-from archipel.server.aggregation import aggregate
-from archipel.server.coordinator_process import run_coordinator
-from archipel.server.models import CheckInRow
+from archipel.server.database.tables import CheckInRow
+from archipel.server.processes import children
+from archipel.server.processes.coordinator_process import run_coordinator
+from archipel.server.rounds.aggregation import aggregate
 
 COLLECTING = ("advertising", "sharing", "complaining", "masking", "confirming", "unmasking")
 
@@ -246,7 +246,7 @@ class CoordinatorProcess:
     def start(self) -> None:
         ready, told = os.pipe()
         environment = children.child_environment(self.world.settings) | {children.READY_FD: str(told)}
-        command = [sys.executable, "-m", "archipel.server.coordinator_process"]
+        command = [sys.executable, "-m", "archipel.server.processes.coordinator_process"]
         with open(self.world.settings.process_log, "ab") as log:
             self.process = subprocess.Popen(command, env=environment, pass_fds=[told], stdout=log, stderr=log)
         os.close(told)

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-import archipel.server.coordinator as module
+import archipel.server.processes.coordinator as module
 from archipel.errors import LeaseLostError
-from archipel.server.coordinator import Coordinator
-from archipel.server.lease import Lease
-from archipel.server.models import LeaseRow
+from archipel.server.database.tables import LeaseRow
+from archipel.server.processes.coordinator import Coordinator
+from archipel.server.processes.lease import Lease
+from archipel.server.processes.stopping import Stop
 from archipel.server.services import Services
-from archipel.server.stopping import Stop
 
 A, B = "a" * 32, "b" * 32
 

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from archipel.protocol.messages import CheckIn, CheckInResponse
-from archipel.server.app import create_app
-from archipel.server.models import CheckInRow
-from archipel.server.pace import LONGEST, Pace, retry_seconds
+from archipel.server.database.tables import CheckInRow
+from archipel.server.devices.pace import LONGEST, Pace, retry_seconds
+from archipel.server.http.app import create_app
 from archipel.server.services import Services
 
 

@@ -18,10 +18,10 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
-from archipel.server import folding
-from archipel.server.app import create_app
-from archipel.server.coordinator import Coordinator
-from archipel.server.database import Database
+from archipel.server.database.engine import Database
+from archipel.server.http.app import create_app
+from archipel.server.processes.coordinator import Coordinator
+from archipel.server.rounds import folding
 from archipel.server.services import Services
 
 

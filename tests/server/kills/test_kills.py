@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from archipel.bundle import read_weights
+from archipel.protocol.operator.tasks import AuditEntry
 from archipel.protocol.uploads import metric_arrays
-from archipel.server.audit_chain import verify
-from archipel.server.fault_tables import Search, Suspect
-from archipel.server.models import Round
-from archipel.server.resources import AuditEntry
+from archipel.server.audit.chain import verify
+from archipel.server.database.fault_tables import Search, Suspect
+from archipel.server.database.tables import Round
 from tests.attacks.faults_world import upload_noise
 from tests.server.conftest import ANSWERED
 from tests.server.kills.killed import Died, Server

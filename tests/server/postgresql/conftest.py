@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from sqlalchemy import create_engine, text
 
-from archipel.server.app import create_app
-from archipel.server.coordinator import Coordinator
-from archipel.server.database import Database
+from archipel.server.database.engine import Database
+from archipel.server.http.app import create_app
+from archipel.server.processes.coordinator import Coordinator
 from archipel.server.services import Services
 from archipel.server.settings import load_settings
 from tests.server.conftest import Clock, Keys, World

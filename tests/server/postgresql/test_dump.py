@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from archipel.server.backup import back_up, restore
+from archipel.server.storage.backup import back_up, restore
 from tests.server.postgresql.cluster import Cluster, find
 from tests.server.postgresql.conftest import administer
 from tests.server.test_backup import move_to

@@ -10,8 +10,8 @@ from alembic.config import Config
 from alembic.migration import MigrationContext
 from sqlalchemy import MetaData, insert, select, text
 
-from archipel.server.database import MIGRATIONS, SCHEMA, Database
-from archipel.server.models import Base
+from archipel.server.database.engine import MIGRATIONS, SCHEMA, Database
+from archipel.server.database.tables import Base
 from tests.server.postgresql.cluster import Cluster
 from tests.server.postgresql.conftest import administer
 from tests.server.test_backup import move_to

@@ -12,9 +12,9 @@ from alembic.migration import MigrationContext
 from sqlalchemy import func, select, text
 from sqlalchemy.exc import DBAPIError
 
-from archipel.server.audit_chain import verify
-from archipel.server.models import Base, BundleRow
-from archipel.server.resources import AuditEntry
+from archipel.protocol.operator.tasks import AuditEntry
+from archipel.server.audit.chain import verify
+from archipel.server.database.tables import Base, BundleRow
 from tests.server.api.test_task_control import *  # noqa: F403
 from tests.server.coordinator.test_coordinator import *  # noqa: F403
 from tests.server.coordinator.test_lease import *  # noqa: F403

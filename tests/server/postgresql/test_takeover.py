@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from archipel.server import children
+from archipel.server.processes import children
 
 
 class Process:
@@ -27,7 +27,7 @@ class Process:
         self.settings = msgspec.structs.replace(settings, folder=str(folder), blobs=str(settings.blob_folder))
         ready, told = os.pipe()
         environment = children.child_environment(self.settings) | {children.READY_FD: str(told)}
-        command = [sys.executable, "-m", "archipel.server.coordinator_process"]
+        command = [sys.executable, "-m", "archipel.server.processes.coordinator_process"]
         with open(self.settings.process_log, "ab") as log:
             self.process = subprocess.Popen(command, env=environment, pass_fds=[told], stdout=log, stderr=log)
         os.close(told)

@@ -21,9 +21,9 @@ import urllib3
 
 from archipel.bundle import load_public_key
 from archipel.errors import ClientError, RefusedError, UnreachableError
+from archipel.operator.client import OperatorClient
 from archipel.protocol import messages
-from archipel.server.operator import OperatorClient
-from archipel.server.resources import TaskRequest
+from archipel.protocol.operator.tasks import TaskRequest
 from archipel.server.settings import load_settings
 from tests.server.processes.serving import SERVE, Server
 
@@ -122,7 +122,7 @@ def test_two_rounds_over_tcp_while_processes_are_killed(
     assert after["worker"] != before["worker"]
     assert done.model is not None
     np.testing.assert_array_equal(operator.weights(done.model)["w"], np.full((3, 2), 6.0, np.float32))
-    monkeypatch.setattr("archipel.server.operator.PAGE", 1)
+    monkeypatch.setattr("archipel.operator.client.PAGE", 1)
     first, second = operator.rounds(task.task_id)
     assert (first.number, second.number) == (1, 2)
     assert second.weights_in == first.weights_out

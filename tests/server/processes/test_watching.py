@@ -65,7 +65,7 @@ def test_a_restart_is_waited_for(server: Server, operator: OperatorClient, data_
 def test_an_outage_is_not_waited_for_for_ever(
     server: Server, operator: OperatorClient, task: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("archipel.server.operator_registry.OUTAGE_SECONDS", 0.2)
+    monkeypatch.setattr("archipel.operator.registry_calls.OUTAGE_SECONDS", 0.2)
     seen: list[bool] = []
     operator.on_outage = lambda error: seen.append(error is not None)
     with pytest.raises(UnreachableError, match="connection refused"):

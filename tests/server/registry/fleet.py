@@ -11,9 +11,9 @@ from archipel.bundle import decode_manifest
 from archipel.protocol.messages import RoundPlan
 from archipel.protocol.sealed import unseal
 from archipel.protocol.uploads import metric_arrays, upload_layout
-from archipel.server.models import BundleRow
-from archipel.server.registry_tables import Rollout
-from archipel.server.targeting import place
+from archipel.server.database.registry_tables import Rollout
+from archipel.server.database.tables import BundleRow
+from archipel.server.devices.targeting import place
 from tests.server.conftest import POPULATION, make_bundle
 
 MODEL = "digits"

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from archipel.errors import ServerError
-from archipel.server.gates import Verdict, check_gate, judge
-from archipel.server.registry_resources import Gate
-from archipel.server.resources import RoundResult
-from archipel.server.rollouts import RULES, Move, decide
+from archipel.protocol.operator.registry import Gate
+from archipel.protocol.operator.tasks import RoundResult
+from archipel.server.registry.gates import Verdict, check_gate, judge
+from archipel.server.registry.rollouts import RULES, Move, decide
 
 GATE: dict[str, Any] = {"metric": "m", "range": 10.0, "better": "higher", "min_devices": 3, "max_devices": 9}
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from alembic import command
 from alembic.config import Config
 
-from archipel.server.database import MIGRATIONS, Database
+from archipel.server.database.engine import MIGRATIONS, Database
 
 WEIGHTS, BUNDLE = "5" * 64, "b" * 64
 COLUMNS = {

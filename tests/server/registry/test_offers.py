@@ -10,7 +10,7 @@ from sqlalchemy import event
 from archipel.errors import CertificateError
 from archipel.protocol import messages
 from archipel.protocol.sealed import unseal
-from archipel.server.models import CheckInRow
+from archipel.server.database.tables import CheckInRow
 from tests.server.conftest import POPULATION
 from tests.server.registry.fleet import MODEL, Fleet
 
@@ -230,7 +230,7 @@ def test_an_offer_costs_a_polling_device_no_query(world: Any, statements: list[s
 
 def test_another_web_process_knows_at_once(world: Any, fleet: Fleet) -> None:
     """Nothing is kept for some seconds: what was rolled back is offered by nobody any more."""
-    from archipel.server.app import create_app
+    from archipel.server.http.app import create_app
 
     other = create_app(world.settings, clock=world.clock)
     first = world.app

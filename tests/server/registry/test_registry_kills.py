@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from archipel.server.audit_chain import verify
-from archipel.server.resources import AuditEntry
+from archipel.protocol.operator.tasks import AuditEntry
+from archipel.server.audit.chain import verify
 from tests.server.conftest import POPULATION, make_bundle
 from tests.server.kills.killed import Server
 from tests.server.kills.test_kills import Through

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from sqlalchemy import func, select
 
-import archipel.server.coordinator as coordinating
-import archipel.server.rollout_steps as steps
+import archipel.server.processes.coordinator as coordinating
+import archipel.server.registry.rollout_steps as steps
 from archipel.errors import LeaseLostError
-from archipel.server.coordinator import Coordinator
-from archipel.server.lease import Lease
-from archipel.server.models import AuditRow, LeaseRow
+from archipel.server.database.tables import AuditRow, LeaseRow
+from archipel.server.processes.coordinator import Coordinator
+from archipel.server.processes.lease import Lease
 from archipel.server.services import Services
 from tests.server.registry.fleet import MODEL, Fleet
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from archipel.server.candidates import candidates, count_candidates
-from archipel.server.models import Task
-from archipel.server.targeting import Target, place
+from archipel.server.database.tables import Task
+from archipel.server.devices.targeting import Target, place
+from archipel.server.rounds.candidates import candidates, count_candidates
 
 hexadecimal = st.binary(min_size=16, max_size=16).map(bytes.hex)
 percentages = st.floats(min_value=0, max_value=100, exclude_min=True)

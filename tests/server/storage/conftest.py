@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from archipel.server.app import create_app
-from archipel.server.blobs import BlobStore
-from archipel.server.coordinator import Coordinator
+from archipel.server.http.app import create_app
+from archipel.server.processes.coordinator import Coordinator
 from archipel.server.services import Services
 from archipel.server.settings import Settings, load_settings
-from archipel.server.spool import UpdateSpool
 from archipel.server.storage import Storage, open_storage
+from archipel.server.storage.blobs import BlobStore
+from archipel.server.storage.spool import UpdateSpool
 from tests.server.conftest import Clock, Keys, World
 from tests.server.storage.moto_process import MotoProcess, TestBucket
 from tests.server.storage.proxy import Proxy

@@ -16,7 +16,7 @@ import pytest
 
 from archipel.bundle import write_weights
 from archipel.errors import ServerError
-from archipel.server.spool import sum_name, update_name
+from archipel.server.storage.spool import sum_name, update_name
 
 HELLO = "2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824"
 

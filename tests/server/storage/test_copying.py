@@ -15,10 +15,10 @@ from click.testing import CliRunner
 from archipel.cli.main import archipel
 from archipel.errors import ServerError
 from archipel.server import copy_files
-from archipel.server.coordinator import Coordinator
-from archipel.server.lock import LOCK_FILE, only_one
+from archipel.server.processes.coordinator import Coordinator
 from archipel.server.services import Services
 from archipel.server.settings import load_settings
+from archipel.server.storage.lock import LOCK_FILE, only_one
 from tests.server.coordinator.test_coordinator import set_updates
 from tests.server.storage.conftest import InBucket, InFolder
 from tests.server.storage.moto_process import TestBucket

@@ -19,8 +19,8 @@ import os, random, signal, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from tests.server.storage.conftest import settings_of
-from archipel.server.blobs import BlobStore
-from archipel.server.spool import UpdateSpool, sum_name
+from archipel.server.storage.blobs import BlobStore
+from archipel.server.storage.spool import UpdateSpool, sum_name
 from archipel.server.storage import open_storage
 import botocore.loaders, botocore.session, functools, s3fs  # loaded once, before forking
 

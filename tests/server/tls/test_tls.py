@@ -22,7 +22,7 @@ from archipel.protocol.identity import EnrolmentToken, mint_token
 from archipel.protocol.sealed import public_bytes
 from archipel.protocol.tls import client_context, server_context
 from archipel.server import OperatorClient, load_settings
-from archipel.server.web_tls import WebTls
+from archipel.server.processes.tls import WebTls
 from tests.server.processes.serving import SERVE, Server
 from tests.server.tls.authority import Authority
 

@@ -18,10 +18,10 @@ from typing import Any
 import pytest
 
 from archipel.errors import ServerError
-from archipel.server.blobs import BlobStore
 from archipel.server.settings import load_settings
-from archipel.server.spool import UpdateSpool
 from archipel.server.storage import StorageUnreachableError, open_storage
+from archipel.server.storage.blobs import BlobStore
+from archipel.server.storage.spool import UpdateSpool
 from tests.server.storage.conftest import InBucket, settings_of
 from tests.server.storage.moto_process import MotoProcess, TestBucket
 from tests.server.storage.proxy import Proxy
@@ -345,7 +345,7 @@ import resource, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from tests.server.storage.conftest import settings_of
-from archipel.server.blobs import BlobStore
+from archipel.server.storage.blobs import BlobStore
 from archipel.server.storage import open_storage
 storage = open_storage(settings_of(Path(sys.argv[2]), sys.argv[3]))
 storage.prepare()

@@ -1,0 +1,60 @@
+"""The owner's pause: a file in the device's folder, which a running agent asks wherever it asks its conditions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from archipel.durable import sync_folder, write_durably
+from archipel.errors import ClientError, MessageError
+from archipel.protocol.sealed import decode, encode
+
+PAUSE_FILE = "paused"
+_MAX_BYTES = 1024
+
+
+class _Pause(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`until`: Unix seconds by the device's clock; None: until `resume`."""
+
+    until: float | None = None
+
+
+def pause(folder: Path, until: float | None = None) -> None:
+    """No work from the next training step on, until `until` (Unix seconds) or `resume`. Durable when it returns.
+
+    Raises ClientError where there is no such folder.
+    """
+    try:
+        write_durably(folder / PAUSE_FILE, encode(_Pause(until=until)))
+    except OSError as error:
+        raise ClientError(f"{folder}: cannot be paused ({error.strerror}); is it a device's folder?") from None
+
+
+def resume(folder: Path) -> bool:
+    """Work may go on; whether it was paused."""
+    path = folder / PAUSE_FILE
+    there = path.exists()
+    path.unlink(missing_ok=True)
+    if there:
+        sync_folder(folder)
+    return there
+
+
+def paused(folder: Path, clock: Callable[[], float] = time.time) -> str:
+    """Empty, or that the owner paused the device and until when. A file that cannot be read pauses too."""
+    path = folder / PAUSE_FILE
+    try:
+        with open(path, "rb") as file:
+            found = decode("pause", file.read(_MAX_BYTES), _Pause)
+    except FileNotFoundError:
+        return ""
+    except (OSError, MessageError):
+        return f"paused by its owner ({path} cannot be read; `archipel device resume` removes it)"
+    if found.until is None:
+        return "paused by its owner"
+    if clock() >= found.until:
+        return ""
+    return f"paused by its owner until {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(found.until))}"

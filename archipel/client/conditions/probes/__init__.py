@@ -1,0 +1,1 @@
+"""Probes: each looks at one thing of the device, such as its power supply or its network."""

@@ -1,0 +1,100 @@
+"""Requests in the device's name: a signed challenge buys a bearer token, renewed before it expires or is refused."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TypeVar
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from archipel.client.connection.identity import DeviceRecord
+from archipel.client.connection.transport import Transport
+from archipel.errors import RefusedError, SessionRefusedError, UnreachableError
+from archipel.protocol.messages import Challenge, ChallengeRequest, SessionProof, SessionRequest, SessionResponse
+from archipel.protocol.sealed import encode, seal
+
+T = TypeVar("T")
+
+_RENEW_AT = 0.8
+
+
+class DeviceSession:
+    """Adds `Authorization` to every request. The server's clock is never compared with the device's."""
+
+    def __init__(self, transport: Transport, record: DeviceRecord, key: Ed25519PrivateKey) -> None:
+        self._transport = transport
+        self._record = record
+        self._key = key
+        self._token = ""
+        self._renew_at = 0.0
+
+    def call(
+        self,
+        method: str,
+        path: str,
+        kind: type[T],
+        *,
+        body: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> T:
+        """As Transport.call; a 401 opens a new session once. Raises RefusedError, UnreachableError."""
+        return self._authorized(
+            lambda bearer: self._transport.call(method, path, kind, body=body, headers={**(headers or {}), **bearer})
+        )
+
+    def download(self, path: str, target: Path, limit: int, *, stop: int | None = None) -> None:
+        """As Transport.download."""
+        self._authorized(lambda bearer: self._transport.download(path, target, limit, bearer, stop=stop))
+
+    def _authorized(self, request: Callable[[Mapping[str, str]], T]) -> T:
+        if not self._token or time.monotonic() >= self._renew_at:
+            self._open()
+        try:
+            return request(self._bearer())
+        except RefusedError as error:
+            if error.status != 401:
+                raise
+        self._open()
+        return request(self._bearer())
+
+    def _bearer(self) -> Mapping[str, str]:
+        return {"Authorization": f"Bearer {self._token}"}
+
+    def _open(self) -> None:
+        # A nonce is good once, so what is tried again is challenge and answer together.
+        away: UnreachableError | None = None
+        for attempt in range(1, self._transport.attempts + 1):
+            try:
+                response = self._handshake()
+                break
+            except UnreachableError as error:
+                away = error
+                if attempt == self._transport.attempts:
+                    raise
+            except RefusedError as error:
+                # 403: the nonce is too old, or the network delivered the proof twice. Only
+                # where that is all that was heard it is this device that the server refuses.
+                if error.status not in (403, 404):
+                    raise
+                if attempt == self._transport.attempts or error.status == 404:
+                    raise away or SessionRefusedError(
+                        error.status, error.kind, error.message, error.retry_after, error.request_id
+                    ) from None
+            self._transport.wait(attempt)
+        now = self._transport.server_time()
+        lifetime = 0.0 if now is None else response.expires - now
+        # Without a usable clock the server's 401 says when the token is over.
+        self._renew_at = time.monotonic() + _RENEW_AT * lifetime if lifetime > 0 else math.inf
+        self._token = response.token
+
+    def _handshake(self) -> SessionResponse:
+        device_id = self._record.device_id
+        challenge = self._transport.call(
+            "POST", "/v1/challenges", Challenge, body=encode(ChallengeRequest(device_id=device_id))
+        )
+        proof = seal("session", SessionProof(nonce=challenge.nonce, server_key=self._record.server_key), self._key)
+        request = SessionRequest(device_id=device_id, proof=proof)
+        return self._transport.call("POST", "/v1/sessions", SessionResponse, body=encode(request), retry=False)

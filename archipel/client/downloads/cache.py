@@ -1,0 +1,155 @@
+"""Bundles and weights by digest. Nothing is used before its bytes were checked, and nothing half-written is found."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+
+from archipel.bundle import Bundle, open_bundle, read_weights
+from archipel.client.downloads.piece_index import PieceIndex
+from archipel.durable import sync_folder
+from archipel.errors import BundleError, DigestError
+
+Download = Callable[[str, Path, int], bool | None]
+"""(path on the server, file to write or continue, largest size in bytes). True: parts of it came from elsewhere."""
+
+T = TypeVar("T")
+
+_BUNDLES = "bundles"
+_BLOBS = "blobs"
+_PARTS = "parts"
+_PIECES = "pieces"
+
+
+class Cache:
+    """A folder of unpacked bundles, weights, and downloads that are not finished. One process uses it at a time.
+
+    `index` finds parts of new files in those that are here.
+    """
+
+    def __init__(self, folder: Path, max_bytes: int) -> None:
+        self._folder = folder
+        self._max_bytes = max_bytes
+        for name in (_BUNDLES, _BLOBS, _PARTS):
+            (folder / name).mkdir(parents=True, exist_ok=True)
+        for path in (folder / _BUNDLES).glob(".unpack-*"):
+            # Left by a process that was killed while unpacking.
+            _remove(path)
+        self.index = PieceIndex(folder / _PIECES, [folder / _BLOBS, folder / _BUNDLES])
+
+    def bundle(self, digest: str, trusted_keys: Sequence[bytes], download: Download, limit: int) -> Bundle:
+        """The bundle whose manifest has this SHA-256, fetched if it is not here. Signature and digests are verified.
+
+        Raises the BundleError that says what is wrong with what the server sent, or what `download` raises.
+        """
+        root = self._folder / _BUNDLES
+        target = root / digest
+        if target.is_dir():
+            try:
+                return _used(target, open_bundle(target, trusted_keys))
+            except BundleError:
+                # Damaged on this device's disk: fetch it again.
+                _remove(target)
+
+        def unpacked(part: Path) -> Bundle:
+            bundle = open_bundle(part, trusted_keys, root)
+            if bundle.digest != digest:
+                _remove(bundle.folder)
+                raise DigestError(f"bundle: asked for {digest}, the server sent {bundle.digest}")
+            part.unlink()
+            sync_folder(root)
+            return bundle
+
+        part = self._folder / _PARTS / f"{digest}.bundle"
+        return _used(target, _fetch(f"/v1/bundles/{digest}", part, limit, download, unpacked))
+
+    def weights(self, digest: str, download: Download, limit: int) -> dict[str, np.ndarray]:
+        """The tensors of the safetensors file with this SHA-256, read-only and mapped.
+
+        Raises DigestError, TensorLayoutError, or what `download` raises.
+        """
+        target = self._folder / _BLOBS / digest
+
+        def verified(part: Path) -> None:
+            actual = _sha256(part)
+            if actual != digest:
+                raise DigestError(f"weights: asked for {digest}, the server sent {actual}")
+            with open(part, "rb") as file:
+                os.fsync(file.fileno())
+            os.replace(part, target)
+            sync_folder(target.parent)
+
+        if not target.exists() or _sha256(target) != digest:
+            _fetch(f"/v1/blobs/{digest}", self._folder / _PARTS / digest, limit, download, verified)
+        return _used(target, read_weights(target, limit))
+
+    def kept(self, digest: str) -> dict[str, np.ndarray] | None:
+        """The weights with this SHA-256 if they are here and whole."""
+        target = self._folder / _BLOBS / digest
+        if not target.exists() or _sha256(target) != digest:
+            return None
+        try:
+            return read_weights(target)
+        except BundleError:
+            return None
+
+    def prune(self, keep: Collection[str] = ()) -> None:
+        """Remove what was not used for longest until the rest fits; the digests in `keep` stay, even if they do not."""
+        entries = [
+            (path.stat().st_mtime_ns, _size(path), path)
+            for name in (_BUNDLES, _BLOBS, _PARTS)
+            for path in (self._folder / name).iterdir()
+        ]
+        total = sum(size for _, size, _ in entries) + _size(self._folder / _PIECES)
+        for _, size, path in sorted(entries, key=lambda entry: entry[:2]):
+            if total <= self._max_bytes:
+                break
+            if path.name not in keep:
+                _remove(path)
+                total -= size
+
+
+def _fetch(url: str, part: Path, limit: int, download: Download, check: Callable[[Path], T]) -> T:
+    # A part left by an earlier attempt, or made of what was here, may be what is wrong, so that one is given up once; a
+    # fresh one is not.
+    resumed = part.exists()
+    resumed = bool(download(url, part, limit)) or resumed
+    try:
+        return check(part)
+    except BundleError:
+        part.unlink(missing_ok=True)
+        if not resumed:
+            raise
+    download(url, part, limit)
+    try:
+        return check(part)
+    except BundleError:
+        part.unlink(missing_ok=True)
+        raise
+
+
+def _used(path: Path, value: T) -> T:
+    os.utime(path)
+    return value
+
+
+def _sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _size(path: Path) -> int:
+    return sum(file.stat().st_size for file in path.iterdir()) if path.is_dir() else path.stat().st_size
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

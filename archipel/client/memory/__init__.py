@@ -1,0 +1,1 @@
+"""What the device keeps on disk: journal, keys, sealed files, and how they are erased."""

@@ -1,0 +1,230 @@
+"""What the device did in each round, on disk before it did it.
+
+A step is recorded, and fsynced, before its message is sent. The secrets of secure aggregation are in memory only, so a
+round that was interrupted after its keys were sent is never taken up again: a mask would be used twice. The masked
+bytes are on disk before they are first sent, and the same bytes are all that is ever sent for that round. They, and the
+device's new state, are sealed: in a plain round they are the update itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from archipel.client.memory.entry import Entry, Result, Step
+from archipel.client.memory.plan_book import PlanBook
+from archipel.client.memory.spending import Sums
+from archipel.client.memory.stored import read_stored
+from archipel.client.memory.vault import Vault
+from archipel.durable import sweep, write_durably
+from archipel.errors import ClientError
+from archipel.protocol.messages import RoundId, RoundPlan
+from archipel.protocol.sealed import encode
+
+KEPT_ROUNDS = 256
+_FORGOTTEN, _PLANS = "forgotten", "plans"
+_MAX_ENTRY_BYTES = 64 << 10
+_MAX_FORGOTTEN_BYTES = 1 << 20
+_MASKED, _STATE = _BESIDE = (".masked", ".state")
+
+
+class Forgotten(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What rounds whose entries are gone add up to; the entries of `rounds`, the last ones that went, may be there."""
+
+    sums: Sums = Sums()
+    rounds: list[RoundId] = []
+
+
+class Journal:
+    """One file per round in `folder`; beside it, while it is open, the masked bytes and the device's new state."""
+
+    def __init__(self, folder: Path, vault: Vault, clock: Callable[[], float] = time.time) -> None:
+        self._folder = folder
+        self._vault = vault
+        self._clock = clock
+        self._plans = PlanBook(folder / _PLANS)
+        self._open: dict[str, Entry] | None = None
+        """The entries that are not closed, once they were asked for: that is what every check-in asks."""
+        folder.mkdir(parents=True, exist_ok=True)
+        sweep(folder)
+        for kind in _BESIDE:
+            for path in folder.glob(f"*{kind}"):
+                entry = self.get(path.stem)
+                if entry is None or entry.step == "closed":
+                    path.unlink()
+
+    def begin(self, plan: RoundPlan, digest: str) -> OpenRound:
+        """Begin a round, or begin it anew; `digest` is its plan's.
+
+        Raises ClientError once keys were sent for it, it was closed, or its plan is an old one.
+        """
+        before = self.get(plan.round_id)
+        if before is not None and before.step != "assigned":
+            raise ClientError(f"round {plan.round_id}: this device has been in it already (step {before.step!r})")
+        why = self.why_old(plan)
+        if why:
+            raise ClientError(f"round {plan.round_id}: its plan is an old one: {why}")
+        now = self._clock()
+        entry = Entry(
+            round_id=plan.round_id,
+            task_id=plan.task_id,
+            number=plan.number,
+            plan=digest,
+            bundle=plan.bundle,
+            step="assigned",
+            started=now,
+            changed=now,
+            buffered=plan.buffered,
+            kind=plan.kind,
+            privacy=plan.privacy,
+        )
+        self._write(entry)
+        # The entry is there first: a round that is interrupted between the two may begin anew.
+        self._plans.take(plan)
+        return OpenRound(self, entry)
+
+    def why_old(self, plan: RoundPlan) -> str:
+        """Why the plan must be one that was taken before; empty where it is new, or of a round that may begin anew."""
+        before = self.get(plan.round_id)
+        return "" if before is not None and before.step == "assigned" else self._plans.why_old(plan)
+
+    def get(self, round_id: str) -> Entry | None:
+        """Raises ClientError when the entry is damaged."""
+        return _read_entry(self._path(round_id))
+
+    def entries(self) -> list[Entry]:
+        """The rounds that are kept, the oldest first."""
+        return read_entries(self._folder)
+
+    def begun_since(self, time: float, *, besides: str = "") -> int:
+        """How many rounds began after `time` (Unix seconds) and were not refused, that of the id `besides` left out.
+
+        At most KEPT_ROUNDS are known.
+        """
+        return sum(
+            entry.started > time and entry.result != "refused" and entry.round_id != besides for entry in self.entries()
+        )
+
+    def sums(self) -> Sums:
+        """Of all rounds, also those whose entries are gone."""
+        gone = read_forgotten(self._folder)
+        return gone.sums.plus(entry for entry in self.entries() if entry.round_id not in gone.rounds)
+
+    def unfinished(self) -> list[OpenRound]:
+        """Rounds that are not closed: after a restart, what was interrupted."""
+        if self._open is None:
+            self._open = {entry.round_id: entry for entry in self.entries() if entry.step != "closed"}
+        return [OpenRound(self, entry) for entry in self._open.values()]
+
+    def _write(self, entry: Entry) -> None:
+        opened, self._open = self._open, None  # read again, should this fail half-way
+        write_durably(self._path(entry.round_id), encode(entry))
+        if opened is not None:
+            opened.pop(entry.round_id, None)
+            self._open = opened if entry.step == "closed" else {**opened, entry.round_id: entry}
+
+    def _forget_old(self) -> None:
+        closed = [entry for entry in self.entries() if entry.step == "closed"]
+        # Apart, so that a server that makes one refuse round after round does not make it forget what it did.
+        refused = [entry for entry in closed if entry.result == "refused"]
+        begun = [entry for entry in closed if entry.result != "refused"]
+        old = refused[:-KEPT_ROUNDS] + begun[:-KEPT_ROUNDS]
+        if not old:
+            return
+        # Their sums first, with their names: whatever is still there when they are read is not added twice.
+        before = read_forgotten(self._folder)
+        sums = before.sums.plus(entry for entry in old if entry.round_id not in before.rounds)
+        gone = Forgotten(sums=sums, rounds=[entry.round_id for entry in old])
+        write_durably(self._folder / _FORGOTTEN, encode(gone))
+        for entry in old:
+            self._path(entry.round_id).unlink(missing_ok=True)
+
+    def _path(self, round_id: str, kind: str = ".json") -> Path:
+        return self._folder / f"{round_id}{kind}"
+
+
+class OpenRound:
+    """A round in the journal that is not closed yet. `entry` is what is on disk."""
+
+    def __init__(self, journal: Journal, entry: Entry) -> None:
+        self._journal = journal
+        self.entry = entry
+
+    @property
+    def counted(self) -> bool:
+        """Whether this device was told that its update is in the sum; the round's result says if that holds."""
+        return self.entry.step in ("confirming", "unmasking")
+
+    @property
+    def keys_sent(self) -> bool:
+        """Whether a message of the round may have left the device."""
+        return self.entry.step != "assigned"
+
+    def advance(self, step: Step, **changes: object) -> None:
+        """Record that `step` begins. Durable when it returns."""
+        entry = msgspec.structs.replace(self.entry, step=step, changed=self._journal._clock(), **changes)
+        self._journal._write(entry)
+        self.entry = entry
+
+    def store_masked(self, masked: bytes, digest: str) -> None:
+        """Keep the masked bytes, then record step "masked". Raises ClientError if there are others already."""
+        path = self._journal._path(self.entry.round_id, _MASKED)
+        if path.exists() or self.entry.masked is not None:
+            raise ClientError(f"round {self.entry.round_id}: masked bytes are stored already; they are never replaced")
+        self._journal._vault.write(path, masked)
+        self.advance("masked", masked=digest)
+
+    def masked(self) -> tuple[bytes, str] | None:
+        """Masked bytes that may have been sent and may be sent again, and their SHA-256; None if there are none."""
+        if self.entry.step != "masked" or self.entry.masked is None:
+            return None
+        try:
+            data = self._journal._vault.read(self._journal._path(self.entry.round_id, _MASKED))
+        except ClientError:
+            # Lost: the device drops out, which needs no more than silence.
+            return None
+        return (data, self.entry.masked) if data and hashlib.sha256(data).hexdigest() == self.entry.masked else None
+
+    def store_state(self, state: bytes, name: str, cohort: int) -> None:
+        """Keep the device's new state until the round's result is known, then record step "confirming"."""
+        if state:
+            self._journal._vault.write(self._journal._path(self.entry.round_id, _STATE), state)
+        self.advance("confirming", state=name if state else "", cohort=cohort)
+
+    def state(self) -> bytes | None:
+        """What `store_state` kept; None if there was none. Raises ClientError if it was lost."""
+        if not self.entry.state:
+            return None
+        path = self._journal._path(self.entry.round_id, _STATE)
+        state = self._journal._vault.read(path)
+        if state is None:
+            raise ClientError(f"{path}: is gone")
+        return state
+
+    def close(self, result: Result, reason: str = "", **changes: object) -> None:
+        """The round is over for this device; what lies beside its entry goes."""
+        self.advance("closed", result=result, reason=reason[:1000], **changes)
+        for kind in _BESIDE:
+            self._journal._path(self.entry.round_id, kind).unlink(missing_ok=True)
+        self._journal._forget_old()
+
+
+def read_entries(folder: Path) -> list[Entry]:
+    """The rounds whose entries are in the journal's folder, the oldest first. Raises ClientError for a damaged one."""
+    found = [_read_entry(path) for path in folder.glob("*.json")]
+    return sorted((entry for entry in found if entry is not None), key=lambda entry: entry.started)
+
+
+def read_forgotten(folder: Path) -> Forgotten:
+    """What is known of the rounds before them. Raises ClientError where it is damaged."""
+    remedy = "remove it, and what old rounds cost is forgotten"
+    path = folder / _FORGOTTEN
+    return read_stored(path, _MAX_FORGOTTEN_BYTES, "sums of old rounds", Forgotten, remedy) or Forgotten()
+
+
+def _read_entry(path: Path) -> Entry | None:
+    return read_stored(path, _MAX_ENTRY_BYTES, "journal entry", Entry, "remove it, and its round is forgotten")

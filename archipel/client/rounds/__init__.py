@@ -1,0 +1,1 @@
+"""Taking part in a round, from the plan to its end."""

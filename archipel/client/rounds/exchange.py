@@ -1,0 +1,169 @@
+"""What a device and the server say to each other in a round.
+
+Each answer of the server has one next step: docs/agent.md, "What the server may answer".
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from archipel.client.config import AgentConfig
+from archipel.client.connection.session import DeviceSession
+from archipel.client.events import EventName
+from archipel.client.memory.journal import OpenRound
+from archipel.errors import RefusedError, RoundAbandonedError, UnreachableError
+from archipel.protocol.messages import Phase, Receipt, RoundPlan, RoundStatus
+
+T = TypeVar("T")
+
+Report = Callable[[EventName, dict[str, str | float]], None]
+
+ORDER: tuple[Phase, ...] = (
+    "assigning", "advertising", "sharing", "complaining", "masking", "confirming", "unmasking", "buffering", "updating",
+    "aggregating", "committed", "failed",
+)  # fmt: skip
+LATER = {401, 429, 500, 502, 503, 504}
+"""Statuses of a server that cannot answer now."""
+_SHORTEST_WAIT = 0.01
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a round ended for a device whose update was taken: it counts, or the round failed for `reason`."""
+
+    counted: bool
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Owner:
+    """What the agent does between messages: `check` raises RoundAbandonedError when work must stop, so may `pause`
+    (seconds); `report` tells the program that embeds it."""
+
+    pause: Callable[[float], None]
+    check: Callable[[], None]
+    report: Report
+
+
+class RoundExchange:
+    """One device's way through one round."""
+
+    def __init__(
+        self,
+        plan: RoundPlan,
+        session: DeviceSession,
+        journal: OpenRound,
+        config: AgentConfig,
+        owner: Owner,
+    ) -> None:
+        self._plan = plan
+        self._session = session
+        self._journal = journal
+        self._config = config
+        self._pause, self._check, self._report = owner.pause, owner.check, owner.report
+        self._url = f"/v1/rounds/{plan.round_id}"
+        self._started = self._last_answer = time.monotonic()
+
+    def _upload(self, phase: Phase, data: bytes, digest: str) -> None:
+        self._deliver(phase, lambda: send_update(self._session, self._plan.round_id, data, digest))
+        self._report("uploaded", {"bytes": len(data)})
+
+    def _result(self) -> Ended:
+        status = self._await("committed")
+        return Ended(status.phase == "committed", status.reason)
+
+    def _deliver(self, phase: Phase, call: Callable[[], Receipt]) -> None:
+        while True:
+            self._check()
+            try:
+                self._send(call)
+                return
+            except TooEarlyError as error:
+                if ORDER.index(self._status().phase) >= ORDER.index(phase):
+                    # Not early at all: the server has another message of this device.
+                    raise RoundAbandonedError(str(error)) from None
+            self._await(phase)
+
+    def _get(self, phase: Phase, path: str, kind: type[T]) -> T:
+        while True:
+            status = self._await(phase)
+            try:
+                return self._send(lambda: self._session.call("GET", f"{self._url}/{path}", kind))
+            except TooEarlyError:
+                self._wait(status.retry_after)
+
+    def _send(self, call: Callable[[], T]) -> T:
+        try:
+            return self._answered(call)
+        except RefusedError as error:
+            text = f"round {self._plan.round_id}: {error}"
+            if error.status == 410:
+                raise GoneError(text) from None
+            if error.status == 409:
+                raise TooEarlyError(text) from None
+            raise RoundAbandonedError(text) from None
+
+    def _await(self, phase: Phase) -> RoundStatus:
+        """Poll until the round is in `phase` or later. Raises RoundAbandonedError when it failed before that."""
+        while True:
+            status = self._status()
+            if status.phase == "failed" and phase != "committed":
+                raise RoundAbandonedError(f"round {self._plan.round_id} failed: {status.reason}")
+            if ORDER.index(status.phase) >= ORDER.index(phase):
+                return status
+            self._wait(status.retry_after)
+
+    def _status(self) -> RoundStatus:
+        try:
+            return self._answered(lambda: self._session.call("GET", self._url, RoundStatus))
+        except RefusedError as error:
+            raise RoundAbandonedError(f"round {self._plan.round_id}: {error}") from None
+
+    def _answered(self, call: Callable[[], T]) -> T:
+        failures = 0
+        while True:
+            try:
+                result = call()
+            except UnreachableError as error:
+                self._give_up_if_late(error)
+                wait = None
+            except RefusedError as error:
+                if error.status not in LATER:
+                    self._last_answer = time.monotonic()
+                    raise
+                self._give_up_if_late(error)
+                wait = error.retry_after
+            else:
+                self._last_answer = time.monotonic()
+                return result
+            failures += 1
+            self._wait(self._config.backoff * 2 ** min(failures, 16) if wait is None else wait)
+
+    def _give_up_if_late(self, error: Exception) -> None:
+        if time.monotonic() - self._last_answer > self._config.patience:
+            raise RoundAbandonedError(f"round {self._plan.round_id}: {error}") from None
+
+    def _wait(self, seconds: float) -> None:
+        if time.monotonic() - self._started > self._config.round_timeout:
+            raise RoundAbandonedError(
+                f"round {self._plan.round_id}: not over after {self._config.round_timeout:g} s, left"
+            )
+        self._check()
+        self._pause(min(max(seconds, _SHORTEST_WAIT), self._config.max_wait))
+
+
+class GoneError(Exception):
+    """The phase is over (410)."""
+
+
+class TooEarlyError(Exception):
+    """The phase has not begun, or another message of this device is stored (409)."""
+
+
+def send_update(session: DeviceSession, round_id: str, data: bytes, digest: str) -> Receipt:
+    """PUT the update. The same bytes may be sent any number of times. Raises RefusedError, UnreachableError."""
+    headers = {"Content-Type": "application/octet-stream", "Digest-SHA256": digest}
+    return session.call("PUT", f"/v1/rounds/{round_id}/update", Receipt, body=data, headers=headers)

@@ -1,0 +1,199 @@
+"""One round of this device: from the plan to its end, whatever that is."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Sequence
+from typing import Literal, cast
+
+from archipel.client.conditions.owner_limits import OwnerLimits
+from archipel.client.connection.identity import DeviceRecord
+from archipel.client.connection.revocation_book import RevocationBook
+from archipel.client.connection.session import DeviceSession
+from archipel.client.connection.transport import Transport
+from archipel.client.device import Device
+from archipel.client.events import Outcome
+from archipel.client.memory.journal import OpenRound
+from archipel.client.memory.privacy import noise_of
+from archipel.client.rounds.exchange import LATER, Ended, Owner
+from archipel.client.rounds.plain import PlainRound
+from archipel.client.rounds.secure import SecureRound
+from archipel.client.rounds.settling import Settling
+from archipel.client.rounds.work import Contribution, Prepared, contribute, prepare, stale, state_name
+from archipel.errors import (
+    BundleError,
+    CertificateError,
+    ClientError,
+    MessageError,
+    NonFiniteLossError,
+    OwnerRefusalError,
+    PolicyError,
+    ProtocolError,
+    RefusedError,
+    RoundAbandonedError,
+    RuntimeInputError,
+    RuntimeLimitError,
+    RuntimeProgramError,
+    SignatureError,
+    TooLargeError,
+    UnreachableError,
+)
+from archipel.lite_runtime import DeviceState
+from archipel.protocol.messages import LeaveReason, RoundPlan
+from archipel.protocol.plain import encode_plain
+from archipel.protocol.revocations import NOBODY, Revoked
+from archipel.protocol.secagg import Participant
+from archipel.protocol.vector import Vector
+
+_REFUSALS = (
+    BundleError, PolicyError, RuntimeLimitError, RuntimeProgramError, RuntimeInputError, CertificateError, MessageError,
+)  # fmt: skip
+_LEAVING = (RoundAbandonedError, NonFiniteLossError, ProtocolError)
+
+
+class Participation:
+    """`digest` is the plan's (protocol.policy.plan_digest)."""
+
+    def __init__(
+        self,
+        device: Device,
+        transport: Transport,
+        session: DeviceSession,
+        record: DeviceRecord,
+        plan: RoundPlan,
+        digest: str,
+    ) -> None:
+        self._device = device
+        self._transport = transport
+        self._session = session
+        self._record = record
+        self._plan = plan
+        self._digest = digest
+        self._settling = Settling(device, transport, session)
+        self._limits = OwnerLimits(device.config, record, device.journal)
+
+    def run(self, wait: float) -> Outcome:
+        """Take part. `wait` is what the outcome says. Raises UnreachableError and RefusedError only while fetching."""
+        journal = self._device.journal.begin(self._plan, self._digest)
+        self._device.emit("assigned", {"number": self._plan.number})
+        try:
+            ended = self._carry_out(journal)
+        except _REFUSALS as error:
+            # Once keys are sent the same errors are about peers and server: the device leaves.
+            kind: Literal["dropped", "refused"] = "dropped" if journal.keys_sent else "refused"
+            return self._settling.end(journal, kind, str(error), wait, _why(error))
+        except _LEAVING as error:
+            left = isinstance(error, RoundAbandonedError)
+            if left and journal.counted:
+                outcome = self._settling.settle(journal, wait)
+                if outcome is not None:
+                    return outcome
+            elif journal.keys_sent or not left:
+                return self._settling.end(journal, "dropped", str(error), wait)
+            # Before keys are sent the round may be taken up again; after it counted, its result is still to be learnt.
+            self._device.emit("paused", {"reason": str(error)})
+            return Outcome("paused", self._device.config.pause_seconds, self._plan.round_id, str(error))
+        except ClientError as error:
+            if isinstance(error, UnreachableError) or (isinstance(error, RefusedError) and error.status in LATER):
+                # Only while fetching; RoundExchange makes RoundAbandonedError of these.
+                raise
+            kind = "dropped" if journal.keys_sent else "refused"
+            return self._settling.end(journal, kind, str(error), wait, _why(error))
+        except BaseException as error:
+            if journal.keys_sent:
+                self._settling.end(journal, "dropped", f"interrupted by {type(error).__name__}", wait)
+            raise
+        return self._settling.conclude(journal, ended, wait)
+
+    def _carry_out(self, journal: OpenRound) -> Ended:
+        device, plan = self._device, self._plan
+        revoked = self._revoked()
+        prepared = prepare(plan, self._record, device.cache, device.origins, self._session, self._limits)
+        journal.advance("assigned", model=prepared.bundle.manifest.name)
+        if plan.kind != "training":
+            device.queries.check_budget(plan, prepared.bundle.manifest.privacy)
+        name = state_name(prepared.bundle)
+        state = device.state(name)
+        device.gate.pass_or_wait()
+        done = self._contribute(prepared, state, journal)
+        new_state = state.encode() if plan.kind == "training" and (state.personal or state.state) else b""
+        layout, policy = prepared.layout, prepared.bundle.manifest.privacy
+        del prepared, state
+
+        def on_counted(devices: Sequence[str]) -> None:
+            if plan.kind != "training" and plan.privacy == "secure":
+                device.queries.add(plan, policy, devices)
+            journal.store_state(new_state, name, len(devices))
+
+        def pause(seconds: float) -> None:
+            device.gate.pause(self._transport.jittered(seconds))
+
+        owner = Owner(pause, device.gate.pass_or_wait, device.emit)
+        if plan.privacy == "plain":
+            update = encode_plain(layout, done.arrays)
+            if plan.kind != "training":
+                device.queries.add(plan, policy, [])
+            return PlainRound(plan, self._session, journal, device.config, owner).run(update, on_counted)
+        participant = Participant(
+            plan, self._digest, device.identity.key(), self._record.chain, self._record.enrolment_key,
+            secrets.token_bytes, revoked,
+        )  # fmt: skip
+
+        def encode_stale(staleness: int) -> Vector:
+            arrays = stale(done, layout, staleness, plan.staleness_exponent or 0.0)
+            return layout.encode(arrays, modulus_bits=plan.modulus_bits, max_cohort=plan.max_cohort)
+
+        # Before keys are sent: an update that cannot be encoded costs the others nothing.
+        fresh = encode_stale(0)
+
+        def vector(staleness: int) -> Vector:
+            return encode_stale(staleness) if staleness else fresh
+
+        return SecureRound(plan, self._session, journal, device.config, owner, participant).run(vector, on_counted)
+
+    def _revoked(self) -> Revoked:
+        """Who must not be in the cohort; plain rounds have no peers."""
+        if self._plan.privacy == "plain":
+            return NOBODY
+        record = self._record
+        path = self._device.config.folder / "rounds" / "revoked"
+        return RevocationBook(path, record.server_key, record.population).named_by(
+            self._plan.revocations, self._session
+        )
+
+    def _contribute(self, prepared: Prepared, state: DeviceState, journal: OpenRound) -> Contribution:
+        started = time.monotonic()
+        fields = self._device.examples()
+        count = max((len(array) for array in fields.values()), default=0)
+        self._limits.check_examples(self._plan, prepared.bundle.manifest, count)
+        done = contribute(
+            prepared,
+            self._plan,
+            seed=self._device.seeds.of(self._digest),
+            fields=fields,
+            state=state,
+            publisher_keys=self._record.publisher_keys,
+            config=self._device.config,
+            check=self._device.gate.pass_or_wait,
+        )
+        manifest, plan = prepared.bundle.manifest, self._plan
+        noise, rho = noise_of(manifest, plan.kind, plan.program, done.examples)
+        journal.advance("assigned", examples=done.examples, steps=done.steps, noise=noise, rho=rho)
+        detail = {"examples": done.examples, "steps": done.steps, "seconds": time.monotonic() - started}
+        self._device.emit("trained", {**detail, **({} if done.loss is None else {"loss": done.loss})})
+        return done
+
+
+def _why(error: Exception) -> LeaveReason:
+    """What the server may be told: the kind of limit or error, never what it says."""
+    if isinstance(error, OwnerRefusalError):
+        return cast(LeaveReason, error.code)
+    if isinstance(error, SignatureError):
+        return "publisher"
+    if isinstance(error, PolicyError):
+        return "policy"
+    if isinstance(error, RuntimeLimitError | TooLargeError):
+        return "size"
+    # What else is wrong may be so because of the examples.
+    return "bundle" if isinstance(error, BundleError) else "other"

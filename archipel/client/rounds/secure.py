@@ -1,0 +1,102 @@
+"""A secure round, from sent keys to its result.
+
+Leaving is silent: the server counts the device as dropped out, and the others' shares make up for it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import msgspec
+
+from archipel.client.config import AgentConfig
+from archipel.client.connection.session import DeviceSession
+from archipel.client.memory.journal import OpenRound
+from archipel.client.rounds.exchange import Ended, GoneError, Owner, RoundExchange
+from archipel.errors import RoundAbandonedError
+from archipel.protocol.messages import (
+    Cohort,
+    Complaints,
+    Confirmations,
+    ConfirmRequest,
+    Receipt,
+    RoundPlan,
+    Shares,
+    Survivors,
+)
+from archipel.protocol.sealed import encode
+from archipel.protocol.secagg import Participant
+from archipel.protocol.vector import Vector, pack
+
+
+class SecureRound(RoundExchange):
+    """One device's way through one secure round."""
+
+    def __init__(
+        self,
+        plan: RoundPlan,
+        session: DeviceSession,
+        journal: OpenRound,
+        config: AgentConfig,
+        owner: Owner,
+        participant: Participant,
+    ) -> None:
+        super().__init__(plan, session, journal, config, owner)
+        self._participant = participant
+
+    def run(self, vector: Callable[[int], Vector], on_counted: Callable[[Sequence[str]], None]) -> Ended:
+        """Send `vector(staleness)` (uint32 [length]), masked.
+
+        `on_counted(devices in the sum)` is called when the server has said that the update is among them, before they
+        are confirmed; it may raise PolicyError. Raises RoundAbandonedError, or ProtocolError when what the server sent
+        must not be answered.
+        """
+        try:
+            self._put("advertising", "advertisement", self._participant.advertise())
+            self._report("advertised", {})
+            cohort = self._get("sharing", "cohort", Cohort)
+            self._put("sharing", "shares", self._participant.share(cohort))
+            self._report("shared", {"cohort": len(cohort.members)})
+            inbox = self._get("complaining", "shares", Shares)
+            self._put("complaining", "complaints", self._participant.complain(inbox))
+            self._send_masked(vector, self._complaints())
+            survivors = self._get("confirming", "survivors", Survivors)
+            confirmation = self._participant.confirm(survivors)
+            on_counted(survivors.devices)
+            self._put("confirming", "confirmation", ConfirmRequest(confirmation=confirmation))
+            self._report("confirmed", {"survivors": len(survivors.devices)})
+            confirmations = self._get("unmasking", "confirmations", Confirmations)
+            self._put("unmasking", "unmasking", self._participant.unmask(confirmations))
+            self._report("unmasked", {})
+        except GoneError as error:
+            if not self._journal.counted:
+                raise RoundAbandonedError(str(error)) from None
+        return self._result()
+
+    def _complaints(self) -> Complaints:
+        """The round's: mostly none, and then there is nothing to ask for. Whatever is told is signed later."""
+        if not self._await("masking").complaints:
+            return Complaints(complaints=[])
+        return self._get("masking", "complaints", Complaints)
+
+    def _send_masked(self, vector: Callable[[int], Vector], complaints: Complaints) -> None:
+        staleness = 0 if self._plan.staleness_exponent is None else self._status().staleness
+        self._check()  # nothing is masked for a round that this device leaves
+        masked = pack(self._participant.mask(vector(staleness), complaints), self._plan.modulus_bits)
+        digest = hashlib.sha256(masked).hexdigest()
+        self._journal.store_masked(masked, digest)
+        self._report("masked", {"bytes": len(masked)})
+        self._upload("masking", masked, digest)
+
+    def _put(
+        self,
+        step: Literal["advertising", "sharing", "complaining", "confirming", "unmasking"],
+        path: str,
+        message: msgspec.Struct,
+    ) -> None:
+        body = encode(message)
+        # Before the first byte leaves: after a restart nobody may take this round up again.
+        self._journal.advance(step)
+        self._deliver(step, lambda: self._session.call("PUT", f"{self._url}/{path}", Receipt, body=body))

@@ -1,0 +1,110 @@
+"""Two versions of a model, evaluated on the device's own examples: may the one take the other's place?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from archipel.bundle import Bundle, Program
+from archipel.bundle.roles import Label
+from archipel.client.device import Device
+from archipel.client.rounds.work import opened, some, state_name
+from archipel.errors import ArchipelError, ClientError, RoundAbandonedError
+from archipel.lite_runtime.training.driver import find_program, need_program
+from archipel.protocol.measures import ACCURACY, measured, measures
+
+LOSS = "loss"
+MAX_EXAMPLES = 10_000
+"""Of more, so many are taken: the same for both."""
+
+
+class ExamplesError(ClientError):
+    """The device's examples cannot be had, which says nothing about the version."""
+
+
+@dataclass(frozen=True)
+class Content:
+    """A version: `learned` is what it runs with beside its bundle (Runtime.restore)."""
+
+    version: int
+    bundle: Bundle
+    learned: Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether the new version is adopted, and why. `values` are of `metric`, of the new one and of the running one;
+    empty where nothing was measured."""
+
+    adopt: bool
+    reason: str
+    metric: str = ""
+    values: tuple[float, ...] = ()
+
+
+def compare(device: Device, publisher_keys: Sequence[bytes], new: Content, running: Content) -> Verdict:
+    """Evaluate both with the device's personal tensors on the same examples.
+
+    Raises what evaluating the new version raises, RoundAbandonedError where the device may not work any more,
+    ExamplesError, and what else than an ArchipelError or OSError `device.examples` raises.
+    """
+    name = find_program(new.bundle, "evaluate")
+    if name is None:
+        return Verdict(True, "after the self-test alone: its bundle has no evaluate program")
+    program = new.bundle.program(name)
+    there = [each for each in (LOSS, ACCURACY) if each in measures(program)]
+    of_both = [each for each in there if each in _measures(running)]
+    metric = next(iter(of_both or there), "")
+    if not metric:
+        return Verdict(True, f"after the self-test alone: it measures neither {LOSS} nor {ACCURACY}")
+    try:
+        fields = some(device.examples(), MAX_EXAMPLES, seed=0)
+    except (ArchipelError, OSError) as error:
+        raise ExamplesError(f"not compared, the examples cannot be read: {error}") from error
+    if not _labelled(program, fields):
+        return Verdict(True, "after the self-test alone: there are no labelled examples on this device")
+    value = _evaluate(device, publisher_keys, new, fields).get(metric, math.nan)
+    device.gate.pass_or_wait()
+    try:
+        before = _evaluate(device, publisher_keys, running, fields).get(metric, math.nan)
+    except RoundAbandonedError:
+        raise
+    except ArchipelError as error:
+        before, why = math.nan, f" ({error})"
+    else:
+        why = ""
+    values = (value, before)
+    if not math.isfinite(value):
+        return Verdict(False, f"{metric} is not a number that counts: {value:g}", metric, values)
+    if not math.isfinite(before):
+        # Nothing can be said for what runs.
+        return Verdict(True, f"version {running.version} has no {metric} here{why}", metric, values)
+    worse = (before - value if metric == ACCURACY else value - before) - device.config.max_worse * abs(before)
+    said = f"{metric} {value:.6g} on this device, of version {running.version} {before:.6g}"
+    if worse > 0:
+        return Verdict(False, f"{said}: worse by more than {device.config.max_worse:g} of that", metric, values)
+    return Verdict(True, said, metric, values)
+
+
+def _measures(content: Content) -> Collection[str]:
+    name = find_program(content.bundle, "evaluate")
+    return () if name is None else measures(content.bundle.program(name))
+
+
+def _labelled(program: Program, fields: Mapping[str, np.ndarray]) -> bool:
+    labels = [port.name for port in program.inputs if isinstance(port, Label)]
+    return any(len(array) for array in fields.values()) and all(len(fields.get(name, ())) for name in labels)
+
+
+def _evaluate(
+    device: Device, publisher_keys: Sequence[bytes], content: Content, fields: Mapping[str, np.ndarray]
+) -> Mapping[str, float]:
+    program = content.bundle.program(need_program(content.bundle, "evaluate", "be compared"))
+    state = device.state(state_name(content.bundle))
+    with opened(content.bundle, publisher_keys, device.config, state) as runtime:
+        runtime.restore(content.learned)
+        count = max(len(array) for array in fields.values())
+        return measured(program, runtime.evaluate(fields), count).values

@@ -1,0 +1,174 @@
+"""What a device remembers of the versions that it was offered: FOLDER/adoption.json.
+
+Which version runs is not in here: the slots say that, so that it is true at any time. And nothing in here makes
+requests differ between a device on which the offered version runs and one on which it does not: see adoption.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from archipel.client.memory.stored import read_stored
+from archipel.durable import write_durably
+from archipel.errors import ProtocolError
+from archipel.protocol.messages import MAX_MODELS, Name, Offer, Whole
+from archipel.protocol.sealed import encode
+
+FILE = "adoption.json"
+RETRY_SECONDS = 86400.0
+RETRY_SOON_SECONDS = 600.0
+"""After what says nothing about the version: a full disk, examples that cannot be read."""
+MAX_STARTS = 3
+_MAX_BYTES = 1 << 20
+MAX_REASON = 500
+
+
+class Standing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a model's devices are to run, by the newest offer.
+
+    `fetched`: everything of it was here, and was what it should be; else fetching is tried again at `again`. `look` is
+    when the device next looks whether it should run it. Both Unix seconds. `decided`: it has looked, whatever came of
+    it. `reason`: why it does not run, as the owner was told last.
+    """
+
+    offer: Offer
+    fetched: bool = False
+    again: float = 0.0
+    look: float = 0.0
+    decided: bool = False
+    reason: Annotated[str, msgspec.Meta(max_length=MAX_REASON)] = ""
+
+
+class Seen(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Of one model: the newest offer, the number of the version that was fetched last (0: none), which is what
+    check-ins tell, and the version that was begun `starts` times in a row and never came to an end (0: none)."""
+
+    standing: Standing | None = None
+    fetched: Whole = 0
+    begun: Annotated[int, msgspec.Meta(ge=0)] = 0
+    starts: Annotated[int, msgspec.Meta(ge=0)] = 0
+
+
+class _Book(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    models: dict[Name, Seen] = {}
+
+
+class OfferBook:
+    """The file, by model. Every change is durable when it returns. `clock` gives Unix seconds."""
+
+    def __init__(self, folder: Path, clock: Callable[[], float]) -> None:
+        self._path = folder / FILE
+        self._clock = clock
+        self._models: dict[str, Seen] | None = None
+
+    def models(self) -> Mapping[str, Seen]:
+        """Raises ClientError where the file is damaged, as all methods do."""
+        if self._models is None:
+            self._models = self._read()
+        return self._models
+
+    def of(self, model: str) -> Seen:
+        return self.models().get(model, Seen())
+
+    def see(self, offer: Offer) -> None:
+        """From now on no older offer counts, and this one is to be looked at. Raises ProtocolError for an old offer and
+        for one model too many, OSError as all changes do."""
+        if offer.model not in self.models() and len(self.models()) >= MAX_MODELS:
+            raise ProtocolError(f"offer: a model more than {MAX_MODELS}, which this device was offered")
+        before = self.of(offer.model).standing
+        if before is None or not _same(before.offer, offer):
+            if before is not None and offer.serial < before.offer.serial:
+                raise _older(offer, before)
+            self._change(offer.model, standing=Standing(offer=offer))
+        elif offer.serial > before.offer.serial:
+            self._stand(offer.model, offer=offer, again=0.0, look=0.0)
+        elif offer.serial < before.offer.serial:
+            raise _older(offer, before)
+
+    def to_fetch(self, model: str) -> bool:
+        """Whether what stands is to be fetched now."""
+        standing = self.of(model).standing
+        return standing is not None and not standing.fetched and self._is_due(standing.again)
+
+    def to_look(self, model: str) -> bool:
+        """Whether it is time to look at what stands, which is here."""
+        standing = self.of(model).standing
+        return standing is not None and standing.fetched and self._is_due(standing.look)
+
+    def fetched(self, offer: Offer) -> None:
+        """What stands is here: from the next check-in on the server is told."""
+        standing = self.of(offer.model).standing
+        assert standing is not None
+        standing = msgspec.structs.replace(standing, fetched=True, look=0.0, decided=False)
+        self._change(offer.model, standing=standing, fetched=offer.version)
+
+    def fetch_again(self, model: str, reason: str, *, soon: bool) -> None:
+        self._stand(model, again=self._in(soon), reason=reason[:MAX_REASON])
+
+    def looked(self, model: str, reason: str = "", *, soon: bool = False) -> None:
+        """`soon`: nothing could be decided, look again RETRY_SOON_SECONDS from now."""
+        standing = self.of(model).standing
+        decided = not soon or (standing is not None and standing.decided)
+        self._stand(model, look=self._in(soon), decided=decided, reason=reason[:MAX_REASON])
+
+    def lost(self, model: str) -> bool:
+        """What stands is not here any more. Whether it is to be fetched once more: as long as nothing was decided."""
+        seen = self.of(model)
+        if seen.standing is None or seen.standing.decided:
+            return False
+        standing = msgspec.structs.replace(seen.standing, fetched=False, again=0.0)
+        self._change(model, standing=standing, fetched=0)
+        return True
+
+    def told(self, model: str, reason: str) -> None:
+        self._stand(model, reason=reason[:MAX_REASON])
+
+    def begin(self, offer: Offer) -> int:
+        """Count a start of what may take the process down with it; which one this is."""
+        seen = self.of(offer.model)
+        starts = seen.starts + 1 if seen.begun == offer.version else 1
+        self._change(offer.model, begun=offer.version, starts=starts)
+        return starts
+
+    def end(self, offer: Offer) -> None:
+        """It came to an end."""
+        self._change(offer.model, begun=0, starts=0)
+
+    def _in(self, soon: bool) -> float:
+        return self._clock() + (RETRY_SOON_SECONDS if soon else RETRY_SECONDS)
+
+    def _is_due(self, at: float) -> bool:
+        # A clock that was put back must not make it wait for longer.
+        return not 0 < at - self._clock() <= RETRY_SECONDS
+
+    def _stand(self, model: str, **changes: object) -> None:
+        standing = self.of(model).standing
+        if standing is not None:
+            self._change(model, standing=msgspec.structs.replace(standing, **changes))
+
+    def _change(self, model: str, **changes: object) -> None:
+        seen = msgspec.structs.replace(self.of(model), **changes)
+        assert self._models is not None
+        if seen == self._models.get(model):
+            return
+        # First here: on a full disk nothing is tried over and over in this process.
+        self._models[model] = seen
+        write_durably(self._path, encode(_Book(models=self._models)))
+
+    def _read(self) -> dict[str, Seen]:
+        remedy = "restore it, or remove it: every version is tried anew"
+        found = read_stored(self._path, _MAX_BYTES, "adoption record", _Book, remedy)
+        return {} if found is None else found.models
+
+
+def _same(one: Offer, other: Offer) -> bool:
+    """Whether both mean the same files under the same number."""
+    return (one.version, one.bundle, one.weights) == (other.version, other.bundle, other.weights)
+
+
+def _older(offer: Offer, seen: Standing) -> ProtocolError:
+    return ProtocolError(f"offer: serial {offer.serial} is older than {seen.offer.serial}, which was seen")

@@ -1,0 +1,372 @@
+"""The process that runs the graphs for an IsolatedRuntime; isolated_process.py starts it.
+
+It believes what its parent says, gives up files, sockets and programs before it opens the bundle, holds itself to the
+memory that it is given and to the CPU time of each request, and ends with its parent. Its first two arguments are
+numbers of open files: its socket, and a pipe that closes with the parent.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import re
+import resource
+import select
+import signal
+import socket
+import stat
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from archipel.errors import (
+    ArchipelError,
+    CheckpointError,
+    NonFiniteLossError,
+    RuntimeInputError,
+    RuntimeProgramError,
+)
+from archipel.lite_runtime import sessions
+from archipel.lite_runtime.confinement import Confinement, asked_for, option_paths, restrict
+from archipel.lite_runtime.isolated.messages import (
+    Analyze,
+    Analyzed,
+    Between,
+    Channel,
+    Done,
+    Evaluate,
+    Failed,
+    Fit,
+    Fitted,
+    KeepCheckpoint,
+    Kept,
+    Learn,
+    LocalRound,
+    Open,
+    Opened,
+    Predict,
+    Proceed,
+    Reply,
+    Report,
+    Request,
+    Rounded,
+    WriteCheckpoint,
+    group,
+    unpack,
+)
+from archipel.lite_runtime.learned import join_names
+from archipel.lite_runtime.runtime import Runtime, open_runtime
+from archipel.lite_runtime.training.checkpoint import CheckpointFile
+from archipel.lite_runtime.training.control import Control
+from archipel.lite_runtime.training.results import Progress
+
+MAX_OPEN_FILES = 256
+_MAX_REQUEST_BYTES = 1 << 40  # the parent sends what its caller holds in memory already
+_SHARED_FROM_BYTES = 64 << 10
+
+# What ONNX Runtime says when memory ends: its arena, C++ itself, a mapping, a thread's stack.
+_NO_MEMORY = re.compile(
+    r"bad_alloc|failed to allocate memory|cannot allocate memory|out of memory|pthread_create failed", re.IGNORECASE
+)
+
+
+class Aborted(Exception):
+    """A callback in the parent has raised: leave the fit as it was."""
+
+
+class Service:
+    """Answers the parent's requests, one after the other; while one is training, also those of its callbacks."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._runtime: Runtime | None = None
+        self._training = False
+        self._cpu_seconds = 0.0
+
+    def serve(self) -> None:
+        """Until the parent closes the connection."""
+        while True:
+            try:
+                request, arrays = self._channel.receive()
+            except (EOFError, ConnectionError):
+                return
+            limit_cpu(self._cpu_seconds)
+            self._answer(request, arrays)  # type: ignore[arg-type]
+            limit_cpu(0)
+
+    def _answer(self, request: Request, arrays: Mapping[str, np.ndarray]) -> None:
+        reply: Reply
+        results: Mapping[str, np.ndarray] = {}
+        try:
+            reply, results = self._do(request, arrays)
+        except Aborted:
+            reply = Failed(kind="Aborted", text="")
+        except NonFiniteLossError as error:
+            # The last weights whose loss was finite are kept.
+            reply, results = _failed(type(error).__name__, error, learned=True), self._learned()
+        except MemoryError:
+            reply = _failed("RuntimeLimitError", "Python is out of memory")
+        except ArchipelError as error:
+            kind = "RuntimeLimitError" if _NO_MEMORY.search(str(error)) else type(error).__name__
+            reply = _failed(kind, error)
+        except Exception as error:  # noqa: BLE001  (the parent gets to know all of them)
+            text = "".join(traceback.format_exception(error)[-3:])
+            reply = _failed("RuntimeLimitError" if _NO_MEMORY.search(str(error)) else "Exception", text)
+        self._channel.send(reply, results)
+
+    def _do(self, request: Request, arrays: Mapping[str, np.ndarray]) -> tuple[Reply, Mapping[str, np.ndarray]]:
+        if isinstance(request, Open):
+            return Opened(confinement=self._open(request)), {}
+        runtime = self._runtime
+        if runtime is None:
+            raise RuntimeInputError("isolated: nothing was opened")
+        if self._training and not isinstance(request, Predict | Evaluate):
+            raise RuntimeInputError("isolated: while it trains, callbacks can only predict and evaluate")
+        match request:
+            case Learn():
+                runtime.reset("parameters")
+                runtime.reset("personal")
+                runtime.reset("state")
+                runtime.restore(arrays)
+                return Done(), {}
+            case Predict():
+                answer = runtime.predict(unpack("x", arrays))
+                return Done(), join_names({"y": answer}) if isinstance(answer, dict) else {"y": answer}
+            case Evaluate():
+                x, y = unpack("x", arrays), arrays.get("y")
+                return Done(metrics=runtime.evaluate(x, y, batch_size=request.batch_size)), {}
+            case Analyze():
+                sums, examples = runtime.analyze(
+                    group("x", arrays),
+                    program=request.program,
+                    hyperparameters=request.hyperparameters,
+                    batch_size=request.batch_size,
+                )
+                return Analyzed(examples=examples), join_names({"update": sums})
+            case Fit() | LocalRound():
+                self._training = True
+                try:
+                    return (
+                        self._fit(runtime, request, arrays)
+                        if isinstance(request, Fit)
+                        else self._round(runtime, request, arrays)
+                    )
+                finally:
+                    self._training = False
+        raise RuntimeInputError(f"isolated: {type(request).__name__} was not asked for")
+
+    def _open(self, request: Open) -> Confinement:
+        if self._runtime is not None:
+            raise RuntimeInputError("isolated: a bundle is open already")
+        delegates = _delegates(request.delegates)
+        try:
+            confinement = restrict([request.folder, *option_paths(delegates)], [request.scratch], asked_for(delegates))
+        except OSError as error:
+            raise RuntimeProgramError(f"isolated: the process cannot be confined: {error}") from None
+        tempfile.tempdir = request.scratch
+        sessions.error_types()  # everything is imported now, so that the limit is for the model alone
+        _forget_warnings()
+        limit_memory(request.allowance)
+        # Threads are as nice as the one that starts them, and none that runs graphs was started yet.
+        os.nice(request.niceness)
+        self._cpu_seconds = request.cpu_seconds or 0.0
+        limit_cpu(self._cpu_seconds)
+        self._runtime = open_runtime(
+            request.folder,
+            request.keys,
+            threads=request.threads,
+            memory_limit=request.memory_limit,
+            delegates=delegates,
+        )
+        return confinement
+
+    def _fit(
+        self, runtime: Runtime, request: Fit, arrays: Mapping[str, np.ndarray]
+    ) -> tuple[Reply, Mapping[str, np.ndarray]]:
+        history = runtime.fit(
+            unpack("x", arrays),
+            arrays.get("y"),
+            epochs=request.epochs,
+            batch_size=request.batch_size,
+            shuffle=request.shuffle,
+            seed=request.seed,
+            hyperparameters=request.hyperparameters,
+            validation=(unpack("vx", arrays), arrays.get("vy")) if request.validation else None,
+            callbacks=[self._report] if request.report else [],
+            program=request.program,
+            moves=request.moves,
+            broadcast=group("broadcast", arrays),
+            checkpoint=None if request.checkpoint is None else _ParentsFile(self._channel, request.checkpoint, arrays),
+            checkpoint_every=request.checkpoint_every,
+            control=_ParentsControl(self._between) if request.between else None,
+            feature_cache=request.feature_cache,
+        )
+        reply = Fitted(
+            validation=history.validation, steps=history.steps, examples=history.examples, stopped=history.stopped
+        )
+        metrics = {name: np.asarray(values, np.float64) for name, values in history.metrics.items()}
+        losses = np.asarray(history.losses, np.float64)
+        return reply, {"loss": losses, **join_names({"metric": metrics}), **self._learned()}
+
+    def _round(
+        self, runtime: Runtime, request: LocalRound, arrays: Mapping[str, np.ndarray]
+    ) -> tuple[Reply, Mapping[str, np.ndarray]]:
+        update = runtime.local_round(
+            unpack("x", arrays),
+            arrays.get("y"),
+            seed=request.seed,
+            parameters=group("parameter", arrays) if request.given else None,
+            broadcast=group("broadcast", arrays),
+            hyperparameters=request.hyperparameters,
+            callbacks=[self._report] if request.report else [],
+        )
+        groups = {"update": update.arrays, "trained": update.parameters}
+        device = {"personal": runtime.state.personal, "state": runtime.state.state}
+        reply = Rounded(metrics=update.metrics, steps=update.steps, examples=update.examples)
+        return reply, {"loss": np.asarray(update.losses, np.float64), **join_names({**groups, **device})}
+
+    def _learned(self) -> dict[str, np.ndarray]:
+        assert self._runtime is not None
+        published = self._runtime.bundle.parameters()
+        moved = {n: array for n, array in self._runtime.parameters().items() if array is not published[n]}
+        state = self._runtime.state
+        return join_names({"parameter": moved, "personal": state.personal, "state": state.state})
+
+    def _report(self, progress: Progress) -> bool:
+        self._channel.send(Report(**progress._asdict()))
+        return self._wait(lambda: None)
+
+    def _between(self, on_pause: Callable[[], None]) -> bool:
+        self._channel.send(Between())
+        return not self._wait(on_pause)
+
+    def _wait(self, on_pause: Callable[[], None]) -> bool:
+        """Answer what the parent's callbacks ask until it says how to go on; whether to stop. Raises Aborted."""
+        while True:
+            request, arrays = self._channel.receive()
+            if isinstance(request, Proceed):
+                if request.abort:
+                    raise Aborted
+                return request.stop
+            if isinstance(request, WriteCheckpoint):
+                try:
+                    on_pause()
+                    self._channel.send(Done())
+                except ArchipelError as error:
+                    self._channel.send(_failed(type(error).__name__, error))
+            else:
+                self._answer(request, arrays)  # type: ignore[arg-type]
+
+
+class _ParentsFile(CheckpointFile):
+    """The checkpoint lies in a folder that this process cannot open: the parent reads and writes it."""
+
+    def __init__(self, channel: Channel, path: str, arrays: Mapping[str, np.ndarray]) -> None:
+        super().__init__(Path(path))
+        self._channel = channel
+        self._bytes = arrays["checkpoint"].tobytes() if "checkpoint" in arrays else None
+
+    def read(self) -> bytes | None:
+        return self._bytes
+
+    def write(self, data: bytes) -> None:
+        self._ask(KeepCheckpoint(), {"checkpoint": np.frombuffer(data, np.uint8)})
+
+    def remove(self) -> None:
+        self._ask(KeepCheckpoint(remove=True), {})
+
+    def _ask(self, what: KeepCheckpoint, arrays: Mapping[str, np.ndarray]) -> None:
+        self._channel.send(what, arrays)
+        answer, _ = self._channel.receive()
+        if not isinstance(answer, Kept) or answer.error:
+            raise CheckpointError(
+                answer.error if isinstance(answer, Kept) else "isolated: no answer about a checkpoint"
+            )
+
+
+class _ParentsControl(Control):
+    """Asks the Control that the caller holds, in the parent."""
+
+    def __init__(self, ask: Callable[[Callable[[], None]], bool]) -> None:
+        super().__init__()
+        self._ask = ask
+
+    def between_steps(self, on_pause: Callable[[], None]) -> bool:
+        return self._ask(on_pause)
+
+
+def limit_memory(allowance: int) -> None:
+    """Let this process add at most `allowance` bytes of private writable memory to what it has now.
+
+    RLIMIT_DATA counts the heap, anonymous mappings, private writable mappings of files and thread stacks, from when
+    they are made writable and not from when they are used (Linux 4.7 and later).
+    """
+    with open("/proc/self/status") as file:
+        found = re.search(r"^VmData:\s+(\d+) kB", file.read(), re.MULTILINE)
+    used = int(found[1]) << 10 if found else 0
+    resource.setrlimit(resource.RLIMIT_DATA, (used + allowance, used + allowance))
+
+
+def limit_cpu(seconds: float) -> None:
+    """Let SIGPROF end this process when its threads have used so many seconds of CPU time together; 0: never.
+
+    A timer and not RLIMIT_CPU: that counts from the start of the process, in whole seconds of a clock that nothing else
+    tells, so that what is left to a request could not be said.
+    """
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+
+
+def confine(lifeline: int) -> None:
+    """End with the parent, leave no core file with the caller's data, keep few files open."""
+    # The kernel sends SIGIO, which nobody handles, when the parent's end of the pipe closes: also to a process that is
+    # deep inside a graph.
+    fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
+    poll = select.poll()
+    poll.register(lifeline, select.POLLHUP)
+    if poll.poll(0):
+        os.kill(os.getpid(), signal.SIGIO)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)  # whatever the parent does with it
+    files = min(MAX_OPEN_FILES, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
+
+
+def _allocate(nbytes: int) -> Any:
+    # Shared memory does not count against RLIMIT_DATA: the caller's data is not what the limit is for.
+    return bytearray(nbytes) if nbytes < _SHARED_FROM_BYTES else mmap.mmap(-1, nbytes)
+
+
+def _forget_warnings() -> None:
+    """What ONNX Runtime says about files that it may not open is not what a process that dies says last."""
+    if stat.S_ISREG(os.fstat(2).st_mode):
+        os.ftruncate(2, 0)
+        os.lseek(2, 0, os.SEEK_SET)
+
+
+def _failed(kind: str, error: object, learned: bool = False) -> Failed:
+    return Failed(kind=kind, text=str(error)[:8000], learned=learned)
+
+
+def _delegates(given: Any) -> Any:
+    """A list of pairs again: msgpack has no tuples."""
+    if isinstance(given, Mapping):
+        return {kind: _delegates(choice) for kind, choice in given.items()}
+    if isinstance(given, list):
+        return [tuple(choice) if isinstance(choice, list) else choice for choice in given]
+    return given
+
+
+def main() -> None:
+    connection, lifeline = (int(argument) for argument in sys.argv[1:3])
+    confine(lifeline)
+    with socket.socket(fileno=connection) as own:
+        Service(Channel(own, _MAX_REQUEST_BYTES, _allocate)).serve()
+    # Nothing here is worth the time of an orderly exit.
+    os._exit(0)

@@ -1,0 +1,288 @@
+"""Two model slots on disk and the file that says which is active; every change survives being killed at any point.
+
+FOLDER/lock          held by the process that owns the folder
+FOLDER/state.json    SlotState
+FOLDER/a, FOLDER/b   slot folders: `bundle/` and, where its parameters are others, `learned.safetensors`
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Annotated, Literal
+
+import msgspec
+import numpy as np
+
+from archipel.bundle import Bundle, open_bundle, unpack, write_weights
+from archipel.bundle.manifest import MANIFEST_FILE, SIGNATURE_FILE
+from archipel.durable import sweep, sync_folder, write_durably
+from archipel.errors import SlotError
+from archipel.lite_runtime.learned import BUNDLE_FOLDER, LEARNED_FILE
+
+FORMAT = 1
+STATE_FILE = "state.json"
+MAX_STATE_BYTES = 64 << 10
+MAX_ATTEMPTS = 1000
+_MAX_REASON = 1000
+_STAGING = ".staging-"
+_REPLACED = ".replaced-"
+
+SlotName = Literal["a", "b"]
+Status = Literal["empty", "staged", "trying", "good", "bad"]
+
+
+class Slot(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is known of one slot.
+
+    `staged`: installed, never active. `trying`: active and not confirmed yet. `good`: active, or what to return to.
+    `bad`: failed, or was given up, for `reason`. `attempts` are the loads that are left to a staged or trying slot.
+    `version` and `weights` are what it was installed with.
+    """
+
+    status: Status = "empty"
+    name: Annotated[str, msgspec.Meta(max_length=256)] = ""
+    digest: Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{64})?$")] = ""
+    attempts: Annotated[int, msgspec.Meta(ge=0, le=MAX_ATTEMPTS)] = 0
+    reason: Annotated[str, msgspec.Meta(max_length=_MAX_REASON)] = ""
+    version: Annotated[int, msgspec.Meta(ge=0, le=2**53 - 1)] = 0
+    weights: Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{64})?$")] = ""
+
+
+class SlotState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The contents of the state file. `active` is empty before the first switch."""
+
+    format: int
+    active: Literal["", "a", "b"] = ""
+    a: Slot = Slot()
+    b: Slot = Slot()
+
+    def slot(self, name: SlotName) -> Slot:
+        return self.a if name == "a" else self.b
+
+    @property
+    def running(self) -> Literal["", "a", "b"]:
+        """The slot that answers requests now, or at the next start: empty where none would."""
+        if not self.active:
+            return ""
+        slot, rest = self.slot(self.active), self.slot(other(self.active))
+        if slot.status == "good" or slot.attempts:
+            return self.active
+        return other(self.active) if rest.status == "good" else ""
+
+
+_DECODER = msgspec.json.Decoder(SlotState)
+
+
+def other(name: SlotName) -> SlotName:
+    return "b" if name == "a" else "a"
+
+
+class SlotFolder:
+    """Owns a folder of slots until it is closed. Not for several threads at once."""
+
+    def __init__(self, folder: Path | str) -> None:
+        """Make the folder if it is not there. Raises SlotError if another process owns it or its state is damaged."""
+        self.folder = Path(folder)
+        self._unlock = weakref.finalize(self, os.close, _lock(self.folder))
+        try:
+            self.state = read_state(self.folder)
+            self._clear_up()
+        except OSError as error:
+            self.close()
+            raise SlotError(f"{self.folder}: cannot be used ({error.strerror})") from None
+        except SlotError:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        self._unlock()
+
+    def __enter__(self) -> SlotFolder:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def check_open(self) -> None:
+        """Raises SlotError once the folder was given back: another process may own it."""
+        if not self._unlock.alive:
+            raise SlotError(f"{self.folder}: these slots are closed; open the folder again")
+
+    def path(self, name: SlotName) -> Path:
+        return self.folder / name
+
+    def install(
+        self,
+        source: Path | str,
+        trusted_keys: Sequence[bytes],
+        attempts: int,
+        learned: Callable[[Bundle], Mapping[str, np.ndarray]],
+        *,
+        version: int = 0,
+        weights: str = "",
+    ) -> SlotName:
+        """Verify the bundle (folder or file), copy it to the slot that is not in use and mark that one "staged".
+
+        `learned` gives the contents of LEARNED_FILE, and raises for a bundle that this device cannot use. Raises what
+        is wrong with the bundle, or SlotError; before the copy is complete and verified nothing changes.
+        """
+        self.check_open()
+        name = self._free_slot()
+        staging = Path()
+        try:
+            staging = Path(tempfile.mkdtemp(prefix=_STAGING, dir=self.folder))
+            copy = staging / BUNDLE_FOLDER
+            if Path(source).is_dir():
+                _copy_bundle(open_bundle(source, trusted_keys), copy)
+            else:
+                unpack(source, copy)
+            # What counts is what lies here now, whatever happened to the source in between.
+            bundle = open_bundle(copy, trusted_keys)
+            tensors = learned(bundle)
+            if tensors:
+                write_durably(staging / LEARNED_FILE, write_weights(tensors))
+            sync_folder(copy)
+            sync_folder(staging)
+            self.update(name, Slot())
+            self._replace(name, staging)
+        except OSError as error:
+            raise SlotError(f"{self.folder}: cannot install {source} ({error.strerror}); free some space") from None
+        finally:
+            if staging.name:
+                shutil.rmtree(staging, ignore_errors=True)
+        staged = Slot(
+            status="staged",
+            name=bundle.manifest.name,
+            digest=bundle.digest,
+            attempts=attempts,
+            version=version,
+            weights=weights,
+        )
+        self.update(name, staged)
+        return name
+
+    def update(self, name: SlotName, slot: Slot, *, active: SlotName | None = None, rest: Slot | None = None) -> None:
+        """Change a slot's entry, the other's (`rest`) and which is active, all at once and durably."""
+        self.check_open()
+        changes: dict[str, object] = {name: slot}
+        if rest is not None:
+            changes[other(name)] = rest
+        if active is not None:
+            changes["active"] = active
+        state = msgspec.structs.replace(self.state, **changes)
+        try:
+            write_durably(self.folder / STATE_FILE, msgspec.json.encode(state))
+        except OSError as error:
+            raise SlotError(f"{self.folder}: the state cannot be written ({error.strerror}); nothing changed") from None
+        self.state = state
+
+    def _free_slot(self) -> SlotName:
+        """The slot that a new bundle may overwrite."""
+        state = self.state
+        if state.active:
+            free = other(state.active)
+            if state.slot(state.active).status == "trying" and state.slot(free).status == "good":
+                raise SlotError(
+                    f"{self.folder}: slot {state.active} is still being tried and {free} is what to return to; "
+                    "confirm or roll back first"
+                )
+            return free
+        return "b" if state.a.status == "staged" else "a"
+
+    def _replace(self, name: SlotName, staging: Path) -> None:
+        before = self.folder / f"{_REPLACED}{name}"
+        shutil.rmtree(before, ignore_errors=True)
+        if self.path(name).exists():
+            os.rename(self.path(name), before)
+        os.rename(staging, self.path(name))
+        sync_folder(self.folder)
+        shutil.rmtree(before, ignore_errors=True)
+
+    def _clear_up(self) -> None:
+        """Remove what a killed process left behind."""
+        sweep(self.folder)
+        for path in (*self.folder.glob(f"{_STAGING}*"), *self.folder.glob(f"{_REPLACED}*")):
+            shutil.rmtree(path)
+        names: tuple[SlotName, ...] = ("a", "b")
+        for name in names:
+            if self.state.slot(name).status == "empty" and self.path(name).exists():
+                shutil.rmtree(self.path(name))
+            elif self.path(name).is_dir():
+                sweep(self.path(name))
+
+
+def bad(slot: Slot, reason: str) -> Slot:
+    return msgspec.structs.replace(slot, status="bad", attempts=0, reason=" ".join(reason.split())[:_MAX_REASON])
+
+
+def _lock(folder: Path) -> int:
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise SlotError(f"{folder}: cannot be used ({error.strerror})") from None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(handle)
+        raise SlotError(f"{folder}: another process, or another Slots of this one, owns it; close that first") from None
+    return handle
+
+
+def running_slot(folder: Path | str) -> Path:
+    """The slot folder, for `load`, of the model that runs from these slots, whoever owns them.
+
+    It stays as it is until two others were switched to. Raises SlotError where no slot is active.
+    """
+    running = read_state(Path(folder)).running
+    if not running:
+        raise SlotError(f"{folder}: no slot is active; install a bundle, then switch")
+    return Path(folder) / running
+
+
+def read_state(folder: Path) -> SlotState:
+    """What the state file of these slots says, whoever owns them. Raises SlotError where it is damaged."""
+    path = folder / STATE_FILE
+    try:
+        with open(path, "rb") as file:
+            data = file.read(MAX_STATE_BYTES + 1)
+    except FileNotFoundError:
+        return SlotState(format=FORMAT)
+    hint = "restore it, or remove the folder and install anew"
+    if len(data) > MAX_STATE_BYTES:
+        raise SlotError(f"{path}: more than {MAX_STATE_BYTES} bytes; {hint}")
+    try:
+        state = _DECODER.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise SlotError(f"{path}: damaged ({error}); {hint}") from None
+    if state.format != FORMAT:
+        raise SlotError(f"{path}: format {state.format}, this installation reads format {FORMAT}; update archipel")
+    allowed: tuple[Status, ...] = ("trying", "good")
+    names: tuple[SlotName, ...] = ("a", "b")
+    for name in names:
+        slot = state.slot(name)
+        if name == state.active and slot.status not in allowed:
+            raise SlotError(f"{path}: slot {name} is active but {slot.status!r}; {hint}")
+        if name != state.active and slot.status == "trying":
+            raise SlotError(f"{path}: slot {name} is being tried but not active; {hint}")
+        if (slot.status == "empty") != (slot.digest == ""):
+            raise SlotError(f"{path}: slot {name} is {slot.status!r} and its digest is {slot.digest!r}; {hint}")
+    return state
+
+
+def _copy_bundle(bundle: Bundle, target: Path) -> None:
+    target.mkdir()
+    for name in (MANIFEST_FILE, SIGNATURE_FILE, *sorted(bundle.manifest.files)):
+        with open(bundle.folder / name, "rb") as source, open(target / name, "xb") as copy:
+            shutil.copyfileobj(source, copy)
+            copy.flush()
+            os.fsync(copy.fileno())

@@ -1,0 +1,128 @@
+"""The sealed rows of an example store: every message bound to its place, so that none opens at another."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+from cryptography.exceptions import InvalidTag
+
+from archipel.errors import StoreError, StoreRecordError
+from archipel.lite_runtime.store.keys import StoreKeys
+from archipel.lite_runtime.store.layout import MAX_LAYOUT_BYTES, Layout
+from archipel.lite_runtime.store.sealing import NONCE_BYTES, OVERHEAD_BYTES, Sealer
+
+_CHUNK_BYTES = 1 << 20
+_LAYOUT = b"archipel/example-store/1/layout"
+_EXAMPLE = b"archipel/example-store/1/example"
+
+# A blob of the wrong size is hostile and stays on the disk.
+_READ = (
+    "SELECT time, CASE WHEN typeof(sealed) = 'blob' AND length(sealed) = ? THEN sealed END FROM examples WHERE id = ?"
+)
+
+
+class Records:
+    """Writes and reads the rows of one store inside its transactions. Not for several threads at once."""
+
+    def __init__(self, keys: StoreKeys) -> None:
+        self._store = keys.store
+        self._sealer = Sealer(keys.data_key)
+
+    def write_layout(self, database: sqlite3.Connection, layout: Layout) -> None:
+        sealed = self._sealer.seal(os.urandom(NONCE_BYTES), layout.encoded, _LAYOUT + self._store)
+        database.execute("UPDATE store SET layout = ?", (sealed,))
+
+    def read_layout(self, database: sqlite3.Connection) -> Layout | None:
+        """None before the first example. Raises StoreError."""
+        kind, sealed = database.execute(
+            "SELECT typeof(layout), substr(layout, 1, ?) FROM store", (MAX_LAYOUT_BYTES + OVERHEAD_BYTES + 1,)
+        ).fetchone()
+        if kind == "null":
+            return None
+        try:
+            if kind != "blob":
+                raise InvalidTag
+            message = self._sealer.open(sealed, _LAYOUT + self._store)
+        except InvalidTag:
+            raise StoreError(
+                "example store: the layout of the examples was damaged or tampered with; "
+                "ExampleStore.destroy(path) makes room for a new store"
+            ) from None
+        return Layout.decode(message)
+
+    def write(
+        self, database: sqlite3.Connection, layout: Layout, batch: Mapping[str, np.ndarray], ids: range, time: int
+    ) -> None:
+        """Insert `batch`, checked against `layout`; `time` in seconds."""
+        database.executemany("INSERT INTO examples VALUES (?, ?, ?)", self._rows(layout, batch, ids, time))
+
+    def read(
+        self, database: sqlite3.Connection, layout: Layout, ids: np.ndarray, skip_missing: bool = False
+    ) -> dict[str, np.ndarray]:
+        """Arrays `[n, ...]` by field name; `skip_missing` leaves out examples that are not there.
+
+        Raises StoreRecordError. Needs the memory of the arrays and 2 MiB, or two examples where one is larger.
+        """
+        arrays = layout.empty(len(ids))
+        there = np.ones(len(ids), bool)
+        # In the order of the file.
+        order = np.argsort(ids, kind="stable")
+        step = _chunk(layout)
+        for start in range(0, len(ids), step):
+            places, messages = [], []
+            for place in order[start : start + step].tolist():
+                message = self._message(database, layout, int(ids[place]))
+                if message is not None:
+                    places.append(place)
+                    messages.append(message)
+                elif skip_missing:
+                    there[place] = False
+                else:
+                    id = int(ids[place])
+                    raise StoreRecordError(f"example store: example {id} is not there (removed, or too old)", id)
+            rows = np.frombuffer(b"".join(messages), np.uint8).reshape(len(messages), layout.nbytes)
+            layout.unpack(rows, arrays, np.array(places, np.int64))
+        return arrays if there.all() else {name: array[there] for name, array in arrays.items()}
+
+    def _rows(
+        self, layout: Layout, batch: Mapping[str, np.ndarray], ids: range, time: int
+    ) -> Iterator[tuple[int, int, bytes]]:
+        step, size = _chunk(layout), layout.nbytes
+        for start in range(0, len(ids), step):
+            part = ids[start : start + step]
+            flat = layout.pack({name: array[start : start + step] for name, array in batch.items()}).data.cast("B")
+            nonces = os.urandom(NONCE_BYTES * len(part))
+            for index, id in enumerate(part):
+                nonce = nonces[NONCE_BYTES * index : NONCE_BYTES * (index + 1)]
+                message = flat[size * index : size * (index + 1)]
+                yield id, time, self._sealer.seal(nonce, message, self._place(layout, id, time))
+
+    def _message(self, database: sqlite3.Connection, layout: Layout, id: int) -> bytes | None:
+        row = database.execute(_READ, (sealed_bytes(layout), id)).fetchone()
+        if row is None:
+            return None
+        time, sealed = row
+        if isinstance(time, int) and sealed is not None:
+            try:
+                return self._sealer.open(sealed, self._place(layout, id, time))
+            except InvalidTag:
+                pass
+        raise StoreRecordError(
+            f"example store: example {id} was damaged or tampered with; remove([{id}]) lets the others be used", id
+        )
+
+    def _place(self, layout: Layout, id: int, time: int) -> bytes:
+        where = id.to_bytes(8, "big", signed=True) + time.to_bytes(8, "big", signed=True)
+        return _EXAMPLE + self._store + layout.digest + where
+
+
+def sealed_bytes(layout: Layout) -> int:
+    """Of one example."""
+    return layout.nbytes + OVERHEAD_BYTES
+
+
+def _chunk(layout: Layout) -> int:
+    return max(1, _CHUNK_BYTES // layout.nbytes)

@@ -1,0 +1,251 @@
+"""The one way to run a bundle's programs: `begin`, the phases of a schedule, `finish`, by the roles of their ports.
+
+Nothing here knows any algorithm. What a federated algorithm does on a device is in the programs and in which roles
+their inputs and outputs have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from archipel.bundle import Bundle, Phase, Program
+from archipel.bundle.roles import ExampleWeight, Metric, Parameter, Personal, Port, State, Update
+from archipel.errors import NonFiniteLossError, RuntimeInputError, RuntimeProgramError
+from archipel.lite_runtime.fields import BATCH_ROLES, FIELD_ROLES, Fields, collect, fixed_rows
+from archipel.lite_runtime.sessions import Sessions
+from archipel.lite_runtime.shuffle import batches, grouped
+from archipel.lite_runtime.training.features import DEFAULT_BUDGET, FeatureCache, find_features
+from archipel.lite_runtime.training.loop import Repeated, TrainLoop
+from archipel.lite_runtime.training.results import MetricTable, Progress, loss_of
+from archipel.lite_runtime.values import Values
+
+_KEPT = (Parameter, Personal, State)
+
+
+@dataclass(frozen=True)
+class Watch:
+    """What follows training from outside.
+
+    `on_step` is called after every step; training ends if it returns True. `on_epoch` is called after every pass over
+    the data, when the values are up to date. `between` is called after that, or after several steps that one graph
+    made; it gets a function that brings the values up to date, and training ends if it returns False.
+    """
+
+    on_step: Callable[[Progress], object] | None = None
+    on_epoch: Callable[[], None] | None = None
+    between: Callable[[Callable[[], None]], bool] | None = None
+
+
+class Training:
+    """A run of phases: losses and metrics per step, which examples were used, whether it was stopped.
+
+    `batches` of phase `phase` are done.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.losses: list[float] = []
+        self.metrics = MetricTable()
+        self.used = np.zeros(count, dtype=bool)
+        self.stopped = False
+        self.phase = 0
+        self.batches = 0
+
+    @property
+    def examples(self) -> int:
+        return int(np.count_nonzero(self.used))
+
+
+def find_program(bundle: Bundle, kind: str) -> str | None:
+    """The name of the program of that kind: the one called like its kind, else the only one, None if there is none.
+
+    Raises RuntimeProgramError if there are several and none is called like the kind.
+    """
+    names = [name for name, program in bundle.manifest.programs.items() if program.kind == kind]
+    if kind in names:
+        return kind
+    if len(names) > 1:
+        raise RuntimeProgramError(
+            f"bundle {bundle.manifest.name!r} has several {kind} programs ({', '.join(sorted(names))}); name one"
+        )
+    return names[0] if names else None
+
+
+def need_program(bundle: Bundle, kind: str, purpose: str) -> str:
+    """As `find_program`, but raises RuntimeProgramError that names the `purpose` if there is none."""
+    name = find_program(bundle, kind)
+    if name is None:
+        raise RuntimeProgramError(
+            f"bundle {bundle.manifest.name!r} has no {kind} program, so it cannot {purpose}; convert it with one"
+        )
+    return name
+
+
+def find_repeated(bundle: Bundle, name: str) -> str | None:
+    """The name of the program that makes most steps of program `name` at once, None if there is none."""
+    found = [(program.steps, other) for other, program in bundle.manifest.programs.items() if program.repeats == name]
+    return max(found)[1] if found else None
+
+
+def data_ports(bundle: Bundle, schedule: Sequence[Phase]) -> list[Port]:
+    """The fields that the schedule's programs read, each once, those of the features program included."""
+    programs = {phase.program: bundle.program(phase.program) for phase in schedule}
+    features = find_features(bundle, programs)
+    if features is not None:
+        programs[features] = bundle.program(features)
+    ports: dict[str, Port] = {}
+    for program in programs.values():
+        for port in program.inputs:
+            if isinstance(port, FIELD_ROLES):
+                ports.setdefault(port.name, port)
+    return list(ports.values())
+
+
+def collect_data(
+    bundle: Bundle,
+    schedule: Sequence[Phase],
+    x: np.ndarray | Mapping[str, np.ndarray],
+    y: np.ndarray | None,
+) -> Fields:
+    """The local data for all phases, checked. Raises RuntimeInputError."""
+    return collect("local data", data_ports(bundle, schedule), x, y)
+
+
+def run_once(sessions: Sessions, bundle: Bundle, name: str, values: Values) -> dict[str, np.ndarray]:
+    """Run a program that reads no data (begin, finish, refresh): its outputs by name.
+
+    New parameters, personal tensors and state among them go to `values`.
+    """
+    program = bundle.program(name)
+    feed = {port.name: np.asarray(values.read(port), order="C") for port in program.inputs}
+    names = [port.name for port in program.outputs]
+    outputs = dict(zip(names, sessions.get(name).run(names, feed)))
+    for port in program.outputs:
+        if isinstance(port, _KEPT):
+            values.write(port, outputs[port.name])
+    return outputs
+
+
+def run_begin(sessions: Sessions, bundle: Bundle, values: Values) -> None:
+    """Run `begin` if there is one."""
+    name = find_program(bundle, "begin")
+    if name is not None:
+        run_once(sessions, bundle, name, values)
+
+
+def run_phases(
+    sessions: Sessions,
+    bundle: Bundle,
+    schedule: Sequence[Phase],
+    values: Values,
+    fields: Fields,
+    *,
+    shuffle: bool = True,
+    watch: Watch | None = None,
+    training: Training | None = None,
+    keep_features: bool = True,
+    feature_budget: int = DEFAULT_BUDGET,
+) -> Training:
+    """Train through the phases in order; `values` has the result, also when a loss that is not finite ends it.
+
+    `training` is one to go on with. Features of a frozen backbone are kept, those beyond `feature_budget` bytes on
+    disk, or computed anew for every batch.
+    """
+    training = training or Training(fields.count)
+    watch = watch or Watch()
+    name = find_features(bundle, {phase.program: bundle.program(phase.program) for phase in schedule})
+    cache = None
+    if name is not None:
+        cache = FeatureCache(sessions, bundle, name, fields, keep=keep_features, budget=feature_budget)
+    try:
+        while training.phase < len(schedule) and not training.stopped:
+            _run_phase(sessions, bundle, schedule[training.phase], values, fields, training, shuffle, watch)
+            if not training.stopped:
+                training.phase, training.batches = training.phase + 1, 0
+    finally:
+        if cache is not None:
+            cache.close()
+    values.examples = training.examples
+    return training
+
+
+def finish(sessions: Sessions, bundle: Bundle, values: Values) -> tuple[dict[str, np.ndarray], dict[str, float]]:
+    """Run `finish`: the update by output name, and its metrics."""
+    name = need_program(bundle, "finish", "take part in a round")
+    outputs = run_once(sessions, bundle, name, values)
+    ports = bundle.program(name).outputs
+    update = {port.name: outputs[port.name] for port in ports if isinstance(port, Update)}
+    for output, array in update.items():
+        if not np.isfinite(array).all():
+            raise NonFiniteLossError(f"program {name!r}: update {output!r} has values that are not finite")
+    return update, {port.name: float(outputs[port.name]) for port in ports if isinstance(port, Metric)}
+
+
+def _run_phase(
+    sessions: Sessions,
+    bundle: Bundle,
+    phase: Phase,
+    values: Values,
+    fields: Fields,
+    training: Training,
+    shuffle: bool,
+    watch: Watch,
+) -> None:
+    program = bundle.program(phase.program)
+    rows, whole = _batch_shape(phase, program, fields)
+    metric_ports = [port for port in program.outputs if isinstance(port, Metric)]
+    loss = loss_of(metric_ports)
+    repeated = find_repeated(bundle, phase.program)
+    several = None if repeated is None else Repeated(sessions.get(repeated), bundle.program(repeated))
+    loop = TrainLoop(sessions.get(phase.program), program, values, fields, phase.moves, several)
+    source = batches(
+        fields.count,
+        phase.batch_size,
+        epochs=phase.epochs,
+        steps=phase.steps,
+        shuffle=shuffle,
+        seed=values.seed,
+        phase=training.phase,
+        whole=whole,
+        skip=training.batches,
+    )
+    for group in grouped(source, loop.at_once, phase.batch_size):
+        step = values.steps
+        metrics = loop.step([batch.indices for batch in group], rows or len(group[0].indices))
+        asked = []
+        for index, (batch, found) in enumerate(zip(group, metrics)):
+            training.used[batch.indices] = True
+            for port in metric_ports:
+                training.metrics.add(port, found[port.name], len(batch.indices))
+            if loss is not None:
+                training.losses.append(found[loss.name])
+            if watch.on_step is not None:
+                now = Progress(training.phase, batch.epoch, step + index, found[loss.name] if loss else None)
+                asked.append(watch.on_step(now))
+        training.batches += len(group)
+        if watch.on_epoch is not None and group[-1].last_of_epoch:
+            loop.store()
+            watch.on_epoch()
+        if True in asked or (watch.between is not None and not watch.between(loop.store)):
+            training.stopped = True
+            break
+    loop.finish()
+
+
+def _batch_shape(phase: Phase, program: Program, fields: Fields) -> tuple[int | None, bool]:
+    """The rows that the graph is made for, if it is, and whether only whole batches will do."""
+    rows = fixed_rows(port for port in program.inputs if isinstance(port, BATCH_ROLES))
+    if rows not in (None, phase.batch_size):
+        raise RuntimeInputError(
+            f"program {phase.program!r} is made for batches of {rows}; batch_size must be that, is {phase.batch_size}"
+        )
+    weighted = any(isinstance(port, ExampleWeight) for port in program.inputs)
+    whole = rows is not None and not weighted
+    if whole and fields.count < phase.batch_size:
+        raise RuntimeInputError(
+            f"{fields.count} examples, but program {phase.program!r} is made for batches of {phase.batch_size}; "
+            "give more, or convert with a free batch axis"
+        )
+    return rows, whole

@@ -1,0 +1,187 @@
+"""A fit from its first step, or from its checkpoint, to its end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from archipel.bundle import Bundle, Phase
+from archipel.bundle.roles import Metric
+from archipel.errors import NonFiniteLossError, RuntimeInputError
+from archipel.lite_runtime.device_state import DeviceState
+from archipel.lite_runtime.fields import Fields
+from archipel.lite_runtime.sessions import Sessions
+from archipel.lite_runtime.training.checkpoint import Checkpoint, CheckpointFile, fingerprint
+from archipel.lite_runtime.training.control import Control
+from archipel.lite_runtime.training.driver import Training, Watch, run_begin, run_phases
+from archipel.lite_runtime.training.results import Callback, History, Progress, loss_of
+from archipel.lite_runtime.values import Values
+
+
+class Fitting:
+    """One call of `fit`: training with whatever follows it. `validate` measures the values as they are, or is None."""
+
+    def __init__(
+        self,
+        sessions: Sessions,
+        bundle: Bundle,
+        phase: Phase,
+        values: Values,
+        fields: Fields,
+        *,
+        shuffle: bool,
+        callbacks: Sequence[Callback],
+        validate: Callable[[], dict[str, float]] | None,
+        control: Control | None,
+        checkpoint: Checkpoint | None,
+        checkpoint_every: float,
+    ) -> None:
+        if checkpoint_every < 0:
+            raise RuntimeInputError(f"checkpoint_every is in seconds, 0 or more; got {checkpoint_every:g}")
+        self._sessions = sessions
+        self._bundle = bundle
+        self._phase = phase
+        self._values = values
+        self._fields = fields
+        self._shuffle = shuffle
+        self._validate = validate
+        self._control = control
+        self._checkpoint = checkpoint
+        self._every = checkpoint_every
+        self._written = time.monotonic()
+        self._training = Training(fields.count)
+        self._validation: list[dict[str, float]] = []
+        self._on_step = all_of(callbacks)
+
+    def run(self, *, keep_features: bool, feature_budget: int) -> History:
+        """Raises NonFiniteLossError when `values` holds the last weights with a finite loss, CheckpointError."""
+        complete = self._restore()
+        if not complete:
+            if self._values.steps == 0:
+                run_begin(self._sessions, self._bundle, self._values)
+            # Not kept here: a circle of references would hold the buffers of every fit until the next collection.
+            watch = Watch(self._on_step, None if self._validate is None else self._on_epoch, self._between)
+            try:
+                run_phases(
+                    self._sessions,
+                    self._bundle,
+                    [self._phase],
+                    self._values,
+                    self._fields,
+                    shuffle=self._shuffle,
+                    watch=watch,
+                    training=self._training,
+                    keep_features=keep_features,
+                    feature_budget=feature_budget,
+                )
+            except NonFiniteLossError:
+                # The caller gets the weights; going on from the file would only diverge again.
+                if self._checkpoint is not None:
+                    self._checkpoint.remove()
+                raise
+            self._write(complete=True)
+        training = self._training
+        return History(
+            losses=training.losses,
+            metrics=training.metrics.values,
+            validation=self._validation,
+            steps=self._values.steps,
+            examples=training.examples,
+            stopped=training.stopped,
+        )
+
+    def _on_epoch(self) -> None:
+        if self._validate is not None:
+            self._validation.append(self._validate())
+
+    def _between(self, store: Callable[[], None]) -> bool:
+        if self._checkpoint is not None and time.monotonic() - self._written >= self._every:
+            store()
+            self._write()
+        if self._control is None:
+            return True
+
+        def on_pause() -> None:
+            store()
+            self._write()
+
+        return self._control.between_steps(on_pause)
+
+    def _write(self, complete: bool = False) -> None:
+        if self._checkpoint is None:
+            return
+        training = self._training
+        self._checkpoint.write(
+            self._values,
+            training.metrics.values,
+            training.metrics.weights,
+            training.used,
+            phase=training.phase,
+            batches=training.batches,
+            validation=self._validation,
+            complete=complete,
+            stopped=training.stopped,
+        )
+        self._written = time.monotonic()
+
+    def _restore(self) -> bool:
+        """Go on from the checkpoint if there is one; whether it is complete already."""
+        restored = None if self._checkpoint is None else self._checkpoint.read(self._values, self._fields.count)
+        if restored is None:
+            return False
+        training = self._training
+        ports = [port for port in self._bundle.program(self._phase.program).outputs if isinstance(port, Metric)]
+        training.metrics.values.update(restored.metrics)
+        training.metrics.weights.update(restored.weights)
+        training.metrics.reductions.update({port.name: port.reduction for port in ports})
+        training.used[...] = restored.used
+        training.phase, training.batches = restored.header.phase, restored.header.batches
+        loss = loss_of(ports)
+        if loss is not None:
+            training.losses.extend(restored.metrics.get(loss.name, []))
+        training.stopped = restored.header.stopped
+        self._validation = restored.validation
+        return restored.header.complete
+
+
+def open_checkpoint(
+    place: Path | str | CheckpointFile | None,
+    bundle: Bundle,
+    phase: Phase,
+    fields: Fields,
+    state: DeviceState,
+    values: Values,
+    options: Mapping[str, object],
+) -> Checkpoint | None:
+    """The checkpoint at `place` for a fit with these inputs; None for no place."""
+    if place is None:
+        return None
+    file = place if isinstance(place, CheckpointFile) else CheckpointFile(checked_path(place))
+    groups = {
+        "data": fields.arrays,
+        "parameter": values.start,
+        "personal": state.personal,
+        "state": state.state,
+        "broadcast": values.broadcast,
+    }
+    return Checkpoint(file, fingerprint(bundle, [phase], options, groups))
+
+
+def checked_path(path: Path | str) -> Path:
+    """Raises RuntimeInputError where no checkpoint could be written."""
+    path = Path(path)
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        raise RuntimeInputError(f"checkpoint {path}: expected a file in a folder that exists")
+    return path
+
+
+def all_of(callbacks: Sequence[Callback]) -> Callback | None:
+    """One callback that calls all, even after one has asked to stop."""
+    if not callbacks:
+        return None
+
+    def call(progress: Progress) -> bool:
+        return True in [callback(progress) for callback in callbacks]
+
+    return call

@@ -1,0 +1,291 @@
+"""Training steps of one program over one schedule phase, without copying between steps.
+
+The tensors that move live in two sets of buffers, each bound once as input and once as output (I/O binding): a step
+reads one set and writes the other. Batches are gathered into buffers that stay bound.
+
+A loss tells about the weights that the step before it wrote, so when it is not finite those of two steps ago are
+wanted, and their buffers have been written over. The steps since a snapshot are made again then; they come out the
+same. Only noise for privacy is never drawn twice: programs that read it get a third set instead.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from archipel.bundle import Program, release_pages
+from archipel.bundle.roles import Count, ExampleWeight, Metric, Noise, Parameter, Personal, Port, State, Step
+from archipel.errors import NonFiniteLossError
+from archipel.lite_runtime.fields import BATCH_ROLES, Fields, Source
+from archipel.lite_runtime.sessions import Session, bound_value
+from archipel.lite_runtime.training.results import loss_of
+from archipel.lite_runtime.values import Values, fixed_shape
+
+_SNAPSHOT_AFTER = 1000
+"""Groups of steps: so many are made again at most."""
+_MOVING = (Parameter, Personal, State)
+
+
+class Repeated(NamedTuple):
+    """A program that makes `program.steps` of the loop's steps in one graph, and its session."""
+
+    session: Session
+    program: Program
+
+
+class TrainLoop:
+    """Holds a phase's buffers. `moves` names the parameters and personal tensors that take their new values."""
+
+    def __init__(
+        self,
+        session: Session,
+        program: Program,
+        values: Values,
+        fields: Fields,
+        moves: Iterable[str] | None,
+        repeated: Repeated | None = None,
+    ) -> None:
+        self._values = values
+        self._fields = fields
+        chosen = None if moves is None else set(moves)
+        self._moving = [port for port in program.outputs if isinstance(port, _MOVING) and _moves(port, chosen)]
+        self._loss = loss_of([port for port in program.outputs if isinstance(port, Metric)])
+        can_repeat = not any(isinstance(port, Noise) for port in program.inputs)
+        self._start = self._starts(program)
+        self._sets = self._make_sets(2 if can_repeat else 3)
+        self._current = 0
+        self._history = _History(self._start, values.steps) if can_repeat else None
+        self._last: Sequence[np.ndarray] = ()
+        bound = [{name: bound_value(array) for name, array in tensors.items()} for tensors in self._sets]
+        self._single = _Engine(session, program, values, fields, self._moving, bound)
+        # Tensors that stay would move inside a repeated graph.
+        unchanged = len(self._moving) == sum(isinstance(port, _MOVING) for port in program.outputs)
+        self._repeated = _Engine(*repeated, values, fields, self._moving, bound) if repeated and unchanged else None
+
+    @property
+    def at_once(self) -> int:
+        """How many minibatches of one size `step` takes best; it also takes one."""
+        return 1 if self._repeated is None else self._repeated.steps
+
+    def step(self, batches: Sequence[np.ndarray], rows: int) -> list[dict[str, float]]:
+        """Train on one or `at_once` minibatches, each the indices of its examples padded to `rows` with weight 0.
+
+        Returns the metrics of each. Raises NonFiniteLossError after going back to the last tensors whose loss was
+        finite.
+        """
+        if len(batches) == 1 or self._repeated is None:
+            return [self._step(indices, rows) for indices in batches]
+        metrics = self._repeated.run(batches, rows, self._current)
+        if not all(map(self._finite, metrics)):
+            # One by one from the same tensors, to find the step that fails and keep what was good before it.
+            return [self._step(indices, rows) for indices in batches]
+        self._moved(batches, rows)
+        return metrics
+
+    def store(self) -> None:
+        """Hand the present tensors to the values. They stay as they are for one more step."""
+        for port in self._moving:
+            self._values.write(port, self._sets[self._current][port.name])
+
+    def finish(self) -> None:
+        """As `store`, for the end of a phase. Raises NonFiniteLossError if the last step left numbers not finite."""
+        for port in self._moving:
+            array = self._sets[self._current][port.name]
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
+                self._go_back(f"{port.name!r} is not finite after")
+        self.store()
+
+    def _step(self, indices: np.ndarray, rows: int) -> dict[str, float]:
+        [metrics] = self._single.run([indices], rows, self._current)
+        if not self._finite(metrics):
+            self._go_back(f"the loss is {metrics[self._loss.name] if self._loss else math.nan} at")
+        self._moved([indices], rows)
+        return metrics
+
+    def _moved(self, batches: Sequence[np.ndarray], rows: int) -> None:
+        before = self._sets[self._current]
+        self._current = (self._current + 1) % len(self._sets)
+        self._values.steps += len(batches)
+        self._last = batches
+        if self._history is not None:
+            self._history.add(batches, rows, before, self._values.steps)
+
+    def _finite(self, metrics: dict[str, float]) -> bool:
+        return self._loss is None or math.isfinite(metrics[self._loss.name])
+
+    def _go_back(self, what: str) -> None:
+        steps = self._values.steps
+        if self._history is not None:
+            self._repeat(self._history)
+        elif self._last:
+            self._current = (self._current - 1) % len(self._sets)
+        self.store()
+        self._values.steps = steps
+        raise NonFiniteLossError(
+            f"training stopped: {what} step {steps}; the last weights with a finite loss are kept. "
+            "Lower the learning rate or look for bad examples"
+        )
+
+    def _repeat(self, history: _History) -> None:
+        """Make all steps since the snapshot again but the last one, which wrote what the loss is not finite for."""
+        if not history.groups:
+            return
+        for name, array in history.snapshot.items():
+            self._sets[self._current][name][...] = array
+        self._values.steps = history.steps
+        last, rows = history.groups[-1]
+        for batches, size in (*history.groups[:-1], *(([indices], rows) for indices in last[:-1])):
+            engine = self._single if self._repeated is None or len(batches) == 1 else self._repeated
+            engine.run(batches, size, self._current)
+            self._current = (self._current + 1) % len(self._sets)
+            self._values.steps += len(batches)
+
+    def _starts(self, program: Program) -> dict[str, np.ndarray]:
+        """What the moving tensors are at first, by output name, as far as the program reads them."""
+        inputs = {_key(port): port for port in program.inputs if isinstance(port, _MOVING)}
+        return {port.name: self._values.read(port) for port in self._moving if _key(port) in inputs}
+
+    def _make_sets(self, count: int) -> list[dict[str, np.ndarray]]:
+        sets = [{port.name: np.empty(fixed_shape(port), port.dtype) for port in self._moving} for _ in range(count)]
+        for name, array in self._start.items():
+            sets[0][name][...] = array
+            release_pages(array)  # from now on the buffers are read
+        return sets
+
+
+class _History:
+    """The steps since a snapshot of the tensors that move: groups of batches with their rows, in order."""
+
+    def __init__(self, snapshot: dict[str, np.ndarray], steps: int) -> None:
+        self.snapshot = snapshot
+        self.steps = steps
+        self.groups: list[tuple[Sequence[np.ndarray], int]] = []
+
+    def add(self, batches: Sequence[np.ndarray], rows: int, before: dict[str, np.ndarray], steps: int) -> None:
+        """A group was made, from the tensors `before`, whose loss was finite; `steps` were made with it in all."""
+        if len(self.groups) == _SNAPSHOT_AFTER:
+            self.snapshot = {name: before[name].copy() for name in self.snapshot}
+            self.steps = steps - len(batches)
+            self.groups.clear()
+        self.groups.append((batches, rows))
+
+
+class _Engine:
+    """A train program with everything bound: `sets` are the moving tensors, as inputs and outputs in turn."""
+
+    def __init__(
+        self,
+        session: Session,
+        program: Program,
+        values: Values,
+        fields: Fields,
+        moving: Sequence[Port],
+        sets: list[dict[str, Any]],
+    ) -> None:
+        self.steps = program.steps
+        self._session = session
+        self._program = program
+        self._values = values
+        self._fields = fields
+        self._moving = moving
+        self._sets = sets
+        metrics = [port for port in program.outputs if isinstance(port, Metric)]
+        self._metrics = {port.name: np.zeros(fixed_shape(port), dtype=port.dtype) for port in metrics}
+        self._metric_values = {name: bound_value(buffer) for name, buffer in self._metrics.items()}
+        self._inputs: dict[str, Any] = {}
+        self._varying: list[tuple[Port, np.ndarray]] = []
+        self._bind_inputs()
+        self._batches: dict[int, _BatchBuffers] = {}
+
+    def run(self, batches: Sequence[np.ndarray], rows: int, current: int) -> list[dict[str, float]]:
+        """Read set `current`, write the one after it. Returns the metrics of each minibatch."""
+        buffers = self._batches.get(rows)
+        if buffers is None:
+            buffers = self._batches[rows] = self._bind_batch(rows)
+        buffers.fill(batches)
+        for port, buffer in self._varying:
+            buffer[...] = self._values.read(port)
+        self._session.run_bound(buffers.bindings[current])
+        if self.steps == 1:
+            return [{name: float(buffer) for name, buffer in self._metrics.items()}]
+        return [{name: float(buffer[k]) for name, buffer in self._metrics.items()} for k in range(self.steps)]
+
+    def _bind_inputs(self) -> None:
+        moving = {_key(port) for port in self._moving}
+        for port in self._program.inputs:
+            if isinstance(port, BATCH_ROLES) or (isinstance(port, _MOVING) and _key(port) in moving):
+                continue
+            if isinstance(port, Step | Noise) or (isinstance(port, Count) and port.of == "steps"):
+                array = np.zeros(fixed_shape(port), dtype=port.dtype)
+                self._varying.append((port, array))
+            else:
+                array = np.asarray(self._values.read(port), order="C")
+            self._inputs[port.name] = bound_value(array)
+
+    def _bind_batch(self, rows: int) -> _BatchBuffers:
+        batch = _BatchBuffers(self._program, self._fields, rows)
+        read = {_key(port): port.name for port in self._program.inputs if isinstance(port, _MOVING)}
+        for index in range(len(self._sets)):
+            binding = self._session.native.io_binding()
+            for name, value in (*self._inputs.items(), *batch.values.items()):
+                binding.bind_ortvalue_input(name, value)
+            for name, value in self._metric_values.items():
+                binding.bind_ortvalue_output(name, value)
+            for port in self._moving:
+                if _key(port) in read:
+                    binding.bind_ortvalue_input(read[_key(port)], self._sets[index][port.name])
+                binding.bind_ortvalue_output(port.name, self._sets[(index + 1) % len(self._sets)][port.name])
+            batch.bindings.append(binding)
+        return batch
+
+
+class _BatchBuffers:
+    """Buffers for minibatches of `rows` examples, and the bindings that read them, one for each set."""
+
+    def __init__(self, program: Program, fields: Fields, rows: int) -> None:
+        self.values: dict[str, Any] = {}
+        self.bindings: list[Any] = []
+        self._data: list[tuple[Source, np.ndarray]] = []
+        self._weights: list[tuple[Source | None, np.ndarray]] = []
+        several = program.steps > 1
+        for port in program.inputs:
+            if not isinstance(port, BATCH_ROLES):
+                continue
+            source = fields.sources.get(port.name)
+            rest = fixed_shape(port, first=1 + several) if source is None else source.shape[1:]
+            buffer = np.ones((program.steps, rows, *rest), dtype=port.dtype)
+            self.values[port.name] = bound_value(buffer if several else buffer[0])
+            if isinstance(port, ExampleWeight):
+                self._weights.append((source, buffer))
+            elif source is not None:
+                self._data.append((source, buffer))
+
+    def fill(self, batches: Sequence[np.ndarray]) -> None:
+        """Gather the examples; rows beyond a batch's indices repeat its first one, with weight 0."""
+        for index, indices in enumerate(batches):
+            used = len(indices)
+            for source, buffer in self._data:
+                rows = buffer[index]
+                source.take(indices, rows[:used])
+                if used < len(rows):
+                    rows[used:] = rows[0]
+            for weights, buffer in self._weights:
+                rows = buffer[index]
+                if weights is None:
+                    rows[:used] = 1
+                else:
+                    weights.take(indices, rows[:used])
+                rows[used:] = 0
+
+
+def _key(port: Port) -> tuple[type[Port], str]:
+    return type(port), getattr(port, "tensor", "")
+
+
+def _moves(port: Port, chosen: set[str] | None) -> bool:
+    if isinstance(port, State):
+        return port.lifetime != "step"
+    return chosen is None or getattr(port, "tensor", "") in chosen

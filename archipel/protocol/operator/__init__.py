@@ -1,0 +1,1 @@
+"""What people and scripts exchange with a server: tasks, devices, models and rollouts, as msgspec structs."""

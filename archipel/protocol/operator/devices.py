@@ -1,0 +1,133 @@
+"""What people see of devices, populations and enrolment tokens. What devices tell about themselves is not shown."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from archipel.protocol.messages import DeviceId, Key, Message, Name, RoundId
+from archipel.protocol.operator.tasks import MAX_PAGE, PageQuery
+from archipel.protocol.sealed import Sealed
+
+DeviceState = Literal["active", "set-aside", "revoked"]
+"""Of a query: `active` devices are all that were not revoked, those that are set aside are among them."""
+PAGE = 50
+
+
+class DeviceQuery(PageQuery, frozen=True, kw_only=True):
+    """Those of one population, in one state, or of all."""
+
+    population: Name | None = None
+    state: DeviceState | None = None
+
+
+class QuarantineInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
+    """Why no round takes a device from `since` until `until`. `detail` is the evidence in words, `round_id` the round
+    whose end showed it, `times` how often the device was set aside by now."""
+
+    reason: str
+    detail: str
+    round_id: RoundId
+    since: float
+    until: float
+    times: int
+
+
+class SuspicionInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
+    """What the search for whoever spoils rounds knows of a device: of the `rounds` that it was in since the search
+    began `spoiled` were. `odds`: an honest device comes to such evidence once in so many searches at most."""
+
+    rounds: int
+    spoiled: int
+    odds: float
+
+
+class DeviceInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
+    """`last_seen`: when it last came and waited for work, null before the first time. `rotations`: how often it
+    replaced its key. `rounds`: how many it was assigned to. `faults`: how often it did something wrong that was
+    clearly its own doing. `quarantine` is null for a device that rounds may take, `suspicion` for one that was in no
+    spoiled round of late."""
+
+    device_id: DeviceId
+    population: Name
+    kind: Literal["device", "aggregator"]
+    state: DeviceState
+    enrolled: float
+    last_seen: float | None
+    revoked: float | None
+    rotations: int
+    rounds: int
+    faults: int
+    quarantine: QuarantineInfo | None
+    suspicion: SuspicionInfo | None
+
+
+class DevicePage(Message, frozen=True, kw_only=True, omit_defaults=False):
+    """Newest first; `next` is the `after` of the next page, null on the last."""
+
+    items: list[DeviceInfo]
+    next: DeviceId | None
+
+
+class PopulationQuery(Message, frozen=True, kw_only=True):
+    """At most `limit` populations, those that follow the one named `after`."""
+
+    limit: Annotated[int, Meta(ge=1, le=MAX_PAGE)] = PAGE
+    after: Name | None = None
+
+
+class SearchInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
+    """A search for whoever spoils a population's rounds. `rounds` it learned from, `spoiled` of them, since `began`,
+    `quiet` good ones after the last of these; `suspects` were in a spoiled one, and are mixed with other devices."""
+
+    began: float
+    last_spoiled: float
+    rounds: int
+    spoiled: int
+    quiet: int
+    suspects: int
+
+
+class PopulationInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
+    """Numbers of devices: `enrolled` and not revoked, `revoked`, `waiting` for work now, `in_rounds`, `set_aside` (no
+    round takes them now). `live_tasks`: those running or paused. `search` is null while no round is spoiled."""
+
+    name: Name
+    enrolled: int
+    revoked: int
+    waiting: int
+    in_rounds: int
+    set_aside: int
+    live_tasks: int
+    search: SearchInfo | None
+
+
+class PopulationPage(Message, frozen=True, kw_only=True, omit_defaults=False):
+    """By name; `next` is the `after` of the next page, null on the last."""
+
+    items: list[PopulationInfo]
+    next: Name | None
+
+
+class TokenRevocation(Message, frozen=True, kw_only=True):
+    """The enrolment token to refuse from now on: its `certificate`, or its public key alone."""
+
+    certificate: Sealed | None = None
+    token_key: Key | None = None
+
+
+class RevokedTokenInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
+    """`population` is null where only the token's public key was given."""
+
+    token_id: RoundId
+    token_key: Key
+    population: Name | None
+    revoked: float
+
+
+class RevokedTokenPage(Message, frozen=True, kw_only=True, omit_defaults=False):
+    """Newest first; `next` is the `after` of the next page, null on the last."""
+
+    items: list[RevokedTokenInfo]
+    next: RoundId | None

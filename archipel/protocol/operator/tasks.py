@@ -1,0 +1,357 @@
+"""What the operator's side of the API speaks; the devices' side is in archipel.protocol.messages."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
+
+from archipel.protocol.eligibility import MAX_CHARACTERS
+from archipel.protocol.messages import (
+    MAX_COHORT,
+    DeviceId,
+    Digest,
+    Key,
+    Kind,
+    Message,
+    Metrics,
+    Name,
+    Phase,
+    RoundId,
+    Whole,
+)
+
+Count = Annotated[int, Meta(ge=1, le=MAX_COHORT)]
+MAX_PAGE = 500
+IDEMPOTENCY_HEADER = "Idempotency-Key"
+Deadline = Annotated[float, Meta(gt=0, le=86400)]
+AccessRole = Literal["operator", "analyst", "auditor", "admin"]
+TaskState = Literal["proposed", "running", "paused", "completed", "cancelled", "failed"]
+Mode = Literal["synchronous", "semi-synchronous", "asynchronous"]
+Privacy = Literal["secure", "plain"]
+DeadlinePhase = Literal[
+    "assigning",
+    "advertising",
+    "sharing",
+    "complaining",
+    "masking",
+    "confirming",
+    "unmasking",
+    "buffering",
+    "updating",
+    "aggregating",
+]
+
+
+class PageQuery(Message, frozen=True, kw_only=True):
+    """At most `limit` items, those that follow the item with the id `after`."""
+
+    limit: Annotated[int, Meta(ge=1, le=MAX_PAGE)] = 50
+    after: RoundId | None = None
+
+
+class EntryQuery(Message, frozen=True, kw_only=True):
+    """Entries that follow number `after`; from the first one with 0."""
+
+    after: Whole = 0
+
+
+class Health(Message, frozen=True, kw_only=True):
+    status: Literal["ok"]
+    version: str
+
+
+class ServerInfo(Message, frozen=True, kw_only=True):
+    """The server's public key and the key that certifies enrolment tokens."""
+
+    server_key: Key
+    enrolment_key: Key
+    version: str
+
+
+class BundleInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
+    """`digest` is the SHA-256 of manifest.json, `bytes` the size of the .bundle file."""
+
+    digest: Digest
+    name: str
+    bytes: int
+    strategy: str
+
+
+class TaskRequest(Message, frozen=True, kw_only=True):
+    """Have `bundle` trained, evaluated or analysed over `population`, for `rounds` rounds.
+
+    `cohort` devices are assigned to each round; `threshold` is that of secret sharing (null: the smallest that the
+    bundle's privacy policy allows). A round takes no more updates once `goal` of them are in; a cohort above it is
+    over-selection against devices that drop out. `deadlines` are in seconds. `hyperparameters` go to the devices or to
+    the strategy.
+
+    `mode`: a synchronous round needs `goal` updates (or the whole cohort's) by its deadline, a semi-synchronous one
+    `min_cohort` of them. An asynchronous task makes a version of every `cohort` updates, from up to `concurrency`
+    devices at work at once (null: twice the cohort); updates count (1 + s)^-`staleness_exponent`, where s is the number
+    of versions made meanwhile, and not at all above `max_staleness`. With privacy secure each such cohort is a round of
+    its own.
+
+    `kind` evaluation takes the means of `metrics` (name: bound of its absolute value) over all examples, at most
+    `max_examples` of each device, with the weights `weights` (null: the bundle's own). What a bundle's `evaluate` sums
+    up is asked for as the mean, and its `correct` as `accuracy`. Analytics sums what the bundle's `program` computes.
+    Both are queries: nothing is released of fewer than `min_contributors` devices with examples (null: as many as the
+    bundle's privacy policy asks for, which is the least), see docs/operations.md, "Queries".
+
+    `eligibility` is an expression over the attributes that devices report (docs/operations.md, "Whom a task takes"). A
+    device gives at most `max_contributions` updates, and rests for `rest_seconds` from the start of a round that it was
+    in. With `devices_of` only devices are taken whose updates are in the sum of that round, which is committed.
+    """
+
+    name: Name
+    population: Name
+    bundle: Digest
+    rounds: Annotated[int, Meta(ge=1, le=1_000_000)]
+    min_cohort: Count
+    cohort: Count
+    privacy: Privacy = "secure"
+    kind: Kind = "training"
+    mode: Mode = "semi-synchronous"
+    threshold: Count | None = None
+    min_contributors: Count | None = None
+    goal: Count | None = None
+    concurrency: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
+    max_staleness: Annotated[int, Meta(ge=0, le=1_000_000)] = 20
+    staleness_exponent: Annotated[float, Meta(ge=0, le=16)] = 0.5
+    program: Annotated[str, Meta(max_length=128)] = ""
+    weights: Digest | None = None
+    metrics: Metrics = {}
+    max_examples: Annotated[int, Meta(ge=1, le=1 << 30)] = 1000
+    eligibility: Annotated[str, Meta(max_length=MAX_CHARACTERS)] = ""
+    max_contributions: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
+    rest_seconds: Annotated[float, Meta(ge=0, le=31_536_000)] = 0.0
+    devices_of: RoundId | None = None
+    hyperparameters: dict[str, float] = {}
+    deadlines: dict[DeadlinePhase, Deadline] = {}
+
+
+class TaskInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
+    """`model` is the digest of the newest weights (null until the first round was opened), `waiting` the number of
+    devices that are checking in and may be taken now, `waiting_for` why no round is under way although the task runs
+    (which devices it lacks; empty where it lacks none). Where the task has an eligibility, `waiting` is rounded down
+    to a multiple of the server's `smallest_answer`, and null below it and for auditors. `percent`: so many of the
+    eligible devices are taken at all, in the evaluations that rollouts make; null: all of them. `failed_rounds` are
+    those since the last committed one that count towards the end of the task, `spoiled_rounds` those since then that
+    some device spoiled that is not known yet; `search` says what is being done about it (empty: nothing is wrong). Who
+    asked for it is in `created_by`, such as "operator:ID", and who approved of it in `approved_by`: a query that is
+    `proposed` waits for that. `refused`: how often devices took no part in a round, by
+    reason (LeaveReason, or "untold")."""
+
+    task_id: RoundId
+    name: Name
+    population: Name
+    bundle: Digest
+    state: TaskState
+    reason: str
+    rounds: int
+    rounds_committed: int
+    failed_rounds: int
+    spoiled_rounds: int
+    privacy: Privacy
+    kind: Kind
+    mode: Mode
+    min_cohort: int
+    cohort: int
+    threshold: int
+    min_contributors: int | None
+    goal: int | None
+    concurrency: int | None
+    max_staleness: int
+    staleness_exponent: float
+    program: str
+    weights: Digest | None
+    metrics: dict[str, float]
+    max_examples: int
+    eligibility: str
+    percent: float | None
+    max_contributions: int | None
+    rest_seconds: float
+    devices_of: RoundId | None
+    hyperparameters: dict[str, float]
+    deadlines: dict[str, float]
+    model: Digest | None
+    waiting: int | None
+    waiting_for: str
+    search: str
+    created_by: str
+    approved_by: str | None
+    refused: dict[str, int]
+    created: float
+    ended: float | None
+
+
+class TaskPage(Message, frozen=True, kw_only=True, omit_defaults=False):
+    """Newest first; `next` is the `after` of the next page, null on the last."""
+
+    items: list[TaskInfo]
+    next: RoundId | None
+
+
+class ParticipantInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
+    """`furthest` is the last phase that the device answered in; `assigning`: it was not heard of since, but for that it
+    `left`, if it did."""
+
+    device_id: DeviceId
+    furthest: Phase
+    left: bool
+    bytes_uploaded: int
+
+
+class StatisticResult(Message, frozen=True, kw_only=True, omit_defaults=False):
+    """`value` of a sum or mean (null: of no examples), `counts` of a histogram: below the first of `edges`, between
+    each two, and from the last on; `quantiles` by probability, interpolated within the histogram's bins."""
+
+    kind: Literal["sum", "mean", "histogram", "quantiles"]
+    value: float | None = None
+    edges: list[float] = []
+    counts: list[float] = []
+    quantiles: dict[str, float] = {}
+
+
+class RoundResult(Message, frozen=True, kw_only=True, omit_defaults=False):
+    """What `devices` devices found, of which `contributors` had examples.
+
+    Of an evaluation: `metrics`, means over `examples` examples (each device's number is counted up to the task's
+    max_examples); `clamped`, of a metric that was beyond its range on some devices, the share of the examples that are
+    theirs. Of an analysis: `values`, the sums by name; `statistics`, what the bundle says that they mean.
+    """
+
+    devices: int
+    contributors: int = 0
+    examples: float | None = None
+    metrics: dict[str, float] = {}
+    clamped: dict[str, float] = {}
+    values: dict[str, Any] = {}
+    statistics: dict[str, StatisticResult] = {}
+
+
+class FaultInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
+    """What a device did wrong in a round, clearly by itself."""
+
+    device_id: DeviceId
+    reason: str
+
+
+class RoundInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
+    """`participants` are the devices that got their plan in this round, `survivors` those whose updates are in the sum,
+    in a task that is asynchronous and plain whichever round they got it in; `weight_sum` is the sum of their weights.
+
+    `number` is that of the model version which the round makes (in an asynchronous task: after which it began); a round
+    that repeats a failed one has the same. `spoiled`: it failed because of what somebody in it sent, and nobody can see
+    who; `faults` are those that are clearly some device's, `set_aside` the devices that no round takes because of what
+    this one showed; `suspects`: so many of those that waited were drawn with another chance than the others. `result`
+    is what an evaluation or analysis found (see RoundResult), null for training. `refused`: how many devices took no
+    part, by reason (LeaveReason, or "untold"). Of a training's committed round: `step_norm`, the L2 norm of the change
+    of the parameters, and `step_scale`, 1 or what the step was multiplied with because it was far beyond the task's
+    others (`reason` says so).
+    """
+
+    round_id: RoundId
+    task_id: RoundId
+    number: int
+    phase: Phase
+    phase_ends: float
+    reason: str
+    participants: list[ParticipantInfo]
+    survivors: list[DeviceId]
+    weights_in: Digest
+    weights_out: Digest | None
+    weight_sum: float | None
+    spoiled: bool
+    faults: list[FaultInfo]
+    set_aside: list[DeviceId]
+    suspects: int
+    step_norm: float | None
+    step_scale: float | None
+    result: RoundResult | None
+    refused: dict[str, int]
+    started: float
+    ended: float | None
+
+
+class RoundPage(Message, frozen=True, kw_only=True, omit_defaults=False):
+    """Oldest first; `next` is the `after` of the next page, null on the last."""
+
+    items: list[RoundInfo]
+    next: RoundId | None
+
+
+class TokenRequest(Message, frozen=True, kw_only=True):
+    """`populations`: those that the token may deal with, null: all. `seconds`: how long it is valid, null: for ever."""
+
+    name: Name
+    role: AccessRole
+    populations: Annotated[list[Name], Meta(min_length=1, max_length=1000)] | None = None
+    seconds: Annotated[float, Meta(gt=0, le=3_153_600_000)] | None = None
+
+
+class TokenInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
+    """What a token is for; times in Unix seconds, null where it does not expire or was not revoked."""
+
+    token_id: RoundId
+    name: Name
+    role: AccessRole
+    populations: list[Name] | None
+    created: float
+    expires: float | None
+    revoked: float | None
+
+
+class NewToken(Message, frozen=True, kw_only=True, omit_defaults=False):
+    """`token` goes into `Authorization: Bearer`; the server keeps its hash only."""
+
+    token: str
+    info: TokenInfo
+
+    def __repr__(self) -> str:
+        return f"NewToken(token=..., info={self.info!r})"
+
+
+class TokenPage(Message, frozen=True, kw_only=True, omit_defaults=False):
+    """Newest first; `next` is the `after` of the next page, null on the last."""
+
+    items: list[TokenInfo]
+    next: RoundId | None
+
+
+class AuditEntry(Message, frozen=True, kw_only=True, omit_defaults=False):
+    """`actor` is such as "operator:ID", "device:ID" or "coordinator"; `time` in whole microseconds since 1970.
+
+    `hash` is SHA-256 of the other fields as JSON (keys sorted, no blanks, UTF-8), `previous` that of the entry before.
+    """
+
+    seq: Annotated[int, Meta(ge=1)]
+    time: int
+    actor: str
+    action: str
+    subject: str
+    detail: dict[str, str | int | float | bool | None]
+    previous: Digest
+    hash: Digest
+
+
+class AuditQuery(Message, frozen=True, kw_only=True):
+    """At most `limit` entries, those that follow number `after`."""
+
+    limit: Annotated[int, Meta(ge=1, le=MAX_PAGE)] = MAX_PAGE
+    after: Annotated[int, Meta(ge=0, le=2**53 - 1)] = 0
+
+
+class AuditPage(Message, frozen=True, kw_only=True, omit_defaults=False):
+    """Oldest first; `next` is the `after` of the next page, null on the last."""
+
+    items: list[AuditEntry]
+    next: int | None
+
+
+class AuditHead(Message, frozen=True, kw_only=True, omit_defaults=False):
+    """Label "audit"; sealed by the server key. Number and hash of the newest entry, 0 and zeros before the first."""
+
+    seq: Annotated[int, Meta(ge=0)]
+    hash: Digest
+    time: float

@@ -1,0 +1,1 @@
+"""The audit log: who did what to what, in entries that hold each other's hashes."""

@@ -1,0 +1,1 @@
+"""Engine, tables and migrations."""

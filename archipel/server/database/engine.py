@@ -1,0 +1,241 @@
+"""The database: engine, transactions, migrations. SQLite by default; PostgreSQL by URL.
+
+A reading transaction never waits. A writing one on SQLite is BEGIN IMMEDIATE, so it holds the only write lock from its
+first statement on and what it has read cannot change under it; on PostgreSQL the rows that matter are locked explicitly
+(`with_for_update`, which SQLite ignores because it needs no such thing).
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any, Generic, TypeVar, cast
+
+from sqlalchemy import URL, Connection, Engine, Executable, Row, create_engine, event, inspect, text
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy.orm import Session
+from sqlalchemy.pool import NullPool
+
+from archipel.errors import RefusalError, ServerError
+
+T = TypeVar("T")
+
+MIGRATIONS = Path(__file__).parent / "migrations"
+SCHEMA = "0014"
+"""Name of the newest migration."""
+BUSY_MILLISECONDS = 10_000
+_WRITE = "archipel_write"
+
+
+class _Job(Generic[T]):
+    """What one thread wants to write."""
+
+    def __init__(self, work: Callable[[Connection], T]) -> None:
+        self._work = work
+        self.done = False
+        self.result: T | None = None
+        self.error: Exception | None = None
+
+    def run(self, connection: Connection) -> None:
+        self.error = None
+        try:
+            self.result = self._work(connection)
+        except RefusalError as error:  # refused before it changed anything: the others go on
+            self.error = error
+
+    def outcome(self) -> T:
+        if self.error is not None:
+            raise self.error
+        if not self.done:  # the thread that took it with its own was torn down
+            raise ServerError("the transaction was not committed")
+        return cast(T, self.result)
+
+
+class Database:
+    """Transactions on one engine. `read()` and `write()` give a Session that commits at the end or rolls back."""
+
+    def __init__(self, url: str, *, connections: int = 4) -> None:
+        try:
+            parsed = make_url(url)
+            if parsed.drivername == "postgresql":
+                parsed = parsed.set(drivername="postgresql+psycopg")
+            self.engine = create_engine(parsed, pool_size=connections, max_overflow=4, pool_timeout=30)
+        except (ArgumentError, NoSuchModuleError, ImportError) as error:
+            raise ServerError(f"database {url.split(':', 1)[0]!r}: {error}; expected an SQLAlchemy URL") from None
+        self._where = parsed.render_as_string(hide_password=True)
+        # SQLite has one writer. Waiting on a lock of this process is fair; its own busy handler sleeps and polls.
+        self._turn: AbstractContextManager[Any] = nullcontext()
+        if parsed.get_backend_name() == "sqlite":
+            self._turn = threading.Lock()
+            event.listen(self.engine, "connect", _sqlite_connect)
+            event.listen(self.engine, "begin", _sqlite_begin)
+        self._committing, self._queue_lock = threading.Lock(), threading.Lock()
+        self._queue: list[_Job[Any]] = []
+        self._writer = self.engine.execution_options(**{_WRITE: True})
+        # One statement needs no transaction around it.
+        sqlite = parsed.get_backend_name() == "sqlite"
+        self._looking = _Kept(parsed) if sqlite else _Pooled(self.engine)
+
+    @contextmanager
+    def read(self) -> Iterator[Session]:
+        with Session(self.engine, expire_on_commit=False) as session, session.begin():
+            yield session
+
+    def look_all(self, query: Executable, **values: object) -> Sequence[Row[Any]]:
+        """The rows that one prepared query finds; see `look`."""
+        with self._looking() as connection:
+            return connection.execute(query, values).all()
+
+    def look(self, query: Executable, **values: object) -> Row[Any] | None:
+        """The row that one prepared query finds, or None. For what is asked often: much less time than `read()`."""
+        with self._looking() as connection:
+            return connection.execute(query, values).one_or_none()
+
+    @contextmanager
+    def write(self) -> Iterator[Session]:
+        with self._turn, Session(self._writer, expire_on_commit=False) as session, session.begin():
+            yield session
+
+    @contextmanager
+    def _write_rows(self) -> Iterator[Connection]:
+        """As `write`, without objects: for little that is written often."""
+        with self._turn, self._writer.begin() as connection:
+            yield connection
+
+    def together(self, work: Callable[[Connection], T]) -> T:
+        """`work` in one writing transaction with what other threads want to write at this moment: one sync for all.
+
+        Durable when it returns. `work` may be run twice, and must have changed nothing when it raises RefusalError. On
+        PostgreSQL it has a transaction of its own: those of one moment are synced together there anyway.
+        """
+        if self.engine.dialect.name != "sqlite":
+            with self._write_rows() as connection:
+                return work(connection)
+        job: _Job[T] = _Job(work)
+        with self._queue_lock:
+            self._queue.append(job)
+        with self._committing:
+            if not job.done:
+                with self._queue_lock:
+                    jobs, self._queue = self._queue, []
+                self._commit(jobs)
+        return job.outcome()
+
+    def _commit(self, jobs: list[_Job[Any]]) -> None:
+        try:
+            with self._write_rows() as connection:
+                for job in jobs:
+                    job.run(connection)
+        except Exception as error:  # noqa: BLE001 - raised again, by the thread whose job it was
+            if len(jobs) > 1:
+                for job in jobs:
+                    self._commit([job])
+                return
+            jobs[0].error = error
+        for job in jobs:
+            job.done = True
+
+    def migrate(self) -> None:
+        """Bring the schema to this version. Raises ServerError when the database cannot be opened or is newer."""
+        if self._schema() == SCHEMA:
+            return
+        # Loading Alembic takes longer than everything else at start, so only when there is something to do.
+        from alembic import command
+        from alembic.config import Config
+        from alembic.util import CommandError
+
+        config = Config()
+        config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
+        try:
+            with self._turn, self._writer.connect() as connection, connection.begin():
+                config.attributes["connection"] = connection
+                command.upgrade(config, "head")
+        except CommandError:
+            raise ServerError(f"{self._where}: made by a newer version of archipel; update this installation") from None
+        except SQLAlchemyError as error:
+            raise ServerError(f"{self._where}: {_reason(error)}") from None
+
+    def check(self) -> None:
+        """Raises ServerError unless the schema is that of this version."""
+        found = self._schema()
+        if found != SCHEMA:
+            raise ServerError(f"{self._where}: schema {found}, expected {SCHEMA}; start the server to migrate")
+
+    def _schema(self) -> str | None:
+        # None: a new database.
+        try:
+            with self.read() as session:
+                if not inspect(session.connection()).has_table("alembic_version"):
+                    return None
+                found: str | None = session.scalar(text("SELECT version_num FROM alembic_version"))
+                return found
+        except SQLAlchemyError as error:
+            raise ServerError(f"{self._where}: {_reason(error)}") from None
+
+    def dispose(self) -> None:
+        self._looking.close()
+        self.engine.dispose()
+
+
+class _Pooled:
+    """A connection of the pool, for one statement."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine.execution_options(isolation_level="AUTOCOMMIT")
+
+    def __call__(self) -> AbstractContextManager[Connection]:
+        return self._engine.connect()
+
+    def close(self) -> None:
+        """The pool's connections are closed with it."""
+
+
+class _Kept:
+    """Each thread's own connection, for as long as there is the thread: half of what a look at SQLite takes is to get
+    one from a pool and to give it back. Between two statements it holds nothing of the database."""
+
+    def __init__(self, url: URL) -> None:
+        # Whichever thread sees that another one is gone closes what that had.
+        engine = create_engine(url, poolclass=NullPool, connect_args={"check_same_thread": False})
+        event.listen(engine, "connect", _sqlite_connect)
+        self._engine = engine
+        self._mine = threading.local()
+        self._all: weakref.WeakSet[Connection] = weakref.WeakSet()
+        self._lock = threading.Lock()
+
+    def __call__(self) -> AbstractContextManager[Connection]:
+        connection: Connection | None = getattr(self._mine, "connection", None)
+        if connection is None or connection.closed or connection.invalidated:
+            connection = self._mine.connection = self._engine.connect()
+            with self._lock:
+                self._all.add(connection)
+        return nullcontext(connection)
+
+    def close(self) -> None:
+        with self._lock:
+            for connection in self._all:
+                connection.close()
+
+
+def _sqlite_connect(connection: Any, record: object) -> None:
+    # No implicit BEGIN by the driver: _sqlite_begin says which kind of transaction it is.
+    connection.isolation_level = None
+    cursor = connection.cursor()
+    cursor.execute(f"PRAGMA busy_timeout = {BUSY_MILLISECONDS}")
+    cursor.execute("PRAGMA journal_mode = WAL")
+    cursor.execute("PRAGMA synchronous = FULL")
+    cursor.execute("PRAGMA foreign_keys = ON")
+    cursor.close()
+
+
+def _sqlite_begin(connection: Connection) -> None:
+    immediate = connection.get_execution_options().get(_WRITE, False)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if immediate else "BEGIN")
+
+
+def _reason(error: SQLAlchemyError) -> str:
+    return str(getattr(error, "orig", None) or error).splitlines()[0]

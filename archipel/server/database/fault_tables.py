@@ -1,0 +1,70 @@
+"""The tables of attributed faults, of devices that are set aside, and of searches for whoever spoils rounds."""
+
+from __future__ import annotations
+
+from sqlalchemy import JSON, Float, ForeignKey, Index, Integer, String
+from sqlalchemy.orm import Mapped, mapped_column
+
+from archipel.server.database.tables import Base
+
+Population = String(128)
+Reason = String(128)
+
+
+class Fault(Base):
+    """Something wrong that a device sent in a round and nobody else can have sent; once for each reason."""
+
+    __tablename__ = "faults"
+    round_id: Mapped[str] = mapped_column(ForeignKey("rounds.round_id"), primary_key=True)
+    device_id: Mapped[str] = mapped_column(ForeignKey("devices.device_id"), primary_key=True)
+    reason: Mapped[str] = mapped_column(Reason, primary_key=True)
+    noted: Mapped[float] = mapped_column(Float)
+    __table_args__ = (Index(None, "device_id", "noted"),)
+
+
+class Quarantine(Base):
+    """A device that no round takes before `until`; kept after that, for `times` says how often it was set aside.
+
+    `detail` is the evidence in words, `round_id` the round whose end showed it. `released`: when an operator let it
+    back in; what was noted of it before then, or before `until`, does not count a second time.
+    """
+
+    __tablename__ = "quarantines"
+    device_id: Mapped[str] = mapped_column(ForeignKey("devices.device_id"), primary_key=True)
+    population: Mapped[str] = mapped_column(Population)
+    reason: Mapped[str] = mapped_column(Reason)
+    detail: Mapped[str] = mapped_column(String(512))
+    round_id: Mapped[str] = mapped_column(ForeignKey("rounds.round_id"), index=True)
+    since: Mapped[float] = mapped_column(Float)
+    until: Mapped[float] = mapped_column(Float)
+    times: Mapped[int] = mapped_column(Integer)
+    released: Mapped[float | None] = mapped_column(Float)
+    __table_args__ = (Index(None, "population", "until"),)
+
+
+class Search(Base):
+    """The search for whoever spoils a population's rounds, from the first spoiled one until none was for long.
+
+    `rounds` and `spoiled` count those that it learned from, `quiet` the good ones since the last spoiled one. `absent`:
+    the bets (archipel.server.devices.suspicion) of a device that was in no spoiled round so far.
+    """
+
+    __tablename__ = "searches"
+    population: Mapped[str] = mapped_column(Population, primary_key=True)
+    began: Mapped[float] = mapped_column(Float)
+    last_spoiled: Mapped[float] = mapped_column(Float)
+    rounds: Mapped[int] = mapped_column(Integer)
+    spoiled: Mapped[int] = mapped_column(Integer)
+    quiet: Mapped[int] = mapped_column(Integer)
+    absent: Mapped[list[float]] = mapped_column(JSON)
+
+
+class Suspect(Base):
+    """What a search knows of a device that was in a spoiled round: its bets, and the rounds that it was in."""
+
+    __tablename__ = "suspects"
+    device_id: Mapped[str] = mapped_column(ForeignKey("devices.device_id"), primary_key=True)
+    population: Mapped[str] = mapped_column(ForeignKey("searches.population"), index=True)
+    logs: Mapped[list[float]] = mapped_column(JSON)
+    rounds: Mapped[int] = mapped_column(Integer)
+    spoiled: Mapped[int] = mapped_column(Integer)

@@ -1,0 +1,393 @@
+"""The tables. Times are Unix seconds, digests SHA-256 in hexadecimal, ids 32 hexadecimal digits.
+
+What a round has collected is in `answers`: one row per device and phase, so "who is in U2" is "who answered in phase
+sharing". Nothing here holds an unmasked update, a private key or a usable token.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Boolean,
+    ColumnElement,
+    Float,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    and_,
+    false,
+    literal_column,
+    text,
+)
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+Id = String(32)
+Digest = String(64)
+
+LIVE = ("running", "paused")
+"""The states of tasks whose rounds count."""
+PHASES = ("advertising", "sharing", "complaining", "masking", "confirming", "unmasking", "updating")
+"""The phases in which devices send something."""
+UPDATE_PHASES = ("masking", "updating")
+"""The phases whose answers are updates."""
+
+
+class Base(DeclarativeBase):
+    metadata = MetaData(
+        naming_convention={
+            "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+            "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+            "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+            "pk": "pk_%(table_name)s",
+        }
+    )
+
+
+class Device(Base):
+    """An enrolled device. `chain` is the JSON of messages.Chain, which its peers check for themselves.
+
+    `device_key` is its newest key, the one at the end of the chain. A device that was `revoked` stays in the table, so
+    that neither its token nor its keys can be used again.
+    """
+
+    __tablename__ = "devices"
+    device_id: Mapped[str] = mapped_column(Id, primary_key=True)
+    device_key: Mapped[bytes] = mapped_column(LargeBinary(32))
+    token_key: Mapped[bytes] = mapped_column(LargeBinary(32), unique=True)
+    population: Mapped[str] = mapped_column(String(128))
+    kind: Mapped[str] = mapped_column(String(16))
+    chain: Mapped[bytes] = mapped_column(LargeBinary)
+    enrolled: Mapped[float] = mapped_column(Float)
+    revoked: Mapped[float | None] = mapped_column(Float)
+    __table_args__ = (Index(None, "enrolled", "device_id"), Index(None, "population", "enrolled", "device_id"))
+
+
+class DeviceKey(Base):
+    """Every key that a device has ever had: none is taken a second time, by whichever device."""
+
+    __tablename__ = "device_keys"
+    device_key: Mapped[bytes] = mapped_column(LargeBinary(32), primary_key=True)
+    device_id: Mapped[str] = mapped_column(ForeignKey("devices.device_id"))
+    since: Mapped[float] = mapped_column(Float)
+
+
+class RevokedToken(Base):
+    """An enrolment token that nobody can enrol with any more. `token_id` is made of its public key."""
+
+    __tablename__ = "revoked_tokens"
+    token_id: Mapped[str] = mapped_column(Id, primary_key=True)
+    token_key: Mapped[bytes] = mapped_column(LargeBinary(32))
+    population: Mapped[str | None] = mapped_column(String(128))
+    revoked: Mapped[float] = mapped_column(Float)
+
+
+class CheckInRow(Base):
+    """When a device was last seen waiting, when it was told to come again (`due`; 0 in a round and until it has come
+    again after it, and for ever where it was revoked), and the live round it is assigned to: at most one.
+
+    `versions` are what it fetched last of each model, null where it tells none.
+    """
+
+    __tablename__ = "check_ins"
+    device_id: Mapped[str] = mapped_column(ForeignKey("devices.device_id"), primary_key=True)
+    population: Mapped[str] = mapped_column(String(128))
+    last_seen: Mapped[float] = mapped_column(Float, index=True)
+    due: Mapped[float] = mapped_column(Float, server_default="0")
+    attributes: Mapped[dict[str, Any]] = mapped_column(JSON)
+    versions: Mapped[dict[str, int] | None] = mapped_column(JSON(none_as_null=True))
+    round_id: Mapped[str | None] = mapped_column(ForeignKey("rounds.round_id"), index=True)
+    __table_args__ = (Index(None, "population", "due"),)
+
+
+class UsedNonce(Base):
+    """A nonce that a device has signed for a session: not good a second time. Kept until it is good for nothing."""
+
+    __tablename__ = "used_nonces"
+    nonce: Mapped[bytes] = mapped_column(LargeBinary(32), primary_key=True)
+    expires: Mapped[float] = mapped_column(Float, index=True)
+
+
+class DeviceSession(Base):
+    """A bearer token, as its SHA-256."""
+
+    __tablename__ = "sessions"
+    token_hash: Mapped[bytes] = mapped_column(LargeBinary(32), primary_key=True)
+    device_id: Mapped[str] = mapped_column(ForeignKey("devices.device_id"), index=True)
+    expires: Mapped[float] = mapped_column(Float, index=True)
+
+
+class Blob(Base):
+    """What a blob is used as: `bundle`, `weights`, `broadcast`, `revocations` or `state`; see server.rounds.reach."""
+
+    __tablename__ = "blobs"
+    digest: Mapped[str] = mapped_column(Digest, primary_key=True)
+    kind: Mapped[str] = mapped_column(String(16), primary_key=True)
+    size: Mapped[int] = mapped_column(BigInteger)
+    created: Mapped[float] = mapped_column(Float)
+
+
+class BundleRow(Base):
+    """`digest` is that of the manifest, `file_digest` that of the .bundle file among the blobs."""
+
+    __tablename__ = "bundles"
+    digest: Mapped[str] = mapped_column(Digest, primary_key=True)
+    file_digest: Mapped[str] = mapped_column(Digest)
+    name: Mapped[str] = mapped_column(String(256))
+    size: Mapped[int] = mapped_column(BigInteger)
+    strategy: Mapped[str] = mapped_column(String(128))
+    manifest: Mapped[bytes] = mapped_column(LargeBinary)
+    published: Mapped[float] = mapped_column(Float)
+
+
+class Reach(Base):
+    """A bundle (its manifest's digest) or a blob that a population may have. `reason` is a task's id, "model" for a
+    version of one of its models, or "upload" for a bundle that was uploaded for it; see server.rounds.reach."""
+
+    __tablename__ = "reaches"
+    digest: Mapped[str] = mapped_column(Digest, primary_key=True)
+    population: Mapped[str] = mapped_column(String(128), primary_key=True)
+    reason: Mapped[str] = mapped_column(Id, primary_key=True)
+
+
+class Task(Base):
+    """What an operator asked for, and how far it is. `model` and `strategy_state` are blobs, None before round 1.
+
+    `request` is the JSON of the checked resources.TaskRequest; what queries and rounds need of it has columns too.
+    `failed_rounds` counts those since the last committed one that speak against the task, `spoiled_rounds` those since
+    then whose sum made no sense (devices.spoiler_search); `request_digest` is of the request under an idempotency
+    key. A proposed task waits until somebody else than `created_by` approves of it; these name people as the audit log
+    does. `plan_serial` is that of its last plan. A paused task finishes its round and opens no other. With `salt` it
+    takes `percent` of the devices, see archipel.server.devices.targeting.
+    """
+
+    __tablename__ = "tasks"
+    task_id: Mapped[str] = mapped_column(Id, primary_key=True)
+    name: Mapped[str] = mapped_column(String(128))
+    population: Mapped[str] = mapped_column(String(128))
+    bundle: Mapped[str] = mapped_column(ForeignKey("bundles.digest"), index=True)
+    weights: Mapped[str | None] = mapped_column(Digest)
+    state: Mapped[str] = mapped_column(String(16), index=True)
+    reason: Mapped[str] = mapped_column(String(1024))
+    rounds: Mapped[int] = mapped_column(Integer)
+    rounds_committed: Mapped[int] = mapped_column(Integer)
+    failed_rounds: Mapped[int] = mapped_column(Integer)
+    spoiled_rounds: Mapped[int] = mapped_column(Integer, default=0, server_default="0")
+    request: Mapped[bytes] = mapped_column(LargeBinary, server_default="")
+    kind: Mapped[str] = mapped_column(String(16), server_default="training")
+    mode: Mapped[str] = mapped_column(String(20), server_default="semi-synchronous")
+    privacy: Mapped[str] = mapped_column(String(16))
+    min_cohort: Mapped[int] = mapped_column(Integer)
+    cohort: Mapped[int] = mapped_column(Integer)
+    threshold: Mapped[int] = mapped_column(Integer)
+    goal: Mapped[int | None] = mapped_column(Integer)
+    concurrency: Mapped[int | None] = mapped_column(Integer)
+    eligibility: Mapped[str] = mapped_column(String(1024), server_default="")
+    salt: Mapped[str | None] = mapped_column(String(128))
+    percent: Mapped[float | None] = mapped_column(Float)
+    max_contributions: Mapped[int | None] = mapped_column(Integer)
+    rest_seconds: Mapped[float] = mapped_column(Float, server_default="0")
+    request_digest: Mapped[str | None] = mapped_column(Digest)
+    created_by: Mapped[str] = mapped_column(String(64), server_default="")
+    approved_by: Mapped[str | None] = mapped_column(String(64))
+    hyperparameters: Mapped[dict[str, float]] = mapped_column(JSON)
+    deadlines: Mapped[dict[str, float]] = mapped_column(JSON)
+    model: Mapped[str | None] = mapped_column(Digest)
+    strategy_state: Mapped[str | None] = mapped_column(Digest)
+    plan_serial: Mapped[int] = mapped_column(BigInteger, server_default="0")
+    created: Mapped[float] = mapped_column(Float)
+    ended: Mapped[float | None] = mapped_column(Float)
+
+    @property
+    def live(self) -> bool:
+        """Whether its rounds count."""
+        return self.state in LIVE
+
+    @property
+    def buffered(self) -> bool:
+        """Whether its rounds are buffers, filled by devices that began with any of the last versions."""
+        return self.mode == "asynchronous" and self.privacy == "plain"
+
+
+class Round(Base):
+    """One round; live while `ended` is None. `plan` is the JSON of the sealed messages.RoundPlan.
+
+    `number` is that of the model version it makes, so a round that repeats a failed one has the same number; rounds of
+    an asynchronous task overlap, and theirs is that of the version after the one they began with. `sum_digest` is the
+    checkpoint of the running sum, in the spool: of the answers whose `folded_into` is this round. `spoiled`: it failed
+    because of what its devices sent, and nobody knows which. `draw`: with what chance it took whom, see search.py.
+    `settled`: since when it is clear which devices are in the sum, so that they may have been told. `step_norm` and
+    `state_norm` are L2 norms of what a training's round changed, `step_scale` what it was multiplied with for that: see
+    server.rounds.steps. Null in rounds that are not committed, and of other kinds of tasks. `complaints` is the
+    number of participants that are excluded.
+    """
+
+    __tablename__ = "rounds"
+    round_id: Mapped[str] = mapped_column(Id, primary_key=True)
+    task_id: Mapped[str] = mapped_column(ForeignKey("tasks.task_id"), index=True)
+    number: Mapped[int] = mapped_column(Integer)
+    phase: Mapped[str] = mapped_column(String(16))
+    phase_ends: Mapped[float] = mapped_column(Float)
+    reason: Mapped[str] = mapped_column(String(1024))
+    plan: Mapped[bytes] = mapped_column(LargeBinary)
+    plan_digest: Mapped[str] = mapped_column(Digest)
+    update_bytes: Mapped[int] = mapped_column(BigInteger)
+    weights_in: Mapped[str] = mapped_column(Digest)
+    weights_out: Mapped[str | None] = mapped_column(Digest)
+    weight_sum: Mapped[float | None] = mapped_column(Float)
+    result: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    sum_digest: Mapped[str | None] = mapped_column(Digest)
+    spoiled: Mapped[bool] = mapped_column(Boolean, default=False, server_default=false())
+    draw: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    settled: Mapped[float | None] = mapped_column(Float)
+    step_norm: Mapped[float | None] = mapped_column(Float)
+    state_norm: Mapped[float | None] = mapped_column(Float)
+    step_scale: Mapped[float | None] = mapped_column(Float)
+    complaints: Mapped[int] = mapped_column(Integer, default=0, server_default="0")
+    started: Mapped[float] = mapped_column(Float)
+    ended: Mapped[float | None] = mapped_column(Float)
+    __table_args__ = (
+        Index(
+            "ix_rounds_live",
+            "round_id",
+            sqlite_where=text("ended IS NULL"),
+            postgresql_where=text("ended IS NULL"),
+        ),
+    )
+
+
+class Participant(Base):
+    """A device that was assigned to a round. `ends`: when its seat in a buffered round is given up, else null. `left`:
+    when it said that it will send nothing, else null. `counted`: when that became one of the round's refusals.
+    `excluded`: when a complaint put it out of the round, else null."""
+
+    __tablename__ = "participants"
+    round_id: Mapped[str] = mapped_column(ForeignKey("rounds.round_id"), primary_key=True)
+    device_id: Mapped[str] = mapped_column(ForeignKey("devices.device_id"), primary_key=True, index=True)
+    ends: Mapped[float | None] = mapped_column(Float)
+    left: Mapped[float | None] = mapped_column(Float)
+    counted: Mapped[float | None] = mapped_column(Float)
+    excluded: Mapped[float | None] = mapped_column(Float)
+
+
+class Refusal(Base):
+    """How many devices left a round before they had a part in it, for one reason (messages.LeaveReason, or untold)."""
+
+    __tablename__ = "refusals"
+    round_id: Mapped[str] = mapped_column(ForeignKey("rounds.round_id"), primary_key=True)
+    reason: Mapped[str] = mapped_column(String(16), primary_key=True)
+    devices: Mapped[int] = mapped_column(Integer)
+
+
+class Answer(Base):
+    """What a device sent in a phase. `digest` and `size` (bytes) are those of the request's body.
+
+    `body` is None where it is kept elsewhere (shares in their table, updates in the spool) and after the round.
+    `folded_into` is the round whose running sum has the update: its own, or that whose buffer it came into.
+    """
+
+    __tablename__ = "answers"
+    round_id: Mapped[str] = mapped_column(ForeignKey("rounds.round_id"), primary_key=True)
+    phase: Mapped[str] = mapped_column(String(16), primary_key=True)
+    device_id: Mapped[str] = mapped_column(ForeignKey("devices.device_id"), primary_key=True)
+    digest: Mapped[str] = mapped_column(Digest)
+    size: Mapped[int] = mapped_column(BigInteger)
+    body: Mapped[bytes | None] = mapped_column(LargeBinary)
+    received: Mapped[float] = mapped_column(Float)
+    folded_into: Mapped[str | None] = mapped_column(Id, index=True)
+
+    @classmethod
+    def of(cls, round_id: Any, device_id: Any) -> ColumnElement[bool]:
+        """Everything that a device sent in a round. All phases are named, because the key has them before the device:
+        else every answer of the round is looked at."""
+        phases = cls.phase.in_([literal_column(f"'{phase}'") for phase in PHASES])
+        return and_(cls.round_id == round_id, phases, cls.device_id == device_id)
+
+
+class Share(Base):
+    """An encrypted secret share, signed by `sender`, on its way to `recipient`; deleted when the round ends."""
+
+    __tablename__ = "shares"
+    round_id: Mapped[str] = mapped_column(ForeignKey("rounds.round_id"), primary_key=True)
+    recipient: Mapped[str] = mapped_column(Id, primary_key=True)
+    sender: Mapped[str] = mapped_column(Id, primary_key=True)
+    ciphertext: Mapped[bytes] = mapped_column(LargeBinary(512))
+    signature: Mapped[bytes] = mapped_column(LargeBinary(64), server_default="")
+    __table_args__ = {"sqlite_with_rowid": False}
+
+
+class Version(Base):
+    """A model version and where it came from. Version 0 of a task holds the bundle's own parameters."""
+
+    __tablename__ = "versions"
+    task_id: Mapped[str] = mapped_column(ForeignKey("tasks.task_id"), primary_key=True)
+    number: Mapped[int] = mapped_column(Integer, primary_key=True)
+    weights: Mapped[str] = mapped_column(Digest)
+    strategy_state: Mapped[str | None] = mapped_column(Digest)
+    parent: Mapped[str | None] = mapped_column(Digest)
+    round_id: Mapped[str | None] = mapped_column(ForeignKey("rounds.round_id"), unique=True)
+    cohort: Mapped[int] = mapped_column(Integer)
+    weight_sum: Mapped[float | None] = mapped_column(Float)
+    created: Mapped[float] = mapped_column(Float)
+
+
+class WeightsEntry(Base):
+    """One entry of a weights log; see archipel.server.rounds.weights_log. `statement` is the JSON of the sealed
+    messages.WeightsStatement, `hash` that of its body, `evidence` the JSON of a messages.Endorsement (null: none)."""
+
+    __tablename__ = "weights_log"
+    population: Mapped[str] = mapped_column(String(128), primary_key=True)
+    bundle: Mapped[str] = mapped_column(ForeignKey("bundles.digest"), primary_key=True)
+    number: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
+    kind: Mapped[str] = mapped_column(String(16))
+    weights: Mapped[str] = mapped_column(Digest)
+    hash: Mapped[str] = mapped_column(Digest)
+    statement: Mapped[bytes] = mapped_column(LargeBinary)
+    evidence: Mapped[bytes | None] = mapped_column(LargeBinary)
+    __table_args__ = (Index(None, "population", "bundle", "weights"),)
+
+
+class AuditRow(Base):
+    """One entry of the audit log; see archipel.server.audit.log. The database refuses UPDATE and DELETE."""
+
+    __tablename__ = "audit"
+    seq: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
+    time: Mapped[int] = mapped_column(BigInteger)
+    actor: Mapped[str] = mapped_column(String(64))
+    action: Mapped[str] = mapped_column(String(64))
+    subject: Mapped[str] = mapped_column(String(192))
+    detail: Mapped[dict[str, Any]] = mapped_column(JSON)
+    previous: Mapped[str] = mapped_column(Digest)
+    hash: Mapped[str] = mapped_column(Digest)
+
+
+class AccessToken(Base):
+    """A token of an operator, auditor or admin, as its SHA-256; valid until `expires` or `revoked`, where set.
+
+    `populations`: those it may deal with, null: all.
+    """
+
+    __tablename__ = "access_tokens"
+    token_id: Mapped[str] = mapped_column(Id, primary_key=True)
+    token_hash: Mapped[bytes] = mapped_column(LargeBinary(32), unique=True)
+    name: Mapped[str] = mapped_column(String(128))
+    role: Mapped[str] = mapped_column(String(16))
+    populations: Mapped[list[str] | None] = mapped_column(JSON(none_as_null=True))
+    created: Mapped[float] = mapped_column(Float)
+    expires: Mapped[float | None] = mapped_column(Float)
+    revoked: Mapped[float | None] = mapped_column(Float)
+
+
+class LeaseRow(Base):
+    """Who coordinates, until when (Unix seconds), and as the how manieth; see archipel.server.processes.lease."""
+
+    __tablename__ = "leases"
+    name: Mapped[str] = mapped_column(String(32), primary_key=True)
+    holder: Mapped[str] = mapped_column(Id)
+    term: Mapped[int] = mapped_column(BigInteger)
+    expires: Mapped[float] = mapped_column(Float)

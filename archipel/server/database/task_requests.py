@@ -1,0 +1,29 @@
+"""What was asked for with a stored task."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import msgspec
+
+from archipel.protocol.operator.tasks import TaskRequest
+from archipel.server.database.tables import Task
+
+decode_request = lru_cache(maxsize=256)(msgspec.json.Decoder(TaskRequest).decode)
+"""From Task.request."""
+
+
+def request_of(task: Task) -> TaskRequest:
+    """The checked request, as `opening.new_task` stored it."""
+    return decode_request(task.request)
+
+
+def audited(task: Task) -> dict[str, str | int | float | None]:
+    """What the audit log keeps of a task that is made: whom it asks for what, and how it is protected."""
+    names = (
+        "name", "population", "kind", "mode", "privacy", "bundle", "weights", "rounds", "min_cohort", "cohort",
+        "threshold", "eligibility", "percent", "max_contributions",
+    )  # fmt: skip
+    request = request_of(task)
+    asked = {"devices_of": request.devices_of, "min_contributors": request.min_contributors, "program": request.program}
+    return {**{name: getattr(task, name) for name in names}, **asked, "state": task.state}

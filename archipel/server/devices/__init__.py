@@ -1,0 +1,1 @@
+"""Which devices may take part: targeting, pace, revocation, faults, and the search for whoever spoils rounds."""

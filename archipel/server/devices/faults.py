@@ -1,0 +1,112 @@
+"""Faults that are clearly one device's own, and setting devices aside.
+
+A fault is noted where it is seen, in the transaction of whoever sees it: only what a device sent over its own session
+or under its own signature, and what nobody else can have made it send. What follows is decided when the round ends:
+with `max_faults` of them within `fault_seconds` the device is set aside, which means that no round takes it for a time
+that doubles with each repetition, or until an operator releases it.
+"""
+
+from __future__ import annotations
+
+import time
+
+from sqlalchemy import Select, func, select
+from sqlalchemy.orm import Session
+
+from archipel.server.audit import log as audit
+from archipel.server.database.fault_tables import Fault, Quarantine
+from archipel.server.database.tables import Device, Round, Task
+from archipel.server.settings import Settings
+
+MAX_DOUBLINGS = 10
+
+
+def note_fault(session: Session, *, device_id: str, round_id: str, reason: str, now: float | None = None) -> bool:
+    """Note that the device did something wrong in the round, in the caller's transaction. Returns whether that is new.
+
+    `reason` says what, in a few words of ours (never of the device's), at most 128 characters. It is noted once for
+    each device, round and reason, however often it is seen. If the round fails, that does not count against its task.
+    """
+    if session.get(Fault, (round_id, device_id, reason)) is not None:
+        return False
+    noted = time.time() if now is None else now
+    session.add(Fault(round_id=round_id, device_id=device_id, reason=reason, noted=noted))
+    session.flush()
+    audit.append(session, noted, "server", "device.fault", device_id, round=round_id, reason=reason)
+    return True
+
+
+def has_faults(session: Session, round_id: str) -> bool:
+    """Whether somebody is known to have done something wrong in the round."""
+    return bool(session.scalar(select(select(Fault.device_id).where(Fault.round_id == round_id).exists())))
+
+
+def set_aside_faulty(session: Session, round_id: str, settings: Settings, now: float) -> list[str]:
+    """Set aside who has as many faults as are too many, of those with one in this round. Returns their ids."""
+    population = select(Task.population).join(Round).where(Round.round_id == round_id).scalar_subquery()
+    faulty = select(Fault.device_id, population.label("population")).where(Fault.round_id == round_id).distinct()
+    aside = []
+    for device_id, name in session.execute(faulty.order_by(Fault.device_id)).all():
+        before = session.get(Quarantine, device_id)
+        ended = 0.0 if before is None else before.until
+        if ended > now:
+            continue
+        since = max(now - settings.fault_seconds, ended)
+        counted = select(Fault.reason, func.count()).join(Round).where(Fault.device_id == device_id)
+        by_reason = session.execute(counted.where(Round.started >= since).group_by(Fault.reason)).all()
+        number = sum(count for _, count in by_reason)
+        if number < settings.max_faults:
+            continue
+        most = max(by_reason, key=lambda row: (row[1], row[0]))[0]
+        detail = f"{number} faults: " + ", ".join(
+            f"{count} x {reason}" for reason, count in sorted(map(tuple, by_reason))
+        )
+        set_aside(session, device_id, name, most, detail, round_id, settings=settings, now=now)
+        aside.append(device_id)
+    return aside
+
+
+def set_aside(
+    session: Session,
+    device_id: str,
+    population: str,
+    reason: str,
+    detail: str,
+    round_id: str,
+    *,
+    settings: Settings,
+    now: float,
+) -> Quarantine:
+    """Let no round take the device for `quarantine_seconds`, twice as long each further time."""
+    row = session.get(Quarantine, device_id)
+    if row is None:
+        row = Quarantine(device_id=device_id, population=population, times=0)
+        session.add(row)
+    row.reason, row.detail, row.round_id = reason, detail[:512], round_id
+    row.since = now
+    row.until = now + settings.quarantine_seconds * 2 ** min(row.times, MAX_DOUBLINGS)
+    row.times += 1
+    row.released = None
+    session.flush()
+    audit.append(
+        session, now, "coordinator", "device.quarantine", device_id,
+        population=population, reason=reason, detail=row.detail, round=round_id, until=row.until,
+    )  # fmt: skip
+    return row
+
+
+def release(session: Session, device: Device, actor: str, now: float) -> bool:
+    """Let rounds take the device again. Returns whether it was set aside."""
+    audit.take_turn(session)  # before the row, as the coordinator does
+    row = session.get(Quarantine, device.device_id, with_for_update=True)
+    if row is None or row.until <= now:
+        return False
+    row.until = row.released = now
+    session.flush()
+    audit.append(session, now, actor, "device.release", device.device_id, population=device.population)
+    return True
+
+
+def set_aside_now(population: str, now: float) -> Select[str]:
+    """Ids of the population's devices that no round takes now."""
+    return select(Quarantine.device_id).where(Quarantine.population == population, Quarantine.until > now)

@@ -1,0 +1,210 @@
+"""The search for whoever spoils a population's rounds: what archipel.server.devices.suspicion needs is kept here.
+
+All of it is written in the transaction that ends a round, so a round counts once, however often it was aggregated.
+While nothing was spoiled there is no search, and it costs a look at an empty table for each round.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+
+from sqlalchemy import Select, delete, func, insert, select
+from sqlalchemy.orm import Session
+
+from archipel.errors import SpoiledRoundError
+from archipel.server.database.fault_tables import Search, Suspect
+from archipel.server.database.tables import Device, Participant, Round, Task
+from archipel.server.devices.faults import note_fault, set_aside, set_aside_now
+from archipel.server.devices.queries import is_query
+from archipel.server.devices.suspicion import PATIENCE, Draw, Score, accused, bet, draw
+from archipel.server.settings import Settings
+
+SPOILS = "spoils rounds"
+"""The reason for which a device is set aside that was found by counting."""
+HOPELESS = (
+    "whose doing it is cannot be found out: no device could be left out of the round, or too many in a row were "
+    "spoiled (more devices, or a smaller min_cohort, would help)"
+)
+CERTAIN = 0.999
+"""Who was in a round with this chance was in it whoever spoiled it: the round says nothing about it."""
+
+
+def scores_of(session: Session, population: str) -> dict[str, Score]:
+    """What is known of the population's suspects; empty while there is no search."""
+    known = select(Suspect.device_id, Suspect.logs, Suspect.rounds, Suspect.spoiled)
+    rows = session.execute(known.where(Suspect.population == population))
+    return {row.device_id: Score(tuple(row.logs), row.rounds, row.spoiled) for row in rows}
+
+
+def draw_round(session: Session, current: Round, task: Task, waiting: Sequence[str], required: int) -> list[str]:
+    """Choose who is in the round, and keep with what chance.
+
+    Only sums that nobody can look into are spoiled unseen: in a plain round each update is checked by itself.
+    """
+    scores = scores_of(session, task.population) if _mixes(session, task) else {}
+    # Unpredictable, so that nobody can arrange which devices end up in one sum.
+    drawn = draw(waiting, scores, cohort=task.cohort, required=required, random=secrets.SystemRandom())
+    current.draw = {"chance": drawn.chance}
+    if drawn.suspects:
+        current.draw |= {"suspects": list(drawn.suspects), "suspect_chance": drawn.suspect_chance}
+    return list(drawn.chosen)
+
+
+def wanted(session: Session, task: Task, now: float) -> int:
+    """How many waiting devices a round of the task is drawn from as soon as they are there.
+
+    Without a search those that it takes. But where all who wait are taken nothing is left to chance: a search waits
+    for twice as many, or for all that there are; at the deadline the round begins with whoever is there.
+    """
+    if not _mixes(session, task):
+        return task.cohort
+    members = session.scalar(_members(task).where(Device.device_id.not_in(set_aside_now(task.population, now)))) or 0
+    return max(task.cohort, min(2 * task.cohort, members))
+
+
+def _mixes(session: Session, task: Task) -> bool:
+    # Who is asked a query is not left to chance: archipel.server.devices.queries chooses.
+    mixed = task.privacy == "secure" and not is_query(task)
+    search = session.get(Search, task.population) if mixed else None
+    return search is not None and search.quiet < PATIENCE
+
+
+def _members(task: Task) -> Select[int]:
+    members = select(func.count()).select_from(Device)
+    return members.where(Device.population == task.population, Device.revoked.is_(None))
+
+
+def after_failure(
+    session: Session, current: Round, task: Task, error: SpoiledRoundError, *, settings: Settings, now: float
+) -> bool:
+    """Learn from a round that fails because of what its devices sent. Returns whether the failure counts for the task:
+    not while it brings the search on."""
+    for device_id, reason in error.faults.items():
+        note_fault(session, device_id=device_id, round_id=current.round_id, reason=reason, now=now)
+    if not error.suspects:
+        return False
+    current.spoiled = True
+    task.spoiled_rounds += 1
+    learned = _learn(session, current, task, suspects=error.suspects, settings=settings, now=now)
+    return not learned or task.spoiled_rounds > settings.max_spoiled_rounds
+
+
+def after_success(session: Session, current: Round, task: Task, *, settings: Settings, now: float) -> None:
+    """Learn from a round whose sum makes sense: who was in it is less suspect."""
+    task.spoiled_rounds = 0
+    if task.privacy == "secure":
+        _learn(session, current, task, suspects=None, settings=settings, now=now)
+
+
+def describe(session: Session, task: Task) -> str:
+    """One line on what is being done about spoiled rounds; empty where none was spoiled of late."""
+    search = session.get(Search, task.population) if task.privacy == "secure" and task.live else None
+    if search is None:
+        return ""
+    suspects = session.scalar(select(func.count()).where(Suspect.population == task.population)) or 0
+    done = "are mixed with others to find out whose doing it is" if search.quiet < PATIENCE else "are watched"
+    return (
+        f"{search.spoiled} of the last {search.rounds} secure rounds of population {task.population!r} were spoiled, "
+        f"and {search.quiet} since then were good; {suspects} devices that were in spoiled ones {done}"
+    )
+
+
+def forget(session: Session, before: float) -> None:
+    """End searches without a spoiled round since then."""
+    over = select(Search.population).where(Search.last_spoiled < before)
+    if session.scalar(select(over.exists())):
+        session.execute(delete(Suspect).where(Suspect.population.in_(over)))
+        session.execute(delete(Search).where(Search.last_spoiled < before))
+
+
+def _learn(
+    session: Session,
+    current: Round,
+    task: Task,
+    *,
+    suspects: Sequence[str] | None,
+    settings: Settings,
+    now: float,
+) -> bool:
+    """Count the round; `suspects` may have spoiled it, None: it is a good one. Returns whether it told anything."""
+    drawn = _drawn(current)
+    if drawn.suspects:  # for ever they would be many
+        current.draw = {**(current.draw or {}), "suspects": len(drawn.suspects)}
+    search = session.get(Search, task.population, with_for_update=True)
+    if search is None:
+        if suspects is None:
+            return False
+        search = Search(population=task.population, began=now, last_spoiled=now, rounds=0, spoiled=0, quiet=0)
+        search.absent = list(Score().logs)
+        session.add(search)
+    scores = scores_of(session, task.population) if search.rounds else {}
+    spoiled, pool = suspects is not None, frozenset(drawn.suspects)
+    seated = set(session.scalars(select(Participant.device_id).where(Participant.round_id == current.round_id)))
+    # One that dropped out of a spoiled round did not spoil it; that it was drawn is not held against it.
+    could = frozenset(suspects or seated)
+    search.rounds += 1
+    search.quiet += 1
+    if suspects is not None:
+        search.spoiled += 1
+        search.quiet = 0
+        search.last_spoiled = now
+        absent = Score(tuple(search.absent))
+        scores = {**dict.fromkeys(suspects, absent), **scores}
+        most = max(drawn.chance, drawn.suspect_chance)
+        search.absent = list(bet(absent, chance=most, present=False, spoiled=True).logs)
+    for device, score in scores.items():
+        chance = drawn.suspect_chance if device in pool else drawn.chance
+        if device in seated:
+            if device in could:
+                scores[device] = bet(score, chance=chance, present=True, spoiled=spoiled)
+        elif spoiled or device in pool:
+            scores[device] = bet(score, chance=chance, present=False, spoiled=spoiled)
+    session.flush()
+    found = _set_aside(session, current, task, scores, settings=settings, now=now)
+    _store(session, task.population, {device: each for device, each in scores.items() if device not in found})
+    chances = {drawn.suspect_chance if device in pool else drawn.chance for device in could}
+    # Before the first one nobody was drawn with an eye to that.
+    return bool(found) or not pool or min(chances) < CERTAIN
+
+
+def _set_aside(
+    session: Session, current: Round, task: Task, scores: dict[str, Score], *, settings: Settings, now: float
+) -> list[str]:
+    members = session.scalar(_members(task)) or 0
+    found = accused(scores, devices=members, risk=settings.false_accusations)
+    for device in found:
+        score = scores[device]
+        detail = (
+            f"{score.spoiled} of the {score.rounds} rounds that it was in were spoiled; by chance so much comes about "
+            f"once in {score.odds:.2g} searches at most"
+        )
+        set_aside(session, device, task.population, SPOILS, detail, current.round_id, settings=settings, now=now)
+    return found
+
+
+def _store(session: Session, population: str, scores: dict[str, Score]) -> None:
+    session.execute(delete(Suspect).where(Suspect.population == population))
+    rows = [
+        {
+            "device_id": device,
+            "population": population,
+            "logs": list(score.logs),
+            "rounds": score.rounds,
+            "spoiled": score.spoiled,
+        }
+        for device, score in sorted(scores.items())
+    ]
+    if rows:
+        session.execute(insert(Suspect), rows)
+
+
+def _drawn(current: Round) -> Draw:
+    """As `draw_round` kept it. Of a round that kept nothing nobody could be left out."""
+    kept = current.draw or {}
+    return Draw(
+        chosen=(),
+        chance=kept.get("chance", 1.0),
+        suspects=tuple(kept.get("suspects", ())),
+        suspect_chance=kept.get("suspect_chance", 0.0),
+    )

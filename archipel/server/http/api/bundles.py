@@ -1,0 +1,186 @@
+"""Bundles go in through the operator and out to devices; so do the weights of each version."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from flask import Response, request, send_file
+
+from archipel.bundle import Manifest, encode_manifest, open_bundle
+from archipel.errors import BundleError, SignatureError
+from archipel.protocol.messages import Message, Name, Pieces
+from archipel.protocol.operator.tasks import BundleInfo
+from archipel.server.audit import log as audit
+from archipel.server.database.tables import Blob, BundleRow
+from archipel.server.http.problems import refuse
+from archipel.server.http.routes import DEVICE, OPERATOR, READ, Call, Route
+from archipel.server.rounds import reach
+from archipel.server.storage.durable import CHUNK_BYTES
+
+_UNPACKED = re.compile(r"/\S*/\.unpack-[^/]+/bundle(?:/([^\s:]+))?")
+
+
+class UploadQuery(Message, frozen=True, kw_only=True):
+    """`population` is the one that the bundle is for."""
+
+    population: Name | None = None
+
+
+def publish_bundle(call: Call[None]) -> tuple[BundleInfo, int]:
+    """Store a signed .bundle file for a population; the same bundle again changes nothing."""
+    services = call.services
+    named: str | None = call.query.population
+    if named is not None:
+        call.identity.require(named)
+    length = declared_length(services.settings.max_bundle_bytes)
+    written = services.blobs.receive(body_chunks(length))
+    try:
+        try:
+            bundle = open_bundle(written.temporary, services.settings.trusted_keys, services.settings.bundle_folder)
+        except BundleError as error:
+            raise refuse(
+                422, "the body is not a bundle that this server accepts", _plain(error, written.temporary)
+            ) from None
+        populations = _meant_for(call, bundle.manifest, named)
+        with services.database.read() as session:
+            stored = session.get(BundleRow, bundle.digest)
+        if stored is None:
+            services.blobs.keep(written)
+    finally:
+        written.discard()
+    now = services.clock()
+    row = BundleRow(
+        digest=bundle.digest,
+        file_digest=written.digest,
+        name=bundle.manifest.name,
+        size=written.size,
+        strategy=bundle.manifest.strategy,
+        manifest=encode_manifest(bundle.manifest),
+        published=now,
+    )
+    with services.database.write() as session:
+        known = session.get(BundleRow, bundle.digest)
+        bound = [each for each in populations if reach.is_bound(session, row.digest, each)]
+        if known is not None and (len(bound) == len(populations) or not populations):
+            return _info(known), 200
+        if known is None:
+            session.merge(Blob(digest=written.digest, kind="bundle", size=written.size, created=now))
+            session.add(row)
+            session.flush()
+        for population in populations:
+            reach.extend(session, population, reach.OF_UPLOAD, row.digest)
+        audit.append(
+            session, now, call.identity.actor, "bundle.publish", row.digest, name=row.name, bytes=row.size,
+            populations=" ".join(populations) or None,
+        )  # fmt: skip
+    return _info(row if known is None else known), 201
+
+
+def _meant_for(call: Call[None], manifest: Manifest, named: str | None) -> list[str]:
+    """The populations that an upload is for: the one that is named, else all of the token's that its publisher allows.
+
+    With a token for all and none named it is for none until somebody with such a token makes a task or a version of it.
+    Raises ApiError 422 where the publisher allows none of them.
+    """
+    wanted = sorted(call.identity.populations or ()) if named is None else [named]
+    allowed = [each for each in wanted if not manifest.populations or each in manifest.populations]
+    if wanted and not allowed:
+        raise refuse(422, f"its publisher made the bundle for {list(manifest.populations)}, not for {wanted[0]!r}")
+    return allowed
+
+
+def download_bundle(call: Call[None], digest: str) -> Response:
+    """The .bundle file; ranges and ETag are honoured, so that a device can resume."""
+    return _file(call, _bundle_file(call, digest), digest, "application/zip")
+
+
+def bundle_pieces(call: Call[None], digest: str) -> bytes:
+    """Parts of the .bundle file that others may have too: tensors, bits of graphs. Ask for ranges to fetch the rest."""
+    return call.services.pieces.of(_bundle_file(call, digest))
+
+
+def download_blob(call: Call[None], digest: str) -> Response:
+    """Weights (safetensors) by digest; ranges and ETag are honoured."""
+    _check_blob(call, digest)
+    return _file(call, digest, digest, "application/octet-stream")
+
+
+def blob_pieces(call: Call[None], digest: str) -> bytes:
+    """Parts of the weights that other files may have too, mostly tensors. Ask for ranges to fetch the rest."""
+    _check_blob(call, digest)
+    return call.services.pieces.of(digest)
+
+
+def _bundle_file(call: Call[None], digest: str) -> str:
+    with call.services.database.read() as session:
+        file_digest = reach.file_of_bundle(session, call.identity, digest, call.services.clock())
+    if file_digest is None:
+        raise refuse(404, f"no bundle {digest}")
+    return file_digest
+
+
+def _check_blob(call: Call[None], digest: str) -> None:
+    with call.services.database.read() as session:
+        if reach.file_of_blob(session, call.identity, digest, call.services.clock()) is None:
+            raise refuse(404, f"no blob {digest}")
+
+
+def declared_length(limit: int) -> int:
+    """Content-Length of an upload, checked before anything is read. Raises ApiError 411 or 413."""
+    length = request.content_length
+    if length is None:
+        raise refuse(411, "an upload needs a Content-Length header")
+    if length > limit:
+        raise refuse(413, f"{length} bytes, the limit is {limit}")
+    return length
+
+
+def body_chunks(length: int) -> Iterator[bytes]:
+    """The request's body of exactly `length` bytes, as a stream. Raises ApiError 400 when it ends early."""
+    request.max_content_length = length
+    left = length
+    while left:
+        chunk = request.stream.read(min(left, CHUNK_BYTES))
+        if not chunk:
+            raise refuse(400, f"the body ended after {length - left} of {length} bytes")
+        left -= len(chunk)
+        yield chunk
+
+
+def _file(call: Call[None], blob: str, etag: str, mimetype: str) -> Response:
+    # It is opened here; that it may go from a cache afterwards does not matter.
+    with call.services.blobs.open(blob) as path:
+        return send_file(path, mimetype, conditional=True, etag=etag, last_modified=None, max_age=31536000)
+
+
+def _info(row: BundleRow) -> BundleInfo:
+    return BundleInfo(digest=row.digest, name=row.name, bytes=row.size, strategy=row.strategy)
+
+
+def _plain(error: BundleError, received: Path) -> str:
+    # Without the paths of the server's temporary files, which mean nothing to the sender.
+    text = str(error).replace(str(received), "the bundle")
+    text = _UNPACKED.sub(lambda found: found[1] or "the bundle", text)
+    if isinstance(error, SignatureError):
+        return f"{text}; add its publisher's key to `publisher_keys` in server.toml"
+    return text
+
+
+ROUTES = (
+    Route(
+        "POST",
+        "/v1/bundles",
+        OPERATOR,
+        publish_bundle,
+        response=BundleInfo,
+        status=201,
+        query=UploadQuery,
+        takes="application/zip",
+    ),
+    Route("GET", "/v1/bundles/<digest:digest>", DEVICE | READ, download_bundle, gives="application/zip"),
+    Route("GET", "/v1/blobs/<digest:digest>", DEVICE | READ, download_blob, gives="application/octet-stream"),
+    Route("GET", "/v1/bundles/<digest:digest>/pieces", DEVICE | READ, bundle_pieces, response=Pieces),
+    Route("GET", "/v1/blobs/<digest:digest>/pieces", DEVICE | READ, blob_pieces, response=Pieces),
+)

@@ -1,0 +1,167 @@
+"""Rollouts: begin one, see how it goes, hold it, end it. The coordinator takes them through their stages."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from collections.abc import Callable
+
+import msgspec
+from sqlalchemy.orm import Session
+
+from archipel.errors import ArchipelError, InvalidRequestError
+from archipel.protocol.operator.registry import Gate, RolloutInfo, RolloutPage, RolloutRequest
+from archipel.protocol.operator.tasks import PageQuery
+from archipel.server.audit import log as audit
+from archipel.server.callers import Identity
+from archipel.server.database.registry_tables import Model, ModelVersion, Rollout
+from archipel.server.devices.smallest_answer import check_enough, reads_attributes
+from archipel.server.http.idempotency import keyed
+from archipel.server.http.paging import page
+from archipel.server.http.problems import refuse
+from archipel.server.http.routes import ANALYST, OPERATOR, READ, Call, Route
+from archipel.server.registry import rollouts
+from archipel.server.registry.rollout_views import describe_rollouts
+from archipel.server.registry.versions import find_model, find_version
+from archipel.server.rounds import weights_log
+
+SALT_BYTES = 16
+
+
+def create_rollout(call: Call[RolloutRequest]) -> tuple[RolloutInfo, int]:
+    """Begin to bring a version to more and more devices; once for each idempotency key."""
+    key, now, request = keyed(call), call.services.clock(), call.body
+    with call.services.database.write() as session:
+        model = find_model(session, call.identity, request.model, lock=True, error=InvalidRequestError)
+        known = session.get(Rollout, key.id)
+        if known is not None:
+            key.require_same(known.request_digest)
+            return _info(session, known), 200
+        promoted, version = _versions(session, model, request)
+        try:
+            _check_stages(request)
+            fewest = request.gate.min_devices if isinstance(request.gate, Gate) else None
+            smallest = call.services.settings.smallest_answer
+            check_enough(request.eligibility, smallest if fewest is None else fewest, "gate: min_devices", smallest)
+            most = call.services.settings.max_update_bytes
+            rollouts.check_expiry(session, model, version.number, now)
+            rollouts.check_evaluations(session, request, version, promoted, model.population, most, now)
+        except ArchipelError as error:
+            raise refuse(422, f"the rollout is not possible: {error}") from None
+        # A gate's evaluation is a query, and its devices must not be chosen by somebody who may run none.
+        if fewest is not None and reads_attributes(request.eligibility) and call.identity.role not in ANALYST:
+            raise refuse(403, "a gate over devices with an eligibility is a query of them: an admin may ask it")
+        made = Rollout(
+            rollout_id=key.id,
+            model=model.name,
+            population=model.population,
+            version=version.number,
+            baseline=promoted.number,
+            eligibility=request.eligibility,
+            salt=secrets.token_hex(SALT_BYTES),
+            request=msgspec.json.encode(request),
+            request_digest=key.digest,
+            reason="",
+            created_by=call.identity.actor,
+            created=now,
+        )
+        rollouts.begin(session, made, now)
+        if version.number < promoted.number:
+            weights_log.go_back(session, call.services.settings.private_key, model.name, version.number)
+        audit.append(
+            session, now, call.identity.actor, "rollout.create", made.rollout_id,
+            version=f"{model.name}/{version.number}", percent=made.percent,
+        )  # fmt: skip
+        return _info(session, made), 201
+
+
+def list_rollouts(call: Call[None]) -> RolloutPage:
+    """Rollouts, newest first."""
+    allowed = call.identity.populations
+    where = [] if allowed is None else [Rollout.population.in_(allowed)]
+    with call.services.database.read() as session:
+        rows, after = page(session, Rollout, Rollout.created, Rollout.rollout_id, call.query, *where, newest_first=True)
+        return RolloutPage(items=describe_rollouts(session, rows), next=after)
+
+
+def show_rollout(call: Call[None], rollout_id: str) -> RolloutInfo:
+    """One rollout, with what was found in each stage."""
+    with call.services.database.read() as session:
+        return _info(session, _rollout(session, call.identity, rollout_id))
+
+
+def pause_rollout(call: Call[None], rollout_id: str) -> RolloutInfo:
+    """Stay in the stage, for at most a week; then it is rolled back. One that has ended is refused."""
+    return _change(call, rollout_id, lambda rollout: rollout.state != "paused", rollouts.pause)
+
+
+def resume_rollout(call: Call[None], rollout_id: str) -> RolloutInfo:
+    """Go on with the time that the stage or its evaluation had left."""
+    return _change(call, rollout_id, lambda rollout: rollout.state == "paused", rollouts.resume)
+
+
+def abort_rollout(call: Call[None], rollout_id: str) -> RolloutInfo:
+    """Roll back: all devices are offered the promoted version again. One that has ended stays as it is."""
+    now, actor = call.services.clock(), call.identity.actor
+    with call.services.database.write() as session:
+        rollout = _rollout(session, call.identity, rollout_id, lock=True)
+        if rollout.ended is None:
+            rollouts.roll_back(session, rollout, "aborted by the operator", now=now, actor=actor)
+            weights_log.go_back(session, call.services.settings.private_key, rollout.model, rollout.baseline)
+        return _info(session, rollout)
+
+
+def _change(
+    call: Call[None], rollout_id: str, wanted: Callable[[Rollout], bool], change: Callable[..., None]
+) -> RolloutInfo:
+    with call.services.database.write() as session:
+        rollout = _rollout(session, call.identity, rollout_id, lock=True)
+        if rollout.ended is not None:
+            raise refuse(409, f"the rollout is {rollout.state}")
+        if wanted(rollout):
+            change(session, rollout, now=call.services.clock(), actor=call.identity.actor)
+        return _info(session, rollout)
+
+
+def _versions(session: Session, model: Model, request: RolloutRequest) -> tuple[ModelVersion, ModelVersion]:
+    """The promoted one and the one to be brought out. Raises ApiError 409 where there cannot be a rollout now."""
+    version = find_version(session, model, request.version, error=InvalidRequestError)
+    if model.promoted is None:
+        raise refuse(409, f"no version of model {model.name!r} is promoted, so there is none to go back to")
+    if version.number == model.promoted:
+        raise refuse(409, f"version {version.number} is promoted already")
+    if version.rejected is not None:
+        raise refuse(409, f"version {version.number} is rejected: {version.reason}; restore it first")
+    live = rollouts.live_rollout(session, model.name)
+    if live is not None:
+        raise refuse(409, f"rollout {live.rollout_id} of version {live.version} is under way; abort it first")
+    return find_version(session, model, model.promoted), version
+
+
+def _check_stages(request: RolloutRequest) -> None:
+    for before, after in itertools.pairwise(request.stages):
+        if after.percent <= before.percent:
+            raise refuse(422, f"stages: {after.percent:g} percent after {before.percent:g}; each must have more")
+
+
+def _rollout(session: Session, identity: Identity, rollout_id: str, *, lock: bool = False) -> Rollout:
+    rollout = session.get(Rollout, rollout_id, with_for_update=lock or None)
+    if rollout is None or not identity.may(rollout.population):
+        raise refuse(404, f"no rollout {rollout_id}")
+    return rollout
+
+
+def _info(session: Session, rollout: Rollout) -> RolloutInfo:
+    return describe_rollouts(session, [rollout])[0]
+
+
+_ROLLOUT = "/v1/rollouts/<id:rollout_id>"
+
+ROUTES = (
+    Route("POST", "/v1/rollouts", OPERATOR, create_rollout, RolloutRequest, RolloutInfo, status=201),
+    Route("GET", "/v1/rollouts", READ, list_rollouts, response=RolloutPage, query=PageQuery),
+    Route("GET", _ROLLOUT, READ, show_rollout, response=RolloutInfo),
+    Route("POST", f"{_ROLLOUT}/pause", OPERATOR, pause_rollout, response=RolloutInfo),
+    Route("POST", f"{_ROLLOUT}/resume", OPERATOR, resume_rollout, response=RolloutInfo),
+    Route("POST", f"{_ROLLOUT}/abort", OPERATOR, abort_rollout, response=RolloutInfo),
+)

@@ -1,0 +1,284 @@
+"""The steps of a secure round, but for the masked update itself, and leaving any. Nothing here changes its phase."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+from sqlalchemy import Connection, and_, bindparam, insert, select, update
+
+from archipel.errors import SecureAggregationError
+from archipel.protocol.messages import (
+    Advertisement,
+    AdvertiseRequest,
+    Cohort,
+    Complaints,
+    Confirmation,
+    Confirmations,
+    ConfirmRequest,
+    EncryptedShare,
+    LeaveRequest,
+    Receipt,
+    RoundStatus,
+    Shares,
+    Survivors,
+    Unmasking,
+)
+from archipel.protocol.sealed import decode, encode
+from archipel.protocol.secagg import (
+    check_advertisement,
+    check_complaints,
+    check_confirmation,
+    check_envelope_keys,
+    check_shares,
+    check_unmasking,
+    survivors_digest,
+)
+from archipel.server.database.tables import Participant, Round, Share, Task
+from archipel.server.devices.faults import note_fault
+from archipel.server.http.problems import refuse, refusing
+from archipel.server.http.routes import DEVICE, READ, B, Call, Route
+from archipel.server.rounds.refusals import count_refusal
+from archipel.server.rounds.seats import find_seat, store_answer, take_seat
+
+_STATUS = (
+    select(
+        Round.phase,
+        Round.phase_ends,
+        Round.reason,
+        Round.number,
+        Round.complaints,
+        Participant.device_id,
+        Task.population,
+        Task.mode,
+        Task.rounds_committed,
+    )
+    .join(Task, Task.task_id == Round.task_id)
+    .outerjoin(
+        Participant, and_(Participant.round_id == Round.round_id, Participant.device_id == bindparam("device_id"))
+    )
+    .where(Round.round_id == bindparam("round_id"))
+)
+
+
+def round_status(call: Call[None], round_id: str) -> RoundStatus:
+    """The round's phase, when its deadline passes, and when to ask again."""
+    row = call.services.database.look(_STATUS, round_id=round_id, device_id=call.identity.device_id)
+    if row is None or not call.identity.may(row.population):
+        raise refuse(404, f"no round {round_id}")
+    if call.identity.role == "device" and row.device_id is None:
+        raise refuse(403, "this device is not in the round")
+    return RoundStatus(
+        round_id=round_id,
+        phase=row.phase,
+        phase_ends=row.phase_ends,
+        reason=row.reason,
+        # Half of what is told to those that wait for work: a round has six phases, each of which all wait for.
+        retry_after=call.services.settings.retry_after / 2,
+        complaints=row.complaints,
+        staleness=max(row.rounds_committed + 1 - row.number, 0) if row.mode == "asynchronous" else 0,
+    )
+
+
+def advertise(call: Call[AdvertiseRequest], round_id: str) -> Receipt:
+    """Round keys, signed by the device."""
+    seat, digest = find_seat(call.services, round_id, call.identity.device_id), _digest(call)
+    if not seat.may_send("advertising", digest):
+        return Receipt()
+    sealed = call.body.advertisement
+    with refusing(422):
+        try:
+            advertised = check_advertisement(sealed, seat.device_key, round_id, seat.plan_digest)
+            check_envelope_keys(advertised, call.body.envelope_keys, seat.max_cohort)
+        except SecureAggregationError:
+            # The device's own signature is under it, and under the envelope keys by their root (others are a
+            # MessageError). One for another round may have been sent again by somebody else.
+            if decode("advertisement", sealed.body, Advertisement).plan == seat.plan_digest:
+                _note(call, round_id, "forbidden keys advertised")
+            raise
+    body = encode(call.body)
+    return store_answer(call.services, seat, "advertising", digest=digest, size=len(call.raw), body=body)
+
+
+def leave(call: Call[LeaveRequest], round_id: str) -> Receipt:
+    """The device will send nothing in the round, so that nobody waits for it. Only before its first message.
+
+    Nobody waits for it in a buffered round: there its time goes by as it did. The reason, if it tells one, is counted.
+    """
+    device_id = call.identity.device_id
+
+    def store(connection: Connection) -> Receipt:
+        now = call.services.clock()
+        # Alone with the round: a message of the same device must not come in between.
+        connection.execute(_ALONE, {"in_round": round_id})
+        seat = take_seat(connection, round_id, device_id, now=now)
+        if seat.answers:
+            raise refuse(
+                409, "this device has sent messages in the round; what it does not send any more is waited for"
+            )
+        if not seat.left and seat.buffer_ends is None:
+            connection.execute(_LEAVE, {"in_round": round_id, "leaving": device_id, "at": now})
+        count_refusal(connection, round_id, device_id, call.body.reason, now)
+        return Receipt()
+
+    return call.services.database.together(store)
+
+
+_ALONE = select(Round.round_id).where(Round.round_id == bindparam("in_round")).with_for_update()
+_LEAVE = (
+    update(Participant)
+    .where(Participant.round_id == bindparam("in_round"), Participant.device_id == bindparam("leaving"))
+    .values(left=bindparam("at"))
+)
+
+
+def cohort(call: Call[None], round_id: str) -> bytes:
+    """U1: everybody who advertised keys, with proofs of who they are, and the keys for this device's envelopes."""
+    device_id = call.identity.device_id
+    find_seat(call.services, round_id, device_id).may_read("sharing")
+    with call.services.database.read() as session:
+        return call.services.frozen.cohort(session, round_id).message(device_id)
+
+
+def send_shares(call: Call[Shares], round_id: str) -> Receipt:
+    """Encrypted secret shares, one for every other member of U1, each signed."""
+    digest = _digest(call)
+    seat = find_seat(call.services, round_id, call.identity.device_id)
+    if not seat.may_send("sharing", digest):
+        return Receipt()
+    with call.services.database.read() as session:
+        frozen = call.services.frozen.cohort(session, round_id)
+    with refusing(422):
+        check_shares(call.body, seat.device_id, frozen.session)
+    rows = [
+        {
+            "round_id": round_id,
+            "recipient": share.peer,
+            "sender": seat.device_id,
+            "ciphertext": share.ciphertext,
+            "signature": share.signature,
+        }
+        for share in call.body.shares
+    ]
+
+    def store_shares(connection: Connection) -> None:
+        connection.execute(insert(Share), rows)
+
+    return store_answer(call.services, seat, "sharing", digest=digest, size=len(call.raw), also=store_shares)
+
+
+def inbox(call: Call[None], round_id: str) -> Shares:
+    """What the other members of U2 sent to this device."""
+    device_id = call.identity.device_id
+    query = select(Share.sender, Share.ciphertext, Share.signature).where(
+        Share.round_id == round_id, Share.recipient == device_id
+    )
+    find_seat(call.services, round_id, device_id).may_read("complaining")
+    with call.services.database.read() as session:
+        rows = session.execute(query.order_by(Share.sender)).all()
+    if not rows:  # the round may have ended in between, and they with it
+        find_seat(call.services, round_id, device_id).may_read("complaining")
+    return Shares(
+        shares=[EncryptedShare(peer=row.sender, ciphertext=row.ciphertext, signature=row.signature) for row in rows]
+    )
+
+
+def complain(call: Call[Complaints], round_id: str) -> Receipt:
+    """That the device opened its shares, and whose signed envelopes hold none, with what shows it."""
+    digest = _digest(call)
+    seat = find_seat(call.services, round_id, call.identity.device_id)
+    if not seat.may_send("complaining", digest):
+        return Receipt()
+    with call.services.database.read() as session:
+        frozen = call.services.frozen.cohort(session, round_id)
+    if any(complaint.complainer != seat.device_id for complaint in call.body.complaints):
+        raise refuse(422, "complaints: a device complains of what was sent to itself")
+    with refusing(422):
+        check_complaints(call.body, frozen.session)
+    return store_answer(call.services, seat, "complaining", digest=digest, size=len(call.raw), body=encode(call.body))
+
+
+def complaints(call: Call[None], round_id: str) -> bytes:
+    """One complaint about each device that is accused; these are out of the round."""
+    find_seat(call.services, round_id, call.identity.device_id).may_read("masking")
+    with call.services.database.read() as session:
+        return call.services.frozen.complaints(session, round_id).message
+
+
+def survivors(call: Call[None], round_id: str) -> bytes:
+    """U3: whose masked updates are in the sum."""
+    find_seat(call.services, round_id, call.identity.device_id).may_read("confirming")
+    with call.services.database.read() as session:
+        return call.services.frozen.survivors(session, round_id).message
+
+
+def confirm(call: Call[ConfirmRequest], round_id: str) -> Receipt:
+    """The survivors' set and the list of complaints, signed by the device."""
+    digest = _digest(call)
+    seat = find_seat(call.services, round_id, call.identity.device_id)
+    if not seat.may_send("confirming", digest):
+        return Receipt()
+    with call.services.database.read() as session:
+        frozen = call.services.frozen
+        expected = Confirmation(
+            round_id=round_id,
+            plan=seat.plan_digest,
+            cohort=frozen.cohort(session, round_id).session.cohort,
+            complaints=frozen.complaints(session, round_id).digest,
+            survivors=survivors_digest(frozen.survivors(session, round_id).survivors),
+        )
+    with refusing(422):
+        check_confirmation(call.body.confirmation, seat.device_key, expected)
+    body = encode(call.body.confirmation)
+    return store_answer(call.services, seat, "confirming", digest=digest, size=len(call.raw), body=body)
+
+
+def confirmations(call: Call[None], round_id: str) -> bytes:
+    """U4: the survivors' signatures under the same set."""
+    find_seat(call.services, round_id, call.identity.device_id).may_read("unmasking")
+    with call.services.database.read() as session:
+        return call.services.frozen.confirmations(session, round_id)
+
+
+def unmask(call: Call[Unmasking], round_id: str) -> Receipt:
+    """Of each survivor the share of its seed, of each dropped device that of its mask key."""
+    digest = _digest(call)
+    seat = find_seat(call.services, round_id, call.identity.device_id)
+    if not seat.may_send("unmasking", digest):
+        return Receipt()
+    with call.services.database.read() as session:
+        frozen = call.services.frozen.survivors(session, round_id)
+    with refusing(422):
+        check_unmasking(call.body, seat.device_id, frozen.sharers, frozen.survivors.devices)
+    return store_answer(call.services, seat, "unmasking", digest=digest, size=len(call.raw), body=encode(call.body))
+
+
+def _note(call: Call[Any], round_id: str, reason: str) -> None:
+    """The device itself did something wrong. Durable, as what it sent is refused and kept nowhere."""
+    services = call.services
+    with services.database.write() as session:
+        note_fault(
+            session, device_id=call.identity.device_id, round_id=round_id, reason=reason, now=services.clock()
+        )  # fmt: skip
+
+
+def _digest(call: Call[B]) -> str:
+    return hashlib.sha256(call.raw).hexdigest()
+
+
+_ROUND = "/v1/rounds/<id:round_id>"
+
+ROUTES = (
+    Route("GET", _ROUND, DEVICE | READ, round_status, response=RoundStatus, members=True),
+    Route("POST", f"{_ROUND}/leave", DEVICE, leave, LeaveRequest, Receipt, members=True),
+    Route("PUT", f"{_ROUND}/advertisement", DEVICE, advertise, AdvertiseRequest, Receipt, members=True),
+    Route("GET", f"{_ROUND}/cohort", DEVICE, cohort, response=Cohort, members=True),
+    Route("PUT", f"{_ROUND}/shares", DEVICE, send_shares, Shares, Receipt, members=True),
+    Route("GET", f"{_ROUND}/shares", DEVICE, inbox, response=Shares, members=True),
+    Route("PUT", f"{_ROUND}/complaints", DEVICE, complain, Complaints, Receipt, members=True),
+    Route("GET", f"{_ROUND}/complaints", DEVICE, complaints, response=Complaints, members=True),
+    Route("GET", f"{_ROUND}/survivors", DEVICE, survivors, response=Survivors, members=True),
+    Route("PUT", f"{_ROUND}/confirmation", DEVICE, confirm, ConfirmRequest, Receipt, members=True),
+    Route("GET", f"{_ROUND}/confirmations", DEVICE, confirmations, response=Confirmations, members=True),
+    Route("PUT", f"{_ROUND}/unmasking", DEVICE, unmask, Unmasking, Receipt, members=True),
+)

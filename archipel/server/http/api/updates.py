@@ -1,0 +1,87 @@
+"""Updates: checked, spooled durably, then recorded, then acknowledged."""
+
+from __future__ import annotations
+
+import re
+
+from flask import request
+from sqlalchemy import bindparam, select
+
+from archipel.errors import MessageError, RefusalError
+from archipel.protocol.messages import Receipt
+from archipel.protocol.plain import decode_plain
+from archipel.server.database.tables import UPDATE_PHASES, Answer
+from archipel.server.http.api.bundles import body_chunks, declared_length
+from archipel.server.http.problems import refuse
+from archipel.server.http.routes import DEVICE, Call, Route
+from archipel.server.rounds.seats import find_seat, store_answer
+from archipel.server.services import Services
+from archipel.server.storage.durable import Written
+
+DIGEST_HEADER = "Digest-SHA256"
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_WANTED = select(Answer.phase).where(
+    Answer.of(bindparam("round_id"), bindparam("device_id")),
+    Answer.phase.in_(UPDATE_PHASES),
+    Answer.digest == bindparam("digest"),
+    Answer.folded_into.is_(None),
+)
+
+
+def upload_update(call: Call[None], round_id: str) -> Receipt:
+    """The packed masked vector, or in a round with privacy plain the update as safetensors, checked before it counts.
+
+    Any masked bytes of the right length are valid: plans use whole bytes per entry.
+    """
+    services = call.services
+    length = declared_length(services.settings.max_update_bytes)
+    digest = request.headers.get(DIGEST_HEADER, "")
+    if not _DIGEST.fullmatch(digest):
+        raise refuse(400, f"header {DIGEST_HEADER}: expected the body's SHA-256 in 64 lower-case hexadecimal digits")
+    seat = find_seat(services, round_id, call.identity.device_id)
+    if not seat.may_send(seat.uploads_in, digest):
+        return Receipt()
+    if length != seat.update_bytes:
+        status = 413 if length > seat.update_bytes else 422
+        raise refuse(status, f"{length} bytes, an update of this round has {seat.update_bytes}")
+    try:
+        written = services.spool.receive(round_id, body_chunks(length))
+        if written.digest != digest:
+            written.discard()
+            raise refuse(422, f"the body's SHA-256 is {written.digest}, header {DIGEST_HEADER} says {digest}")
+        if seat.privacy == "plain":
+            _check(services, round_id, written)
+        name = services.spool.keep(round_id, seat.device_id, written)
+    except FileNotFoundError:
+        raise refuse(410, "the round is over: its updates were discarded") from None
+    try:
+        return store_answer(services, seat, seat.uploads_in, digest=digest, size=length)
+    except RefusalError:
+        # The same bytes may have been acknowledged meanwhile, and are this very file.
+        if services.database.look(_WANTED, round_id=round_id, device_id=seat.device_id, digest=digest) is None:
+            services.spool.drop(round_id, [name])
+        raise
+
+
+def _check(services: Services, round_id: str, written: Written) -> None:
+    with services.database.read() as session:
+        layout = services.frozen.layout(session, round_id)
+    try:
+        decode_plain(written.temporary, layout)
+    except MessageError as error:
+        written.discard()
+        raise refuse(422, str(error)) from None
+
+
+ROUTES = (
+    Route(
+        "PUT",
+        "/v1/rounds/<id:round_id>/update",
+        DEVICE,
+        upload_update,
+        response=Receipt,
+        members=True,
+        takes="application/octet-stream",
+        headers={DIGEST_HEADER: _DIGEST.pattern},
+    ),
+)

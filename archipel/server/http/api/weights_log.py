@@ -1,0 +1,45 @@
+"""The weights log: what devices, and whoever audits the server, read to see where weights come from."""
+
+from __future__ import annotations
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from archipel.protocol.messages import Endorsement, WeightsLog
+from archipel.protocol.operator.tasks import EntryQuery
+from archipel.server.database.tables import Device
+from archipel.server.http.problems import refuse
+from archipel.server.http.routes import DEVICE, READ, Call, Route
+from archipel.server.rounds import weights_log
+
+
+def read_weights_log(call: Call[None], name: str, digest: str) -> WeightsLog:
+    """Entries of the log of a bundle's weights, oldest first; none where nothing was trained from it."""
+    with call.services.database.read() as session:
+        _require(session, call, name)
+        return weights_log.read(session, name, digest, call.query.after)
+
+
+def weights_endorsement(call: Call[None], name: str, digest: str, number: str) -> bytes:
+    """What the devices of a secure round have signed, which is evidence of one entry."""
+    with call.services.database.read() as session:
+        _require(session, call, name)
+        found = weights_log.evidence(session, name, digest, int(number))
+    if found is None:
+        raise refuse(404, f"no entry {number} of a secure round in the weights log of bundle {digest}")
+    return found
+
+
+def _require(session: Session, call: Call[None], population: str) -> None:
+    if not call.identity.device_id:
+        call.identity.require(population)
+    elif session.scalar(select(Device.population).where(Device.device_id == call.identity.device_id)) != population:
+        raise refuse(404, f"no population {population!r} of this device")
+
+
+_LOG = "/v1/populations/<name:name>/weights-log/<digest:digest>"
+
+ROUTES = (
+    Route("GET", _LOG, DEVICE | READ, read_weights_log, response=WeightsLog, query=EntryQuery),
+    Route("GET", f"{_LOG}/<number:number>/endorsement", DEVICE | READ, weights_endorsement, response=Endorsement),
+)

@@ -1,0 +1,44 @@
+"""The web application: blueprints, one per resource, around the shared services."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from flask import Flask
+from werkzeug.middleware.proxy_fix import ProxyFix
+
+from archipel.server.http import pages, problems, request_log
+from archipel.server.http.api import ROUTES
+from archipel.server.http.auth import Authenticator
+from archipel.server.http.door import Door
+from archipel.server.http.request_limits import RequestLimits
+from archipel.server.http.routes import CONVERTERS, blueprint
+from archipel.server.services import Clock, Services
+from archipel.server.settings import Settings
+
+
+def create_app(settings: Settings, *, clock: Clock = time.time, demo_page: Path = pages.PAGE_FOLDER) -> Flask:
+    """The WSGI application on a data folder whose schema is up to date (`Services.prepare`).
+
+    `demo_page` is the folder of the built browser demo, served at /demo/.
+
+    Stateless: any number of processes may serve the same data folder. Raises ServerError when it cannot.
+    """
+    services = Services.open(settings, connections=settings.threads, clock=clock)
+    services.database.check()
+    settings.private_key  # noqa: B018 - fail now, not in the first request
+    app = Flask("archipel.server", static_folder=None)
+    app.config["MAX_CONTENT_LENGTH"] = settings.max_json_bytes
+    app.extensions["archipel"] = services
+    app.url_map.converters.update(CONVERTERS)
+    problems.register(app)
+    request_log.register(app, settings)
+    if settings.trusted_proxies:
+        app.wsgi_app = ProxyFix(  # type: ignore[method-assign]
+            app.wsgi_app, x_for=settings.trusted_proxies, x_proto=0, x_host=0, x_port=0, x_prefix=0
+        )
+    door = Door(services, Authenticator(services), RequestLimits(settings))
+    for name, routes in {**ROUTES, "pages": pages.routes(demo_page)}.items():
+        app.register_blueprint(blueprint(name, routes, door))
+    return app

@@ -1,0 +1,42 @@
+"""Requests that are sent twice and count once: the id of what a request makes follows from its key."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+from dataclasses import dataclass
+from typing import Any
+
+from flask import request
+
+from archipel.protocol.operator.tasks import IDEMPOTENCY_HEADER
+from archipel.server.http.problems import refuse
+from archipel.server.http.routes import Call
+
+_KEY = re.compile(r"[A-Za-z0-9_-]{16,64}")
+
+
+@dataclass(frozen=True)
+class Keyed:
+    """`id` is that of what is to be made: the same for the same key of the same token, and nobody else's; without a
+    key it is random. `digest` tells different requests under one key apart."""
+
+    id: str
+    digest: str
+
+    def require_same(self, digest: str | None) -> None:
+        """Raises ApiError 409 where the key was used for the request with another `digest`."""
+        if digest != self.digest:
+            raise refuse(409, f"this {IDEMPOTENCY_HEADER} was used for another request; take a new one")
+
+
+def keyed(call: Call[Any], purpose: str = "") -> Keyed:
+    """Of the request being served. Raises ApiError 400 for a key that is none."""
+    key = request.headers.get(IDEMPOTENCY_HEADER)
+    digest = hashlib.sha256(purpose.encode() + call.raw).hexdigest()
+    if key is None:
+        return Keyed(secrets.token_hex(16), digest)
+    if not _KEY.fullmatch(key):
+        raise refuse(400, f"header {IDEMPOTENCY_HEADER}: expected 16 to 64 letters, digits, '-' or '_'")
+    return Keyed(hashlib.sha256(f"{call.identity.actor}\0{key}".encode()).hexdigest()[:32], digest)

@@ -1,0 +1,165 @@
+"""The one JSON error shape, for every error there is: ours, the framework's and the unexpected."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import msgspec
+from flask import Flask, Response, g, request
+from sqlalchemy.exc import DBAPIError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+from werkzeug.exceptions import ClientDisconnected, HTTPException, NotFound
+
+from archipel.errors import (
+    ApiError,
+    ConflictError,
+    ForbiddenError,
+    GoneError,
+    InvalidRequestError,
+    NotFoundError,
+    ProtocolError,
+    RefusalError,
+)
+from archipel.protocol.messages import Problem
+from archipel.server.storage import StorageUnreachableError
+
+log = logging.getLogger("archipel.server")
+
+TYPES: dict[int, str] = {
+    400: "bad_request",
+    401: "unauthorized",
+    403: "forbidden",
+    404: "not_found",
+    405: "unsupported",
+    406: "unsupported",
+    409: "conflict",
+    410: "gone",
+    411: "length_required",
+    413: "too_large",
+    414: "too_large",
+    415: "unsupported",
+    416: "unprocessable",
+    422: "unprocessable",
+    429: "rate_limited",
+    431: "too_large",
+    500: "internal",
+    503: "unavailable",
+}
+STATUS: dict[type[RefusalError], int] = {
+    ForbiddenError: 403,
+    NotFoundError: 404,
+    ConflictError: 409,
+    GoneError: 410,
+    InvalidRequestError: 422,
+}
+"""What the other rooms of the server raise, as HTTP says it."""
+RETRY_SECONDS = 1
+MAX_PATH = 256
+"""Characters of a path that are shown or logged."""
+_POSTGRESQL = {
+    "23505": "the same request is being served",  # unique violation
+    "40001": "the database is busy",  # serialization failure
+    "40P01": "the database is busy",  # deadlock
+    "53100": "the server's disk is full",
+    "53300": "the database has no connection to spare",
+    "55P03": "the database is busy",  # lock not available
+    "57P01": "the database is not reachable",  # it shuts down
+    "57P03": "the database is not reachable",  # it starts
+}
+"""By SQLSTATE."""
+
+
+def refuse(status: int, message: str, detail: str = "", *, retry_after: int = RETRY_SECONDS) -> ApiError:
+    """The error to raise for a request that cannot be served; `retry_after` (seconds) goes with 429 and 503."""
+    return ApiError(status, TYPES[status], message, detail, retry_after)
+
+
+def api_error(error: RefusalError) -> ApiError:
+    """`error` with its HTTP status."""
+    return error if isinstance(error, ApiError) else refuse(STATUS[type(error)], str(error))
+
+
+@contextmanager
+def refusing(status: int) -> Iterator[None]:
+    """What devices or operators sent wrongly is their error and is answered with `status`."""
+    try:
+        yield
+    except ProtocolError as error:
+        raise refuse(status, str(error)) from None
+
+
+def problem_response(status: int, message: str, detail: str = "", retry_after: int = RETRY_SECONDS) -> Response:
+    kind = TYPES.get(status, "internal" if status >= 500 else "bad_request")
+    problem = Problem(type=kind, message=message, detail=detail, request_id=g.request_id)
+    response = Response(msgspec.json.encode(problem), status, mimetype="application/json")
+    if status in (429, 503):
+        response.headers["Retry-After"] = str(retry_after)
+    if status == 401:
+        response.headers["WWW-Authenticate"] = "Bearer"
+    return response
+
+
+def register(app: Flask) -> None:
+    """Let every error leave `app` in the one shape."""
+
+    @app.errorhandler(RefusalError)
+    def _(refusal: RefusalError) -> Response:
+        error = api_error(refusal)
+        return problem_response(error.status, str(error), error.detail, error.retry_after)
+
+    @app.errorhandler(HTTPException)
+    def _(error: HTTPException) -> Response:
+        if isinstance(error, ClientDisconnected) and isinstance(error.__context__, BlockingIOError | TimeoutError):
+            return problem_response(503, "the request's body did not arrive in time; try again")
+        message = error.description or error.name
+        if isinstance(error, NotFound):
+            path = request.path[:MAX_PATH]
+            message = f"{path}: this path names nothing here; ids have 32 hexadecimal digits, digests 64"
+        response = problem_response(error.code or 500, message)
+        for name, value in error.get_headers():
+            if name in ("Allow", "Content-Range"):
+                response.headers[name] = value
+        return response
+
+    @app.errorhandler(Exception)
+    def _(error: Exception) -> Response:
+        why = _overloaded(error)
+        if why:
+            log.warning("request %s: %s (%s)", g.request_id, why, _first_line(error))
+            return problem_response(503, f"{why}; try again")
+        log.error("request %s failed", g.request_id, exc_info=error)
+        return problem_response(500, "the server made an error; its log has it under this request id")
+
+
+def _overloaded(error: Exception) -> str:
+    """A plain word for the errors that pass, empty for all others."""
+    if isinstance(error, PoolTimeout):
+        return "the server is busy"
+    if isinstance(error, DBAPIError):
+        if isinstance(error.orig, sqlite3.Error):
+            primary = getattr(error.orig, "sqlite_errorcode", 0) & 0xFF
+            return {
+                sqlite3.SQLITE_BUSY: "the database is busy",
+                sqlite3.SQLITE_LOCKED: "the database is busy",
+                sqlite3.SQLITE_FULL: "the server's disk is full",
+                sqlite3.SQLITE_CONSTRAINT: "the same request is being served",
+            }.get(primary, "")
+        state = getattr(error.orig, "sqlstate", None)
+        # A connection that could not be made has no state, and none that could be invalid.
+        if error.connection_invalidated or (state is None and isinstance(error, OperationalError)):
+            return "the database is not reachable"
+        return _POSTGRESQL.get(str(state), "")
+    if isinstance(error, StorageUnreachableError):
+        return "the object store is not reachable"
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "the server's disk is full"
+    return ""
+
+
+def _first_line(error: Exception) -> str:
+    """The driver's own words rather than those around them, which hold the statement."""
+    return next(iter(str(getattr(error, "orig", None) or error).splitlines()), type(error).__name__)

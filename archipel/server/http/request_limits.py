@@ -1,0 +1,110 @@
+"""How many requests one device, one access token or one address may make, and how many at the same time.
+
+Each web process counts for itself, so with `workers` processes the bounds are as many times higher. Counting costs
+microseconds and bounded memory, whoever asks: the in-memory storage of the `limits` package walks over all its keys
+every 10 ms, which takes longer than a request when there are some ten thousand of them.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import math
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+
+from archipel.server.http.problems import refuse
+from archipel.server.settings import Settings
+
+BUCKETS = 50_000
+"""Sources that are remembered, the last ones that came; one that was forgotten begins with a full bucket."""
+
+
+class TokenBuckets:
+    """One bucket for each source: `burst` requests at once, `per_second` on average."""
+
+    def __init__(self, per_second: float, burst: float, *, entries: int = BUCKETS) -> None:
+        self._per_second, self._burst, self._entries = per_second, max(1.0, burst), entries
+        self._levels: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def take(self, source: str, now: float) -> float:
+        """0.0 when the request may go on; else in how many seconds the next one may. `now` is in seconds."""
+        with self._lock:
+            level, since = self._levels.get(source, (self._burst, now))
+            level = min(self._burst, level + max(0.0, now - since) * self._per_second)
+            granted = level >= 1.0
+            self._levels[source] = (level - 1.0 if granted else level, now)
+            self._levels.move_to_end(source)
+            if len(self._levels) > self._entries:
+                self._levels.popitem(last=False)
+        return 0.0 if granted else (1.0 - level) / self._per_second
+
+
+class Slots:
+    """At most `most` requests of one source at the same time."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._busy: dict[str, int] = {}
+        self._lock = threading.Lock()
+
+    def enter(self, source: str) -> Callable[[], None] | None:
+        """What ends the request, once or more often; None when there are too many already."""
+        with self._lock:
+            busy = self._busy.get(source, 0)
+            if busy >= self._most:
+                return None
+            self._busy[source] = busy + 1
+        left = False
+
+        def leave() -> None:
+            nonlocal left
+            with self._lock:
+                if left:
+                    return
+                left = True
+                self._busy[source] -= 1
+                if not self._busy[source]:
+                    del self._busy[source]
+
+        return leave
+
+
+class RequestLimits:
+    """The bounds of `settings`, for one web process. `clock` is in seconds and only ever grows."""
+
+    def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:
+        burst = settings.burst_seconds
+        self._known = TokenBuckets(settings.requests_per_second, settings.requests_per_second * burst)
+        self._unknown = TokenBuckets(settings.anonymous_per_second, settings.anonymous_per_second * burst)
+        self._slots = Slots(settings.concurrent_requests)
+        self._clock = clock
+
+    def count(self, source: str, *, known: bool) -> None:
+        """Count a request of `source`; `known`: a device or token that has proved who it is. Raises ApiError 429."""
+        wait = (self._known if known else self._unknown).take(source, self._clock())
+        if wait > 0:
+            raise refuse(429, "too many requests; wait, then try again", retry_after=math.ceil(wait))
+
+    def enter(self, source: str) -> Callable[[], None]:
+        """What ends the request. Raises ApiError 429 where others of the same source are still being served."""
+        leave = self._slots.enter(source)
+        if leave is None:
+            raise refuse(429, "too many requests at the same time; wait for the answer of an earlier one")
+        return leave
+
+
+def address_source(address: str | None) -> str:
+    """What anonymous requests from `address` are counted under: for IPv6 the network of 64 bits, which is one
+    customer's."""
+    try:
+        found = ipaddress.ip_address(address or "")
+    except ValueError:
+        return "address:unknown"
+    if isinstance(found, ipaddress.IPv6Address):
+        if found.ipv4_mapped is None:
+            return f"address:{ipaddress.IPv6Network((int(found), 64), strict=False)}"
+        found = found.ipv4_mapped
+    return f"address:{found}"

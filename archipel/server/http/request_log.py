@@ -1,0 +1,63 @@
+"""requests.log: one JSON line per request. Never bodies, headers, query strings or tokens."""
+
+from __future__ import annotations
+
+import secrets
+import time
+
+import msgspec
+from flask import Flask, Response, g, request
+
+from archipel.errors import ServerError
+from archipel.server.http.problems import MAX_PATH
+from archipel.server.settings import Settings
+from archipel.server.storage.log_files import LogFile
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """`time` in Unix seconds, `ms` until the response was ready; `device` is the caller's id, if it is a device."""
+
+    time: float
+    method: str
+    path: str
+    status: int
+    ms: float
+    bytes_received: int
+    bytes_sent: int
+    device: str | None
+    request_id: str
+
+
+def register(app: Flask, settings: Settings) -> None:
+    """Give every request an id, answer with it in X-Request-Id, and log it. Raises ServerError."""
+    path = settings.request_log
+    try:
+        requests = LogFile(path, most=settings.log_bytes, kept=settings.logs_kept)
+    except OSError as error:
+        raise ServerError(f"{path}: cannot be written ({error.strerror})") from None
+
+    @app.before_request
+    def _() -> None:
+        g.started = time.perf_counter()
+        g.request_id = secrets.token_hex(8)
+
+    @app.after_request
+    def _(response: Response) -> Response:
+        response.headers["X-Request-Id"] = g.request_id
+        entry = Entry(
+            time=round(time.time(), 3),
+            method=request.method,
+            path=request.path[:MAX_PATH],
+            status=response.status_code,
+            ms=round((time.perf_counter() - g.started) * 1000, 2),
+            bytes_received=request.content_length or 0,
+            bytes_sent=response.content_length or response.calculate_content_length() or 0,
+            device=request.environ.get("archipel.device"),
+            request_id=g.request_id,
+        )
+        try:
+            requests.write(msgspec.json.encode(entry) + b"\n")
+        except OSError:
+            # A full disk must not turn an answered request into an error; the health check reports the disk.
+            app.logger.warning("requests.log: cannot be written")
+        return response

@@ -1,0 +1,182 @@
+"""Routes as data: method, path, who may call it, what it takes and gives. Handlers get decoded bodies."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, Literal, TypeVar
+
+import msgspec
+from flask import Blueprint, Response, request
+from sqlalchemy.exc import IntegrityError
+from werkzeug.routing import BaseConverter
+
+from archipel.errors import RefusalError
+from archipel.server.callers import Identity, Role
+from archipel.server.http.door import Door, at_the_end
+from archipel.server.http.problems import refuse
+from archipel.server.services import Services
+
+B = TypeVar("B")
+PUBLIC: frozenset[Role] = frozenset({"anyone", "device", "operator", "analyst", "auditor", "admin"})
+DEVICE: frozenset[Role] = frozenset({"device"})
+ADMIN: frozenset[Role] = frozenset({"admin"})
+OPERATOR: frozenset[Role] = frozenset({"operator", "admin"})
+ANALYST: frozenset[Role] = frozenset({"analyst", "admin"})
+AUDIT: frozenset[Role] = frozenset({"auditor", "admin"})
+READ: frozenset[Role] = OPERATOR | ANALYST | AUDIT
+
+
+@dataclass(frozen=True)
+class Call(Generic[B]):
+    """One request, as a handler sees it. `raw` are the bytes that `body` was decoded from; `query` is the struct that
+    the route declares for its query string, else None."""
+
+    services: Services
+    identity: Identity
+    body: B
+    raw: bytes
+    query: Any = None
+
+
+@dataclass(frozen=True)
+class Route:
+    """One line of the API. `request` and `response` are structs (or lists of them), None where the body is bytes.
+
+    `path` is in Flask's syntax, `query` a struct of the query string's parameters, `takes` and `gives` the types of
+    bodies that are bytes, `headers` the patterns of headers that a request must have. With `members` the devices
+    among `roles` must be participants of the round in the path.
+    The handler returns the response struct, already encoded JSON (bytes), a pair of struct and status, or a Response.
+    """
+
+    method: Literal["GET", "POST", "PUT"]
+    path: str
+    roles: frozenset[Role]
+    handler: Callable[..., Any]
+    request: Any = None
+    response: Any = None
+    status: int = 200
+    members: bool = False
+    query: type[msgspec.Struct] | None = None
+    takes: str = ""
+    gives: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return self.handler.__name__
+
+    @property
+    def summary(self) -> str:
+        return (self.handler.__doc__ or "").strip().split("\n", 1)[0]
+
+
+class IdConverter(BaseConverter):
+    """A round's, task's or device's id."""
+
+    regex = "[0-9a-f]{32}"
+
+
+class DigestConverter(BaseConverter):
+    """A SHA-256 in hexadecimal."""
+
+    regex = "[0-9a-f]{64}"
+
+
+class NameConverter(BaseConverter):
+    """A population's or model's name."""
+
+    regex = "[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
+
+
+class NumberConverter(BaseConverter):
+    """A version's number."""
+
+    regex = "[1-9][0-9]{0,8}"
+
+
+CONVERTERS: dict[str, type[BaseConverter]] = {
+    "id": IdConverter,
+    "digest": DigestConverter,
+    "name": NameConverter,
+    "number": NumberConverter,
+}
+
+
+def blueprint(name: str, routes: Iterable[Route], door: Door) -> Blueprint:
+    """The routes of one resource. Authentication, limits, decoding and encoding happen here, once for all of them."""
+    made = Blueprint(name, __name__)
+    for route in routes:
+        made.add_url_rule(
+            route.path,
+            route.name,
+            _view(route, door),
+            methods=[route.method],
+            provide_automatic_options=False,
+        )
+    return made
+
+
+def _view(route: Route, door: Door) -> Callable[..., Response]:
+    decoder = None if route.request is None else msgspec.json.Decoder(route.request)
+    for kind in (route.query, route.response):
+        # What handlers convert to is looked at before there are threads: see protocol.sealed.
+        msgspec.json.Decoder(kind)
+    encoder = msgspec.json.Encoder(order="sorted")
+    what = re.sub(r"[^A-Za-z]+", " ", getattr(route.request, "__name__", "")).strip()
+
+    def view(**arguments: str) -> Response:
+        admitted = door.admit(route.roles)
+        try:
+            response = serve(admitted.identity, arguments)
+        except BaseException as error:
+            admitted.leave()
+            if isinstance(error, RefusalError):
+                door.note(error, admitted.source)
+            raise
+        at_the_end(response, admitted.leave)
+        return response
+
+    def serve(identity: Identity, arguments: dict[str, str]) -> Response:
+        query = None if route.query is None else _query(route.query)
+        raw, body = b"", None
+        coding = request.headers.get("Content-Encoding", "identity").lower()
+        if coding != "identity" and (decoder is not None or route.takes):
+            raise refuse(415, "a compressed body is not accepted; send it as it is, without Content-Encoding")
+        if decoder is not None:
+            raw = request.get_data(cache=False)
+            try:
+                body = decoder.decode(raw)
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+                raise refuse(400, f"the body is not a {what}", str(error)) from None
+        answer = _answer(route, Call(door.services, identity, body, raw, query), arguments)
+        if isinstance(answer, Response):
+            return answer
+        answer, status = answer if isinstance(answer, tuple) else (answer, route.status)
+        data = answer if isinstance(answer, bytes) else encoder.encode(answer)
+        return Response(data, status, mimetype="application/json")
+
+    return view
+
+
+def _answer(route: Route, call: Call[Any], arguments: dict[str, str]) -> Any:
+    """What the handler gives. Where another process did the same at the same moment, it is asked again and finds that:
+    its transaction was rolled back whole. A body that is a stream is gone by then; the sender has to try again."""
+    try:
+        return route.handler(call, **arguments)
+    except IntegrityError:
+        if route.takes:
+            raise refuse(503, "somebody stored the same at this moment; send it again", retry_after=1) from None
+        return route.handler(call, **arguments)
+
+
+def _query(kind: type[msgspec.Struct]) -> msgspec.Struct:
+    values = request.args.to_dict(flat=False)
+    double = [name for name, given in values.items() if len(given) > 1]
+    if double:
+        raise refuse(400, f"query parameter {double[0]!r} is given twice")
+    try:
+        return msgspec.convert({name: given[0] for name, given in values.items()}, kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise refuse(400, "the query string is wrong", str(error)) from None

@@ -1,0 +1,373 @@
+"""The coordinator: opens rounds for running tasks, takes them through their phases, makes the new versions.
+
+It keeps nothing in memory that matters: killed at any point and started again, it goes on from the database. A round
+that was being aggregated is aggregated again, with the same result, until its deadline passes. Of several coordinators
+on one database the one with the lease works, and the others wait for it to expire.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from sqlalchemy import case, delete, exists, func, or_, select
+from sqlalchemy.exc import DBAPIError, OperationalError
+from sqlalchemy.orm import Session
+
+from archipel.bundle import decode_manifest
+from archipel.errors import ArchipelError, LeaseLostError, SpoiledRoundError
+from archipel.server.database.tables import (
+    LIVE,
+    Answer,
+    Blob,
+    BundleRow,
+    DeviceSession,
+    Participant,
+    Round,
+    Task,
+    UsedNonce,
+    Version,
+)
+from archipel.server.database.task_requests import request_of
+from archipel.server.devices import queries
+from archipel.server.devices import spoiler_search as search
+from archipel.server.devices.faults import note_fault, set_aside_faulty
+from archipel.server.processes.lease import Lease
+from archipel.server.processes.stopping import Stop
+from archipel.server.registry.rollout_steps import step_rollouts
+from archipel.server.rounds import buffers, folding, opening, reach, weights_log
+from archipel.server.rounds.aggregation import Outcome, aggregate
+from archipel.server.rounds.checks import layout_of
+from archipel.server.rounds.machine import (
+    RULES,
+    Transition,
+    Verdict,
+    advance,
+    commit_round,
+    count,
+    count_seatable,
+    decide,
+    fail_round,
+    fail_task,
+    read_plan,
+    required,
+)
+from archipel.server.services import Services
+
+log = logging.getLogger("archipel.coordinator")
+
+CLEAN_SECONDS = 60.0
+STANDBY_SECONDS = 1.0
+RENEWALS = 3
+"""In the time of a lease."""
+_GROUPS = (Task.mode == "asynchronous") & (Task.privacy == "secure")
+"""Tasks with several rounds at once: each a group of devices that began together."""
+LONGEST_STEP = 600.0
+LEFTOVER_SECONDS = 86400.0
+IDLE_TIMES = 4.0
+"""So much longer than it looked for nothing to do it rests."""
+
+
+class Coordinator:
+    """`step` does everything that is due. Without a `lease` it must be the only one of its database."""
+
+    def __init__(self, services: Services, lease: Lease | None = None) -> None:
+        self._services = services
+        self._lease = lease
+        self._next_cleaning = 0.0
+        self._step_began = 0.0
+
+    def run(self, stop: Stop) -> None:
+        """Step until `stop` is set. A busy database or full disk is waited out; any other error ends the process."""
+        if self._lease is None:
+            self.recover()
+            self._work(stop)
+            return
+        heart = threading.Thread(target=self._renew, args=(stop, self._lease), daemon=True)
+        heart.start()
+        while not stop.is_set():
+            try:
+                if not self._lease.take():
+                    stop.wait(STANDBY_SECONDS)
+                    continue
+                log.info("coordinating, as number %s", self._lease.term)
+                self.recover()
+                self._work(stop)
+            except LeaseLostError as error:
+                log.warning("%s", error)
+            except (OperationalError, OSError) as error:
+                log.warning("waiting: %s", getattr(error, "orig", error))
+                stop.wait(STANDBY_SECONDS)
+        heart.join()
+        with suppress(DBAPIError):  # it expires by itself
+            self._lease.give_back()
+
+    def _work(self, stop: Stop) -> None:
+        while not stop.is_set():
+            self._step_began = time.monotonic()
+            if self._lease is not None and self._lease.term is None:
+                return
+            rest = self._services.settings.poll_seconds
+            try:
+                busy = self.step()
+                # With many devices that wait in vain a look takes long; it is not worth a processor of its own.
+                rest = max(rest, IDLE_TIMES * (time.monotonic() - self._step_began))
+            except (OperationalError, OSError) as error:
+                log.warning("waiting: %s", getattr(error, "orig", error))
+                busy, rest = False, STANDBY_SECONDS
+            if not busy:
+                stop.wait(rest)
+
+    def _renew(self, stop: Stop, lease: Lease) -> None:
+        """Renew the lease while a step takes long; one that does not come back loses it."""
+        while not stop.wait(lease.seconds / RENEWALS):
+            if lease.term is None or time.monotonic() - self._step_began > LONGEST_STEP:
+                continue
+            try:
+                lease.renew()
+            except (DBAPIError, OSError) as error:
+                log.warning("the lease was not renewed: %s", getattr(error, "orig", error))
+
+    @contextmanager
+    def _write(self) -> Iterator[Session]:
+        """A transaction that only commits while the lease is this coordinator's."""
+        with self._services.database.write() as session:
+            if self._lease is not None:
+                self._lease.fence(session)
+            yield session
+
+    def recover(self) -> None:
+        """Remove the updates of rounds that ended while nobody could."""
+        self._services.spool.sweep(self._needed)
+
+    def _needed(self) -> list[str]:
+        """Rounds whose updates may still be wanted."""
+        now = self._services.clock()
+        at_work = exists().where(Participant.round_id == Round.round_id, Participant.ends > now)
+        kept = exists().where(
+            Answer.round_id == Round.round_id, Answer.phase == "updating", Answer.folded_into.is_(None)
+        )
+        buffered = (Task.mode == "asynchronous") & (Task.privacy == "plain") & Task.state.in_(LIVE)
+        needed = select(Round.round_id).join(Task).where(or_(Round.ended.is_(None), buffered & or_(at_work, kept)))
+        # Fenced: what was listed before has then been there under this coordinator's lease, so that none of it is of a
+        # round that another one began meanwhile.
+        with self._write() as session:
+            return list(session.scalars(needed))
+
+    def step(self) -> bool:
+        """One pass over live rounds, idle tasks and rollouts. Returns whether anything happened."""
+        services = self._services
+        with services.database.read() as session:
+            live = session.execute(select(Round.round_id, Round.phase).where(Round.ended.is_(None))).all()
+            at_work = select(func.count()).where(Round.task_id == Task.task_id, Round.ended.is_(None)).scalar_subquery()
+            most = case(
+                (_GROUPS, func.coalesce(Task.concurrency, 2 * Task.cohort) // Task.cohort),
+                else_=1,
+            )
+            idle = list(session.scalars(select(Task).where(Task.state == "running", at_work < most)))
+        happened = False
+        for row in live:
+            happened |= self._advance(row.round_id)
+        for task in idle:
+            happened |= self._start(task)
+        happened |= step_rollouts(services, self._write)
+        if services.clock() >= self._next_cleaning:
+            self._next_cleaning = services.clock() + CLEAN_SECONDS
+            self._clean()
+        return happened
+
+    def _advance(self, round_id: str) -> bool:
+        services, settings = self._services, self._services.settings
+        now, window = services.clock(), settings.check_in_window
+        with services.database.read() as session:
+            # Most of the time nothing is due, and finding that out must not take the write lock.
+            current = session.get_one(Round, round_id)
+            task = session.get_one(Task, current.task_id)
+            rule = RULES.get(current.phase)
+            if rule is None:
+                return False
+            counts = count(session, current, task, now=now, window=window)
+            verdict = decide(rule, counts, now=now, phase_ends=current.phase_ends)
+            live = task.live
+            stays = live and verdict is Verdict.STAY
+            if stays and rule.name == "buffering":
+                due = buffers.seats_are_due(session, current, task, now=now, window=window)
+            waiting = folding.pending(session, current, task) if stays and rule.collects else []
+        if stays:
+            if rule.waits_for == "work":
+                return self._aggregate(round_id)
+            if rule.name == "buffering" and due:
+                self._move_seats(round_id, now)
+            # A buffer is only what was folded into it.
+            if waiting and (rule.name == "buffering" or folding.worth_a_checkpoint(waiting)):
+                return self._fold(round_id, waiting)
+            return False
+        with self._write() as session:
+            done = advance(session, round_id, now=now, window=window, max_failed=settings.max_failed_rounds)
+            if done is not None and done.phase == "failed":
+                set_aside_faulty(session, round_id, settings, now)
+        if done is not None:
+            self._report(done)
+        return done is not None
+
+    def _move_seats(self, round_id: str, now: float) -> None:
+        with self._write() as session:
+            current = session.get_one(Round, round_id, with_for_update=True)
+            task = session.get_one(Task, current.task_id, with_for_update=True)
+            if current.phase == "buffering" and task.state == "running":
+                window = self._services.settings.check_in_window
+                buffers.move_seats(session, current, task, now=now, window=window)
+
+    def _fold(self, round_id: str, waiting: list[folding.Pending]) -> bool:
+        """Add acknowledged updates to the round's running sum; see folding for what a crash leaves."""
+        services = self._services
+        with services.database.read() as session:
+            current = session.get_one(Round, round_id)
+            task = session.get_one(Task, current.task_id)
+            manifest = decode_manifest(session.get_one(BundleRow, task.bundle).manifest)
+        plan, request, before = read_plan(current), request_of(task), current.sum_digest
+        reason = ""
+        try:
+            total = folding.load(services.spool, current, plan, layout_of(request, manifest))
+            folding.fold(services.spool, total, waiting, request.staleness_exponent)
+            digest = services.spool.keep_sum(round_id, (total.encode(),)).digest
+        except ArchipelError as error:
+            reason = f"folding: {error}"
+        with self._write() as session:
+            current = session.get_one(Round, round_id, with_for_update=True)
+            if current.ended is not None:
+                return False
+            if reason:
+                task = session.get_one(Task, current.task_id, with_for_update=True)
+                most = services.settings.max_failed_rounds
+                done = fail_round(session, current, task, reason, now=services.clock(), max_failed=most)
+            else:
+                folding.record(session, current, waiting, digest)
+        if reason:
+            self._report(done)
+        else:
+            folding.forget(services.spool, round_id, waiting, before, digest)
+        return True
+
+    def _aggregate(self, round_id: str) -> bool:
+        services, settings = self._services, self._services.settings
+        outcome, reason, spoiled = None, "", None
+        try:
+            outcome = aggregate(services, round_id)
+            reason = f"aggregation: {outcome.reason}" if outcome.reason else ""
+        except SpoiledRoundError as error:
+            spoiled, reason = error, f"aggregation: {error}"
+        except ArchipelError as error:
+            reason = f"aggregation: {error}"
+        now = services.clock()
+        with self._write() as session:
+            current = session.get_one(Round, round_id, with_for_update=True)
+            task = session.get_one(Task, current.task_id, with_for_update=True)
+            if current.phase != "aggregating":
+                return False
+            if not task.live:
+                reason = f"the task is {task.state}"
+            for device_id, fault in ({} if outcome is None else outcome.faults).items():
+                note_fault(session, device_id=device_id, round_id=round_id, reason=fault, now=now)
+            if outcome is None or reason:
+                counts = True
+                if spoiled is not None and task.live:
+                    counts = search.after_failure(session, current, task, spoiled, settings=settings, now=now)
+                    reason += f"; {search.HOPELESS}" if counts else ""
+                most = settings.max_failed_rounds
+                done = fail_round(session, current, task, reason, now=now, max_failed=most, counts=counts)
+            else:
+                self._commit(session, current, task, outcome, now)
+                done = Transition(round_id, "committed")
+            set_aside_faulty(session, round_id, settings, now)
+        self._report(done)
+        return True
+
+    def _commit(self, session: Session, current: Round, task: Task, outcome: Outcome, now: float) -> None:
+        current.weight_sum = outcome.weight_sum
+        current.result = outcome.result
+        version = outcome.version
+        if version is not None:
+            session.merge(Blob(digest=version.weights, kind="weights", size=version.weights_size, created=now))
+            reach.extend(session, task.population, task.task_id, version.weights)
+            if version.strategy_state is not None:
+                session.merge(
+                    Blob(digest=version.strategy_state, kind="state", size=version.strategy_state_size, created=now)
+                )
+            session.add(
+                Version(
+                    task_id=task.task_id,
+                    number=task.rounds_committed + 1,
+                    weights=version.weights,
+                    strategy_state=version.strategy_state,
+                    parent=task.model,
+                    round_id=current.round_id,
+                    cohort=outcome.cohort,
+                    weight_sum=outcome.weight_sum,
+                    created=now,
+                )
+            )
+            of = weights_log.Log(task.population, task.bundle, self._services.settings.private_key)
+            weights_log.step(session, of, current, task, version, outcome.cohort)
+            current.weights_out = version.weights
+            current.step_norm, current.state_norm = version.step.parameters, version.step.state
+            current.step_scale = version.step.scale
+            task.model = version.weights
+            task.strategy_state = version.strategy_state
+        search.after_success(session, current, task, settings=self._services.settings, now=now)
+        commit_round(session, current, task, now=now, note="" if version is None else version.step.note)
+
+    def _start(self, task: Task) -> bool:
+        services, now = self._services, self._services.clock()
+        if task.model is None:
+            try:
+                opening.make_first_version(self._services, self._write, task)
+            except LeaseLostError:
+                raise
+            except ArchipelError as error:
+                self._fail_task(task.task_id, f"the first version cannot be made: {error}")
+            return True
+        with services.database.read() as session:
+            waiting = count_seatable(session, task, now=now, window=services.settings.check_in_window)
+            if queries.is_query(task) and waiting and not queries.budget(session, task, now=now).left:
+                return False
+            wanted = task.buffered and (waiting or buffers.at_work(session, task, now))
+        if not (wanted if task.buffered else waiting >= required(task, RULES["assigning"])):
+            return False
+        try:
+            opened = opening.open_round(services, self._write, task, now)
+        except LeaseLostError:
+            raise
+        except ArchipelError as error:
+            self._fail_task(task.task_id, f"no round can be opened: {error}")
+        else:
+            if opened is not None:
+                self._report(opened)
+        return True
+
+    def _fail_task(self, task_id: str, reason: str) -> None:
+        log.warning("task %s failed: %s", task_id, reason)
+        with self._write() as session:
+            task = session.get_one(Task, task_id, with_for_update=True)
+            if task.live:
+                fail_task(session, task, reason, now=self._services.clock())
+
+    def _report(self, done: Transition) -> None:
+        log.info("round %s: %s%s", done.round_id, done.phase, f" ({done.reason})" if done.reason else "")
+        if done.phase in ("committed", "failed"):
+            with self._services.database.read() as session:
+                task = session.get_one(Task, session.get_one(Round, done.round_id).task_id)
+            if not (task.buffered and task.live):  # its devices may still upload; `recover` sees to the rest
+                self._services.spool.discard(done.round_id)
+
+    def _clean(self) -> None:
+        now = self._services.clock()
+        with self._write() as session:
+            session.execute(delete(DeviceSession).where(DeviceSession.expires <= now))
+            search.forget(session, before=now - self._services.settings.fault_seconds)
+            session.execute(delete(UsedNonce).where(UsedNonce.expires <= now))
+        self._services.blobs.sweep(before=now - LEFTOVER_SECONDS)
+        self.recover()

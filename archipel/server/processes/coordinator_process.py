@@ -1,0 +1,52 @@
+"""The coordinator as a process of its own: one per data folder, one at work per database, ends with its supervisor."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+
+from archipel.errors import ArchipelError
+from archipel.server.processes import children
+from archipel.server.processes.coordinator import Coordinator
+from archipel.server.processes.lease import Lease
+from archipel.server.processes.parent import end_with_parent
+from archipel.server.processes.stopping import Stop
+from archipel.server.services import Services
+from archipel.server.settings import Settings
+from archipel.server.storage.lock import LOCK_FILE, only_one
+
+
+def run_coordinator(settings: Settings, *, stop: Stop | None = None, ready: int | None = None) -> None:
+    """Coordinate until `stop` is set or SIGTERM or SIGINT comes. `ready`: a file descriptor that gets one byte then.
+
+    Raises ServerError when another coordinator works on the data folder or the database cannot be used.
+    """
+    stop = stop or Stop()
+    with stop.on_signals(), only_one(settings.path(LOCK_FILE)) as holder:
+        services = Services.open(settings)
+        settings.private_key  # noqa: B018 - fail now, not in the first round
+        services.prepare()
+        if ready is not None:
+            os.write(ready, b"1")
+            os.close(ready)
+        lease = Lease(services.database, holder, clock=services.clock, seconds=settings.lease_seconds)
+        Coordinator(services, lease).run(stop)
+        services.database.dispose()
+
+
+def main() -> int:
+    """Entry point of the child process that the supervisor starts."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s", stream=sys.stderr)
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    try:
+        end_with_parent(children.parent())
+        run_coordinator(children.settings_from_environment(), ready=int(os.environ[children.READY_FD]))
+    except ArchipelError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

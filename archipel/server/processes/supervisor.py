@@ -1,0 +1,237 @@
+"""gunicorn and one coordinator as child processes: started, watched, restarted and stopped together."""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import BinaryIO
+
+from archipel.errors import ServerError
+from archipel.server.processes import children
+from archipel.server.processes.stopping import Stop
+from archipel.server.processes.tls import WebTls
+from archipel.server.settings import Settings, check_private_key, keep_public_key
+from archipel.server.storage.log_files import bound
+
+START_SECONDS = 30.0
+STOP_SECONDS = 10.0
+FIRST_DELAY = 0.5
+LONGEST_DELAY = 10.0
+STEADY_SECONDS = 60.0
+MIN_FREE_BYTES = 16 << 20
+
+
+def _print(line: str) -> None:
+    print(line, flush=True)
+
+
+def supervise(settings: Settings, *, announce: Callable[[str], None] = _print, stop: Stop | None = None) -> None:
+    """Serve until SIGTERM, SIGINT or `stop`; then both children are gone. `announce` gets one line once all is up.
+
+    Children that die are restarted, after 0.5 s at first and at most 10 s; that is said in DATA/server.log, where also
+    what they print goes, and on standard error.
+    Raises ServerError or TlsError, with one clear line, when something cannot start.
+    """
+    stop = stop or Stop()
+    _check_space(settings)
+    check_private_key(settings)
+    keep_public_key(settings)
+    if settings.tls_certificate:
+        WebTls(settings)
+    with stop.on_signals(), _listener(settings) as listener, _log_file(settings) as log:
+        coordinator = _Child("coordinator", [sys.executable, "-m", "archipel.server.processes.coordinator_process"])
+        web = _Child("web", [sys.executable, "-m", "gunicorn", "-c", "python:archipel.server.processes.web"])
+        both = (coordinator, web)
+        try:
+            begun = log.tell()
+            # The coordinator first: it brings the database up to date.
+            coordinator.start(settings, listener, log)
+            if _wait(coordinator, coordinator.is_ready, settings, begun, stop):
+                web.start(settings, listener, log)
+            if _wait(web, web.is_ready, settings, begun, stop):
+                announce(f"archipel server on {_address(settings, listener)}")
+                while not stop.wait(0.2):
+                    bound(log, settings.process_log, most=settings.log_bytes, kept=settings.logs_kept)
+                    for child in both:
+                        child.restart_if_dead(settings, listener, log)
+        finally:
+            for child in both:
+                child.ask_to_stop()
+            deadline = time.monotonic() + STOP_SECONDS
+            for child in both:
+                child.wait_or_kill(deadline, log)
+
+
+@dataclass
+class _Child:
+    """One child process, and how long to wait before it is started again."""
+
+    name: str
+    command: list[str]
+    process: subprocess.Popen[bytes] | None = None
+    ready: int = -1
+    started: float = 0.0
+    delay: float = FIRST_DELAY
+    restart_at: float | None = None
+
+    def start(self, settings: Settings, listener: socket.socket, log: BinaryIO) -> None:
+        self._close_ready()
+        self.ready, told = os.pipe()
+        environment = children.child_environment(settings)
+        environment |= {children.LISTEN_FD: str(listener.fileno()), children.READY_FD: str(told)}
+        try:
+            self.process = subprocess.Popen(
+                self.command,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=(listener.fileno(), told),
+                # Ctrl-C reaches the supervisor alone, which then stops the children in order.
+                process_group=0,
+                # Database, logs and files are for the server alone.
+                umask=0o077,
+            )
+        except OSError as error:
+            raise ServerError(f"the {self.name} process cannot be started ({error.strerror})") from None
+        finally:
+            os.close(told)
+        self.started = time.monotonic()
+        self.restart_at = None
+
+    def is_ready(self) -> bool:
+        """It has written its byte."""
+        return bool(select.select([self.ready], [], [], 0)[0]) and os.read(self.ready, 1) == b"1"
+
+    def exited(self) -> int | None:
+        return None if self.process is None else self.process.poll()
+
+    def restart_if_dead(self, settings: Settings, listener: socket.socket, log: BinaryIO) -> None:
+        code = self.exited()
+        if code is None:
+            return
+        now = time.monotonic()
+        if self.restart_at is None:
+            if now - self.started > STEADY_SECONDS:
+                self.delay = FIRST_DELAY
+            self.restart_at = now + self.delay
+            names = {each.value: each.name for each in signal.Signals}
+            how = f"was killed by {names.get(-code, f'signal {-code}')}" if code < 0 else f"ended with {code}"
+            _tell(log, f"the {self.name} process {how}; starting it again in {self.delay:g} s")
+            self.delay = min(2 * self.delay, LONGEST_DELAY)
+        elif now >= self.restart_at:
+            self.start(settings, listener, log)
+
+    def ask_to_stop(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.process.terminate()
+
+    def wait_or_kill(self, deadline: float, log: BinaryIO) -> None:
+        self._close_ready()
+        if self.process is None:
+            return
+        try:
+            self.process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            _tell(log, f"the {self.name} process did not stop within {STOP_SECONDS:.0f} s; killed")
+            # Its own children too: it leads a process group.
+            with suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+
+    def _close_ready(self) -> None:
+        if self.ready >= 0:
+            os.close(self.ready)
+            self.ready = -1
+
+
+def _tell(log: BinaryIO, line: str) -> None:
+    """To the log, and to whoever started the server."""
+    # A full disk or a terminal that was closed must not end the server.
+    with suppress(OSError):
+        log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} archipel.supervisor: {line}\n".encode())
+    with suppress(OSError):
+        print(line, file=sys.stderr, flush=True)
+
+
+def _wait(child: _Child, is_up: Callable[[], bool], settings: Settings, begun: int, stop: Stop) -> bool:
+    # Returns False when `stop` came first.
+    deadline = time.monotonic() + START_SECONDS
+    while not stop.wait(0.02):
+        if is_up():
+            return True
+        if child.exited() is not None:
+            raise ServerError(_last_words(settings, child, begun))
+        if time.monotonic() > deadline:
+            raise ServerError(
+                f"the {child.name} process is not up after {START_SECONDS:.0f} s; {settings.process_log} may say why"
+            )
+    return False
+
+
+def _last_words(settings: Settings, child: _Child, begun: int) -> str:
+    with open(settings.process_log, "rb") as file:
+        file.seek(begun)
+        lines = [line for line in file.read().decode(errors="replace").splitlines() if line.strip()]
+    if child.name == "coordinator" and lines:
+        return lines[-1]
+    return f"the {child.name} process ended while starting; see {settings.process_log}"
+
+
+def _address(settings: Settings, listener: socket.socket) -> str:
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(settings.host, settings.host)
+    scheme = "https" if settings.tls_certificate else "http"
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
+
+
+def _check_space(settings: Settings) -> None:
+    try:
+        free = shutil.disk_usage(settings.folder).free
+    except OSError as error:
+        raise ServerError(f"{settings.folder}: cannot be read ({error.strerror})") from None
+    if free < MIN_FREE_BYTES:
+        raise ServerError(
+            f"{settings.folder}: the disk is full ({free >> 10} KiB free, at least {MIN_FREE_BYTES >> 20} MiB needed)"
+        )
+
+
+@contextmanager
+def _listener(settings: Settings) -> Iterator[socket.socket]:
+    where = f"{settings.host} port {settings.port}"
+    try:
+        family, *_ = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0]
+        listener = socket.create_server((settings.host, settings.port), family=family, backlog=2048)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise ServerError(f"{where}: in use by another program; choose another with --port") from None
+        raise ServerError(f"{where}: cannot listen there ({error.strerror or error})") from None
+    with listener:
+        # Connections inherit it. A device that lost its network in the middle of a request never says so.
+        seconds, rest = divmod(settings.stall_seconds, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", int(seconds), int(rest * 1e6)))
+        yield listener
+
+
+@contextmanager
+def _log_file(settings: Settings) -> Iterator[BinaryIO]:
+    try:
+        log = open(settings.process_log, "ab", buffering=0, opener=_private)  # noqa: SIM115 - closed below
+    except OSError as error:
+        raise ServerError(f"{settings.process_log}: cannot be written ({error.strerror})") from None
+    with log:
+        yield log
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)

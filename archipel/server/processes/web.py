@@ -1,0 +1,76 @@
+"""gunicorn's configuration and application; the supervisor says where by environment."""
+
+from __future__ import annotations
+
+import logging
+import os
+import ssl
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from archipel.server.processes import children
+from archipel.server.processes.parent import end_with_parent
+from archipel.server.processes.tls import WebTls
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from flask import Flask
+
+settings = children.settings_from_environment()
+
+bind = [f"fd://{os.environ[children.LISTEN_FD]}"]
+wsgi_app = "archipel.server.processes.web:application()"
+worker_class = "gthread"
+workers = settings.workers
+threads = settings.threads
+# A device keeps its connection between polls; an idle one costs no thread.
+keepalive = 75
+worker_connections = 4000
+timeout = 120
+graceful_timeout = 5
+loglevel = "warning"
+control_socket_disable = True
+
+
+if settings.tls_certificate:
+    tls = WebTls(settings)
+    certfile, keyfile = str(tls.certificate), str(tls.key)
+
+    def ssl_context(config: Any, default: Callable[[], ssl.SSLContext]) -> ssl.SSLContext:
+        """Called for each connection; gunicorn's own would read the files each time."""
+        return tls()
+
+
+def on_starting(server: Any) -> None:
+    """Called in gunicorn's own process before anything else."""
+    end_with_parent(children.parent())
+    logging.getLogger("gunicorn.error").addFilter(_is_news)
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    # Clients that were cut off are no errors of the server; anybody can be one as often as they like.
+    return not (record.exc_info and isinstance(record.exc_info[1], BlockingIOError | TimeoutError | ssl.SSLError))
+
+
+def post_worker_init(worker: Any) -> None:
+    """Called in each web process once it can serve: tells the supervisor, which waits for the first."""
+    told = int(os.environ[children.READY_FD])
+    with suppress(OSError):  # nobody listens any more, when a process is replaced later
+        os.set_blocking(told, False)
+        os.write(told, b"1")
+
+
+def worker_exit(server: Any, worker: Any) -> None:
+    """Called in each web process when it ends, unless it is killed."""
+    app = getattr(worker.app, "callable", None)
+    if app is not None:
+        services = app.extensions["archipel"]
+        services.tally.flush(services.database, services.clock(), whole=True)
+
+
+def application() -> Flask:
+    """Called in each web process."""
+    from archipel.server.http.app import create_app
+
+    return create_app(settings)

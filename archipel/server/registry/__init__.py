@@ -1,0 +1,1 @@
+"""Models, their versions, which devices are offered which, and rollouts with their gates."""

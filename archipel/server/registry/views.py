@@ -1,0 +1,171 @@
+"""Models and their versions as the API shows them. A page takes a few queries, however long it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+from sqlalchemy import Executable, and_, func, select
+from sqlalchemy.orm import Session
+
+from archipel.bundle import Lineage
+from archipel.protocol.operator.registry import (
+    MAX_EVALUATIONS,
+    Evaluation,
+    ModelInfo,
+    VersionInfo,
+    VersionState,
+)
+from archipel.protocol.operator.tasks import RoundResult
+from archipel.server.database.registry_tables import Model, ModelVersion, Rollout
+from archipel.server.database.tables import BundleRow, CheckInRow, Round, Task, Version
+from archipel.server.devices.smallest_answer import told
+from archipel.server.registry.expiry import expiry, why_not_offered
+
+COUNTED_SECONDS = 30 * 86400.0
+"""For how long a device that comes no more is counted among those that fetched a version."""
+
+
+class _Origin(msgspec.Struct):
+    """What is wanted of a manifest, which was checked whole when the bundle was published."""
+
+    lineage: Lineage = Lineage()
+
+
+_origin = msgspec.json.Decoder(_Origin)
+
+
+def describe_models(session: Session, models: Sequence[Model], now: float) -> list[ModelInfo]:
+    """In the same order."""
+    names = [each.name for each in models]
+    highest = select(ModelVersion.model, func.max(ModelVersion.number).label("newest"))
+    rows = session.execute(highest.where(ModelVersion.model.in_(names)).group_by(ModelVersion.model))
+    newest = {row.model: row.newest for row in rows}
+    live = {row.model: row.rollout_id for row in session.execute(_live(names))}
+    promoted = (
+        select(Model.name, Model.promoted, BundleRow.manifest)
+        .join(ModelVersion, and_(ModelVersion.model == Model.name, ModelVersion.number == Model.promoted))
+        .join(BundleRow, BundleRow.digest == ModelVersion.bundle)
+        .where(Model.name.in_(names))
+    )
+    withheld = {row.name: why_not_offered(row.promoted, expiry(row.manifest), now) for row in session.execute(promoted)}
+    return [
+        ModelInfo(
+            name=each.name,
+            population=each.population,
+            promoted=each.promoted,
+            newest=newest.get(each.name),
+            rollout_id=live.get(each.name),
+            not_offered=withheld.get(each.name, ""),
+            created=each.created,
+        )
+        for each in models
+    ]
+
+
+def describe_versions(
+    session: Session, model: Model, versions: Sequence[ModelVersion], now: float, smallest: int
+) -> list[VersionInfo]:
+    """In the same order."""
+    bundles = select(BundleRow.digest, BundleRow.manifest).where(
+        BundleRow.digest.in_({each.bundle for each in versions})
+    )
+    manifests = {row.digest: row.manifest for row in session.execute(bundles)}
+    lineages = {digest: _origin.decode(manifest).lineage for digest, manifest in manifests.items()}
+    tasks = {each.task_id for each in versions if each.task_id is not None}
+    trained = {
+        (row.task_id, row.number): row for row in session.scalars(select(Version).where(Version.task_id.in_(tasks)))
+    }
+    live = session.execute(_live([model.name])).one_or_none()
+    fetched: dict[int, int | None] = dict(_fetched(session, model, [each.number for each in versions], now))
+    asked = select(Rollout.eligibility).where(Rollout.model == model.name, Rollout.eligibility != "").limit(1)
+    if smallest > 1 and session.scalar(asked) is not None:
+        # Who fetched what says of whom the rollout's expression is true.
+        fetched = {each.number: told(fetched.get(each.number) or 0, smallest) for each in versions}
+
+    def state(version: ModelVersion) -> VersionState:
+        if version.number == model.promoted:
+            return "promoted"
+        if live is not None and version.number == live.version:
+            return "candidate"
+        return "registered" if version.rejected is None else "rejected"
+
+    made = []
+    for each in versions:
+        lineage, origin = lineages[each.bundle], trained.get((each.task_id or "", each.task_version or 0))
+        made.append(
+            VersionInfo(
+                model=model.name,
+                number=each.number,
+                digest=each.digest,
+                state=state(each),
+                reason=each.reason,
+                bundle=each.bundle,
+                weights=each.weights,
+                parent=each.parent,
+                task_id=each.task_id,
+                task_version=each.task_version,
+                round_id=None if origin is None else origin.round_id,
+                cohort=None if origin is None else origin.cohort,
+                downloaded=fetched.get(each.number, 0),
+                not_after=expiry(manifests[each.bundle]),
+                created=each.created,
+                bundle_parent=lineage.parent,
+                recipe=list(lineage.recipe),
+                bundle_metrics=dict(lineage.metrics),
+            )
+        )
+    return made
+
+
+def evaluations_of(session: Session, model: Model, version: ModelVersion) -> list[Evaluation]:
+    """What devices of the model's population found, newest first."""
+    same_weights = Task.weights.is_(None) if version.weights is None else Task.weights == version.weights
+    query = (
+        select(Round.task_id, Round.round_id, Round.result, Round.ended)
+        .join(Task)
+        .where(
+            Task.kind == "evaluation",
+            Task.bundle == version.bundle,
+            Task.population == model.population,
+            same_weights,
+            Round.phase == "committed",
+        )
+        .order_by(Round.ended.desc(), Round.round_id)
+        .limit(MAX_EVALUATIONS)
+    )
+    made = []
+    for row in session.execute(query):
+        result = msgspec.convert(row.result, RoundResult)
+        made.append(
+            Evaluation(
+                task_id=row.task_id,
+                round_id=row.round_id,
+                devices=result.devices,
+                examples=result.examples or 0.0,
+                metrics=result.metrics,
+                clamped=result.clamped,
+                ended=row.ended,
+            )
+        )
+    return made
+
+
+def _live(models: Iterable[str]) -> Executable:
+    columns = select(Rollout.model, Rollout.rollout_id, Rollout.version)
+    return columns.where(Rollout.model.in_(models), Rollout.ended.is_(None))
+
+
+def _fetched(session: Session, model: Model, numbers: Sequence[int], now: float) -> dict[int, int]:
+    """How many devices said that they fetched each version last. Which of them run it nobody is told."""
+    told = CheckInRow.versions[model.name].as_integer()
+    query = (
+        select(told.label("number"), func.count().label("devices"))
+        .where(
+            CheckInRow.population == model.population,
+            CheckInRow.last_seen > now - COUNTED_SECONDS,
+            told.in_(numbers),
+        )
+        .group_by(told)
+    )
+    return {row.number: row.devices for row in session.execute(query)}

@@ -1,0 +1,237 @@
+"""From a round's updates to what it was for: the next model version, metrics, or statistics.
+
+Deterministic, so that a crash costs only time.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from archipel import strategies
+from archipel.bundle import Manifest, decode_manifest, write_weights
+from archipel.errors import ArchipelError, ProtocolError, ServerError, ShareError, SpoiledRoundError, ThresholdError
+from archipel.protocol.messages import Cohort, RoundPlan, Unmasking
+from archipel.protocol.operator.tasks import TaskRequest
+from archipel.protocol.sealed import decode
+from archipel.protocol.secagg import disputes, liars, unmask_sum
+from archipel.protocol.uploads import upload_layout
+from archipel.protocol.vector import DecodedSum, Vector
+from archipel.server.database.tables import Answer, BundleRow, Round, Task
+from archipel.server.database.task_requests import request_of
+from archipel.server.devices import queries
+from archipel.server.rounds import folding
+from archipel.server.rounds.frozen import read_cohort
+from archipel.server.rounds.machine import answered, read_plan, sharers
+from archipel.server.rounds.results import released
+from archipel.server.rounds.steps import History, Step, keep_within, read_history
+from archipel.server.rounds.weights_log import endorsement, sum_digest
+
+if TYPE_CHECKING:
+    from archipel.server.services import Services
+
+WRONG_SHARES_SENT = "wrong unmasking shares"
+WRONG_SHARES_DEALT = "dealt wrong shares"
+
+
+@dataclass(frozen=True)
+class Collected:
+    """Everything that a round in phase aggregating has collected. `pending` is not in its checkpoint yet; `weights` and
+    `strategy_state` are what the sum is applied to, `history` what the task's steps came to before it. The last three
+    are of secure rounds: U1, U2 and U4's answers."""
+
+    current: Round
+    plan: RoundPlan
+    request: TaskRequest
+    manifest: Manifest
+    updates: int
+    pending: list[folding.Pending]
+    weights: str
+    strategy_state: str | None
+    history: History
+    survivors: list[str]
+    sharers: list[str]
+    cohort: Cohort | None
+    answers: dict[str, Unmasking]
+
+
+@dataclass(frozen=True)
+class NewVersion:
+    """Blobs that are durably stored already. `strategy_state` is None where the strategy keeps none; `sum_digest` is of
+    the sum that it was made with, `evidence` the JSON of the messages.Endorsement of a secure round."""
+
+    weights: str
+    weights_size: int
+    strategy_state: str | None
+    strategy_state_size: int
+    step: Step
+    sum_digest: str
+    evidence: bytes | None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Of `cohort` devices: a new version of a training task, else the JSON of a resources.RoundResult, or `reason`: why
+    it is neither, although the sum was read. `faults`: what devices did wrong that the sum could do without."""
+
+    cohort: int
+    weight_sum: float | None
+    version: NewVersion | None = None
+    result: dict[str, Any] | None = None
+    faults: Mapping[str, str] = field(default_factory=dict)
+    reason: str = ""
+
+
+def aggregate(services: Services, round_id: str) -> Outcome:
+    """Sum, unmask, decode, and make of it what the task is for.
+
+    Memory is that of a few models, whatever the cohort's size. Raises ArchipelError when its sum cannot be read,
+    SpoiledRoundError where that is the doing of somebody in it, as where the sum is none that devices can have sent
+    which keep to their program; BoundError for such a sum of plain updates.
+    """
+    with services.database.read() as session:
+        collected = _collect(session, round_id)
+    plan, manifest = collected.plan, collected.manifest
+    layout = upload_layout(manifest, plan.kind, plan.program, plan.metrics)
+    total = folding.load(services.spool, collected.current, plan, layout)
+    folding.fold(services.spool, total, collected.pending, collected.request.staleness_exponent)
+    faults: Mapping[str, str] = {}
+    if isinstance(total, folding.MaskedSum):
+        plain, faults = _unmask(collected, total.total)
+        try:
+            decoded = layout.decode_sum(plain, cohort=collected.updates, modulus_bits=plan.modulus_bits)
+            layout.check_sum(decoded, collected.updates)
+        except ProtocolError as error:
+            raise SpoiledRoundError(str(error), collected.survivors, faults) from None
+    else:
+        decoded = total.total.decoded()
+        layout.check_sum(decoded, collected.updates)
+    try:
+        made = _make(services, collected, decoded)
+    except ArchipelError as error:
+        # What was seen while unmasking holds whatever becomes of the sum.
+        return Outcome(collected.updates, None, faults=faults, reason=str(error))
+    return replace(made, faults=faults)
+
+
+def _make(services: Services, collected: Collected, decoded: DecodedSum) -> Outcome:
+    if collected.plan.kind == "training":
+        return Outcome(collected.updates, decoded.weight, version=_update(services, collected, decoded))
+    made = released(collected.plan, collected.manifest, decoded, collected.updates)
+    with services.database.read() as session:
+        task = session.get_one(Task, collected.current.task_id)
+        why = queries.tells_of_few(session, collected.current, task, made.contributors, now=services.clock())
+    if why:
+        raise ServerError(why)
+    return Outcome(collected.updates, decoded.weight, result=msgspec.to_builtins(made))
+
+
+def _collect(session: Session, round_id: str) -> Collected:
+    current = session.get_one(Round, round_id)
+    task = session.get_one(Task, current.task_id)
+    bundle = session.get_one(BundleRow, task.bundle)
+    plan = read_plan(current)
+    # A buffer is what was folded into it; the updates that came since belong to the next one.
+    waiting = [] if task.buffered else folding.pending(session, current, task)
+    secure = plan.privacy == "secure"
+    unmaskings = session.execute(
+        select(Answer.device_id, Answer.body).where(Answer.round_id == round_id, Answer.phase == "unmasking")
+    )
+    return Collected(
+        current=current,
+        plan=plan,
+        request=request_of(task),
+        manifest=decode_manifest(bundle.manifest),
+        updates=folding.folded(session, round_id) + len(waiting),
+        pending=waiting,
+        # Of an asynchronous task other rounds may have made versions meanwhile: the sum is of changes.
+        weights=(task.model if task.mode == "asynchronous" else None) or plan.weights,
+        strategy_state=task.strategy_state,
+        history=read_history(session, task.task_id),
+        survivors=answered(session, round_id, "masking"),
+        sharers=sharers(session, round_id),
+        cohort=read_cohort(session, round_id) if secure else None,
+        answers={row.device_id: decode("unmasking", row.body or b"", Unmasking) for row in unmaskings},
+    )
+
+
+def _unmask(collected: Collected, total: Vector) -> tuple[Vector, dict[str, str]]:
+    """The plain sum, and what devices did wrong that it could do without."""
+    if collected.cohort is None:
+        raise ServerError("a secure round without a cohort")
+    answers = dict(collected.answers)
+    while True:
+        try:
+            plain = unmask_sum(
+                total,
+                plan=collected.plan,
+                cohort=collected.cohort,
+                sharers=collected.sharers,
+                survivors=collected.survivors,
+                answers=answers,
+            )
+        except ShareError as error:
+            # Where it is clear who sent wrong shares, the others' are enough if they still reach the threshold.
+            blamed = set(error.devices) & set(answers)
+            if not blamed:
+                # A dealer that is blamed dropped out. Else anybody who dealt shares or answered may have done it.
+                dealers = dict.fromkeys(error.devices, WRONG_SHARES_DEALT)
+                raise SpoiledRoundError(str(error), () if dealers else collected.sharers, dealers) from None
+            for device_id in blamed:
+                del answers[device_id]
+        except ThresholdError as error:
+            if len(answers) == len(collected.answers):
+                raise
+            raise SpoiledRoundError(str(error), collected.sharers) from None
+        else:
+            return plain, _faults(collected, collected.cohort, answers)
+
+
+def _faults(collected: Collected, cohort: Cohort, answers: Mapping[str, Unmasking]) -> dict[str, str]:
+    """Who among those that were left out is clearly to blame.
+
+    A share that does not fit the others of its dealer is wrong because the one who revealed it lies, or because the
+    dealer gave it a wrong one; nobody else can tell. Whoever deals one wrong share must not get its recipient blamed:
+    that is to blame only where it disagrees with more dealers than may lie together, and a dealer likewise.
+    """
+    doubted = {device: answer for device, answer in collected.answers.items() if device not in answers}
+    found = disputes(plan=collected.plan, cohort=cohort, answers=answers, doubted=doubted)
+    most = liars(collected.plan)
+    faults = {device: WRONG_SHARES_SENT for device, dealers in found.items() if len(dealers) > most}
+    rest = Counter(dealer for device, dealers in found.items() if device not in faults for dealer in dealers)
+    return faults | {dealer: WRONG_SHARES_DEALT for dealer, count in rest.items() if count > most}
+
+
+def _update(services: Services, collected: Collected, decoded: DecodedSum) -> NewVersion:
+    strategy = strategies.get(collected.manifest.strategy)
+    parameters = services.blobs.read_weights(collected.weights)
+    state = {}
+    if collected.strategy_state is not None:
+        state = services.blobs.read_weights(collected.strategy_state)
+    hyperparameters = collected.request.hyperparameters
+    bound = strategy.step_bound(collected.manifest, hyperparameters, collected.updates)
+    after = strategy.update(parameters, state, decoded, collected.updates, hyperparameters)
+    for name, array in after[0].items():
+        if not np.isfinite(array).all():
+            raise ServerError(f"the new value of parameter {name!r} is not finite; lower the learning rates")
+    moved, state, step = keep_within((parameters, state), after, bound, collected.history)
+    with services.database.read() as session:
+        evidence = endorsement(session, collected.current)
+    weights = write_weights(moved)
+    state_bytes = write_weights(state) if state else b""
+    return NewVersion(
+        weights=services.blobs.put(weights),
+        weights_size=len(weights),
+        strategy_state=services.blobs.put(state_bytes) if state_bytes else None,
+        strategy_state_size=len(state_bytes),
+        step=step,
+        sum_digest=sum_digest(decoded),
+        evidence=evidence,
+    )

@@ -1,0 +1,85 @@
+"""Seats of buffered rounds (asynchronous and plain): a device keeps its seat while versions are made without it.
+
+FedBuff (Nguyen et al. 2022, "Federated learning with buffered asynchronous aggregation"): up to `concurrency` devices
+work at once, each from the version that was newest when it got its seat; what they send comes into the buffer of the
+round that is open when it is folded. A device gives at most one update for each version it begins with.
+"""
+
+from __future__ import annotations
+
+import secrets
+
+from sqlalchemy import ColumnElement, Select, exists, func, or_, select, update
+from sqlalchemy.orm import Session
+
+from archipel.server.database.tables import Answer, CheckInRow, Participant, Round, Task
+from archipel.server.rounds.candidates import candidates
+from archipel.server.rounds.machine import deadline, seat
+
+
+def seats_are_due(session: Session, current: Round, task: Task, *, now: float, window: float) -> bool:
+    """Whether `move_seats` would do anything; reads only."""
+    if session.scalar(select(_over(task, now).exists())):
+        return True
+    return _free(session, task, now) > 0 and bool(_new(session, current, task, now, window, lock=False))
+
+
+def move_seats(session: Session, current: Round, task: Task, *, now: float, window: float) -> None:
+    """Let go of the devices that have answered or are late, and give free seats to devices that wait."""
+    over = _over(task, now).subquery()
+    session.execute(update(CheckInRow).where(CheckInRow.device_id.in_(select(over.c.device_id))).values(round_id=None))
+    free = _free(session, task, now)
+    if free > 0:
+        waiting = _new(session, current, task, now, window, lock=True)
+        chosen = secrets.SystemRandom().sample(waiting, min(free, len(waiting)))
+        seat(session, current.round_id, chosen, ends=now + deadline(task, "updating"))
+
+
+def at_work(session: Session, task: Task, now: float) -> bool:
+    """Whether an update is waiting for a buffer, or may still come."""
+    waiting = (
+        select(Answer.device_id)
+        .join(Round)
+        .where(Round.task_id == task.task_id, Answer.phase == "updating", Answer.folded_into.is_(None))
+    )
+    return _free(session, task, now) < concurrency(task) or bool(session.scalar(select(waiting.exists())))
+
+
+def _over(task: Task, now: float) -> Select[str]:
+    return (
+        select(CheckInRow.device_id)
+        .join(Round, Round.round_id == CheckInRow.round_id)
+        .join(
+            Participant,
+            (Participant.round_id == CheckInRow.round_id) & (Participant.device_id == CheckInRow.device_id),
+        )
+        .where(Round.task_id == task.task_id, or_(Participant.ends <= now, _answered()))
+    )
+
+
+def _answered() -> ColumnElement[bool]:
+    return exists().where(
+        Answer.round_id == Participant.round_id,
+        Answer.device_id == Participant.device_id,
+        Answer.phase == "updating",
+    )
+
+
+def _free(session: Session, task: Task, now: float) -> int:
+    taken = session.scalar(
+        select(func.count(Participant.device_id))
+        .join(Round)
+        .where(Round.task_id == task.task_id, Participant.ends > now, ~_answered())
+    )
+    return concurrency(task) - (taken or 0)
+
+
+def concurrency(task: Task) -> int:
+    """How many devices may work for the task at once."""
+    return task.concurrency or 2 * task.cohort
+
+
+def _new(session: Session, current: Round, task: Task, now: float, window: float, *, lock: bool) -> list[str]:
+    before = set(session.scalars(select(Participant.device_id).where(Participant.round_id == current.round_id)))
+    waiting = candidates(session, task, now=now, window=window, lock=lock)
+    return [device for device in waiting if device not in before]

@@ -1,0 +1,79 @@
+"""Which devices a task's next round may take: those that wait, are eligible, and have not had their share.
+
+Only counts and ids leave here; what a device tells is compared with the task's expression and used for nothing else.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import ColumnElement, Select, func, select
+from sqlalchemy.orm import Session
+
+from archipel.server.database.tables import UPDATE_PHASES, Answer, CheckInRow, Participant, Round, Task
+from archipel.server.database.task_requests import request_of
+from archipel.server.devices.faults import set_aside_now
+from archipel.server.devices.targeting import Target
+
+
+def candidates(session: Session, task: Task, *, now: float, window: float, lock: bool = True) -> list[str]:
+    """Ids of the devices that are to come within `window` seconds, or are not later than that, and may be assigned;
+    with `lock` for writing."""
+    query = select(CheckInRow.device_id, CheckInRow.attributes).where(*_may_be_taken(task, now, window))
+    rows = session.execute(query.with_for_update(of=CheckInRow) if lock else query)
+    target = target_of(task)
+    return [row.device_id for row in rows if target.takes(row.device_id, row.attributes)]
+
+
+def count_candidates(session: Session, task: Task, *, now: float, window: float) -> int:
+    """How many `candidates` there are."""
+    where = _may_be_taken(task, now, window)
+    target = target_of(task)
+    if target.everybody:
+        return session.scalar(select(func.count()).select_from(CheckInRow).where(*where)) or 0
+    rows = session.execute(select(CheckInRow.device_id, CheckInRow.attributes).where(*where))
+    return sum(target.takes(row.device_id, row.attributes) for row in rows)
+
+
+def is_waiting(population: str, now: float, window: float) -> list[ColumnElement[bool]]:
+    """Of a check-in: its device is in no round, and comes within the window, or is no later than that."""
+    return [
+        CheckInRow.population == population,
+        CheckInRow.due > now - window,
+        # One that comes only in an hour would learn of its round when that is over.
+        CheckInRow.due <= now + window,
+        CheckInRow.round_id.is_(None),
+    ]
+
+
+def have_given(task: Task) -> Select[str]:
+    """Ids of the devices that have given `max_contributions` updates to the task."""
+    return (
+        select(Answer.device_id)
+        .join(Round)
+        .where(Round.task_id == task.task_id, Round.phase != "failed", Answer.phase.in_(UPDATE_PHASES))
+        .group_by(Answer.device_id)
+        .having(func.count() >= task.max_contributions)
+    )
+
+
+def target_of(task: Task) -> Target:
+    """Whom the task is for."""
+    return Target(task.eligibility, task.salt, task.percent)
+
+
+def _may_be_taken(task: Task, now: float, window: float) -> list[ColumnElement[bool]]:
+    where = is_waiting(task.population, now, window)
+    where.append(CheckInRow.device_id.not_in(set_aside_now(task.population, now)))
+    if task.max_contributions is not None:
+        where.append(CheckInRow.device_id.not_in(have_given(task)))
+    before = request_of(task).devices_of
+    if before is not None:
+        counted = select(Answer.device_id).where(Answer.round_id == before, Answer.phase.in_(UPDATE_PHASES))
+        where.append(CheckInRow.device_id.in_(counted))
+    if task.rest_seconds > 0:
+        recent = (
+            select(Participant.device_id)
+            .join(Round)
+            .where(Round.task_id == task.task_id, Round.started > now - task.rest_seconds)
+        )
+        where.append(CheckInRow.device_id.not_in(recent))
+    return where

@@ -1,0 +1,195 @@
+"""Whether a bundle can be trained the way an operator asks; impossible combinations are refused before they start."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from fractions import Fraction
+
+import msgspec
+
+from archipel import strategies
+from archipel.bundle import Manifest
+from archipel.bundle.roles import Hyperparameter
+from archipel.errors import ServerError
+from archipel.protocol.eligibility import parse_eligibility
+from archipel.protocol.messages import RoundPlan
+from archipel.protocol.operator.tasks import TaskRequest
+from archipel.protocol.plain import plain_size
+from archipel.protocol.policy import check_plan, colluders_of
+from archipel.protocol.uploads import upload_layout
+from archipel.protocol.vector import Layout
+
+_NOWHERE = "0" * 32
+
+
+def smallest_threshold(manifest: Manifest, cohort: int) -> int:
+    """The smallest threshold of secret sharing that the privacy policy allows: its ratio, and more than half of the
+    cohort and the colluders together."""
+    ratio = Fraction(str(manifest.privacy.threshold))
+    return max(math.ceil(ratio * cohort), (cohort + colluders_of(manifest.privacy, cohort)) // 2 + 1)
+
+
+def server_hyperparameters(request: TaskRequest, manifest: Manifest) -> Mapping[str, float]:
+    """Those that the strategy's server half reads; the others go into the plan. Only training has a strategy."""
+    return strategies.get(manifest.strategy).server_hyperparameters if request.kind == "training" else {}
+
+
+def layout_of(request: TaskRequest, manifest: Manifest) -> Layout:
+    """What one update of the task holds. Raises ProtocolError."""
+    return upload_layout(manifest, request.kind, request.program, request.metrics)
+
+
+def make_plan(
+    request: TaskRequest,
+    manifest: Manifest,
+    *,
+    round_id: str,
+    task_id: str,
+    number: int,
+    weights: str,
+    broadcast: str | None = None,
+    serial: int = 0,
+    not_after: int = 0,
+    revocations: str | None = None,
+) -> RoundPlan:
+    """The plan of one round of a checked task. Raises ProtocolError when no modulus holds the cohort's sum."""
+    secure = request.privacy == "secure"
+    own = server_hyperparameters(request, manifest)
+    return RoundPlan(
+        round_id=round_id,
+        task_id=task_id,
+        number=number,
+        bundle=request.bundle,
+        weights=weights,
+        privacy=request.privacy,
+        min_cohort=request.min_cohort,
+        max_cohort=request.cohort,
+        threshold=(request.threshold or smallest_threshold(manifest, request.cohort)) if secure else 1,
+        modulus_bits=layout_of(request, manifest).modulus_bits(request.cohort) if secure else 32,
+        hyperparameters={name: value for name, value in request.hyperparameters.items() if name not in own},
+        broadcast=broadcast,
+        kind=request.kind,
+        program=request.program,
+        metrics=request.metrics if request.kind == "evaluation" else {},
+        max_examples=request.max_examples if request.kind != "training" else 1000,
+        staleness_exponent=request.staleness_exponent if request.mode == "asynchronous" and secure else None,
+        buffered=request.mode == "asynchronous" and not secure,
+        colluders=colluders_of(manifest.privacy, request.cohort) if secure else 0,
+        min_contributors=request.min_contributors or 0,
+        serial=serial,
+        not_after=not_after,
+        revocations=revocations,
+    )
+
+
+def update_size(request: TaskRequest, manifest: Manifest, plan: RoundPlan) -> int:
+    """Bytes of one update on the wire."""
+    layout = layout_of(request, manifest)
+    return plain_size(layout) if plan.privacy == "plain" else layout.length * -(-plan.modulus_bits // 8)
+
+
+def check_task(request: TaskRequest, manifest: Manifest, *, max_update_bytes: int) -> TaskRequest:
+    """The request with threshold and min_contributors filled in. Raises the ArchipelError that names the setting and
+    its bound."""
+    threshold = 1
+    if request.privacy == "secure":
+        threshold = request.threshold or smallest_threshold(manifest, request.cohort)
+    contributors = None
+    if request.kind != "training":
+        contributors = request.min_contributors or manifest.privacy.min_contributors
+    elif request.min_contributors is not None:
+        raise ServerError("min_contributors: belongs to evaluations and analyses; training has min_cohort")
+    request = msgspec.structs.replace(request, threshold=threshold, min_contributors=contributors)
+    if contributors is not None and request.rounds > manifest.privacy.queries:
+        raise ServerError(
+            f"rounds: {request.rounds}; bundle {manifest.name!r} allows {manifest.privacy.queries} queries in "
+            f"{manifest.privacy.query_days} days"
+        )
+    needed = max(request.min_cohort, threshold)
+    if request.cohort < needed:
+        raise ServerError(f"cohort: {request.cohort} is below min_cohort {request.min_cohort} or threshold {threshold}")
+    if request.goal is not None and not needed <= request.goal <= request.cohort:
+        raise ServerError(
+            f"goal: {request.goal} is not from {needed} (min_cohort and threshold) to {request.cohort} (cohort)"
+        )
+    if request.privacy == "secure" and request.min_cohort < 2:
+        raise ServerError("min_cohort: a secure round needs at least 2 devices")
+    _check_kind(request, manifest)
+    if request.mode == "asynchronous":
+        _check_asynchronous(request, manifest)
+    parse_eligibility(request.eligibility)
+    layout = layout_of(request, manifest)
+    if request.kind == "analytics":
+        _check_counts(request, manifest, layout)
+    plan = make_plan(request, manifest, round_id=_NOWHERE, task_id=_NOWHERE, number=1, weights=request.bundle)
+    check_plan(plan, manifest.privacy, layout)
+    size = update_size(request, manifest, plan)
+    if size > max_update_bytes:
+        raise ServerError(f"one update has {size} bytes, the server's limit max_update_bytes is {max_update_bytes}")
+    _check_hyperparameters(request, manifest)
+    if request.kind == "training":
+        # Raises PolicyError for a server_lr beyond the policy.
+        strategies.get(manifest.strategy).step_bound(manifest, request.hyperparameters, request.cohort)
+    return request
+
+
+def _check_kind(request: TaskRequest, manifest: Manifest) -> None:
+    """Settings of another kind of task are mistakes, not to be passed over."""
+    given = {
+        "evaluation": [("metrics", bool(request.metrics)), ("weights", request.weights is not None)],
+        "analytics": [("program", bool(request.program)), ("weights", request.weights is not None)],
+        "training": [],
+    }
+    allowed = {name for name, _ in given[request.kind]}
+    for kind, settings in given.items():
+        for name, is_set in settings:
+            if is_set and name not in allowed:
+                raise ServerError(f"{name}: belongs to tasks of kind {kind}, this one is of kind {request.kind}")
+    if request.kind == "training" and not manifest.strategy:
+        raise ServerError(f"bundle {manifest.name!r} has no strategy, so it cannot be trained by a federation")
+
+
+def _check_counts(request: TaskRequest, manifest: Manifest, layout: Layout) -> None:
+    """A device's count must not be clamped while its sum is not."""
+    counts = {each.tensor("count") for each in manifest.statistics if each.kind == "mean"}
+    for port in layout.updates:
+        if port.tensor in counts and port.range < request.max_examples:
+            raise ServerError(
+                f"max_examples: {request.max_examples}, bundle {manifest.name!r} counts at most {port.range:g} a device"
+            )
+
+
+def _check_asynchronous(request: TaskRequest, manifest: Manifest) -> None:
+    if request.kind != "training":
+        raise ServerError(f"mode: a task of kind {request.kind} makes no versions, so it cannot be asynchronous")
+    if request.goal is not None:
+        raise ServerError("goal: an asynchronous task makes a version of every `cohort` updates; leave goal away")
+    strategy = strategies.get(manifest.strategy)
+    if not strategy.asynchronous:
+        able = sorted(name for name, each in strategies.STRATEGIES.items() if each.asynchronous)
+        raise ServerError(
+            f"mode: strategy {strategy.name!r} needs all devices of a round to begin with the same version; "
+            f"these work asynchronously: {', '.join(able)}"
+        )
+    if request.concurrency is not None and request.concurrency < request.cohort:
+        raise ServerError(f"concurrency: {request.concurrency} devices at work never fill a buffer of {request.cohort}")
+
+
+def _check_hyperparameters(request: TaskRequest, manifest: Manifest) -> None:
+    ports = {
+        port.name: port
+        for program in manifest.programs.values()
+        for port in program.inputs
+        if isinstance(port, Hyperparameter)
+    }
+    own = server_hyperparameters(request, manifest)
+    for name, value in request.hyperparameters.items():
+        if not math.isfinite(value):
+            raise ServerError(f"hyperparameter {name!r}: {value} is not a finite number")
+        port = ports.get(name)
+        if port is None and name not in own:
+            known = ", ".join(sorted({*ports, *own})) or "none"
+            raise ServerError(f"hyperparameter {name!r}: bundle {manifest.name!r} has no such one; it has: {known}")
+        if port is not None and not port.minimum <= value <= port.maximum:
+            raise ServerError(f"hyperparameter {name!r}: {value} is not from {port.minimum} to {port.maximum}")

@@ -1,0 +1,43 @@
+"""What comes of complaints: the accused are out of the round, and the fault is theirs."""
+
+from __future__ import annotations
+
+from sqlalchemy import select, update
+from sqlalchemy.orm import Session
+
+from archipel.protocol.messages import Complaints
+from archipel.protocol.sealed import decode
+from archipel.protocol.secagg import merge_complaints
+from archipel.server.database.tables import Answer, Participant, Round
+from archipel.server.devices.faults import note_fault
+
+
+def read_complaints(session: Session, round_id: str) -> Complaints:
+    """The round's list. Each complaint was verified before it was stored."""
+    rows = session.scalars(
+        select(Answer.body).where(Answer.round_id == round_id, Answer.phase == "complaining", Answer.body.is_not(None))
+    )
+    return merge_complaints(decode("complaints", body or b"", Complaints) for body in rows)
+
+
+def exclude_accused(session: Session, current: Round, *, now: float) -> int:
+    """Put the accused out of the round, part of the caller's transaction. Returns how many of them had answered."""
+    accused = {
+        complaint.accused: complaint.complainer for complaint in read_complaints(session, current.round_id).complaints
+    }
+    if not accused:
+        return 0
+    current.complaints = len(accused)
+    of_round = Participant.round_id == current.round_id
+    session.execute(update(Participant).where(of_round, Participant.device_id.in_(accused)).values(excluded=now))
+    for device_id, complainer in accused.items():
+        reason = f"its signed envelope for {complainer} holds no shares"
+        note_fault(session, device_id=device_id, round_id=current.round_id, reason=reason, now=now)
+    answers = select(Answer.device_id).where(Answer.round_id == current.round_id, Answer.phase == "complaining")
+    return len(set(session.scalars(answers)) & set(accused))
+
+
+def excluded(session: Session, round_id: str) -> frozenset[str]:
+    """Ids of the devices that complaints put out of the round."""
+    of_round = Participant.round_id == round_id
+    return frozenset(session.scalars(select(Participant.device_id).where(of_round, Participant.excluded.is_not(None))))

@@ -1,0 +1,139 @@
+"""The running sum of a round: updates are added as they come, so that memory and disk stay those of a few models.
+
+A checkpoint is the sum's bytes in the spool and, in one transaction, its digest with the round and `folded_into` with
+every answer in it; only after that the updates' own files go. A crash before the transaction leaves a file that nobody
+names, one after it leaves files that are swept: no update is lost or counted twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from sqlalchemy import func, select, update
+from sqlalchemy.orm import Session
+
+from archipel.errors import ServerError
+from archipel.protocol.messages import RoundPlan
+from archipel.protocol.plain import PlainSum, decode_plain
+from archipel.protocol.secagg import add_masked
+from archipel.protocol.vector import Layout, Vector, unpack
+from archipel.server.database.tables import UPDATE_PHASES, Answer, Round, Task
+from archipel.server.storage.spool import UpdateSpool, sum_name, update_name
+
+BATCH = 16
+BATCH_BYTES = 64 << 20
+"""So many waiting updates, or bytes of them, are worth a checkpoint."""
+
+
+@dataclass(frozen=True)
+class Pending:
+    """An acknowledged update that is in no sum yet. `origin` is the round that it was sent for, `staleness` the number
+    of versions made since that began."""
+
+    origin: str
+    device_id: str
+    digest: str
+    size: int
+    staleness: int = 0
+
+
+@dataclass
+class MaskedSum:
+    """Of masked vectors, modulo 2^bits: exact, in any order."""
+
+    total: Vector
+    bits: int
+
+    def add(self, data: bytes, scale: float) -> None:
+        add_masked(self.total, unpack(data, len(self.total), self.bits), self.bits)
+
+    def encode(self) -> bytes:
+        return self.total.astype("<u4").tobytes()
+
+
+@dataclass
+class ReadableSum:
+    """Of plain updates, in float64."""
+
+    total: PlainSum
+
+    def add(self, data: bytes, scale: float) -> None:
+        self.total.add(decode_plain(data, self.total.layout), scale)
+
+    def encode(self) -> bytes:
+        return self.total.encode()
+
+
+RunningSum = MaskedSum | ReadableSum
+
+
+def pending(session: Session, current: Round, task: Task) -> list[Pending]:
+    """What can be folded into the round's sum now; of a buffered round no more than its buffer still takes."""
+    query = (
+        select(Answer.round_id, Answer.device_id, Answer.digest, Answer.size, Round.number)
+        .join(Round, Round.round_id == Answer.round_id)
+        .where(Answer.phase.in_(UPDATE_PHASES), Answer.folded_into.is_(None))
+        .order_by(Answer.received, Answer.device_id)
+    )
+    if task.buffered:
+        room = task.cohort - folded(session, current.round_id)
+        query = query.where(Round.task_id == task.task_id).limit(max(room, 0))
+    else:
+        query = query.where(Answer.round_id == current.round_id)
+    return [
+        Pending(row.round_id, row.device_id, row.digest, row.size, max(current.number - row.number, 0))
+        for row in session.execute(query)
+    ]
+
+
+def worth_a_checkpoint(waiting: Sequence[Pending]) -> bool:
+    return len(waiting) >= BATCH or sum(each.size for each in waiting) >= BATCH_BYTES
+
+
+def folded(session: Session, round_id: str) -> int:
+    """How many updates the checkpoint holds."""
+    return session.scalar(select(func.count()).where(Answer.folded_into == round_id)) or 0
+
+
+def load(spool: UpdateSpool, current: Round, plan: RoundPlan, layout: Layout) -> RunningSum:
+    """The checkpoint, or an empty sum. Raises ServerError when it is lost or damaged."""
+    data = None if current.sum_digest is None else spool.read_sum(current.round_id, current.sum_digest)
+    if plan.privacy == "plain":
+        return ReadableSum(PlainSum(layout) if data is None else PlainSum.decode(data, layout))
+    if data is None:
+        return MaskedSum(np.zeros(layout.length, np.uint32), plan.modulus_bits)
+    if len(data) != 4 * layout.length:
+        raise ServerError(f"round {current.round_id}: its running sum has {len(data)} bytes, not 4 x {layout.length}")
+    return MaskedSum(np.frombuffer(data, "<u4").astype(np.uint32), plan.modulus_bits)
+
+
+def fold(spool: UpdateSpool, total: RunningSum, updates: Sequence[Pending], exponent: float) -> None:
+    """Add the updates, one in memory at a time. Raises ServerError for one that is lost or damaged."""
+    for each in updates:
+        data = spool.read(each.origin, each.device_id, each.digest)
+        total.add(data, (1.0 + each.staleness) ** -exponent)
+
+
+def record(session: Session, current: Round, updates: Sequence[Pending], digest: str) -> None:
+    """The checkpoint holds these too from now on; part of the caller's transaction."""
+    for each in updates:
+        session.execute(
+            update(Answer)
+            .where(
+                Answer.round_id == each.origin,
+                Answer.device_id == each.device_id,
+                Answer.phase.in_(UPDATE_PHASES),
+            )
+            .values(folded_into=current.round_id)
+        )
+    current.sum_digest = digest
+
+
+def forget(spool: UpdateSpool, round_id: str, updates: Sequence[Pending], old: str | None, new: str) -> None:
+    """Delete what the checkpoint `new` has made superfluous: the updates in it and the checkpoint before."""
+    for each in updates:
+        spool.drop(each.origin, [update_name(each.device_id, each.digest)])
+    if old is not None and old != new:  # updates of zeros leave the sum as it was
+        spool.drop(round_id, [sum_name(old)])

@@ -1,0 +1,176 @@
+"""What a round has settled: U1 with its keys, U2, U3 and U4. It cannot change any more, so it is read once."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgspec
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from archipel.bundle import decode_manifest
+from archipel.protocol.messages import AdvertiseRequest, Chain, Cohort, Confirmations, Confirmed, Member, Survivors
+from archipel.protocol.sealed import Sealed, decode, encode
+from archipel.protocol.secagg import KeyTree, complaints_digest, hand_out_keys, read_session
+from archipel.protocol.secagg import Session as RoundSession
+from archipel.protocol.uploads import upload_layout
+from archipel.protocol.vector import Layout
+from archipel.server.database.tables import Answer, BundleRow, Device, Round, Task
+from archipel.server.rounds.complaining import read_complaints
+from archipel.server.rounds.machine import answered, read_plan, sharers
+
+T = TypeVar("T")
+
+TREE_BYTES = 128 << 20
+"""What the key trees of all kept cohorts may take, in each process; the newest is kept however large it is."""
+
+
+@dataclass(frozen=True)
+class FrozenCohort:
+    """U1, as everybody is told it, and each member's envelope keys, of which everybody is told its own.
+
+    The trees take 96 bytes for each pair of devices. `size` is what they take, in bytes.
+    """
+
+    cohort: Cohort
+    session: RoundSession
+    trees: Mapping[str, KeyTree]
+
+    @property
+    def size(self) -> int:
+        return sum(tree.size for tree in self.trees.values())
+
+    def message(self, reader: str) -> bytes:
+        """JSON of messages.Cohort for one of its members."""
+        return encode(msgspec.structs.replace(self.cohort, keys=hand_out_keys(self.trees, reader)))
+
+
+@dataclass(frozen=True)
+class FrozenComplaints:
+    """`message` is the JSON of messages.Complaints, `digest` its complaints_digest."""
+
+    message: bytes
+    digest: str
+
+
+@dataclass(frozen=True)
+class FrozenSurvivors:
+    """U2 (`sharers`) and U3."""
+
+    message: bytes
+    survivors: Survivors
+    sharers: frozenset[str]
+
+
+class FrozenRounds:
+    """The last few rounds' settled sets. Ask only for what the round's phase says is settled."""
+
+    def __init__(self, entries: int = 16, tree_bytes: int = TREE_BYTES) -> None:
+        self._entries = entries
+        self._tree_bytes = tree_bytes
+        self._kept: OrderedDict[tuple[str, str], Any] = OrderedDict()
+        self._lock = threading.Lock()
+        self._growing = threading.Lock()
+
+    def cohort(self, session: Session, round_id: str) -> FrozenCohort:
+        """Settled from phase sharing on."""
+        with self._growing:  # of several threads that miss one grows the trees, and the others find them
+            return self._once("cohort", round_id, lambda: grow_cohort(session, round_id))
+
+    def complaints(self, session: Session, round_id: str) -> FrozenComplaints:
+        """Settled from phase masking on."""
+
+        def make() -> FrozenComplaints:
+            complaints = read_complaints(session, round_id)
+            return FrozenComplaints(encode(complaints), complaints_digest(complaints))
+
+        return self._once("complaints", round_id, make)
+
+    def survivors(self, session: Session, round_id: str) -> FrozenSurvivors:
+        """Settled from phase confirming on."""
+
+        def make() -> FrozenSurvivors:
+            survivors = Survivors(devices=answered(session, round_id, "masking"))
+            return FrozenSurvivors(encode(survivors), survivors, frozenset(sharers(session, round_id)))
+
+        return self._once("survivors", round_id, make)
+
+    def confirmations(self, session: Session, round_id: str) -> bytes:
+        """JSON of messages.Confirmations; settled from phase unmasking on."""
+
+        def make() -> bytes:
+            rows = session.execute(
+                select(Answer.device_id, Answer.body)
+                .where(Answer.round_id == round_id, Answer.phase == "confirming", Answer.body.is_not(None))
+                .order_by(Answer.device_id)
+            )
+            confirmed = [
+                Confirmed(device=row.device_id, confirmation=decode("confirmation", row.body or b"", Sealed))
+                for row in rows
+            ]
+            return encode(Confirmations(confirmations=confirmed))
+
+        return self._once("confirmations", round_id, make)
+
+    def layout(self, session: Session, round_id: str) -> Layout:
+        """Of the round's updates; settled from the start."""
+
+        def make() -> Layout:
+            current = session.get_one(Round, round_id)
+            task = session.get_one(Task, current.task_id)
+            bundle = session.get_one(BundleRow, task.bundle)
+            plan = read_plan(current)
+            return upload_layout(decode_manifest(bundle.manifest), plan.kind, plan.program, plan.metrics)
+
+        return self._once("layout", round_id, make)
+
+    def _once(self, what: str, round_id: str, make: Callable[[], T]) -> T:
+        key = (what, round_id)
+        with self._lock:
+            if key in self._kept:
+                self._kept.move_to_end(key)
+                return self._kept[key]  # type: ignore[no-any-return]
+        made = make()
+        with self._lock:
+            self._kept[key] = made
+            while len(self._kept) > self._entries:
+                self._kept.popitem(last=False)
+            cohorts = [key for key in self._kept if key[0] == "cohort"]
+            taken = sum(self._kept[key].size for key in cohorts)
+            for oldest in cohorts[:-1]:
+                if taken > self._tree_bytes:
+                    taken -= self._kept.pop(oldest).size
+        return made
+
+
+def grow_cohort(session: Session, round_id: str) -> FrozenCohort:
+    """U1 from the database, and the trees over its members' keys."""
+    plan = read_plan(session.get_one(Round, round_id))
+    cohort, envelope_keys = _read_members(session, round_id)
+    trees = {device: KeyTree(keys, plan.max_cohort) for device, keys in envelope_keys.items()}
+    return FrozenCohort(cohort, read_session(cohort, plan), trees)
+
+
+def read_cohort(session: Session, round_id: str) -> Cohort:
+    """U1 from the database, sorted by device id."""
+    return _read_members(session, round_id)[0]
+
+
+def _read_members(session: Session, round_id: str) -> tuple[Cohort, dict[str, bytes]]:
+    """U1, and its members' envelope keys by device id."""
+    rows = session.execute(
+        select(Device.device_id, Device.chain, Answer.body)
+        .join(Device, Device.device_id == Answer.device_id)
+        .where(Answer.round_id == round_id, Answer.phase == "advertising", Answer.body.is_not(None))
+        .order_by(Answer.device_id)
+    )
+    members, envelope_keys = [], {}
+    for row in rows:
+        request = decode("advertisement", row.body or b"", AdvertiseRequest)
+        members.append(Member(chain=decode("chain", row.chain, Chain), advertisement=request.advertisement))
+        envelope_keys[row.device_id] = request.envelope_keys
+    return Cohort(members=members), envelope_keys

@@ -1,0 +1,203 @@
+"""What comes before a round: the task, the version that it starts with, and the round's signed plan."""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
+
+import msgspec
+from sqlalchemy.orm import Session
+
+from archipel import strategies
+from archipel.bundle import Manifest, decode_manifest, write_weights
+from archipel.errors import ServerError
+from archipel.protocol.operator.tasks import TaskRequest
+from archipel.protocol.policy import check_validity, plan_digest
+from archipel.protocol.sealed import encode, seal
+from archipel.server.database.tables import Blob, BundleRow, Round, Task, Version
+from archipel.server.database.task_requests import request_of
+from archipel.server.devices.revocation_lists import revocations_of
+from archipel.server.devices.targeting import Target
+from archipel.server.rounds import reach, weights_log
+from archipel.server.rounds.checks import make_plan, update_size
+from archipel.server.rounds.machine import DEADLINES, Transition, deadline, first_phase
+from archipel.server.rounds.weights_log import Log
+
+if TYPE_CHECKING:
+    from archipel.server.services import Services
+
+Write = Callable[[], AbstractContextManager[Session]]
+"""A writing transaction that only commits while the lease is this coordinator's."""
+
+
+def new_task(
+    checked: TaskRequest,
+    *,
+    task_id: str,
+    request_digest: str | None,
+    now: float,
+    part: Target | None = None,
+    created_by: str = "coordinator",
+    proposed: bool = False,
+) -> Task:
+    """A task, as `check_task` gave it, that runs or is `proposed`. With `part` it takes only so many percent of the
+    devices."""
+    return Task(
+        task_id=task_id,
+        name=checked.name,
+        population=checked.population,
+        bundle=checked.bundle,
+        weights=checked.weights,
+        state="proposed" if proposed else "running",
+        reason="",
+        rounds=checked.rounds,
+        rounds_committed=0,
+        failed_rounds=0,
+        request=msgspec.json.encode(checked),
+        kind=checked.kind,
+        mode=checked.mode,
+        privacy=checked.privacy,
+        min_cohort=checked.min_cohort,
+        cohort=checked.cohort,
+        threshold=checked.threshold,
+        goal=checked.goal,
+        concurrency=checked.concurrency,
+        eligibility=checked.eligibility,
+        percent=None if part is None else part.percent,
+        salt=None if part is None else part.salt,
+        max_contributions=checked.max_contributions,
+        rest_seconds=checked.rest_seconds,
+        request_digest=request_digest,
+        created_by=created_by,
+        approved_by=None,
+        hyperparameters=dict(checked.hyperparameters),
+        deadlines={**DEADLINES, **checked.deadlines},
+        model=None,
+        strategy_state=None,
+        plan_serial=0,
+        created=now,
+        ended=None,
+    )
+
+
+def add_task(session: Session, task: Task) -> None:
+    """Store a new task; what it names reaches its population from now on, its devices for as long as it lives."""
+    session.add(task)
+    session.flush()
+    reach.extend(session, task.population, task.task_id, task.bundle, task.weights)
+
+
+def make_first_version(services: Services, write: Write, task: Task) -> None:
+    """Version 0 of a training, or the weights that another task is about. Raises ArchipelError."""
+    request = request_of(task)
+    with services.database.read() as session:
+        row = session.get_one(BundleRow, task.bundle)
+    if request.weights is not None:
+        with write() as session:
+            session.get_one(Task, task.task_id, with_for_update=True).model = request.weights
+        return
+    bundle = services.open_bundle(row.file_digest)
+    parameters = bundle.parameters()
+    state = strategies.get(bundle.manifest.strategy).init(parameters) if request.kind == "training" else {}
+    weights = write_weights(parameters)
+    state_bytes = write_weights(state) if state else b""
+    digest = services.blobs.put(weights)
+    state_digest = services.blobs.put(state_bytes) if state_bytes else None
+    now = services.clock()
+    with write() as session:
+        stored = session.get_one(Task, task.task_id, with_for_update=True)
+        session.merge(Blob(digest=digest, kind="weights", size=len(weights), created=now))
+        reach.extend(session, stored.population, stored.task_id, digest)
+        if state_digest is not None:
+            session.merge(Blob(digest=state_digest, kind="state", size=len(state_bytes), created=now))
+        if request.kind == "training":
+            log = Log(task.population, task.bundle, services.settings.private_key)
+            weights_log.start(session, log, task_id=task.task_id, weights=digest)
+            session.add(
+                Version(
+                    task_id=task.task_id,
+                    number=0,
+                    weights=digest,
+                    strategy_state=state_digest,
+                    parent=None,
+                    round_id=None,
+                    cohort=0,
+                    weight_sum=None,
+                    created=now,
+                )
+            )
+        stored.model = digest
+        stored.strategy_state = state_digest
+
+
+def open_round(services: Services, write: Write, task: Task, now: float) -> Transition | None:
+    """A round with a signed plan, in its first phase; None if the task was stopped meanwhile. Raises ArchipelError."""
+    with services.database.read() as session:
+        manifest = decode_manifest(session.get_one(BundleRow, task.bundle).manifest)
+        revoked = revocations_of(session, task.population) if task.privacy == "secure" else None
+    if task.model is None:
+        raise ServerError(f"task {task.task_id} has no model yet")
+    check_validity(manifest, task.population, now)
+    request = request_of(task)
+    broadcast, broadcast_size = _store_broadcast(services, task, manifest) if task.kind == "training" else (None, 0)
+    listed = b"" if revoked is None else encode(seal("revocations", revoked, services.settings.private_key))
+    revocations = services.blobs.put(listed) if listed else None
+    plan = make_plan(
+        request,
+        manifest,
+        round_id=secrets.token_hex(16),
+        task_id=task.task_id,
+        number=task.rounds_committed + 1,
+        weights=task.model,
+        broadcast=broadcast,
+        # Milliseconds since 1970, as of offers: devices take no older one, also of a database from a backup.
+        serial=max(task.plan_serial + 1, int(now * 1000)),
+        not_after=math.ceil(now + sum(deadline(task, phase) for phase in DEADLINES)),
+        revocations=revocations,
+    )
+    sealed, phase = seal("plan", plan, services.settings.private_key), first_phase(task)
+    services.spool.open_round(plan.round_id)
+    with write() as session:
+        stored = session.get_one(Task, task.task_id, with_for_update=True)
+        if stored.state != "running":
+            return None
+        stored.plan_serial = plan.serial
+        if broadcast is not None:
+            session.merge(Blob(digest=broadcast, kind="broadcast", size=broadcast_size, created=now))
+            reach.extend(session, stored.population, stored.task_id, broadcast)
+        if revocations is not None:
+            session.merge(Blob(digest=revocations, kind="revocations", size=len(listed), created=now))
+            reach.extend(session, stored.population, stored.task_id, revocations)
+        session.add(
+            Round(
+                round_id=plan.round_id,
+                task_id=task.task_id,
+                number=plan.number,
+                phase=phase,
+                phase_ends=now + deadline(task, phase),
+                reason="",
+                plan=encode(sealed),
+                plan_digest=plan_digest(sealed),
+                update_bytes=update_size(request, manifest, plan),
+                weights_in=task.model,
+                weights_out=None,
+                weight_sum=None,
+                started=now,
+                ended=None,
+            )
+        )
+    return Transition(plan.round_id, phase)
+
+
+def _store_broadcast(services: Services, task: Task, manifest: Manifest) -> tuple[str | None, int]:
+    state = {}
+    if task.strategy_state is not None:
+        state = services.blobs.read_weights(task.strategy_state)
+    tensors = strategies.get(manifest.strategy).broadcast(state)
+    if not tensors:
+        return None, 0
+    data = write_weights(tensors)
+    return services.blobs.put(data), len(data)

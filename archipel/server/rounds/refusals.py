@@ -1,0 +1,64 @@
+"""Devices that take no part in a round, counted by reason. Which device said which is not kept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlalchemy import Connection, bindparam, func, insert, select, update
+from sqlalchemy.orm import Session
+
+from archipel.protocol.messages import LeaveReason
+from archipel.server.database.tables import Participant, Refusal, Round
+
+UNTOLD = "untold"
+"""Of devices whose owners do not want the reason told."""
+
+
+def count_refusal(
+    connection: Connection, round_id: str, device_id: str, reason: LeaveReason | None, now: float
+) -> None:
+    """Once for each device, however often it says so. The round is locked."""
+    if not connection.execute(_FIRST, {"of_round": round_id, "leaving": device_id, "at": now}).rowcount:
+        return
+    row = {"of_round": round_id, "why": reason or UNTOLD}
+    if not connection.execute(_ONE_MORE, row).rowcount:
+        connection.execute(insert(Refusal), {"round_id": round_id, "reason": reason or UNTOLD, "devices": 1})
+
+
+def refusals_of_rounds(session: Session, round_ids: Sequence[str]) -> dict[str, dict[str, int]]:
+    """Devices by reason, by round."""
+    rows = session.execute(
+        select(Refusal.round_id, Refusal.reason, Refusal.devices).where(Refusal.round_id.in_(round_ids))
+    )
+    found: dict[str, dict[str, int]] = {}
+    for row in rows.all():
+        found.setdefault(row.round_id, {})[row.reason] = row.devices
+    return found
+
+
+def refusals_of_task(session: Session, task_id: str) -> dict[str, int]:
+    """How often each reason was given in all rounds of the task."""
+    query = (
+        select(Refusal.reason, func.sum(Refusal.devices).label("devices"))
+        .join(Round, Round.round_id == Refusal.round_id)
+        .where(Round.task_id == task_id)
+        .group_by(Refusal.reason)
+        .order_by(Refusal.reason)
+    )
+    return {row.reason: int(row.devices) for row in session.execute(query)}
+
+
+_FIRST = (
+    update(Participant)
+    .where(
+        Participant.round_id == bindparam("of_round"),
+        Participant.device_id == bindparam("leaving"),
+        Participant.counted.is_(None),
+    )
+    .values(counted=bindparam("at"))
+)
+_ONE_MORE = (
+    update(Refusal)
+    .where(Refusal.round_id == bindparam("of_round"), Refusal.reason == bindparam("why"))
+    .values(devices=Refusal.devices + 1)
+)

@@ -1,0 +1,86 @@
+"""What the sum of an evaluation or analysis says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from archipel.bundle import Manifest, Statistic
+from archipel.errors import ServerError
+from archipel.protocol.messages import RoundPlan
+from archipel.protocol.operator.tasks import RoundResult, StatisticResult
+from archipel.protocol.uploads import CLAMPED, CONTRIBUTORS
+from archipel.protocol.vector import DecodedSum
+
+
+def released(plan: RoundPlan, manifest: Manifest, total: DecodedSum, devices: int) -> RoundResult:
+    """What an evaluation or analysis found. Raises ServerError where too few devices had examples."""
+    contributors = round(float(total.values[CONTRIBUTORS]))
+    if contributors < plan.min_contributors:
+        # How many there were is part of the sum: not even that is said.
+        raise ServerError(
+            f"fewer than {plan.min_contributors} of the devices had examples (min_contributors); nothing of their sum "
+            "was kept"
+        )
+    rest = replace(total, values={name: array for name, array in total.values.items() if name != CONTRIBUTORS})
+    found = (evaluation if plan.kind == "evaluation" else analysis)(plan, manifest, rest, devices)
+    return msgspec.structs.replace(found, contributors=contributors)
+
+
+def evaluation(plan: RoundPlan, manifest: Manifest, total: DecodedSum, devices: int) -> RoundResult:
+    """Means over all examples; none where no device had any."""
+    weight = total.weight or 0.0
+    means = {name: float(value) / weight for name, value in total.values.items()} if weight > 0 else {}
+    clamped = {name.removeprefix(CLAMPED): share for name, share in means.items() if name.startswith(CLAMPED)}
+    return RoundResult(
+        devices=devices,
+        examples=weight * plan.max_examples,
+        metrics={name: value for name, value in means.items() if not name.startswith(CLAMPED)},
+        clamped={name: share for name, share in clamped.items() if share > 0},
+    )
+
+
+def analysis(plan: RoundPlan, manifest: Manifest, total: DecodedSum, devices: int) -> RoundResult:
+    """The sums, and what the manifest says of them."""
+    statistics = {
+        each.name: _statistic(each, total.values)
+        for each in manifest.statistics
+        if not plan.program or each.program == plan.program
+    }
+    values = {name: array.tolist() for name, array in total.values.items()}
+    return RoundResult(devices=devices, values=values, statistics=statistics)
+
+
+def _statistic(wanted: Statistic, sums: Mapping[str, NDArray[np.float64]]) -> StatisticResult:
+    if wanted.kind == "sum":
+        return StatisticResult(kind="sum", value=float(sums[wanted.tensor("sum")]))
+    if wanted.kind == "mean":
+        count = float(sums[wanted.tensor("count")])
+        value = float(sums[wanted.tensor("sum")]) / count if count > 0 else None
+        return StatisticResult(kind="mean", value=value)
+    counts = sums[wanted.tensor("histogram")]
+    edges = list(wanted.edges)
+    found = {}
+    if wanted.kind == "quantiles" and counts.sum() > 0:
+        found = {str(share): quantile(counts, edges, share) for share in wanted.probabilities}
+    return StatisticResult(kind=wanted.kind, edges=edges, counts=counts.tolist(), quantiles=found)
+
+
+def quantile(counts: NDArray[np.float64], edges: Sequence[float], share: float) -> float:
+    """The value below which `share` of the counted lie, taken as even within each bin; beyond the edges, the edge.
+
+    `counts` [edges + 1]: below the first edge, between each two, from the last on.
+    """
+    cumulative = np.cumsum(np.maximum(counts, 0))
+    at = share * cumulative[-1]
+    place = int(np.searchsorted(cumulative, at, side="left"))
+    if place == 0:
+        return float(edges[0])
+    if place >= len(edges):
+        return float(edges[-1])
+    inside = (at - cumulative[place - 1]) / (cumulative[place] - cumulative[place - 1])
+    return float(edges[place - 1] + inside * (edges[place] - edges[place - 1]))

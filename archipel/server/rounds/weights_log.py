@@ -1,0 +1,198 @@
+"""The weights log: one entry for every change of a bundle's weights, see archipel.protocol.provenance.
+
+An entry is appended in the transaction that makes the change, so neither is there without the other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from sqlalchemy import ColumnElement, func, select
+from sqlalchemy.orm import Session
+
+from archipel.bundle import write_weights
+from archipel.errors import CertificateError, ServerError
+from archipel.protocol.identity import read_chain
+from archipel.protocol.messages import (
+    MAX_ENTRIES,
+    Chain,
+    Confirmation,
+    Endorsement,
+    Endorser,
+    Survivors,
+    WeightsLog,
+    WeightsStatement,
+)
+from archipel.protocol.provenance import FIRST, entry_hash
+from archipel.protocol.sealed import Sealed, decode, encode, seal, unseal
+from archipel.protocol.vector import DecodedSum
+from archipel.server.audit import log as audit
+from archipel.server.database.registry_tables import Model, ModelVersion
+from archipel.server.database.tables import Answer, Device, Round, Task, WeightsEntry
+from archipel.server.rounds.machine import read_plan
+
+if TYPE_CHECKING:
+    from archipel.server.rounds.aggregation import NewVersion
+
+
+@dataclass(frozen=True)
+class Log:
+    """One bundle's in one population; `key` is the server's."""
+
+    population: str
+    bundle: str
+    key: Ed25519PrivateKey
+
+
+def start(session: Session, log: Log, *, task_id: str, weights: str) -> None:
+    """Training `task_id` begins with the bundle's own weights."""
+    _append(session, log, kind="start", weights=weights, task_id=task_id)
+
+
+def step(session: Session, log: Log, current: Round, task: Task, version: NewVersion, devices: int) -> None:
+    """The round has changed the task's model into that of `version`."""
+    _append(
+        session,
+        log,
+        version.evidence,
+        kind="step",
+        weights=version.weights,
+        task_id=task.task_id,
+        parent=task.model,
+        round_id=current.round_id,
+        plan=current.plan_digest,
+        privacy=task.privacy,
+        sum=version.sum_digest,
+        devices=devices,
+        hyperparameters=dict(sorted(task.hyperparameters.items())),
+    )
+
+
+def roll_back(session: Session, log: Log, weights: str | None) -> None:
+    """Devices are to run logged weights again that others have replaced (None: the bundle's own)."""
+    session.flush()
+    if weights is None:
+        own = select(WeightsEntry.weights).where(*_of(log), WeightsEntry.kind == "start").limit(1)
+        weights = session.scalar(own)
+    if weights is not None:  # else nothing was ever trained from this bundle
+        _append(session, log, kind="rollback", weights=weights)
+
+
+def go_back(session: Session, key: Ed25519PrivateKey, model: str, version: int | None) -> None:
+    """The model's devices are to run this earlier version again, instead of one that was offered since."""
+    there = session.get_one(ModelVersion, (model, version))
+    population = session.get_one(Model, model).population
+    roll_back(session, Log(population, there.bundle, key), there.weights)
+
+
+def is_logged(session: Session, population: str, bundle: str, weights: str) -> bool:
+    query = select(WeightsEntry.number).where(
+        WeightsEntry.population == population, WeightsEntry.bundle == bundle, WeightsEntry.weights == weights
+    )
+    return session.scalar(query.limit(1)) is not None
+
+
+def read(session: Session, population: str, bundle: str, after: int) -> WeightsLog:
+    """At most MAX_ENTRIES entries after number `after`, oldest first."""
+    where = (WeightsEntry.population == population, WeightsEntry.bundle == bundle)
+    rows = session.scalars(
+        select(WeightsEntry.statement)
+        .where(*where, WeightsEntry.number > after)
+        .order_by(WeightsEntry.number)
+        .limit(MAX_ENTRIES)
+    )
+    newest = session.scalar(select(func.max(WeightsEntry.number)).where(*where))
+    return WeightsLog(entries=[decode("weights", row, Sealed) for row in rows], newest=newest or 0)
+
+
+def evidence(session: Session, population: str, bundle: str, number: int) -> bytes | None:
+    """JSON of the Endorsement of entry `number`; None where there is none."""
+    row = session.get(WeightsEntry, (population, bundle, number))
+    return None if row is None else row.evidence
+
+
+def sum_digest(total: DecodedSum) -> str:
+    """SHA-256 (hex) of the sum's arrays as safetensors."""
+    arrays = {f"delta/{name}": array for name, array in total.deltas.items()}
+    arrays |= {f"value/{name}": array for name, array in total.values.items()}
+    return hashlib.sha256(write_weights(arrays)).hexdigest()
+
+
+def _append(session: Session, log: Log, evidence: bytes | None = None, /, **fields: object) -> None:
+    # One after the other, or two entries would have the same number.
+    audit.take_turn(session)
+    last = session.execute(
+        select(WeightsEntry.number, WeightsEntry.hash).where(*_of(log)).order_by(WeightsEntry.number.desc()).limit(1)
+    ).one_or_none()
+    number, previous = (last.number + 1, last.hash) if last else (1, FIRST)
+    statement = WeightsStatement(
+        population=log.population,
+        bundle=log.bundle,
+        number=number,
+        previous=previous,
+        **fields,  # type: ignore[arg-type]
+    )
+    sealed = seal("weights", statement, log.key)
+    session.add(
+        WeightsEntry(
+            population=log.population,
+            bundle=log.bundle,
+            number=number,
+            kind=statement.kind,
+            weights=statement.weights,
+            hash=entry_hash(sealed),
+            statement=encode(sealed),
+            evidence=evidence,
+        )
+    )
+    session.flush()
+
+
+def endorsement(session: Session, current: Round) -> bytes | None:
+    """What as many of the round's devices have signed as its plan asks for; None of a plain round. Raises ServerError
+    where there are not as many."""
+    plan = read_plan(current)
+    if plan.privacy == "plain":
+        return None
+    rows = session.execute(
+        select(Device.chain, Answer.body)
+        .join(Device, Device.device_id == Answer.device_id)
+        .where(Answer.round_id == current.round_id, Answer.phase == "confirming", Answer.body.is_not(None))
+        .order_by(Answer.device_id)
+    )
+    endorsers, body = [], b""
+    for row in rows:
+        confirmation = decode("confirmation", row.body, Sealed)
+        chain = _chain_then(decode("chain", row.chain, Chain), confirmation)
+        if chain is not None:
+            endorsers.append(Endorser(chain=chain, signature=confirmation.signature))
+            body = confirmation.body
+    if len(endorsers) < plan.threshold:
+        raise ServerError(f"{len(endorsers)} confirmations can be shown, not {plan.threshold}")
+    survivors = select(Answer.device_id).where(Answer.round_id == current.round_id, Answer.phase == "masking")
+    return encode(
+        Endorsement(
+            plan=decode("plan", current.plan, Sealed),
+            survivors=Survivors(devices=sorted(session.scalars(survivors))),
+            confirmation=body,
+            endorsers=endorsers[: plan.threshold],
+        )
+    )
+
+
+def _chain_then(chain: Chain, signed: Sealed) -> Chain | None:
+    """The device's chain as it was when it signed: it may have replaced its key since."""
+    for kept in range(len(chain.rotations), -1, -1):
+        earlier = Chain(token=chain.token, identity=chain.identity, rotations=chain.rotations[:kept])
+        with suppress(CertificateError):
+            unseal("confirmation", signed, read_chain(earlier)[1], Confirmation)
+            return earlier
+    return None
+
+
+def _of(log: Log) -> tuple[ColumnElement[bool], ColumnElement[bool]]:
+    return WeightsEntry.population == log.population, WeightsEntry.bundle == log.bundle

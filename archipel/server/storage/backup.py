@@ -1,0 +1,160 @@
+"""A copy of everything that a server keeps, made while it runs, and put back.
+
+First the database as it is at one moment, then the files that it names: they never change and blobs are never deleted,
+so all blobs of that moment are still there. Only updates of rounds under way may be gone: such a round fails closed
+after the copy is put back, and is tried again.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from sqlalchemy import select
+from sqlalchemy.exc import SQLAlchemyError
+
+from archipel.bundle import load_private_key, save_public_key
+from archipel.errors import ServerError
+from archipel.server.database.engine import Database
+from archipel.server.database.tables import Blob, BundleRow
+from archipel.server.settings import PUBLIC_KEY_FILE, SETTINGS_FILE, Settings, load_settings
+from archipel.server.storage import BLOBS, UPDATES, open_storage
+from archipel.server.storage.copying import KEY, copy_file, has_file
+from archipel.server.storage.durable import sync_folder
+
+DATABASE = "archipel.db"
+FILES = "blobs"
+
+
+@dataclass(frozen=True)
+class BackedUp:
+    """How many files of how many bytes; `missing`: updates of rounds under way that were gone already. `database`:
+    whether it is in the copy; one on PostgreSQL is not."""
+
+    files: int
+    bytes: int
+    missing: int
+    database: bool
+
+
+def back_up(settings: Settings, target: Path) -> BackedUp:
+    """Copy database, files, settings and server key to `target`, which must not exist. The server may run.
+
+    `target` is relative to the working directory, and not in the data folder. A database on PostgreSQL is left to
+    pg_dump, which must have run before this. Raises ServerError.
+    """
+    target = target.absolute()
+    data = Path(settings.folder).resolve()
+    if target.resolve().is_relative_to(data):
+        raise ServerError(f"{target}: lies in the data folder {data}; a backup belongs elsewhere")
+    with _made_whole(target) as folder:
+        database = settings.database_url.startswith("sqlite")
+        if database:
+            _copy_database(Path(settings.database_url.removeprefix("sqlite:///")), folder / DATABASE)
+        shutil.copy(settings.path(SETTINGS_FILE), folder / SETTINGS_FILE)
+        key = folder / "server.key"
+        shutil.copy(settings.path(settings.server_key), key)
+        key.chmod(0o600)
+        save_public_key(settings.private_key, folder / PUBLIC_KEY_FILE)
+        # Where it was asked for another place, the copy is complete in itself all the same.
+        copy = load_settings(settings.folder, blobs=str(folder / FILES))
+        files, size, missing = _copy_files(settings, copy)
+    return BackedUp(files, size, missing, database)
+
+
+def restore(backup: Path, folder: Path) -> BackedUp:
+    """Make a data folder of a backup, every file compared with its digest. Raises ServerError for a damaged one."""
+    if not (backup / SETTINGS_FILE).is_file() or not (backup / FILES).is_dir():
+        raise ServerError(f"{backup}: not a backup; `archipel serve backup` makes one")
+    with _made_whole(folder) as made:
+        database = (backup / DATABASE).is_file()
+        if database:
+            _copy_database(backup / DATABASE, made / DATABASE)
+        for name in (SETTINGS_FILE, "server.key"):
+            shutil.copy(backup / name, made / name)
+        (made / "server.key").chmod(0o600)
+        save_public_key(load_private_key(made / "server.key"), made / PUBLIC_KEY_FILE)
+        source = load_settings(backup, environment={}, blobs=FILES, database="")
+        target = load_settings(made, environment={}, blobs=FILES, database="")
+        files, size, missing = _copy_files(source, target)
+        if database:
+            _check_complete(target)
+    return BackedUp(files, size, missing, database)
+
+
+@contextmanager
+def _made_whole(target: Path) -> Iterator[Path]:
+    """A folder beside `target` that becomes it when all is in it and synced; otherwise nothing stays."""
+    if target.exists():
+        raise ServerError(f"{target}: exists already; choose another name")
+    part = target.with_name(f"{target.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    try:
+        part.mkdir(mode=0o700, parents=True)
+        yield part
+        for path in part.rglob("*"):
+            handle = os.open(path, os.O_RDONLY)
+            os.fsync(handle)
+            os.close(handle)
+        sync_folder(part)
+        part.rename(target)
+        sync_folder(target.parent)
+    except OSError as error:
+        raise ServerError(f"{error.filename or target}: {error.strerror}") from None
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def _copy_database(source: Path, target: Path) -> None:
+    """SQLite's own way of copying a database that is being written."""
+    if not source.is_file():
+        raise ServerError(f"{source}: there is no database; start the server once")
+    try:
+        with closing(sqlite3.connect(source)) as old, closing(sqlite3.connect(target)) as new:
+            old.backup(new, pages=1000)
+            found = new.execute("PRAGMA integrity_check").fetchone()[0]
+            new.execute("PRAGMA journal_mode = DELETE")
+    except sqlite3.Error as error:
+        raise ServerError(f"{source}: {error}") from None
+    if found != "ok":
+        raise ServerError(f"{source}: damaged ({found})")
+    target.chmod(0o600)
+
+
+def _copy_files(source_settings: Settings, target_settings: Settings) -> tuple[int, int, int]:
+    source, target = open_storage(source_settings), open_storage(target_settings)
+    target.prepare()
+    files = size = missing = 0
+    for key in source.keys(""):
+        found = KEY.fullmatch(key)
+        if found is None:
+            continue
+        try:
+            size += copy_file(source, target, key, found[1])
+            files += 1
+        except FileNotFoundError:
+            if not key.startswith(f"{UPDATES}/"):
+                raise
+            missing += 1  # its round has ended since the files were listed
+    return files, size, missing
+
+
+def _check_complete(settings: Settings) -> None:
+    """Raises ServerError where the database names a blob that the backup does not have."""
+    storage = open_storage(settings)
+    database = Database(settings.database_url)
+    try:
+        with database.read() as session:
+            digests = {*session.scalars(select(Blob.digest)), *session.scalars(select(BundleRow.file_digest))}
+    except SQLAlchemyError as error:
+        raise ServerError(f"the backup's database cannot be read: {error}") from None
+    finally:
+        database.dispose()
+    for digest in sorted(digests):
+        if not has_file(storage, f"{BLOBS}/{digest[:2]}/{digest}", digest):
+            raise ServerError(f"the backup has no file {digest}, which its database names; take an older one")

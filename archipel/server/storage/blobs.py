@@ -1,0 +1,74 @@
+"""Bundles, weights and strategy states: immutable files named by their SHA-256."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import numpy as np
+
+from archipel.bundle import read_weights
+from archipel.errors import ServerError
+from archipel.server.storage import BLOBS, INCOMING, Storage, StorageUnreachableError
+from archipel.server.storage.durable import Written
+
+
+class BlobStore:
+    """Content-addressed files: sha256/ab/abcdef..."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+
+    def prepare(self) -> None:
+        """Make sure that files can be stored. Raises ServerError, which names the remedy."""
+        self._storage.prepare()
+
+    def sweep(self, before: float) -> None:
+        """Remove what killed processes left half written and nobody has touched since `before` (Unix seconds)."""
+        self._storage.sweep(before)
+
+    def check(self) -> None:
+        """Raises ServerError when nothing could be stored."""
+        self._storage.check()
+
+    def receive(self, chunks: Iterable[bytes]) -> Written:
+        """Stream into a temporary file; `keep` makes it a blob."""
+        return self._storage.receive(INCOMING, chunks)
+
+    def keep(self, written: Written) -> str:
+        """Durably in place under its digest when this returns."""
+        folder = f"{BLOBS}/{written.digest[:2]}"
+        self._storage.make_folder(folder)
+        self._storage.keep(written, f"{folder}/{written.digest}", reread=True)
+        return written.digest
+
+    def put(self, data: bytes) -> str:
+        """Store `data` durably; returns its digest. Storing the same bytes twice is one blob."""
+        return self.keep(self.receive((data,)))
+
+    def open(self, digest: str) -> AbstractContextManager[Path]:
+        """A local file that stays for as long as the block lasts, and for what was opened or mapped in it.
+
+        Raises ServerError when an object store has lost or damaged it, OSError when it does not answer.
+        """
+        return self._storage.hold(f"{BLOBS}/{digest[:2]}/{digest}", digest)
+
+    def read(self, digest: str) -> bytes:
+        """Raises ServerError when the blob is not there or damaged."""
+        try:
+            with self.open(digest) as path:
+                data = path.read_bytes()
+        except StorageUnreachableError:
+            raise
+        except OSError as error:
+            raise ServerError(f"blob {digest}: cannot be read ({error.strerror})") from None
+        if hashlib.sha256(data).hexdigest() != digest:
+            raise ServerError(f"blob {digest}: the stored bytes have another SHA-256")
+        return data
+
+    def read_weights(self, digest: str) -> dict[str, np.ndarray]:
+        """Read-only arrays over the mapped file. Raises TensorLayoutError, and what `open` raises."""
+        with self.open(digest) as path:
+            return read_weights(path)
