@@ -18,24 +18,33 @@ from archipel.server import OperatorClient
 
 @click.group()
 def access() -> None:
-    """Make and revoke the tokens with which people and scripts use a server; needs the role admin.
+    """Make and revoke the access tokens with which people and scripts use a server.
 
     \b
     archipel access create night-shift --role operator --population pupils --days 30 -o token
     archipel access list
     archipel access revoke ID
 
-    Operators have models trained, analysts ask devices questions (evaluations and analyses), auditors read everything
-    and change nothing, admins may all of it and make tokens. Devices enrol with tokens of their own: `archipel token`.
+    Operators have models trained. Analysts ask devices questions (evaluations and analyses). Auditors read everything
+    and change nothing. Admins may do all of this and make tokens. Only an admin can use this command. Devices enrol
+    with tokens of another kind: `archipel token`.
     """
 
 
 @access.command()
 @click.argument("name")
 @click.option("--role", type=click.Choice(["operator", "analyst", "auditor", "admin"]), required=True)
-@click.option("--population", "populations", multiple=True, help="Only for this one; may be given several times.")
-@click.option("--days", type=click.FloatRange(0, 36500, min_open=True), help="How long it is valid; default: for ever.")
-@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="New file for it, mode 0600.")
+@click.option(
+    "--population", "populations", multiple=True, help="Bind the token to this population; may be given several times."
+)
+@click.option(
+    "--days",
+    type=click.FloatRange(0, 36500, min_open=True),
+    help="How many days the token is valid. Default: without end.",
+)
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), required=True, help="New file for the token, mode 0600."
+)
 @as_json
 @remote
 def create(
@@ -47,7 +56,11 @@ def create(
     output: Path,
     as_json: bool,
 ) -> None:
-    """Make a token and write it into a file: it is never shown again."""
+    """Make a token for NAME and write it into a file. Nothing shows it again.
+
+    \b
+    archipel access create night-shift --role operator --population pupils --days 30 -o token
+    """
     try:
         request = msgspec.convert(
             {
@@ -71,7 +84,7 @@ def create(
 @as_json
 @remote
 def list_(client: OperatorClient, as_json: bool) -> None:
-    """What every token is for, newest first."""
+    """List every token and what it is for, newest first."""
     found = list(client.tokens())
     rows = [
         (
@@ -87,5 +100,9 @@ def list_(client: OperatorClient, as_json: bool) -> None:
 @click.argument("token_id")
 @remote
 def revoke(client: OperatorClient, token_id: str) -> None:
-    """End a token now."""
+    """Revoke a token: the server refuses it from now on.
+
+    \b
+    archipel access revoke ID
+    """
     click.echo(f"{token_id} revoked {moment(client.revoke_token(token_id).revoked)}")

@@ -20,23 +20,28 @@ from archipel.server.audit.chain import verify as verify_chain
 
 @click.group()
 def audit() -> None:
-    """Read the audit log of a server, and check that nothing in it was changed.
+    """Read the audit log of a server, and check that nobody changed it.
 
     \b
     archipel audit list
     archipel audit verify --server-key server.key.pub --head audit.head
 
-    Every entry holds the hash of the one before. `verify` computes all of them again, and compares with the heads that
-    it kept in the file: a log that was made anew from the beginning is found by them. Needs the role auditor or admin.
+    Every entry holds the hash of the entry before. `verify` computes all hashes again and compares them with the heads
+    that earlier runs kept in the file, so it also finds a log that was made anew from the beginning. The command needs
+    the role auditor or admin.
     """
 
 
 @audit.command("list")
-@click.option("--limit", type=click.IntRange(min=1), help="Only the newest so many.")
+@click.option("--limit", type=click.IntRange(min=1), help="Show only this many of the newest entries.")
 @as_json
 @remote
 def list_(client: OperatorClient, limit: int | None, as_json: bool) -> None:
-    """Every entry, oldest first."""
+    """List every entry, oldest first.
+
+    \b
+    archipel audit list --limit 20
+    """
     newest = 0 if limit is None else decode("audit head", client.audit_head().body, AuditHead).seq
     found = list(client.audit(after=max(0, newest - (limit or 0))))
     rows = [
@@ -51,10 +56,21 @@ def list_(client: OperatorClient, limit: int | None, as_json: bool) -> None:
 
 @audit.command()
 @click.option("--server-key", type=click.Path(path_type=Path), required=True, help="The server's public key file.")
-@click.option("--head", "heads", type=click.Path(path_type=Path), help="File of the heads that were kept; added to.")
+@click.option(
+    "--head",
+    "heads",
+    type=click.Path(path_type=Path),
+    help="File of the heads that earlier checks kept; the newest is added.",
+)
 @remote
 def verify(client: OperatorClient, server_key: Path, heads: Path | None) -> None:
-    """Check the whole log; exit code 1 says what is wrong. With --head keep its newest entry for the next time."""
+    """Check the whole log. Exit code 1 means that it was changed; the message says where.
+
+    \b
+    archipel audit verify --server-key server.key.pub --head audit.head
+
+    With --head the command adds the log's newest entry to the file, for the next check.
+    """
     key = load_public_key(server_key)
     kept = _read(heads, key) if heads and heads.exists() else []
     sealed = client.audit_head()

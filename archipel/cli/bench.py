@@ -56,15 +56,21 @@ class Row:
 @click.argument("bundle", type=click.Path(path_type=Path))
 @KEYS
 @click.option("--input", "inputs", type=click.Path(path_type=Path),
-              help=".npy or .npz with examples, whose first ones are used. Default: random numbers.")  # fmt: skip
+              help=".npy or .npz with examples; the first ones are used. Default: random numbers.")  # fmt: skip
 @click.option(
     "--batch", type=click.IntRange(1), default=1, show_default=True, help="Examples in one prediction or step."
 )
-@click.option("--threads", default="1", show_default=True, help="Threads for one operator; several: 1,2,4.")
-@click.option("--seconds", type=click.FloatRange(0), default=3.0, show_default=True, help="For each row.")
-@click.option("--processes", type=click.IntRange(1, 100), default=5, show_default=True, help="Fresh ones for each row.")
-@click.option("--train", is_flag=True, help="Measure training steps, too.")
-@click.option("--profile/--no-profile", default=True, show_default=True, help="Print the operators that cost most.")
+@click.option("--threads", default="1", show_default=True, help="Threads for one operator; 1,2,4 measures each.")
+@click.option(
+    "--seconds", type=click.FloatRange(0), default=3.0, show_default=True, help="Seconds to measure each row."
+)
+@click.option(
+    "--processes", type=click.IntRange(1, 100), default=5, show_default=True, help="Fresh processes for each row."
+)
+@click.option("--train", is_flag=True, help="Measure training steps as well.")
+@click.option(
+    "--profile/--no-profile", default=True, show_default=True, help="Print the operators that take the most time."
+)
 @DELEGATES
 @click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON object.")
 def bench(
@@ -80,14 +86,15 @@ def bench(
     delegates: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Measure BUNDLE (a file, a folder, or a saved model) on this machine.
+    """Measure how fast BUNDLE (a file, a folder, or a saved model) is on this machine, and what it costs.
 
     \b
     archipel bench digits.bundle --key publisher.pub --threads 1,2
     archipel bench digits.bundle --key publisher.pub --train --batch 32 --json
 
-    Each row comes from several fresh processes, in turns with the other rows. Cold start is what such a process needs
-    until its first prediction: to start Python, import the runtime, load and verify the bundle, and predict once.
+    Each row comes from several fresh processes, in turns with the other rows. Cold start is the time that such a
+    process needs until its first prediction: to start Python, import the runtime, load and verify the bundle, and
+    predict once.
     """
     counts = _threads(threads)
     keys = [load_public_key(file) for file in key_files]

@@ -24,7 +24,7 @@ KEYS = click.option(
     "key_files",
     type=click.Path(path_type=Path),
     multiple=True,
-    help="The publisher's public key (FILE.pub of `archipel keys`); may be given several times. Bundles need it.",
+    help="The publisher's public key (FILE.pub of `archipel keys`); may be given several times. Needed for bundles.",
 )
 
 

@@ -28,14 +28,14 @@ _LABELS = ("label", "labels")
 @click.argument("a", type=click.Path(path_type=Path))
 @click.argument("b", type=click.Path(path_type=Path))
 @click.option("--data", type=click.Path(path_type=Path), required=True,
-              help=".npy (the only input) or .npz (an entry for each input of A; the labels as `label`).")  # fmt: skip
+              help=".npy (the only input) or .npz (an entry for each input of A, and `label` for labels).")  # fmt: skip
 @KEYS
 @click.option("--rows", type=click.IntRange(0), default=256, show_default=True,
-              help="Examples whose inner values are compared; outputs and accuracy take all.")  # fmt: skip
+              help="Examples for the inner values; outputs and accuracy use all examples.")  # fmt: skip
 @click.option("--layers", type=click.IntRange(1), help="Print at most this many inner values. Default: all.")
 @click.option("--threshold", type=float, default=20.0, show_default=True,
-              help="dB of signal to noise below which a value counts as diverged.")  # fmt: skip
-@click.option("--batch-size", type=click.IntRange(1), default=16, show_default=True, help="Examples at a time.")
+              help="Signal-to-noise ratio in dB below which a value counts as diverged.")  # fmt: skip
+@click.option("--batch-size", type=click.IntRange(1), default=16, show_default=True, help="Examples in one run.")
 @click.option("--html", type=click.Path(path_type=Path), help="Write one page with the table and a bar chart.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON object.")
 def compare(
@@ -50,18 +50,19 @@ def compare(
     html: Path | None,
     as_json: bool,
 ) -> None:
-    """Compare B with A, which it was made of: ONNX files or bundles, such as the int8 and the float form of a model.
+    """Compare two forms of a model value by value, such as the float form A and the int8 form B that was made of it.
 
     \b
     archipel compare float.onnx int8.onnx --data test.npz
     archipel compare digits.bundle small.bundle --key publisher.pub --data test.npz --html report.html
 
-    Every value that both compute is compared: cosine and signal-to-noise ratio (dB), outputs first. Values are matched
-    by name, layers by the names of their weights; integers count as the float numbers that they stand for. 20 dB is
-    noise of a tenth of the signal's amplitude; outputs that noisy begin to cost accuracy. Values that are rescaled on
-    purpose (equalised layers) diverge without harm: the outputs tell.
+    A and B are ONNX files or bundles. The command compares every value that both compute: cosine and signal-to-noise
+    ratio (dB), outputs first. It matches values by name, and layers by the names of their weights; integers count as
+    the float numbers that they stand for. 20 dB is noise of a tenth of the signal's amplitude; outputs that noisy begin
+    to cost accuracy. Values that a recipe rescales on purpose (equalised layers) differ without harm: look at the
+    outputs.
 
-    With labels in the data: accuracy of both, and the difference with a paired 95% interval.
+    With labels in the data it also prints the accuracy of both, and the difference with a paired 95% interval.
     """
     from archipel.graph import Model as _  # noqa: F401  (first: it says which extra is missing)
     from archipel.compression.compare import compare as run  # isort: skip

@@ -40,12 +40,12 @@ DATA_OPTIONS = (
     click.option("--data", type=click.Path(path_type=Path),
                  help='Training data: an .npz with an entry for each input of the model and "label".'),
     click.option("--calibration", type=click.Path(path_type=Path),
-                 help="Examples (.npz or .npy) that ranges are taken from; labels may be missing. Default: of --data."),
-    click.option("--validation", type=click.Path(path_type=Path), help="Labelled .npz that accuracy is measured on."),
-    click.option("--recipe", type=click.Path(path_type=Path), help="A TOML file; --list shows what may be in it."),
+                 help="Examples (.npz or .npy, labels optional) for the ranges of activations. Default: --data."),
+    click.option("--validation", type=click.Path(path_type=Path), help="Labelled .npz on which accuracy is measured."),
+    click.option("--recipe", type=click.Path(path_type=Path), help="A recipe in TOML; --list shows what it may have."),
     click.option("--work", type=click.Path(path_type=Path),
-                 help="A folder to go on from after an interruption: run the same command again."),
-    click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of every random choice."),
+                 help="A folder for progress; after an interruption the same command continues from it."),
+    click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of every random choice."),
 )  # fmt: skip
 
 
@@ -60,14 +60,22 @@ def data_options(function: Callable[..., Any]) -> Callable[..., Any]:
 @click.argument("model", type=click.Path(path_type=Path))
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="The small model, plain ONNX.")
 @data_options
-@click.option("--target", help='Search a recipe that meets this, such as "size<100kB, accuracy>=-0.5".')
-@click.option("--trials", type=click.IntRange(1), default=TRIALS, show_default=True, help="Of a search: recipes.")
-@click.option("--minutes", type=click.FloatRange(0, min_open=True), help="Of a search: begin no recipe after these.")
-@click.option("--trainable", type=click.Path(path_type=Path), help="Write the graph with its float parameters, too.")
-@click.option("--report", "report_file", type=click.Path(path_type=Path), help="Write a page with tables and plots.")
+@click.option("--target", help='Search for a recipe that meets this, such as "size<100kB, accuracy>=-0.5".')
+@click.option(
+    "--trials", type=click.IntRange(1), default=TRIALS, show_default=True, help="How many recipes a search tries."
+)
+@click.option(
+    "--minutes", type=click.FloatRange(0, min_open=True), help="A search begins no recipe after this many minutes."
+)
+@click.option(
+    "--trainable", type=click.Path(path_type=Path), help="Also write the graph with its float parameters here."
+)
+@click.option(
+    "--report", "report_file", type=click.Path(path_type=Path), help="Write a page with tables and plots here."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON object.")
 @click.option("--list", is_flag=True, is_eager=True, expose_value=False, callback=_list_parts,
-              help="Show every part of a recipe with its fields and end.")  # fmt: skip
+              help="List every part of a recipe with its fields, and exit.")  # fmt: skip
 def compress_command(
     model: Path,
     output: Path,
@@ -84,7 +92,7 @@ def compress_command(
     report_file: Path | None,
     as_json: bool,
 ) -> None:
-    """Make MODEL (an ONNX file from any tool) small.
+    """Make MODEL (an ONNX file from any tool) small, by a recipe or by a search for one.
 
     \b
     archipel compress model.onnx -o small.onnx --calibration x.npy --validation test.npz
@@ -93,11 +101,11 @@ def compress_command(
         --validation val.npz
 
     Without --recipe and --target the recipe is one part, static_int8. A target bounds size (B, kB, MB, KiB, MiB),
-    accuracy (points against the original, or %), latency (us, ms, s) and flops (k, M, G), each but accuracy also as
-    % or x of the original's; every recipe that was tried stays in the --work folder (OUTPUT.search by default).
-    Where none meets the target nothing is written and the exit code is 1.
+    accuracy (points against the original, or %), latency (us, ms, s) and flops (k, M, G); all but accuracy may also be
+    % or x of the original. The --work folder (OUTPUT.search by default) keeps every recipe that was tried. If none
+    meets the target, the command writes nothing and the exit code is 1.
 
-    Ctrl-C stops at the next step; with --work the same command goes on from there.
+    Ctrl-C stops at the next step; with --work the same command continues from there.
     """
     if target is not None and recipe is not None:
         raise CommandError("--recipe and --target: a search makes the recipe; give one of them")

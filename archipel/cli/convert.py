@@ -27,23 +27,42 @@ OPTIMIZERS = ("sgd", "adam", "adamw", "adagrad", "rmsprop")
               help="The bundle: a file if it ends in .bundle, else a folder; must not exist.")  # fmt: skip
 @click.option("--key", "key_file", type=click.Path(path_type=Path), required=True,
               help="The publisher's private key (FILE of `archipel keys`).")  # fmt: skip
-@click.option("--loss", type=click.Choice(LOSSES), help="Devices train with this. Without it they only predict.")
-@click.option("--optimizer", type=click.Choice(OPTIMIZERS), default="sgd", show_default=True, help="Of devices.")
+@click.option(
+    "--loss", type=click.Choice(LOSSES), help="The loss that devices train with. Without it they only predict."
+)
+@click.option(
+    "--optimizer",
+    type=click.Choice(OPTIMIZERS),
+    default="sgd",
+    show_default=True,
+    help="The optimizer that devices train with.",
+)
 @click.option("--lr", type=click.FloatRange(0, min_open=True), help="Learning rate. Default: the optimizer's.")
-@click.option("--momentum", type=click.FloatRange(0, 1, max_open=True), help="Of sgd.")
-@click.option("--weight-decay", type=click.FloatRange(0), help="Of the optimizer.")
+@click.option("--momentum", type=click.FloatRange(0, 1, max_open=True), help="Momentum of sgd.")
+@click.option("--weight-decay", type=click.FloatRange(0), help="Weight decay of the optimizer.")
 @click.option("--trainable", multiple=True, default=("*",), show_default=True, metavar="GLOB",
               help="Parameters that devices train; may be given several times.")  # fmt: skip
 @click.option("--strategy", type=click.Choice(sorted(STRATEGIES)), default="fedavg", show_default=True,
               help="The federated algorithm.")  # fmt: skip
-@click.option("--epochs", type=click.IntRange(1), default=1, show_default=True, help="Of a device in a round.")
-@click.option("--batch-size", type=click.IntRange(1), default=16, show_default=True, help="Of a device's steps.")
+@click.option("--epochs", type=click.IntRange(1), default=1, show_default=True, help="Epochs of a device in one round.")
+@click.option(
+    "--batch-size",
+    type=click.IntRange(1),
+    default=16,
+    show_default=True,
+    help="Examples in one training step of a device.",
+)
 @click.option("--name", help="The bundle's name. Default: the output's.")
-@click.option("--population", "populations", multiple=True, help="Who may use it; several may be given. Default: any.")
+@click.option(
+    "--population",
+    "populations",
+    multiple=True,
+    help="A population that may use it; may be given several times. Default: any.",
+)
 @click.option("--valid-days", type=click.IntRange(0, 36500), default=VALID_DAYS, show_default=True,
-              help="For so long devices train and adopt it; they predict without end. 0: no end.")  # fmt: skip
+              help="How many days devices train with it and adopt it; predicting has no end. 0: no end.")  # fmt: skip
 @click.option("--sequence", type=click.IntRange(0), default=0, show_default=True,
-              help="Raised, it ends the use of all bundles of this name with a smaller one.")  # fmt: skip
+              help="A greater number ends the use of all bundles of this name with a smaller one.")  # fmt: skip
 @data_options
 def convert_command(
     source: Path,
@@ -69,7 +88,7 @@ def convert_command(
     work: Path | None,
     seed: int,
 ) -> None:
-    """Make a signed bundle of SOURCE, an ONNX file or a program that torch.export.save wrote (.pt2).
+    """Make a signed bundle from SOURCE, an ONNX file or a program that torch.export.save wrote (.pt2).
 
     \b
     archipel keys publisher
@@ -77,8 +96,8 @@ def convert_command(
     archipel convert model.onnx -o model.bundle --key publisher --loss cross_entropy --lr 0.05 --trainable "head.*"
     archipel convert model.onnx -o model.bundle --key publisher --recipe recipe.toml --data train.npz
 
-    A recipe compresses the model first, as `archipel compress` does. With a loss devices train what is float of the
-    compressed model; what is rounded of it is rounded anew after training.
+    A recipe compresses the model first, as `archipel compress` does. With a loss, devices train the float parameters of
+    the compressed model, and the bundle rounds them anew after training.
     """
     key = load_private_key(key_file)
     if output.exists():

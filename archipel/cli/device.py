@@ -28,19 +28,19 @@ _CONFIG = click.argument("config", type=click.Path(path_type=Path))
 
 @click.group()
 def device() -> None:
-    """Take part in a federation with this machine.
+    """Take part in a federation with this machine, and see what it did there.
 
     \b
-    archipel device init device.toml                 write a file of settings; read it, change it
-    archipel device enroll device.toml my.token      join, once, with a token of the federation
+    archipel device init device.toml                 write a file of settings; read it and change it
+    archipel device enroll device.toml my.token      join a federation once, with a token from its operator
     archipel device run device.toml                  check in, train, send masked updates, until stopped
-    archipel device status device.toml               what it did, sent, and spent of your privacy
-    archipel device pause device.toml --for 2h       no work from now on; resume ends that
-    archipel device erase device.toml                destroy its keys, and all it learned and kept
+    archipel device status device.toml               what the device did, sent, and spent of your privacy
+    archipel device pause device.toml --for 2h       no work from now on; `resume` ends the pause
+    archipel device erase device.toml                destroy its keys and everything it learned and kept
 
-    It runs signed graphs within the limits in the settings, and never sends examples. One process works in a device's
-    folder at a time; status, pause, resume and examples go beside it. An environment variable ARCHIPEL_DEVICE_NAME
-    overrides the setting NAME, ARCHIPEL_DEVICE_CONDITIONS_NAME one in [conditions].
+    The device runs signed graphs within the limits in the settings, and never sends examples. One process works in a
+    device's folder at a time; status, pause, resume and examples may run beside it. The environment variable
+    ARCHIPEL_DEVICE_NAME overrides the setting NAME, and ARCHIPEL_DEVICE_CONDITIONS_NAME a setting in [conditions].
     """
 
 
@@ -51,7 +51,11 @@ for _command in (erase, examples, pause, resume, status):
 @device.command()
 @click.argument("file", type=click.Path(path_type=Path))
 def init(file: Path) -> None:
-    """Write FILE, settings to begin with, each with its explanation. It must not be there yet."""
+    """Write FILE, a file of settings in which each setting has an explanation. FILE must not exist yet.
+
+    \b
+    archipel device init device.toml
+    """
     if file.exists():
         raise CommandError(f"{file}: exists already; choose another name")
     write_durably(file, TEMPLATE.encode(), mode=0o644)
@@ -62,10 +66,13 @@ def init(file: Path) -> None:
 @_CONFIG
 @click.argument("token_file", type=click.Path(path_type=Path))
 def enroll(config: Path, token_file: Path) -> None:
-    """Join the federation that TOKEN_FILE is for (its operator makes one for each device: `archipel token`).
+    """Join the federation that TOKEN_FILE is for. Its operator makes one token for each device with `archipel token`.
 
-    Makes the device's key, which never leaves it, and pins the server's and the publishers' keys. The token is of no
-    use afterwards. A device that is enrolled already stays as it is.
+    \b
+    archipel device enroll device.toml my.token
+
+    The command makes the device's key, which never leaves the device, and pins the keys of the server and the
+    publishers. The token cannot be used again. A device that is enrolled already stays as it is.
     """
     settings = load_device_settings(config)
     token = _token(token_file)
@@ -92,20 +99,25 @@ def enroll(config: Path, token_file: Path) -> None:
 
 @device.command()
 @_CONFIG
-@click.option("--once", is_flag=True, help="Check in once, take part if there is a round, and end: for cron.")
-@click.option("--json", "as_json", is_flag=True, help="Log lines in JSON, for machines.")
+@click.option("--once", is_flag=True, help="Check in once, take part if there is a round, and exit; for cron.")
+@click.option("--json", "as_json", is_flag=True, help="Write log lines as JSON, for machines.")
 def run(config: Path, once: bool, as_json: bool) -> None:
     """Check in and take part in rounds until SIGTERM or Ctrl-C, which leaves a round that is under way.
+
+    \b
+    archipel device run device.toml
+    archipel device run device.toml --once
 
     \b
     Exit codes:
       0    stopped as asked, or done with --once
       1    a failure that may pass: the server, the disk, another agent in the folder
       2    wrong usage
-      78   settings, enrolment or files are wrong: starting again would not mend it
+      78   settings, enrolment or files are wrong: starting again would not help
       130  interrupted with --once
 
-    Under systemd (Type=notify) it says when it is ready, what it is doing, and that it is alive (WatchdogSec=).
+    Under systemd (Type=notify) the agent reports that it is ready, what it is doing, and that it is alive
+    (WatchdogSec=).
     """
     supervisor = Supervisor()
     log = Log(as_json, supervisor)
@@ -138,7 +150,11 @@ def run(config: Path, once: bool, as_json: bool) -> None:
 @device.command()
 @_CONFIG
 def rotate(config: Path) -> None:
-    """Replace the device's key by a new one; its id stays. For a folder that no agent is using."""
+    """Replace the device's key with a new one; its id stays. No agent may be using the folder.
+
+    \b
+    archipel device rotate device.toml
+    """
     with _agent(load_device_settings(config).config) as agent:
         if not agent.rotate_key():
             raise CommandError("the device is in a round; `archipel device run` replaces its key once that is over")

@@ -23,14 +23,21 @@ from archipel.lite_runtime.store.example_store import ExampleStore
 
 @click.group()
 def examples() -> None:
-    """Fill the device's encrypted store of examples (setting `examples.store`)."""
+    """Fill the device's encrypted store of examples (setting `examples.store`).
+
+    \b
+    archipel device examples add device.toml data.npz
+    """
 
 
 @examples.command()
 @click.argument("config", type=click.Path(path_type=Path))
 @click.argument("data", type=click.Path(path_type=Path))
 def add(config: Path, data: Path) -> None:
-    """Add the examples in DATA, an .npz or .safetensors file with an array for each field, one row an example.
+    """Add the examples in DATA, an .npz or .safetensors file with an array for each field and one row for each example.
+
+    \b
+    archipel device examples add device.toml data.npz
 
     An agent may be at work meanwhile. The oldest examples go when the store is full (`examples.max_bytes`). DATA stays
     where it is: remove it if nobody else is to read it.

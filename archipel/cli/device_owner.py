@@ -31,14 +31,25 @@ _PLACE = click.argument("place", metavar="FOLDER_OR_CONFIG", type=click.Path(pat
 
 @click.command()
 @_PLACE
-@click.option("--last", type=click.IntRange(0, KEPT_ROUNDS), default=10, show_default=True, help="Rounds to show.")
-@click.option("--delta", type=_DELTA, default=DELTA, show_default=True, help="Of the epsilons of rounds with noise.")
+@click.option(
+    "--last",
+    type=click.IntRange(0, KEPT_ROUNDS),
+    default=10,
+    show_default=True,
+    help="How many of the last rounds to show.",
+)
+@click.option(
+    "--delta", type=_DELTA, default=DELTA, show_default=True, help="Delta of the epsilons of rounds with noise."
+)
 @json_option
 def status(place: Path, last: int, delta: float, as_json: bool) -> None:
     """Show who the device is, whether it may work, and what it did, sent and spent.
 
-    FOLDER_OR_CONFIG is the device's folder, or its file of settings, with which the conditions are known, too. An agent
-    may be at work meanwhile; the server is not asked.
+    \b
+    archipel device status device.toml
+
+    FOLDER_OR_CONFIG is the device's folder, or its file of settings; with the settings the conditions are shown as
+    well. An agent may be at work meanwhile. The command does not ask the server.
     """
     folder, conditions = _opened(place)
     view = look(folder, conditions, last=last, delta=delta)
@@ -47,9 +58,15 @@ def status(place: Path, last: int, delta: float, as_json: bool) -> None:
 
 @click.command()
 @_PLACE
-@click.option("--for", "duration", metavar="TIME", help="So long, such as 90s, 45m, 2h or 3d; else until `resume`.")
+@click.option(
+    "--for", "duration", metavar="TIME", help="How long, such as 90s, 45m, 2h or 3d. Default: until `resume`."
+)
 def pause(place: Path, duration: str | None) -> None:
-    """No work from now on. A running agent stops between two steps, and leaves a round if that takes long."""
+    """Pause the device: a running agent stops between two steps, and leaves a round if the pause takes long.
+
+    \b
+    archipel device pause device.toml --for 2h
+    """
     folder, _ = _opened(place)
     pause_folder(folder, None if duration is None else time.time() + seconds(duration))
     click.echo(paused(folder))
@@ -58,19 +75,26 @@ def pause(place: Path, duration: str | None) -> None:
 @click.command()
 @_PLACE
 def resume(place: Path) -> None:
-    """End a pause: work goes on when the conditions hold."""
+    """End a pause: the agent works again when the conditions hold.
+
+    \b
+    archipel device resume device.toml
+    """
     folder, _ = _opened(place)
     click.echo("resumed" if resume_folder(folder) else "it was not paused")
 
 
 @click.command()
 @_PLACE
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 def erase(place: Path, yes: bool) -> None:
-    """Destroy the device's keys, and all that it learned and kept. Stop its agent first.
+    """Destroy the device's keys and everything that it learned and kept. Stop its agent first.
 
-    What others have stays there: updates that were summed, and the server's record of this device. It can take part
-    again only with a new token. A file of examples outside the folder is not touched.
+    \b
+    archipel device erase device.toml
+
+    Others keep what they have: updates that were summed, and the server's record of this device. The device can take
+    part again only with a new token. A file of examples outside the folder stays.
     """
     folder, _ = _opened(place)
     click.echo(f"{folder}: this destroys, for good:")

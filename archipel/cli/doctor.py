@@ -23,11 +23,15 @@ _EXTRA = re.compile(r"extra\s*==\s*['\"](\w+)['\"]")
 @click.command()
 @click.argument("folder", required=False, type=click.Path(path_type=Path, exists=True, file_okay=False))
 def doctor(folder: Path | None) -> None:
-    """Show what is installed, which accelerators, which extras are missing, and what protects this machine from graphs.
+    """Show what is installed, which accelerators and extras there are, and what protects this machine from graphs.
 
-    A process is started and confined as one that runs graphs, and tries what it must not be able to do. With FOLDER, a
-    device's, the modes of its keys are looked at, too. Exit code 0 whatever is found: the base installation is a
-    complete device.
+    \b
+    archipel doctor
+    archipel doctor device
+
+    The command starts a process that is confined like one that runs graphs, and lets it try what it must not be able to
+    do. With FOLDER, a device's folder, it also checks the modes of the device's keys. The exit code is 0 whatever it
+    finds: the base installation is a complete device.
     """
     click.echo(f"archipel      {archipel.__version__}  ({Path(archipel.__file__).parent})")
     click.echo(f"Python        {platform.python_version()}  ({sys.executable})")

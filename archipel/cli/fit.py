@@ -29,17 +29,29 @@ from archipel.lite_runtime.training.driver import need_program
 @KEYS
 @click.option("--data", type=click.Path(path_type=Path), required=True,
               help=".npz with an entry for each field of the bundle, first axis = examples.")  # fmt: skip
-@click.option("--validation", type=click.Path(path_type=Path), help="An .npz that is evaluated after every epoch.")
-@click.option("--epochs", type=click.IntRange(1), default=1, show_default=True, help="Times through the data.")
-@click.option("--batch-size", type=click.IntRange(1), default=32, show_default=True, help="Examples for one step.")
-@click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A hyperparameter, such as lr=0.01.")
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of data order and randomness.")
 @click.option(
-    "--save", type=click.Path(path_type=Path), help="A folder for the trained model; `archipel run` opens it."
+    "--validation", type=click.Path(path_type=Path), help="An .npz on which the model is evaluated after every epoch."
+)
+@click.option(
+    "--epochs", type=click.IntRange(1), default=1, show_default=True, help="How many times to go through the data."
+)
+@click.option("--batch-size", type=click.IntRange(1), default=32, show_default=True, help="Examples in one step.")
+@click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A hyperparameter, such as lr=0.01.")
+@click.option(
+    "--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the data order and of randomness."
+)
+@click.option(
+    "--save", type=click.Path(path_type=Path), help="A new folder for the trained model; `archipel run` opens it."
 )
 @click.option("--checkpoint", type=click.Path(path_type=Path),
-              help="A file to go on from after an interruption: run the same command again.")  # fmt: skip
-@click.option("--checkpoint-every", type=click.FloatRange(0), default=30.0, show_default=True, help="Seconds.")
+              help="A file for progress; after an interruption the same command continues from it.")  # fmt: skip
+@click.option(
+    "--checkpoint-every",
+    type=click.FloatRange(0),
+    default=30.0,
+    show_default=True,
+    help="Seconds between two checkpoints.",
+)
 @click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="Threads for one operator.")
 @DELEGATES
 @click.option("--json", "as_json", is_flag=True, help="Print the whole history as one JSON object.")
@@ -65,7 +77,7 @@ def fit(
     archipel fit digits.bundle --key publisher.pub --data mine.npz --epochs 3 --set lr=0.01 --save mine
     archipel run mine --key publisher.pub --input x.npy
 
-    Ctrl-C with --checkpoint stops after the present step; the same command then goes on as if nothing had happened.
+    With --checkpoint Ctrl-C stops after the present step, and the same command continues as if nothing had happened.
     """
     with tempfile.TemporaryDirectory() as folder:
         runtime = open_runtime(bundle, key_files, folder, threads, delegates)

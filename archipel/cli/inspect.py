@@ -25,20 +25,22 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("source", metavar="BUNDLE|ONNX", type=click.Path(path_type=Path))
 @KEYS
-@click.option("--unverified", is_flag=True, help="Look into a bundle without a key; nothing in it can be relied on.")
-@click.option("--layers", is_flag=True, help="List every layer: FLOPs, their share, zeros among its weights.")
+@click.option("--unverified", is_flag=True, help="Show a bundle without verifying it; do not rely on anything in it.")
+@click.option(
+    "--layers", is_flag=True, help="List every layer with its FLOPs, their share, and zeros among its weights."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON object.")
 def inspect(source: Path, key_files: tuple[Path, ...], unverified: bool, layers: bool, as_json: bool) -> None:
-    """Show what a bundle (a file or a folder) or a plain ONNX file is made of.
+    """Show the contents of a bundle (a file or a folder) or of an ONNX file.
 
     \b
     archipel inspect digits.bundle --key publisher.pub
     archipel inspect digits.bundle --key publisher.pub --layers
     archipel inspect model.onnx --json
 
-    A bundle is verified first: programs with their inputs, outputs and roles, parameters, FLOPs, bytes, zeros,
-    lineage, limits, self-test and privacy. FLOPs are for one example, two for each multiplication with its addition;
-    they need the extra `convert`. An ONNX file needs it altogether, and no key.
+    The command verifies a bundle first. It shows programs with their inputs, outputs and roles, parameters, FLOPs,
+    bytes, zeros, lineage, limits, self-test and privacy. FLOPs are for one example, two for each multiplication with
+    its addition; they need the extra `convert`. An ONNX file always needs that extra, and no key.
     """
     if not is_bundle(source):
         if key_files or unverified:

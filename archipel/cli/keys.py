@@ -14,7 +14,11 @@ from archipel.bundle import generate_key, save_private_key, save_public_key
 def keys(file: Path) -> None:
     """Make a key pair: FILE (private, mode 0600) and FILE.pub (public, 64 hex digits).
 
-    The publisher key signs bundles, the enrolment key signs one-time tokens; keep both offline. Give away FILE.pub.
+    \b
+    archipel keys publisher      signs bundles
+    archipel keys enrolment      signs one-time tokens
+
+    Keep private keys offline, and give FILE.pub to others.
     """
     key = generate_key()
     save_private_key(key, file)

@@ -14,29 +14,38 @@ from archipel.errors import ArchipelError, MissingExtraError
 
 COMMANDS: dict[str, tuple[str, str]] = {
     # name: ("module:function", one line for --help). Imported when called, so that a device needs no extra to start.
-    "access": ("archipel.cli.access:access", "Make and revoke the access tokens of people."),
-    "audit": ("archipel.cli.audit:audit", "Read and check a server's audit log."),
-    "bench": ("archipel.cli.bench:bench", "Measure latency, cold start, memory and operators."),
+    "access": ("archipel.cli.access:access", "Make and revoke the access tokens of people and scripts."),
+    "audit": ("archipel.cli.audit:audit", "Read a server's audit log and check it for changes."),
+    "bench": ("archipel.cli.bench:bench", "Measure a bundle's latency, cold start, memory and operators."),
     "compare": ("archipel.cli.compare:compare", "Compare two forms of a model, value by value."),
     "compress": ("archipel.cli.compress:compress_command", "Make an ONNX model small by a recipe, or search for one."),
-    "convert": ("archipel.cli.convert:convert_command", "Make a signed bundle of an ONNX model."),
-    "demo": ("archipel.cli.demo.command:demo", "Run the main job end to end on real data and write report.html."),
-    "device": ("archipel.cli.device:device", "Take part in a federation with this machine; its owner's view."),
+    "convert": ("archipel.cli.convert:convert_command", "Make a signed bundle from an ONNX model."),
+    "demo": ("archipel.cli.demo.command:demo", "Run a whole federation on real data and write report.html."),
+    "device": ("archipel.cli.device:device", "Take part in a federation with this machine; see what it did."),
     "doctor": ("archipel.cli.doctor:doctor", "Show what is installed and what is missing."),
     "fit": ("archipel.cli.fit:fit", "Train a bundle further on data in files."),
-    "inspect": ("archipel.cli.inspect:inspect", "Show what a bundle or an ONNX file is made of."),
+    "inspect": ("archipel.cli.inspect:inspect", "Show the contents of a bundle or an ONNX file."),
     "keys": ("archipel.cli.keys:keys", "Make an Ed25519 key pair for signing or enrolment."),
-    "model": ("archipel.cli.model:model", "Versions of models: register, promote, roll back."),
-    "population": ("archipel.cli.population:population", "See the devices of a server, and revoke them."),
+    "model": ("archipel.cli.model:model", "Register, promote and roll back versions of models."),
+    "population": ("archipel.cli.population:population", "List the devices of a server, release or revoke them."),
     "rollout": ("archipel.cli.rollout:rollout", "Bring a version to more and more devices, with health gates."),
-    "round": ("archipel.cli.round:round", "See who took part in a task's rounds, and what came of them."),
-    "run": ("archipel.cli.run:run", "Predict with a bundle, or evaluate it, on files."),
-    "serve": ("archipel.cli.serve:serve", "Set up and run a federation server."),
-    "slots": ("archipel.cli.slots:slots", "Two models on a device: install, test, switch, go back."),
-    "task": ("archipel.cli.task:task", "Make, watch and stop the tasks of a server."),
+    "round": ("archipel.cli.round:round", "Show who took part in a task's rounds, and the results."),
+    "run": ("archipel.cli.run:run", "Predict with a bundle, or evaluate it, on data in files."),
+    "serve": ("archipel.cli.serve:serve", "Set up, run, back up and restore a federation server."),
+    "slots": ("archipel.cli.slots:slots", "Keep two models on a device: install, test, switch, go back."),
+    "task": ("archipel.cli.task:task", "Start, watch and stop the tasks of a server."),
     "token": ("archipel.cli.token:token", "Make one-time enrolment tokens for devices."),
     "verify": ("archipel.cli.verify:verify", "Check a bundle: signature, digests, limits, graphs, self-test."),
-    "version": ("archipel.cli.version:version", "Print the version."),
+    "version": ("archipel.cli.version:version", "Print the version of archipel."),
+}
+
+GROUPS: dict[str, tuple[str, ...]] = {
+    # Title in --help: its commands. Both are shown in this order, and every command is in one group.
+    "Start": ("demo", "doctor", "version"),
+    "Models": ("keys", "convert", "compress", "compare", "inspect", "verify"),
+    "Devices": ("run", "fit", "bench", "slots", "device"),
+    "Federation": ("task", "round", "model", "rollout"),
+    "Operations": ("serve", "token", "population", "access", "audit"),
 }
 
 EXTRAS = {"onnx": "convert", "onnx_ir": "convert", "onnxscript": "convert", "torch": "cloud", "flask": "server",
@@ -71,15 +80,18 @@ class LazyGroup(click.Group):
             raise click.UsageError(f"{error.message} Did you mean {near[0]!r}?", ctx) from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, COMMANDS[name][1]) for name in self.list_commands(ctx)])
+        width = max(map(len, COMMANDS))
+        for title, names in GROUPS.items():
+            with formatter.section(title):
+                # Padded, so that the columns of all groups begin at the same place.
+                formatter.write_dl([(name.ljust(width), COMMANDS[name][1]) for name in names])
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 def archipel() -> None:
     """Device-edge-cloud federated learning: one ONNX graph that predicts, trains and federates everywhere.
 
-    Start with `archipel demo`. `archipel COMMAND --help` explains each command.
+    Begin with `archipel demo`. `archipel COMMAND --help` explains a command and has examples.
     """
 
 

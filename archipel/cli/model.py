@@ -20,25 +20,29 @@ DIGITS = frozenset("0123456789abcdef")
 
 @click.group()
 def model() -> None:
-    """Register versions of models, promote them, roll back.
+    """Register versions of models, promote them for all devices, and roll back.
 
     \b
     archipel model create digits --population pupils
     archipel model register digits --bundle digits.bundle
-    archipel model register digits --task ID         what a training task made, its newest version
+    archipel model register digits --task ID         the newest version that a training task made
     archipel model promote digits 2
     archipel model download digits 2 weights.safetensors
-    archipel model rollback digits                   take back the rollout under way, else the last promotion
+    archipel model rollback digits                   undo the rollout under way, else the last promotion
     """
 
 
 @model.command()
 @click.argument("name")
-@click.option("--population", required=True, help="Whose devices run it.")
+@click.option("--population", required=True, help="The population whose devices run the model.")
 @as_json
 @remote
 def create(client: OperatorClient, name: str, population: str, as_json: bool) -> None:
-    """Make a model; one that is there already is shown."""
+    """Create the model NAME for a population, or show it if it exists already.
+
+    \b
+    archipel model create digits --population pupils
+    """
     made = client.create_model(name, population)
     show(made, as_json, _model(made))
 
@@ -47,7 +51,11 @@ def create(client: OperatorClient, name: str, population: str, as_json: bool) ->
 @as_json
 @remote
 def list_(client: OperatorClient, as_json: bool) -> None:
-    """Every model, by name."""
+    """List every model, by name.
+
+    \b
+    archipel model list
+    """
     found = list(client.models())
     rows = [
         (each.name, each.population, _or_dash(each.promoted), _or_dash(each.newest), _or_dash(each.rollout_id))
@@ -62,7 +70,11 @@ def list_(client: OperatorClient, as_json: bool) -> None:
 @as_json
 @remote
 def show_(client: OperatorClient, name: str, as_json: bool) -> None:
-    """One model: which version is promoted, and whether another is on its way."""
+    """Show one model: which version is promoted, and whether a rollout is under way.
+
+    \b
+    archipel model show digits
+    """
     found = client.model(name)
     show(found, as_json, _model(found))
 
@@ -70,9 +82,9 @@ def show_(client: OperatorClient, name: str, as_json: bool) -> None:
 @model.command()
 @click.argument("name")
 @click.option("--bundle", help="A .bundle file to upload, or the digest of one that the server has.")
-@click.option("--task", "task_id", help="A training task.")
+@click.option("--task", "task_id", help="A training task whose result to register.")
 @click.option("--number", type=click.IntRange(min=0), help="Which of the task's versions; the newest by default.")
-@click.option("--parent", type=click.IntRange(min=1), help="The version it was made from, where nothing else tells.")
+@click.option("--parent", type=click.IntRange(min=1), help="The version it was made from, if its lineage does not say.")
 @as_json
 @remote
 def register(
@@ -84,7 +96,12 @@ def register(
     parent: int | None,
     as_json: bool,
 ) -> None:
-    """Register a bundle, or what a training task made; the same content is the same version."""
+    """Register a bundle, or the result of a training task, as a version. The same content is the same version.
+
+    \b
+    archipel model register digits --bundle digits.bundle
+    archipel model register digits --task ID
+    """
     if (bundle is None) == (task_id is None):
         raise CommandError("register: give either --bundle or --task")
     if bundle is not None and not (len(bundle) == 64 and DIGITS.issuperset(bundle)):
@@ -99,8 +116,12 @@ def register(
 @as_json
 @remote
 def versions(client: OperatorClient, name: str, as_json: bool) -> None:
-    """A model's versions, newest first: where they came from, how many devices fetched them last, and until when they
-    are offered ("-": without end)."""
+    """List a model's versions, newest first: where they came from, how many devices fetched them last, and until when
+    the server offers them ("-": without end).
+
+    \b
+    archipel model versions digits
+    """
     found = list(client.versions(name))
     rows = [
         (
@@ -120,7 +141,11 @@ def versions(client: OperatorClient, name: str, as_json: bool) -> None:
 @as_json
 @remote
 def version(client: OperatorClient, name: str, number: int, as_json: bool) -> None:
-    """One version: its content, its lineage, and what devices found when they evaluated it."""
+    """Show one version: its content, its lineage, and the results of devices that evaluated it.
+
+    \b
+    archipel model version digits 2
+    """
     found = client.version(name, number)
     show(found, as_json, [*_version(found), *_evaluations(found)])
 
@@ -131,7 +156,12 @@ def version(client: OperatorClient, name: str, number: int, as_json: bool) -> No
 @click.argument("file", type=click.Path(path_type=Path))
 @remote
 def download(client: OperatorClient, name: str, number: int, file: Path) -> None:
-    """Write a version into FILE, a new one: its weights (safetensors), or the bundle where it is one as it is."""
+    """Write a version into FILE, a new file: its weights (safetensors), or the bundle if the version is a bundle as
+    published.
+
+    \b
+    archipel model download digits 2 weights.safetensors
+    """
     found = client.version(name, number)
     weights = found.weights
     if weights is None:
@@ -146,7 +176,11 @@ def download(client: OperatorClient, name: str, number: int, file: Path) -> None
 @as_json
 @remote
 def promote(client: OperatorClient, name: str, number: int, as_json: bool) -> None:
-    """Make a version the one for all devices, at once."""
+    """Make a version the one for all devices, at once.
+
+    \b
+    archipel model promote digits 2
+    """
     done = client.promote(name, number)
     show(done, as_json, _promoted(done))
 
@@ -156,7 +190,11 @@ def promote(client: OperatorClient, name: str, number: int, as_json: bool) -> No
 @as_json
 @remote
 def rollback(client: OperatorClient, name: str, as_json: bool) -> None:
-    """Take back what came last: the rollout under way, else the last promotion."""
+    """Undo the rollout under way, or else the last promotion.
+
+    \b
+    archipel model rollback digits
+    """
     done = client.roll_back(name)
     show(done, as_json, _promoted(done))
 
@@ -166,7 +204,11 @@ def rollback(client: OperatorClient, name: str, as_json: bool) -> None:
 @as_json
 @remote
 def history(client: OperatorClient, name: str, as_json: bool) -> None:
-    """Which version was for all devices from when on, newest first."""
+    """List which version was for all devices and since when, newest first.
+
+    \b
+    archipel model history digits
+    """
     found = list(client.promotions(name))
     rows = [
         (str(each.number), str(each.version), each.how, each.actor, moment(each.created), _or_dash(each.rollout_id))
@@ -178,10 +220,14 @@ def history(client: OperatorClient, name: str, as_json: bool) -> None:
 @model.command()
 @click.argument("name")
 @click.argument("number", type=click.IntRange(min=1))
-@click.option("--reason", required=True, help="What is wrong with it.")
+@click.option("--reason", required=True, help="What is wrong with the version.")
 @remote
 def reject(client: OperatorClient, name: str, number: int, reason: str) -> None:
-    """Let a version never be promoted, until it is restored."""
+    """Reject a version: nobody can promote it until it is restored.
+
+    \b
+    archipel model reject digits 3 --reason "worse on old phones"
+    """
     click.echo(client.reject_version(name, number, reason).state)
 
 
@@ -190,7 +236,11 @@ def reject(client: OperatorClient, name: str, number: int, reason: str) -> None:
 @click.argument("number", type=click.IntRange(min=1))
 @remote
 def restore(client: OperatorClient, name: str, number: int) -> None:
-    """Take back that a version was rejected."""
+    """Undo the rejection of a version.
+
+    \b
+    archipel model restore digits 3
+    """
     click.echo(client.restore_version(name, number).state)
 
 

@@ -20,7 +20,7 @@ MAX_TOKEN_BYTES = 64 << 10
 
 @click.group()
 def population() -> None:
-    """See the devices of a federation server, and revoke them.
+    """List the devices of a federation server, release them, and revoke devices or tokens.
 
     \b
     archipel population list
@@ -29,7 +29,7 @@ def population() -> None:
     archipel population revoke-device ID
     archipel population revoke-token lost.token
 
-    A device that was revoked is out for good; to take part again it needs a new enrolment token.
+    A revoked device never takes part again under its old enrolment; it needs a new enrolment token.
     """
 
 
@@ -37,7 +37,7 @@ def population() -> None:
 @as_json
 @remote
 def list_(client: OperatorClient, as_json: bool) -> None:
-    """Every population with its numbers of devices."""
+    """List every population with its numbers of devices."""
     found = list(client.populations())
     show(found, as_json, table(("population", *_COUNTS), (_row(each) for each in found)))
 
@@ -47,7 +47,11 @@ def list_(client: OperatorClient, as_json: bool) -> None:
 @as_json
 @remote
 def show_(client: OperatorClient, name: str, as_json: bool) -> None:
-    """One population."""
+    """Show one population: its numbers of devices, and a search for devices that spoil rounds.
+
+    \b
+    archipel population show pupils
+    """
     found = client.population(name)
     lines = [f"{label:<12}{value}" for label, value in zip(("population", *_COUNTS), _row(found))]
     show(found, as_json, [*lines, *_search(found)])
@@ -55,11 +59,15 @@ def show_(client: OperatorClient, name: str, as_json: bool) -> None:
 
 @population.command()
 @click.argument("name", required=False)
-@click.option("--state", type=click.Choice(["active", "set-aside", "revoked"]), help="Only those.")
+@click.option("--state", type=click.Choice(["active", "set-aside", "revoked"]), help="Show only devices in this state.")
 @as_json
 @remote
 def devices(client: OperatorClient, name: str | None, state: str | None, as_json: bool) -> None:
-    """Devices of the population NAME, or of all, newest first."""
+    """List the devices of the population NAME, or of all populations, newest first.
+
+    \b
+    archipel population devices pupils --state set-aside
+    """
     found = list(client.devices(population=name, state=state))
     if name is not None and not found:
         client.population(name)  # one of which nothing is known is an error
@@ -79,7 +87,11 @@ def devices(client: OperatorClient, name: str | None, state: str | None, as_json
 @as_json
 @remote
 def show_device(client: OperatorClient, device_id: str, as_json: bool) -> None:
-    """One device."""
+    """Show one device: its state, its rounds, and what was counted against it.
+
+    \b
+    archipel population show-device ID
+    """
     found = client.device(device_id)
     show(found, as_json, _lines(found))
 
@@ -89,7 +101,11 @@ def show_device(client: OperatorClient, device_id: str, as_json: bool) -> None:
 @as_json
 @remote
 def release(client: OperatorClient, device_ids: tuple[str, ...], as_json: bool) -> None:
-    """Let rounds take devices again that were set aside; what was counted against them is forgotten."""
+    """Let rounds take devices again that were set aside, and forget what was counted against them.
+
+    \b
+    archipel population release ID
+    """
     released = [client.release_device(device_id) for device_id in device_ids]
     show(released, as_json, (f"{each.device_id} {_state(each)}" for each in released))
 
@@ -99,7 +115,11 @@ def release(client: OperatorClient, device_ids: tuple[str, ...], as_json: bool) 
 @as_json
 @remote
 def revoke_device(client: OperatorClient, device_ids: tuple[str, ...], as_json: bool) -> None:
-    """End the membership of devices, for good. A round that they are in goes on without them."""
+    """Revoke devices for good. A round that they are in goes on without them.
+
+    \b
+    archipel population revoke-device ID
+    """
     ended = [client.revoke_device(device_id) for device_id in device_ids]
     show(ended, as_json, (f"{each.device_id} revoked {moment(each.revoked)}" for each in ended))
 
@@ -109,7 +129,10 @@ def revoke_device(client: OperatorClient, device_ids: tuple[str, ...], as_json: 
 @as_json
 @remote
 def revoke_token(client: OperatorClient, tokens: tuple[str, ...], as_json: bool) -> None:
-    """Let nobody enrol with a token any more that is not used yet.
+    """Revoke enrolment tokens that nobody has used yet, so that nobody can enrol with them.
+
+    \b
+    archipel population revoke-token lost.token
 
     TOKEN is the token's file, of which only the certificate is sent, or its public key in 64 hexadecimal digits.
     """
@@ -128,7 +151,11 @@ def revoke_token(client: OperatorClient, tokens: tuple[str, ...], as_json: bool)
 @as_json
 @remote
 def revoked_tokens(client: OperatorClient, as_json: bool) -> None:
-    """Enrolment tokens that are refused, newest first."""
+    """List the enrolment tokens that the server refuses, newest first.
+
+    \b
+    archipel population revoked-tokens
+    """
     found = list(client.revoked_enrolment_tokens())
     rows = [(each.token_id, each.token_key.hex(), each.population or "-", moment(each.revoked)) for each in found]
     show(found, as_json, table(("token", "public key", "population", "revoked"), rows))

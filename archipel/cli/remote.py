@@ -45,17 +45,17 @@ def remote(function: Callable[..., Any]) -> Callable[..., Any]:
         "--token-file",
         type=click.Path(path_type=Path),
         envvar=TOKEN_FILE,
-        help=f"A file that holds the access token; else the token is taken from {TOKEN}.  [env: {TOKEN_FILE}]",
+        help=f"File with the access token. Default: the token in {TOKEN}.  [env: {TOKEN_FILE}]",
     )
     @click.option(
         "--allow-http",
         is_flag=True,
         envvar=HTTP,
-        help=f"Plain http:// also to another machine, where others may read the token.  [env: {HTTP}]",
+        help=f"Allow plain http:// to another machine, where others may read the token.  [env: {HTTP}]",
     )
     @_file("--ca", CA, "Authorities of the server's TLS certificate (PEM); default: the system's.")
-    @_file("--client-certificate", CERTIFICATE, "TLS certificate to show to a server that asks for one (PEM).")
-    @_file("--client-key", KEY, "Its private key (PEM), if it is in another file.")
+    @_file("--client-certificate", CERTIFICATE, "The TLS certificate for a server that asks for one (PEM).")
+    @_file("--client-key", KEY, "The certificate's private key (PEM), if it is in another file.")
     @functools.wraps(function)
     def wrapped(
         *arguments: Any,

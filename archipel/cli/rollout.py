@@ -45,7 +45,11 @@ def rollout() -> None:
 @as_json
 @remote
 def create(client: OperatorClient, file: Path, key: str | None, as_json: bool) -> None:
-    """Begin the rollout that FILE (TOML) describes."""
+    """Begin the rollout that FILE (TOML) describes.
+
+    \b
+    archipel rollout create rollout.toml
+    """
     made = client.create_rollout(read_request(file, RolloutRequest), key=key)
     show(made, as_json, _lines(made))
 
@@ -54,7 +58,11 @@ def create(client: OperatorClient, file: Path, key: str | None, as_json: bool) -
 @as_json
 @remote
 def list_(client: OperatorClient, as_json: bool) -> None:
-    """Every rollout, newest first."""
+    """List every rollout, newest first.
+
+    \b
+    archipel rollout list
+    """
     found = list(client.rollouts())
     rows = [
         (
@@ -71,17 +79,25 @@ def list_(client: OperatorClient, as_json: bool) -> None:
 @as_json
 @remote
 def show_(client: OperatorClient, rollout_id: str, as_json: bool) -> None:
-    """One rollout, with what was found in each stage."""
+    """Show one rollout with the results of each stage.
+
+    \b
+    archipel rollout show ID
+    """
     found = client.rollout(rollout_id)
     show(found, as_json, _lines(found))
 
 
 @rollout.command()
 @click.argument("rollout_id")
-@click.option("--timeout", type=click.FloatRange(min=0), help="Give up after so many seconds.")
+@click.option("--timeout", type=click.FloatRange(min=0), help="Stop watching after this many seconds.")
 @remote
 def watch(client: OperatorClient, rollout_id: str, timeout: float | None) -> None:
-    """Say whenever something changes, until it has ended; exit code 1 if it was not completed."""
+    """Print every change of a rollout until it ends. The exit code is 1 if it was not completed.
+
+    \b
+    archipel rollout watch ID --timeout 3600
+    """
     said = ""
 
     def changed(now: RolloutInfo) -> None:
@@ -100,7 +116,11 @@ def watch(client: OperatorClient, rollout_id: str, timeout: float | None) -> Non
 @click.argument("rollout_id")
 @remote
 def pause(client: OperatorClient, rollout_id: str) -> None:
-    """Stay in the stage; after a week it is rolled back."""
+    """Keep a rollout in its present stage. After a week the server rolls it back.
+
+    \b
+    archipel rollout pause ID
+    """
     click.echo(client.pause_rollout(rollout_id).state)
 
 
@@ -108,7 +128,11 @@ def pause(client: OperatorClient, rollout_id: str) -> None:
 @click.argument("rollout_id")
 @remote
 def resume(client: OperatorClient, rollout_id: str) -> None:
-    """Go on."""
+    """Continue a paused rollout.
+
+    \b
+    archipel rollout resume ID
+    """
     click.echo(client.resume_rollout(rollout_id).state)
 
 
@@ -116,7 +140,11 @@ def resume(client: OperatorClient, rollout_id: str) -> None:
 @click.argument("rollout_id")
 @remote
 def abort(client: OperatorClient, rollout_id: str) -> None:
-    """Roll back: all devices are offered the promoted version again."""
+    """Roll back: the server offers the promoted version to all devices again.
+
+    \b
+    archipel rollout abort ID
+    """
     click.echo(client.abort_rollout(rollout_id).state)
 
 

@@ -15,11 +15,11 @@ from archipel.server import OperatorClient
 
 @click.group()
 def round() -> None:
-    """See the rounds of a federation server's tasks.
+    """Show the rounds of a federation server's tasks: who took part, and the results.
 
     \b
     archipel round list TASK     every round of a task
-    archipel round show ROUND    its devices, and what an evaluation or analysis found
+    archipel round show ROUND    its devices, and the result of an evaluation or analysis
     """
 
 
@@ -28,10 +28,14 @@ def round() -> None:
 @as_json
 @remote
 def list_(client: OperatorClient, task_id: str, as_json: bool) -> None:
-    """Rounds of a task, oldest first: who took part, and why those failed that did.
+    """List the rounds of a task, oldest first: who took part, and why failed rounds failed.
 
-    `devices` began in the round, `in the sum` is how many updates its result is made of. In a task that is asynchronous
-    and plain these may be others: an update comes into the round that is open when it arrives.
+    \b
+    archipel round list TASK
+
+    `devices` counts those that began in the round, `in the sum` the updates in its result. In a task that is
+    asynchronous and plain these may come from other devices: an update comes into the round that is open when it
+    arrives.
     """
     found = client.rounds(task_id)
     rows = [
@@ -49,7 +53,11 @@ def list_(client: OperatorClient, task_id: str, as_json: bool) -> None:
 @as_json
 @remote
 def show_(client: OperatorClient, round_id: str, as_json: bool) -> None:
-    """One round: each device and the furthest phase that it answered in, or that it left, and the round's result."""
+    """Show one round: its result, and for each device the last phase that it answered in, or that it left.
+
+    \b
+    archipel round show ROUND
+    """
     found = client.round(round_id)
     show(found, as_json, [*_head(found), "", *_devices(found), *_notes(found), *_result(found.result)])
 

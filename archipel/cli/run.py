@@ -29,7 +29,7 @@ DELEGATES = click.option(
     "--delegate",
     "delegates",
     multiple=True,
-    help="Run on this execution provider (cpu, coreml, cuda, xnnpack ...); several: in this order. Default: auto.",
+    help="Execution provider (cpu, coreml, cuda, xnnpack ...); give several in order. Default: auto.",
 )
 _SHOWN = 10
 
@@ -48,11 +48,13 @@ def open_runtime(
 @click.option("--input", "inputs", type=click.Path(path_type=Path), required=True,
               help=".npy (the only field) or .npz (an entry for each field), first axis = examples.")  # fmt: skip
 @click.option(
-    "--labels", type=click.Path(path_type=Path), help="With --evaluate: the labels, if they are not in --input."
+    "--labels", type=click.Path(path_type=Path), help="The labels for --evaluate, if they are not in --input."
 )
-@click.option("--evaluate", is_flag=True, help="Compare with the labels and print the bundle's metrics.")
-@click.option("--output", type=click.Path(path_type=Path), help="Write every output to this .npz.")
-@click.option("--batch-size", type=click.IntRange(1), default=64, show_default=True, help="Examples at a time.")
+@click.option(
+    "--evaluate", is_flag=True, help="Compare the predictions with the labels and print the bundle's metrics."
+)
+@click.option("--output", type=click.Path(path_type=Path), help="Write all outputs to this .npz.")
+@click.option("--batch-size", type=click.IntRange(1), default=64, show_default=True, help="Examples in one run.")
 @click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="Threads for one operator.")
 @DELEGATES
 def run(
@@ -72,7 +74,8 @@ def run(
     archipel run digits.bundle --key publisher.pub --input x.npy --output out.npz
     archipel run digits.bundle --key publisher.pub --input test.npz --evaluate
 
-    The bundle is verified first. An .npz has an entry for each of the bundle's fields: `archipel inspect` shows them.
+    The command verifies the bundle first. An .npz has an entry for each of the bundle's fields; `archipel inspect`
+    shows them.
     """
     if evaluate and output is not None:
         raise CommandError("--output is for predictions; --evaluate only prints metrics")

@@ -18,29 +18,43 @@ from archipel.server import restore as restore_backup
 
 @click.group()
 def serve() -> None:
-    """Set up and run a federation server: `init` once, then `start`."""
+    """Set up and run a federation server: `init` once, then `start`.
+
+    \b
+    archipel serve init federation --enrolment-key enrolment.pub --publisher-key publisher.pub \\
+        --token-file operator.token
+    archipel serve start federation --port 8470
+    archipel serve backup federation backup-1
+    archipel serve restore backup-1 federation-2
+    """
 
 
 @serve.command()
 @click.argument("folder", type=click.Path(path_type=Path))
-@click.option("--enrolment-key", type=click.Path(path_type=Path), required=True, help="Public enrolment key.")
+@click.option(
+    "--enrolment-key", type=click.Path(path_type=Path), required=True, help="The public enrolment key (FILE.pub)."
+)
 @click.option(
     "--publisher-key",
     "publisher_keys",
     type=click.Path(path_type=Path),
     multiple=True,
     required=True,
-    help="Public key of who may publish bundles; may be given several times.",
+    help="Public key of a publisher whose bundles are accepted; may be given several times.",
 )
 @click.option(
     "--token-file",
     type=click.Path(path_type=Path),
-    help="New file (mode 0600) for the operator token; else it is shown.",
+    help="New file (mode 0600) for the operator token. Default: print it.",
 )
 def init(folder: Path, enrolment_key: Path, publisher_keys: tuple[Path, ...], token_file: Path | None) -> None:
-    """Make a data folder: settings, the server's key, and the operator token, which is shown or written once.
+    """Make a data folder with settings, the server's key, and the operator token, which is printed or written once.
 
-    FOLDER is new or empty. The keys are public halves (FILE.pub of `archipel keys`); the private ones stay offline.
+    \b
+    archipel serve init federation --enrolment-key enrolment.pub --publisher-key publisher.pub \\
+        --token-file operator.token
+
+    FOLDER is new or empty. The keys are public halves (FILE.pub of `archipel keys`); the private halves stay offline.
     """
     enrolment, publishers = load_public_key(enrolment_key), [load_public_key(file) for file in publisher_keys]
     with ExitStack() as stack:
@@ -56,12 +70,16 @@ def init(folder: Path, enrolment_key: Path, publisher_keys: tuple[Path, ...], to
 
 @serve.command()
 @click.argument("folder", type=click.Path(path_type=Path))
-@click.option("--host", help="Address to listen on; default: the settings', then 127.0.0.1.")
+@click.option("--host", help="Address to listen on. Default: from the settings, then 127.0.0.1.")
 @click.option(
-    "--port", type=click.IntRange(0, 65535), help="Port, 0 for a free one; default: the settings', then 8470."
+    "--port", type=click.IntRange(0, 65535), help="Port, 0 for a free one. Default: from the settings, then 8470."
 )
 def start(folder: Path, host: str | None, port: int | None) -> None:
-    """Serve until Ctrl-C or SIGTERM: gunicorn and one coordinator, watched and restarted."""
+    """Serve until Ctrl-C or SIGTERM, with gunicorn and one coordinator; the supervisor restarts either if it dies.
+
+    \b
+    archipel serve start federation --host 0.0.0.0 --port 8470
+    """
     overrides: dict[str, Any] = {name: value for name, value in (("host", host), ("port", port)) if value is not None}
     supervise(load_settings(folder, **overrides), announce=lambda line: click.echo(line))
 
@@ -72,8 +90,11 @@ def start(folder: Path, host: str | None, port: int | None) -> None:
 def copy(folder: Path, blobs: str) -> None:
     """Copy a stopped server's bundles, weights and updates to BLOBS, a folder or s3://BUCKET/PREFIX, and verify them.
 
-    A relative path starts in the working directory. It can be run again after an interruption. The server uses the copy
-    once its setting `blobs` says so.
+    \b
+    archipel serve copy federation s3://bucket/federation
+
+    A relative path starts in the working directory. After an interruption run the command again. The server uses the
+    copy once its setting `blobs` names it.
     """
     if "://" not in blobs:
         blobs = os.path.abspath(blobs)
@@ -86,12 +107,16 @@ def copy(folder: Path, blobs: str) -> None:
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.argument("target", type=click.Path(path_type=Path))
 def backup(folder: Path, target: Path) -> None:
-    """Copy all that a server keeps to TARGET, a new folder, while it runs: database, files, settings, server key.
-
-    TARGET is relative to the working directory and not in FOLDER.
+    """Copy everything that a server keeps to TARGET, a new folder, while it runs: database, files, settings, server
+    key.
 
     \b
-    A database on PostgreSQL is left to its own tools. Dump it first, then run this:
+    archipel serve backup federation backup-1
+
+    TARGET is relative to the working directory and must not be in FOLDER.
+
+    \b
+    PostgreSQL has its own tools for its databases. Dump the database first, then run this command:
         pg_dump --format=custom --file=archipel.dump DATABASE
     """
     done = back_up(load_settings(folder), target)
@@ -105,7 +130,11 @@ def backup(folder: Path, target: Path) -> None:
 @click.argument("backup", type=click.Path(path_type=Path))
 @click.argument("folder", type=click.Path(path_type=Path))
 def restore(backup: Path, folder: Path) -> None:
-    """Make FOLDER, a new data folder, of a BACKUP; `archipel serve start FOLDER` then goes on from there."""
+    """Make FOLDER, a new data folder, from a BACKUP; `archipel serve start FOLDER` then continues from there.
+
+    \b
+    archipel serve restore backup-1 federation-2
+    """
     done = restore_backup(backup, folder)
     click.echo(f"{folder}: {done.files} files ({done.bytes} bytes), all have their digests")
     if not done.database:

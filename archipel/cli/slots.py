@@ -31,21 +31,30 @@ def slots() -> None:
     \b
     archipel slots install FOLDER new.bundle --key publisher.pub    verify it, put it into the free slot
     archipel slots switch FOLDER --key publisher.pub                test it, make it active, on trial
-    archipel slots confirm FOLDER                                   it does well: keep it
+    archipel slots confirm FOLDER                                   it works: keep it
     archipel slots rollback FOLDER --key publisher.pub              it does not: back to the last good one
 
-    A model on trial that crashes or gives numbers that are not finite is given up by itself, where the device's
-    program uses `lite.Slots`. One process owns a folder at a time: while that program runs, it has to make the changes.
+    A device's program that uses `lite.Slots` gives up a model on trial by itself when it crashes or gives numbers that
+    are not finite. One process owns a folder at a time: while that program runs, it has to make the changes.
     """
 
 
 @slots.command()
 @_FOLDER
-@click.option("--key", "key_files", type=click.Path(path_type=Path), multiple=True, help="Verify the bundles with it.")
+@click.option(
+    "--key",
+    "key_files",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    help="Verify the bundles with this public key.",
+)
 def show(folder: Path, key_files: tuple[Path, ...]) -> None:
     """Show both slots: status, model, digest, whether something was learned, and why a slot is bad.
 
-    With --key, signatures and digests are verified as well; exit code 1 if a slot in use is damaged.
+    \b
+    archipel slots show FOLDER --key publisher.pub
+
+    With --key the command also verifies signatures and digests; the exit code is 1 if a slot in use is damaged.
     """
     if not folder.is_dir():
         raise CommandError(f"{folder}: no such folder; `archipel slots install` makes one")
@@ -79,11 +88,16 @@ def show(folder: Path, key_files: tuple[Path, ...]) -> None:
 @_FOLDER
 @click.argument("bundle", type=click.Path(path_type=Path))
 @_KEYS
-@click.option("--memory-limit", type=int, help="Bytes; a bundle that says it needs more is refused.")
+@click.option(
+    "--memory-limit", type=int, help="Refuse a bundle whose manifest says that it needs more bytes of memory."
+)
 def install(folder: Path, bundle: Path, key_files: tuple[Path, ...], memory_limit: int | None) -> None:
     """Verify BUNDLE (folder or .bundle file) and copy it into the slot of FOLDER that is not in use.
 
-    Nothing else changes: `archipel slots switch` makes it the active one.
+    \b
+    archipel slots install FOLDER new.bundle --key publisher.pub
+
+    Nothing else changes: `archipel slots switch` makes the new model the active one.
     """
     with _open(folder, key_files, memory_limit=memory_limit) as opened:
         name = opened.install(bundle)
@@ -96,7 +110,10 @@ def install(folder: Path, bundle: Path, key_files: tuple[Path, ...], memory_limi
 @_KEYS
 @_THREADS
 def switch(folder: Path, key_files: tuple[Path, ...], threads: int) -> None:
-    """Load the staged model, run its self-test, and make it the active one, on trial.
+    """Load the installed model, run its self-test, and make it the active one, on trial.
+
+    \b
+    archipel slots switch FOLDER --key publisher.pub
 
     If it fails, the active model stays and the exit code is 1.
     """
@@ -109,7 +126,11 @@ def switch(folder: Path, key_files: tuple[Path, ...], threads: int) -> None:
 @slots.command()
 @_FOLDER
 def confirm(folder: Path) -> None:
-    """End the trial of the active model: it is good, and the next install may overwrite the other slot."""
+    """End the trial of the active model: it is good, and the next install may overwrite the other slot.
+
+    \b
+    archipel slots confirm FOLDER
+    """
     with _open(folder, ()) as opened:
         opened.confirm()
         click.echo(f"slot {opened.state.active}: good")
@@ -118,9 +139,18 @@ def confirm(folder: Path) -> None:
 @slots.command()
 @_FOLDER
 @_KEYS
-@click.option("--reason", default="rolled back by hand", show_default=True, help="Kept with the slot that is given up.")
+@click.option(
+    "--reason",
+    default="rolled back by hand",
+    show_default=True,
+    help="A reason to record with the slot that is given up.",
+)
 def rollback(folder: Path, key_files: tuple[Path, ...], reason: str) -> None:
-    """Make the last good model active again; the present one is marked as bad."""
+    """Make the last good model active again, and mark the present one as bad.
+
+    \b
+    archipel slots rollback FOLDER --key publisher.pub --reason "slow"
+    """
     with _open(folder, key_files) as opened:
         name = opened.rollback(reason)
         click.echo(f"slot {name}: active again")

@@ -18,7 +18,7 @@ from archipel.server import OperatorClient, TaskRequest
 
 @click.group()
 def task() -> None:
-    """Make, watch and stop the tasks of a federation server.
+    """Start, watch and stop the tasks of a federation server.
 
     \b
     export ARCHIPEL_SERVER=https://federation.example ARCHIPEL_TOKEN_FILE=~/.archipel-token
@@ -42,12 +42,20 @@ def task() -> None:
 
 @task.command()
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--bundle", type=click.Path(path_type=Path), help="A file to upload; else `bundle` in FILE is a digest.")
+@click.option(
+    "--bundle",
+    type=click.Path(path_type=Path),
+    help="A bundle file to upload. Default: `bundle` in FILE is the digest of an uploaded one.",
+)
 @request_key("task")
 @as_json
 @remote
 def create(client: OperatorClient, file: Path, bundle: Path | None, key: str | None, as_json: bool) -> None:
-    """Start what FILE (TOML) asks for."""
+    """Start the task that FILE (TOML) describes.
+
+    \b
+    archipel task create task.toml --bundle digits.bundle
+    """
     # What is wrong with the file is said before anything is uploaded.
     if bundle is not None and "bundle" in read_toml(file):
         raise CommandError(f"{file}: it names a bundle, and so does --bundle; leave one of them away")
@@ -66,7 +74,7 @@ def create(client: OperatorClient, file: Path, bundle: Path | None, key: str | N
 @as_json
 @remote
 def list_(client: OperatorClient, as_json: bool) -> None:
-    """Every task, newest first."""
+    """List every task, newest first."""
     found = list(client.tasks())
     rows = [
         (
@@ -83,20 +91,27 @@ def list_(client: OperatorClient, as_json: bool) -> None:
 @as_json
 @remote
 def show_(client: OperatorClient, task_id: str, as_json: bool) -> None:
-    """One task: what was asked for, and how far it is."""
+    """Show one task: its request, and how far it is.
+
+    \b
+    archipel task show ID
+    """
     found = client.task(task_id)
     show(found, as_json, _lines(found))
 
 
 @task.command()
 @click.argument("task_id")
-@click.option("--timeout", type=click.FloatRange(min=0), help="Give up after so many seconds.")
-@click.option("--json", "as_json", is_flag=True, help="Print the task as JSON, one line for each change.")
+@click.option("--timeout", type=click.FloatRange(min=0), help="Stop watching after this many seconds.")
+@click.option("--json", "as_json", is_flag=True, help="Print the task as JSON, one line per change.")
 @remote
 def watch(client: OperatorClient, task_id: str, timeout: float | None, as_json: bool) -> None:
-    """Say whenever something changes, until the task has ended; exit code 1 if it was not completed.
+    """Print every change of a task until it ends. The exit code is 1 if it was not completed.
 
-    A server that is away is waited for, without --timeout for ten minutes.
+    \b
+    archipel task watch ID
+
+    The command waits for a server that does not answer, for ten minutes unless --timeout says otherwise.
     """
 
     def changed(now: TaskInfo) -> None:
@@ -120,7 +135,11 @@ def watch(client: OperatorClient, task_id: str, timeout: float | None, as_json: 
 @as_json
 @remote
 def metrics(client: OperatorClient, task_id: str, as_json: bool) -> None:
-    """What the task's committed rounds came to, oldest first."""
+    """List the results of the task's committed rounds, oldest first.
+
+    \b
+    archipel task metrics ID
+    """
     found = list(client.task_metrics(task_id))
     rows = [
         (
@@ -145,7 +164,11 @@ def _step(each: RoundMetrics) -> str:
 @click.argument("file", type=click.Path(path_type=Path))
 @remote
 def download(client: OperatorClient, task_id: str, file: Path) -> None:
-    """Write the task's newest weights into FILE, a new one (safetensors)."""
+    """Write the task's newest weights into FILE, a new file (safetensors).
+
+    \b
+    archipel task download ID weights.safetensors
+    """
     found = client.task(task_id)
     if found.model is None:
         raise CommandError(f"task {found.name!r} has no weights yet: no round was opened")
@@ -157,7 +180,11 @@ def download(client: OperatorClient, task_id: str, file: Path) -> None:
 @click.argument("task_id")
 @remote
 def pause(client: OperatorClient, task_id: str) -> None:
-    """Open no further rounds; the one under way is finished."""
+    """Pause a task: the round under way is finished, and no other one begins.
+
+    \b
+    archipel task pause ID
+    """
     click.echo(client.pause(task_id).state)
 
 
@@ -165,7 +192,11 @@ def pause(client: OperatorClient, task_id: str) -> None:
 @click.argument("task_id")
 @remote
 def resume(client: OperatorClient, task_id: str) -> None:
-    """Open rounds again."""
+    """Resume a paused task: the server opens rounds again.
+
+    \b
+    archipel task resume ID
+    """
     click.echo(client.resume(task_id).state)
 
 
@@ -173,7 +204,11 @@ def resume(client: OperatorClient, task_id: str) -> None:
 @click.argument("task_id")
 @remote
 def approve(client: OperatorClient, task_id: str) -> None:
-    """Let an evaluation or analysis run that somebody else proposed."""
+    """Approve an evaluation or analysis that somebody else proposed, so that it runs.
+
+    \b
+    archipel task approve ID
+    """
     click.echo(client.approve(task_id).state)
 
 
@@ -181,7 +216,11 @@ def approve(client: OperatorClient, task_id: str) -> None:
 @click.argument("task_id")
 @remote
 def cancel(client: OperatorClient, task_id: str) -> None:
-    """Stop a task for good; the round under way is thrown away."""
+    """Stop a task for good, and discard the round under way.
+
+    \b
+    archipel task cancel ID
+    """
     click.echo(client.cancel(task_id).state)
 
 

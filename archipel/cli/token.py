@@ -19,7 +19,9 @@ from archipel.protocol.sealed import encode
 
 
 @click.command()
-@click.option("--enrolment-key", type=click.Path(path_type=Path), required=True, help="Private enrolment key (PEM).")
+@click.option(
+    "--enrolment-key", type=click.Path(path_type=Path), required=True, help="The private enrolment key (PEM)."
+)
 @click.option("--server-key", type=click.Path(path_type=Path), required=True, help="The server's public key file.")
 @click.option(
     "--publisher-key",
@@ -27,10 +29,10 @@ from archipel.protocol.sealed import encode
     type=click.Path(path_type=Path),
     multiple=True,
     required=True,
-    help="Public key of who signs bundles; may be given several times.",
+    help="Public key of a publisher whose bundles devices accept; may be given several times.",
 )
 @click.option("--server", required=True, help="The server's address, such as https://federation.example:8443")
-@click.option("--allow-http", is_flag=True, help="The address may be one of plain http:// to another machine.")
+@click.option("--allow-http", is_flag=True, help="Allow a plain http:// address of another machine.")
 @click.option("--population", required=True, help="Name of the population the devices join.")
 @click.option(
     "--days", type=click.IntRange(1, 3650), default=30, show_default=True, help="How long a token can be used."
@@ -54,9 +56,13 @@ def token(
     count: int,
     folder: Path,
 ) -> None:
-    """Write one-time enrolment tokens into FOLDER, one file (mode 0600) for each device.
+    """Make one-time enrolment tokens in FOLDER, one file (mode 0600) for each device.
 
-    Runs offline: the server never sees the enrolment key, so it cannot invent devices.
+    \b
+    archipel token --enrolment-key enrolment --server-key federation/server.key.pub --publisher-key publisher.pub \\
+        --server https://federation.example --population pupils --count 16 tokens
+
+    The command runs offline: the server never sees the enrolment key, so it cannot invent devices.
     """
     check_url(server, "--server", allow_http=allow_http, setting="--allow-http")
     try:

@@ -56,18 +56,18 @@ class Check:
 @click.command()
 @click.argument("bundle", type=click.Path(path_type=Path))
 @KEYS
-@click.option("--no-run", is_flag=True, help="Leave out the self-test: predict nothing.")
+@click.option("--no-run", is_flag=True, help="Leave out the self-test, which predicts.")
 @click.option("--json", "as_json", is_flag=True, help="Print the checks as one JSON object.")
 def verify(bundle: Path, key_files: tuple[Path, ...], no_run: bool, as_json: bool) -> None:
-    """Check BUNDLE (a file or a folder), one line for each check; exit code 1 says what is wrong.
+    """Check BUNDLE (a file or a folder), one line for each check. Exit code 1 means that a check failed.
 
     \b
     archipel verify digits.bundle --key publisher.pub
     archipel verify digits.bundle --key publisher.pub --no-run --json
 
-    Signature, digests of all files, parameters as declared; every graph loads into the ONNX Runtime that is installed;
-    the signed limits are not below what the graphs need, computed again (with the extra `convert`); and predictions
-    are those of the self-test in the bundle.
+    The checks: the signature, the digests of all files and the declared parameters are right; every graph loads into
+    the installed ONNX Runtime; the signed limits are not below what the graphs need, computed again (with the extra
+    `convert`); and predictions equal those of the self-test in the bundle.
     """
     with tempfile.TemporaryDirectory() as folder:
         checks, opened = check_opening(bundle, key_files, folder)

@@ -9,5 +9,9 @@ import archipel
 
 @click.command()
 def version() -> None:
-    """Print the version."""
+    """Print the version of archipel.
+
+    \b
+    archipel version
+    """
     click.echo(archipel.__version__)

@@ -38,16 +38,59 @@ def test_help_shows_every_command_with_one_line() -> None:
         assert re.search(rf"^  {name} +{re.escape(text)}$", out, re.M), name
 
 
+def test_help_shows_the_commands_in_groups() -> None:
+    out, _ = run("--help")
+    sections = re.findall(r"^(\w+):\n((?:  \w.*\n)+)", out[out.index("Start:") :], re.M)
+    assert [(title, re.findall(r"^  (\w+)", text, re.M)) for title, text in sections] == [
+        ("Start", ["demo", "doctor", "version"]),
+        ("Models", ["keys", "convert", "compress", "compare", "inspect", "verify"]),
+        ("Devices", ["run", "fit", "bench", "slots", "device"]),
+        ("Federation", ["task", "round", "model", "rollout"]),
+        ("Operations", ["serve", "token", "population", "access", "audit"]),
+    ]
+
+
+def test_every_command_is_in_exactly_one_group() -> None:
+    grouped = [name for names in cli.GROUPS.values() for name in names]
+    assert sorted(grouped) == sorted(cli.COMMANDS)
+    assert len(set(grouped)) == len(grouped)
+
+
+def loaded(name: str) -> click.Command:
+    command = cli.LazyGroup.get_command(cli.archipel, click.Context(cli.archipel), name)  # type: ignore[arg-type]
+    assert command is not None
+    return command
+
+
 @pytest.mark.parametrize("name", sorted(cli.COMMANDS))
 def test_each_command_has_a_help_that_teaches(name: str) -> None:
     result = CliRunner().invoke(cli.archipel, [name, "--help"])
     assert result.exit_code == 0
-    command = cli.LazyGroup.get_command(cli.archipel, click.Context(cli.archipel), name)  # type: ignore[arg-type]
-    assert command is not None
-    assert len(command.help or "") > 15
+    command = loaded(name)
+    # A sentence on what it does for the user, then an example of a call.
+    first, _, rest = (command.help or "").partition("\n\n")
+    assert re.match(r"[A-Z][a-z]+,? .*\.$", " ".join(first.split())), first
+    assert re.search(rf"^ *archipel {name}\b", rest, re.M), rest
     for parameter in command.params:
         if isinstance(parameter, click.Option):
             assert parameter.help, parameter.name
+
+
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        (name, part)
+        for name in sorted(cli.COMMANDS)
+        if isinstance(loaded(name), click.Group)
+        for part in sorted(loaded(name).commands)  # type: ignore[attr-defined]
+    ],
+)
+def test_each_part_of_a_command_says_what_it_does(name: str, part: str) -> None:
+    """And either it or its command has an example of it."""
+    command = loaded(name)
+    text = command.commands[part].help or ""  # type: ignore[attr-defined]
+    assert re.match(r"[A-Z][a-z]+,? .*[.:]", " ".join(text.split())), text
+    assert re.search(rf"^ *archipel {name} {part}\b", f"{text}\n{command.help}", re.M), text
 
 
 def test_starting_needs_no_extra() -> None:

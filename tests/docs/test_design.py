@@ -1,4 +1,4 @@
-"""The algorithms of docs/design.md, completed and validated by the product's own decoder."""
+"""The algorithms of docs/manifests.md, completed and validated by the product's own decoder."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 
 from archipel.bundle import decode_manifest
 
-TEXT = (Path(__file__).resolve().parents[2] / "docs" / "design.md").read_text()
-BLOCKS = dict(re.findall(r"^### (\S+)\n\n[^\n]+\n\n```json\n(.*?)\n```", TEXT, re.S | re.M))
+TEXT = (Path(__file__).resolve().parents[2] / "docs" / "manifests.md").read_text()
+BLOCKS = dict(re.findall(r"^## (\S+)\n\n[^\n]+\n\n```json\n(.*?)\n```", TEXT, re.S | re.M))
 SHAPES = {"body": [4, 3], "head": [3], "body.lora_a": [4, 1], "body.lora_b": [1, 3]}
 SCALARS = {"hyperparameter", "count", "metric", "weight", "tau"}
 FIELDS = {"x": ("float32", ["batch", 4]), "y": ("int64", ["batch"])}

@@ -26,18 +26,22 @@ LEAST_DEVICES = 17
 
 @click.command()
 @click.option("--rounds", default=10, show_default=True, help="Rounds of federated averaging.")
-@click.option("--devices", default=32, show_default=True, help="Pupils that are devices; at least 17.")
+@click.option("--devices", default=32, show_default=True, help="How many pupils are devices; at least 17.")
 @click.option("--output", type=click.Path(path_type=Path), default=Path("report.html"), show_default=True,
-              help="Where the report goes; a folder means report.html in it.")  # fmt: skip
+              help="File for the report, or a folder for report.html.")  # fmt: skip
 @click.option("--seed", default=0, show_default=True, help="Seed of the split, the training and the drop-outs.")
-@click.option("--keep-running", is_flag=True, help="Leave the server up until Ctrl-C; print its address.")
+@click.option("--keep-running", is_flag=True, help="Keep the server running until Ctrl-C, and print its address.")
 def demo(rounds: int, devices: int, output: Path, seed: int, keep_running: bool) -> None:
-    """Run the main job end to end on real data and write report.html.
+    """Run a whole federation on this machine, on real handwriting, and write report.html.
 
-    A small network learns handwritten digits from census staff in the cloud, is quantized, converted and signed. A
-    server and several processes full of devices start on this machine; high-school pupils' devices enrol, train on
-    their own digits and take part in rounds of secure aggregation, two vanishing in each. The report compares cloud,
-    federated and personalised models on other pupils. Takes about two minutes and 2 GB of memory.
+    \b
+    archipel demo
+    archipel demo --rounds 4 --seed 1 --keep-running
+
+    The demo trains a small network on digits of census staff, quantizes, converts and signs it. It starts a server and
+    several processes full of devices. The devices of high-school pupils enrol, train on their own digits and take part
+    in rounds of secure aggregation; in each round two of them vanish. The report compares the cloud's model, the
+    federated model and the pupils' own models on other pupils. The demo takes about two minutes and 2 GB of memory.
     """
     if rounds < 1:
         raise CommandError(f"--rounds: expected at least 1, got {rounds}")
