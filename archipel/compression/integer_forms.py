@@ -164,8 +164,7 @@ def _pack_nibbles(op: Builder, integers: ir.Value, shape: Sequence[Dim]) -> ir.V
     low, high = op.Slice(shifted, [0], [half], [0]), op.Slice(shifted, [half], [count], [0])
     if count % 2:
         high = op.Concat(high, np.zeros(1, np.uint8), axis=0)
-    packed: ir.Value = op.BitwiseOr(low, op.BitShift(high, np.array(4, np.uint8), direction="LEFT"))
-    return packed
+    return op.BitwiseOr(low, op.BitShift(high, np.array(4, np.uint8), direction="LEFT"))
 
 
 def _unpack_nibbles(op: Builder, packed: ir.Value, shape: Sequence[Dim]) -> ir.Value:
@@ -175,8 +174,7 @@ def _unpack_nibbles(op: Builder, packed: ir.Value, shape: Sequence[Dim]) -> ir.V
     both = op.Concat(low, high, axis=0)
     if count % 2:
         both = op.Slice(both, [0], [count], [0])
-    result: ir.Value = op.Reshape(op.Sub(op.Cast(both, to=6), np.array(8, np.int32)), [int(d) for d in shape if d])
-    return result
+    return op.Reshape(op.Sub(op.Cast(both, to=6), np.array(8, np.int32)), [int(d) for d in shape if d])
 
 
 def _spread(op: Builder, scale: ir.Value | None, shape: Sequence[Dim], axis: int, block: int) -> ir.Value | None:
@@ -185,13 +183,11 @@ def _spread(op: Builder, scale: ir.Value | None, shape: Sequence[Dim], axis: int
         return scale
     axis %= len(shape)
     if not block:
-        along: ir.Value = op.Reshape(scale, [-1 if i == axis else 1 for i in range(len(shape))])
-        return along
+        return op.Reshape(scale, [-1 if i == axis else 1 for i in range(len(shape))])
     size = shape[axis]
     # The numbers of the blocks are made by the runtime: as a constant they can be larger than the weight.
     places = op.Range(np.array(0), np.array(size if isinstance(size, int) else 0), np.array(1))
-    spread: ir.Value = op.Gather(scale, op.Div(places, np.array(block)), axis=axis)
-    return spread
+    return op.Gather(scale, op.Div(places, np.array(block)), axis=axis)
 
 
 def _mark(value: ir.Value, stops: Collection[ir.Value | None]) -> None:

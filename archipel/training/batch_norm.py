@@ -118,8 +118,7 @@ def _elements(work: Assembly, source: ir.Value, dtype: ir.DataType) -> ir.Value:
     else:
         # The same for all layers of one resolution, and computed once.
         counted = op.Mul(op.Shape(field, start=0, end=1), spatial)
-    result: ir.Value = op.Cast(counted, to=int(dtype))
-    return result
+    return op.Cast(counted, to=int(dtype))
 
 
 def _use_running(node: ir.Node) -> None:

@@ -95,7 +95,7 @@ def _scaled(op: Builder, keep: ir.Value, source: ir.Value, ratio: float | ir.Val
     mask = op.Cast(keep, to=int(dtype))
     if isinstance(ratio, ir.Value):
         # At a ratio of 1 the mask is empty, and any finite factor does.
-        result: ir.Value = op.Div(mask, op.Max(op.Sub(1.0, op.Cast(ratio, to=int(dtype))), 2.0**-24))
+        result = op.Div(mask, op.Max(op.Sub(1.0, op.Cast(ratio, to=int(dtype))), 2.0**-24))
     else:
         result = op.Mul(mask, 1.0 / max(1.0 - ratio, 2.0**-24))
     return result

@@ -35,7 +35,7 @@ def test_values_are_typed_shaped_and_uniquely_named() -> None:
     with op.scope("part"):
         doubled = op.Mul(x, 2.0)
         again = op.Mul(x, 2.0)
-        half, rest = op.Split(f, _outputs=2, num_outputs=2)
+        half, rest = op.emit("Split", f, outputs=2, num_outputs=2)
     assert (doubled.name, again.name) == ("part/Mul", "part/Mul_2")
     assert (doubled.dtype, dims(doubled)) == (ir.DataType.DOUBLE, ("n", 3))
     assert (dims(half), dims(rest)) == ((2,), (2,))

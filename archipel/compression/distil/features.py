@@ -81,8 +81,7 @@ def distance(op: Builder, hint: Hint, student: ir.Value, teacher: ir.Value, weig
             back = [*order, hint.axis]
             student = op.Transpose(student, perm=[back.index(i) for i in range(last + 1)])
     away = op.Sub(student, teacher)
-    result: ir.Value = op.ReduceMean(op.Mul(away, away), list(range(1, len(dims(teacher)))), keepdims=0)
-    return result
+    return op.ReduceMean(op.Mul(away, away), list(range(1, len(dims(teacher)))), keepdims=0)
 
 
 def first_projection(hint: Hint, student: ir.Value, teacher: ir.Value, rng: np.random.Generator) -> np.ndarray:

@@ -95,7 +95,9 @@ def _store(graph: ir.Graph, weights: Collection[ir.Value], known: Collection[ir.
         maker = value.producer()
         with op.before(graph[0]) if maker is None else op.after(maker):
             wide = op.Cast(op.Cast(value, to=int(HALF)), to=int(SINGLE))
-        wide.producer().metadata_props[UNPACK] = ""
+        unpacking = wide.producer()
+        if unpacking is not None:
+            unpacking.metadata_props[UNPACK] = ""
         for use in uses:
             use.node.replace_input_with(use.idx, wide)
 

@@ -180,8 +180,7 @@ def _two_scores(op: Builder, scores: ir.Value) -> ir.Value:
     node = scores.producer()
     if node is not None and node.op_type == "Gather" and node.inputs[0] is not None:
         return node.inputs[0]  # the rewritten classifier has both
-    padded: ir.Value = op.Pad(scores, [0, 1, 0, 0])
-    return padded
+    return op.Pad(scores, [0, 1, 0, 0])
 
 
 def _logits(op: Builder, probabilities: ir.Value) -> ir.Value:
@@ -193,10 +192,8 @@ def _logits(op: Builder, probabilities: ir.Value) -> ir.Value:
         return node.inputs[0]
     score = _binary_score(node)
     if score is not None:
-        padded: ir.Value = op.Pad(score, [0, 1, 0, 0])  # [0, score]: softmax of it is [1 - sigmoid, sigmoid]
-        return padded
-    logits: ir.Value = op.Log(op.Max(probabilities, _SMALLEST))
-    return logits
+        return op.Pad(score, [0, 1, 0, 0])  # [0, score]: softmax of it is [1 - sigmoid, sigmoid]
+    return op.Log(op.Max(probabilities, _SMALLEST))
 
 
 def _binary_score(node: ir.Node | None) -> ir.Value | None:

@@ -105,5 +105,4 @@ def _along(op: Builder, layer: ir.Node, vector: ir.Value) -> ir.Value:
     transposed = layer.op_type == "Gemm" and bool(layer.attributes.get_int("transB", 0))
     axis = 0 if layer.op_type == "Conv" or transposed else 1
     along = [-1 if place == axis else 1 for place in range(rank)]
-    result: ir.Value = op.Reshape(vector, along)
-    return result
+    return op.Reshape(vector, along)

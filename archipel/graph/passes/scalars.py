@@ -39,5 +39,4 @@ def _lift(op: Builder, value: ir.Value, rank: int) -> ir.Value:
     content = constant_array(value)
     if content is not None:
         return op.constant(np.reshape(content, [1] * rank))
-    result: ir.Value = op.Reshape(value, [1] * rank)
-    return result
+    return op.Reshape(value, [1] * rank)
