@@ -15,6 +15,7 @@ import onnx_ir as ir
 from archipel.graph import Builder
 from archipel.graph.passes.constants import UNPACK
 from archipel.graph.shapes import Dim, dims, rank
+from archipel.graph.walk import only_reader
 
 LAYERS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 INT32_LARGEST = 2147483520.0  # the largest float32 that still fits into int32
@@ -49,11 +50,11 @@ def _pool_in_float(op: Builder, pool: ir.Node) -> None:
     Otherwise ONNX Runtime rounds before the pooling, whose kernel for integers takes three times as long there.
     """
     relu = None if pool.inputs[0] is None else pool.inputs[0].producer()
-    if relu is None or relu.op_type != "Relu" or len(list(relu.outputs[0].uses())) > 1 or len(pool.outputs) > 1:
+    if relu is None or relu.op_type != "Relu" or only_reader(relu.outputs[0]) is None or len(pool.outputs) > 1:
         return
     data, result = relu.inputs[0], pool.outputs[0]
     layer = None if data is None else data.producer()
-    if layer is None or relu.outputs[0].is_graph_output() or _computes_integers(layer):
+    if layer is None or _computes_integers(layer):
         return
     if any(use.node.op_type != "QuantizeLinear" for use in result.uses()) or result.is_graph_output():
         return

@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from archipel.graph.opset import OPSET
 from archipel.graph.shapes import dims, dtype_of, infer_node, is_float, is_static, rank, same_shape
+from archipel.graph.walk import bodies, levels
 
 Operand = ir.Value | np.ndarray | np.generic | float | int | bool | Sequence[int] | None
 """What an operator takes: a value, or a constant that becomes one. Python floats take the first float value's type."""
@@ -59,8 +60,8 @@ class Builder:
         made = [ir.Value(name=name if i == 0 else self.unique(f"{name}:{i}")) for i in range(outputs)]
         given = {key: value for key, value in attributes.items() if value is not None}
         node = ir.Node("", op_type, values, ir.convenience.convert_attributes(given), outputs=made, name=name)
-        if not any(isinstance(value, ir.Graph) for value in given.values()):
-            infer_node(node, OPSET)  # the shapes around a subgraph are set by who wrote it
+        if not bodies(node):
+            infer_node(node, OPSET)  # the shapes around a body are set by who wrote it
         if self._after is not None:
             self.graph.insert_after(self._after, node)
             self._after = node
@@ -241,7 +242,7 @@ class Builder:
 
 def _names_in(graph: ir.Graph) -> set[str]:
     names: set[str] = set()
-    for level in (graph, *graph.subgraphs()):
+    for level in levels(graph):
         names.update(value.name for value in level.inputs if value.name)
         names.update(level.initializers)
     for node in graph.all_nodes():

@@ -22,6 +22,7 @@ from archipel.graph.parameters import record_parameters
 from archipel.graph.passes import remove_dead_code
 from archipel.graph.report import ImportReport
 from archipel.graph.shapes import dims, is_float, rank
+from archipel.graph.walk import trace_back
 
 INPUT = "input"
 _CLASSICAL_OPSET = 3  # of ai.onnx.ml
@@ -185,9 +186,7 @@ def _two_scores(op: Builder, scores: ir.Value) -> ir.Value:
 
 def _logits(op: Builder, probabilities: ir.Value) -> ir.Value:
     """What softmax makes the probabilities of; the losses want it."""
-    found = probabilities
-    while (node := found.producer()) is not None and node.op_type in ("Identity", "Cast") and node.inputs[0]:
-        found = node.inputs[0]
+    node = trace_back(probabilities, ("Identity", "Cast")).producer()
     if node is not None and node.op_type == "Softmax" and node.inputs[0] is not None:
         return node.inputs[0]
     score = _binary_score(node)
