@@ -16,7 +16,7 @@ import onnx_ir as ir
 from archipel.errors import GraphError
 from archipel.graph.build import Builder
 from archipel.graph.opset import OPSET
-from archipel.graph.passes.cleanup import remove_dead_code
+from archipel.graph.passes.dead_code import remove_dead_code
 from archipel.graph.shapes import constant_array, dims, infer_node, static_size
 from archipel.graph.walk import bodies, dependencies
 

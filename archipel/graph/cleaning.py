@@ -8,8 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from archipel.graph.parameters import parameter_names
-from archipel.graph.passes.cleanup import remove_dead_code, remove_identities
-from archipel.graph.passes.simplify import fix_reshape_targets, fold_constants
+from archipel.graph.passes import FoldConstants, fix_reshape_targets, remove_dead_code, remove_identities
 from archipel.graph.shapes import constant_array, dims, is_float, static_size
 from archipel.graph.walk import ends
 
@@ -42,7 +41,7 @@ def clean(model: ir.Model) -> None:
     remove_identities(model)
     _lift_weights(model)
     _fold_weights(model)
-    fold_constants(model, parameter_names(model), preserved=_is_large)
+    FoldConstants(parameter_names(model), preserved=_is_large)(model)
     remove_identities(model)
     fix_reshape_targets(model)
     remove_dead_code(model)
