@@ -16,9 +16,9 @@ from onnx.reference import ReferenceEvaluator
 from archipel import Model
 from archipel.errors import GraphError
 from archipel.graph import IMPORTERS, Builder, check_model
-from archipel.graph.importers import importer
 from archipel.graph.passes import remove_dead_code, share_subexpressions, simplify
 from archipel.graph.shapes import constant_array, dims
+from archipel.importer_registry import find_importer
 
 EMPTY = """<ir_version: 10, opset_import: ["" : 21]>
 agraph (double[n, 3] x, float[4] f) => (double[n, 3] y) { y = Identity (x) }"""
@@ -126,9 +126,9 @@ def test_check_names_the_node() -> None:
 
 def test_importers_resolve() -> None:
     for source in IMPORTERS:
-        assert callable(importer(source))
+        assert callable(find_importer(source))
     with pytest.raises(GraphError, match=r"no importer for 'caffe'; known: .*torch"):
-        importer("caffe")
+        find_importer("caffe")
 
 
 @pytest.mark.parametrize(
