@@ -5,6 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from archipel import importer_registry
+
 if TYPE_CHECKING:
     from archipel.compression import compress as compress
     from archipel.converter import convert as convert
@@ -18,6 +20,16 @@ _ROOMS = (
     "autodiff", "bundle", "client", "compression", "converter", "datasets", "errors", "graph", "lite_runtime", "models",
     "operator", "protocol", "server", "strategies", "training",
 )  # fmt: skip
+
+
+def _load_importers() -> None:
+    # `Model.from_torch` and its like are in `graph`, what does their work is in `converter`, which lies above it. This
+    # package is above all rooms, so it may bring the two together, when the registry asks. Whoever imports any module
+    # of archipel has run this file first.
+    from archipel.converter import importers  # noqa: F401  (registers them)
+
+
+importer_registry.IMPORTERS.load_with(_load_importers)
 
 
 def __getattr__(name: str) -> Any:

@@ -1,6 +1,7 @@
 """Source-to-source automatic differentiation of ONNX graphs, in standard operators only."""
 
 from archipel.graph import requirement as requirement  # isort: skip  (first: it names the missing extra)
+from archipel.autodiff import rules as rules  # registers the gradient rules
 from archipel.autodiff.api import gradient as gradient
 from archipel.autodiff.api import vjp as vjp
 from archipel.autodiff.context import RuleContext as RuleContext

@@ -7,21 +7,10 @@ from collections.abc import Iterable
 import onnx_ir as ir
 
 from archipel.graph.shapes import dtype_of, is_float
+from archipel.graph.walk import ancestors, dependencies
 
 # These read the shape of their input and not its content.
 _SHAPE_ONLY = frozenset({"Shape", "Size"})
-
-
-def dependencies(node: ir.Node) -> list[ir.Value]:
-    """What a node reads: its inputs, and what its subgraphs capture from outside."""
-    values = [value for value in node.inputs if value is not None]
-    for attribute in node.attributes.values():
-        if attribute.type == ir.AttributeType.GRAPH:
-            values.extend(_captured(attribute.as_graph()))
-        elif attribute.type == ir.AttributeType.GRAPHS:
-            for graph in attribute.as_graphs():
-                values.extend(_captured(graph))
-    return values
 
 
 def active(nodes: Iterable[ir.Node], sources: Iterable[ir.Value]) -> set[ir.Value]:
@@ -53,11 +42,7 @@ def passes(node: ir.Node, value: ir.Value) -> bool:
 
 def influencing(nodes: Iterable[ir.Node], targets: Iterable[ir.Value]) -> set[ir.Value]:
     """Values, of any type, whose content a target depends on. `nodes` in the graph's order."""
-    found = set(targets)
-    for node in reversed(list(nodes)):
-        if reads_content(node) and any(value in found for value in node.outputs):
-            found.update(dependencies(node))
-    return found
+    return ancestors(filter(reads_content, nodes), targets)
 
 
 def reads_content(node: ir.Node) -> bool:
@@ -80,13 +65,3 @@ def obstacle(nodes: Iterable[ir.Node], source: ir.Value, relevant: set[ir.Value]
         ):
             return node
     return None
-
-
-def _captured(graph: ir.Graph) -> list[ir.Value]:
-    found: list[ir.Value] = []
-    own: set[ir.Value] = set(graph.inputs) | set(graph.initializers.values())
-    for node in graph:
-        found.extend(value for value in dependencies(node) if value not in own)
-        own.update(node.outputs)
-    found.extend(value for value in graph.outputs if value not in own)
-    return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -19,7 +18,8 @@ Gradients = Sequence[ir.Value | None]
 Rule = Callable[["RuleContext"], Gradients]
 
 RULES: dict[tuple[str, str], Rule] = {}
-"""(domain, operator) -> rule. Filled by `@rule`; the project's own are in `rules/`, one file per family."""
+"""(domain, operator) -> rule. Filled by `@rule`; the project's own are in `rules/`, one file per family, and are there
+as soon as anything of `archipel.autodiff` is imported."""
 
 # Where a missing rule belongs; what is not listed starts a family of its own.
 _FAMILIES: dict[str, str] = {
@@ -78,7 +78,6 @@ def rule(domain: str, *op_types: str) -> Callable[[Rule], Rule]:
 
 def find(node: ir.Node) -> Rule:
     """The rule of a node's operator. Raises MissingRuleError that names the file to add it to."""
-    importlib.import_module("archipel.autodiff.rules")
     found = RULES.get((node.domain, node.op_type))
     if found is not None:
         return found

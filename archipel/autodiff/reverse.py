@@ -9,12 +9,13 @@ from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
 
-from archipel.autodiff.activity import active, dependencies, influencing, obstacle, passes
+from archipel.autodiff.activity import active, influencing, obstacle, passes
 from archipel.autodiff.context import RuleContext
 from archipel.autodiff.registry import Rule, find, require_kept, where
 from archipel.errors import AutodiffError, NotDifferentiableError
 from archipel.graph.build import Builder
 from archipel.graph.shapes import complete_shape, dims, is_float
+from archipel.graph.walk import dependencies
 
 
 def differentiate(op: Builder, seeds: Mapping[ir.Value, ir.Value], wrt: Sequence[ir.Value]) -> list[ir.Value]:

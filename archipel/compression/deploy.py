@@ -15,7 +15,6 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime
 
-from archipel.autodiff.activity import dependencies
 from archipel.bundle import Program
 from archipel.bundle.roles import Derived, DType, Parameter, State
 from archipel.compression.integer_forms import use_integer_forms
@@ -27,6 +26,7 @@ from archipel.graph.parameters import promote, record_parameters
 from archipel.graph.passes import remove_dead_code
 from archipel.graph.passes.constants import UNPACK
 from archipel.graph.passes.inference import optimize_for_inference
+from archipel.graph.walk import computable, dependencies, descendants, values
 from archipel.lite_runtime.sessions import error_types
 from archipel.training.batch_norm import prepared
 from archipel.training.folding import fold_batch_norm_symbolic
@@ -79,13 +79,13 @@ def refresh_program(
     work = deployment.graph.clone()
     graph = work.graph
     moving = [*parameters, *(statistics or {})]
-    derived = _depending(graph, moving)
+    derived = descendants(graph, [graph.initializers[name] for name in moving if name in graph.initializers])
     predicted = deployment.predict.ir.graph.initializers
     targets = [*moving, *deployment.stored]
     outputs: list[Derived] = []
     graph.outputs.clear()
     op = Builder(graph, scope="refresh")
-    by_name = {str(value.name): value for value in _values(graph)}
+    by_name = {str(value.name): value for value in values(graph)}
     # Of this graph only what leads to stored tensors stays, and that reads no example.
     for name in targets:
         value = by_name.get(name)
@@ -132,7 +132,7 @@ def evaluate_constants(model: ir.Model, names: Iterable[str]) -> dict[str, np.nd
         return {}
     work = model.clone()
     graph = work.graph
-    by_name = {str(value.name): value for value in _values(graph)}
+    by_name = {str(value.name): value for value in values(graph)}
     graph.outputs.clear()
     op = Builder(graph, scope="constants")
     outputs = [str(op.name_output(op.Identity(by_name[name]), f"{name}.value").name) for name in wanted]
@@ -151,23 +151,17 @@ def evaluate_constants(model: ir.Model, names: Iterable[str]) -> dict[str, np.nd
 
 def constants(graph: ir.Graph) -> set[ir.Value]:
     """Initializers, and what is computed from them alone."""
-    found = set(graph.initializers.values())
-    for node in graph:
-        if _computed(node) and all(value in found for value in dependencies(node)):
-            found.update(node.outputs)
-    return found
+    return computable(filter(_computed, graph), graph.initializers.values())
 
 
 def _frontier(graph: ir.Graph) -> list[ir.Value]:
     """The constants that something reads which is not to be computed once, in the graph's order."""
-    known: set[ir.Value] = set(graph.initializers.values())
+    once = (node for node in graph if _computed(node) and not _unpacks(node))
+    known = computable(once, graph.initializers.values())
     read: dict[ir.Value, None] = {}
     for node in graph:
-        inputs = dependencies(node)
-        if _computed(node) and not _unpacks(node) and all(value in known for value in inputs):
-            known.update(node.outputs)
-        else:
-            read.update(dict.fromkeys(value for value in inputs if value in known))
+        if node.outputs[0] not in known:
+            read.update(dict.fromkeys(value for value in dependencies(node) if value in known))
     read.update(dict.fromkeys(value for value in graph.outputs if value in known))
     return list(read)
 
@@ -192,7 +186,7 @@ def _name(values: Sequence[ir.Value], names: Builder) -> None:
 def _shorten(predict: ir.Model, source: Model) -> None:
     """Short names for values and nodes that the source does not have: they would be a tenth of a small file."""
     known = {str(name) for node in source.ir.graph.all_nodes() for name in (node.name, *(v.name for v in node.outputs))}
-    taken = known | set(predict.graph.initializers) | {str(value.name) for value in _values(predict.graph)}
+    taken = known | set(predict.graph.initializers) | {str(value.name) for value in values(predict.graph)}
     count = 0
     for node in predict.graph.all_nodes():
         for value in node.outputs:
@@ -226,7 +220,7 @@ def _computed(node: ir.Node) -> bool:
 
 def _store(model: ir.Model, contents: Mapping[str, np.ndarray]) -> None:
     graph = model.graph
-    by_name = {str(value.name): value for value in _values(graph)}
+    by_name = {str(value.name): value for value in values(graph)}
     for name, content in contents.items():
         computed = by_name[name]
         tensor = ir.tensor(content, name=name)
@@ -238,21 +232,6 @@ def _store(model: ir.Model, contents: Mapping[str, np.ndarray]) -> None:
             value.name, value.const_value = name, None
         computed.replace_all_uses_with(value, replace_graph_outputs=True)
     remove_dead_code(model)
-
-
-def _depending(graph: ir.Graph, names: Iterable[str]) -> set[ir.Value]:
-    found = {graph.initializers[name] for name in names if name in graph.initializers}
-    for node in graph:
-        if any(value in found for value in dependencies(node)):
-            found.update(node.outputs)
-    return found
-
-
-def _values(graph: ir.Graph) -> Iterable[ir.Value]:
-    yield from graph.inputs
-    yield from graph.initializers.values()
-    for node in graph:
-        yield from node.outputs
 
 
 def _content(value: ir.Value) -> np.ndarray:

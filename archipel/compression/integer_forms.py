@@ -15,6 +15,7 @@ import onnx_ir as ir
 from archipel.graph import Builder
 from archipel.graph.passes.constants import UNPACK
 from archipel.graph.shapes import Dim, dims, rank
+from archipel.graph.walk import only_reader
 
 LAYERS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 INT32_LARGEST = 2147483520.0  # the largest float32 that still fits into int32
@@ -49,11 +50,11 @@ def _pool_in_float(op: Builder, pool: ir.Node) -> None:
     Otherwise ONNX Runtime rounds before the pooling, whose kernel for integers takes three times as long there.
     """
     relu = None if pool.inputs[0] is None else pool.inputs[0].producer()
-    if relu is None or relu.op_type != "Relu" or len(list(relu.outputs[0].uses())) > 1 or len(pool.outputs) > 1:
+    if relu is None or relu.op_type != "Relu" or only_reader(relu.outputs[0]) is None or len(pool.outputs) > 1:
         return
     data, result = relu.inputs[0], pool.outputs[0]
     layer = None if data is None else data.producer()
-    if layer is None or relu.outputs[0].is_graph_output() or _computes_integers(layer):
+    if layer is None or _computes_integers(layer):
         return
     if any(use.node.op_type != "QuantizeLinear" for use in result.uses()) or result.is_graph_output():
         return
@@ -164,8 +165,7 @@ def _pack_nibbles(op: Builder, integers: ir.Value, shape: Sequence[Dim]) -> ir.V
     low, high = op.Slice(shifted, [0], [half], [0]), op.Slice(shifted, [half], [count], [0])
     if count % 2:
         high = op.Concat(high, np.zeros(1, np.uint8), axis=0)
-    packed: ir.Value = op.BitwiseOr(low, op.BitShift(high, np.array(4, np.uint8), direction="LEFT"))
-    return packed
+    return op.BitwiseOr(low, op.BitShift(high, np.array(4, np.uint8), direction="LEFT"))
 
 
 def _unpack_nibbles(op: Builder, packed: ir.Value, shape: Sequence[Dim]) -> ir.Value:
@@ -175,8 +175,7 @@ def _unpack_nibbles(op: Builder, packed: ir.Value, shape: Sequence[Dim]) -> ir.V
     both = op.Concat(low, high, axis=0)
     if count % 2:
         both = op.Slice(both, [0], [count], [0])
-    result: ir.Value = op.Reshape(op.Sub(op.Cast(both, to=6), np.array(8, np.int32)), [int(d) for d in shape if d])
-    return result
+    return op.Reshape(op.Sub(op.Cast(both, to=6), np.array(8, np.int32)), [int(d) for d in shape if d])
 
 
 def _spread(op: Builder, scale: ir.Value | None, shape: Sequence[Dim], axis: int, block: int) -> ir.Value | None:
@@ -185,13 +184,11 @@ def _spread(op: Builder, scale: ir.Value | None, shape: Sequence[Dim], axis: int
         return scale
     axis %= len(shape)
     if not block:
-        along: ir.Value = op.Reshape(scale, [-1 if i == axis else 1 for i in range(len(shape))])
-        return along
+        return op.Reshape(scale, [-1 if i == axis else 1 for i in range(len(shape))])
     size = shape[axis]
     # The numbers of the blocks are made by the runtime: as a constant they can be larger than the weight.
     places = op.Range(np.array(0), np.array(size if isinstance(size, int) else 0), np.array(1))
-    spread: ir.Value = op.Gather(scale, op.Div(places, np.array(block)), axis=axis)
-    return spread
+    return op.Gather(scale, op.Div(places, np.array(block)), axis=axis)
 
 
 def _mark(value: ir.Value, stops: Collection[ir.Value | None]) -> None:

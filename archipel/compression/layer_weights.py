@@ -12,6 +12,7 @@ from archipel.errors import CompressionError, GraphError
 from archipel.graph import Model
 from archipel.graph.parameters import match
 from archipel.graph.shapes import constant_array, dims, rank
+from archipel.graph.walk import only_use
 
 Axes = tuple[int | None, ...]
 """For each axis of a value the axis of the parameter that it is, None where it is none of them."""
@@ -108,10 +109,11 @@ def chosen(weights: Sequence[LayerWeight], part: str, layers: str, exclude: Sequ
 
 def find_mask(value: ir.Value, parameters: set[str]) -> Mask | None:
     """The mask that is all that reads an initializer, if it has one."""
-    uses = list(value.uses())
-    if len(uses) != 1 or not _is(uses[0].node, "Mul") or value.is_graph_output():
+    use = only_use(value)
+    if use is None or not _is(use[0], "Mul"):
         return None
-    other = uses[0].node.inputs[1 - uses[0].idx]
+    product, index = use
+    other = product.inputs[1 - index]
     cast = None if other is None else other.producer()
     stored = cast.inputs[0] if cast is not None and _is(cast, "Cast") else other
     if stored is None or not stored.is_initializer() or stored.name in parameters or dims(stored) != dims(value):
@@ -119,7 +121,7 @@ def find_mask(value: ir.Value, parameters: set[str]) -> Mask | None:
     content = constant_array(stored)
     if content is None or not np.isin(content, (0, 1)).all():
         return None
-    return Mask(uses[0].node, stored, content.astype(bool))
+    return Mask(product, stored, content.astype(bool))
 
 
 def refuse_quantized(model: Model, part: str) -> None:

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
-from archipel.autodiff.activity import dependencies
 from archipel.graph import Model
 from archipel.graph.shapes import FLOATS
+from archipel.graph.walk import dependents, only_reader, origins, trace_back
 
 # Operator -> where its weight is among the inputs.
 _WEIGHTS = {
@@ -80,9 +80,7 @@ class Readings:
         self.of: dict[ir.Value, Reading] = {}
         self.all: list[Reading] = []
         scales: dict[ir.Value, tuple[ir.Value | None, ...]] = {}
-        for node in self.graph:
-            if not any(value in self.moving for value in dependencies(node)):
-                continue
+        for node in dependents(self.graph, self.graph.inputs):
             self.moving.update(node.outputs)
             for index, value in enumerate(node.outputs):
                 if value.name:
@@ -153,10 +151,9 @@ class Readings:
             reading = None if scaling or kind in _PASSED else self.of.get(value)
             if reading is not None and all(reading is not other for _, other in layer.affine):
                 (layer.clipped if kind in _CLIPS else layer.affine).append((kind, reading))
-            uses = list(value.uses())
-            if len(uses) != 1 or value.is_graph_output() or layer.clipped:
+            node = only_reader(value)
+            if node is None or layer.clipped:
                 return
-            node = uses[0].node
             others = [v for v in node.inputs if v is not None and v is not value and v in self.moving]
             if scaling and node.op_type == "Mul":
                 kind, scaling = "", False
@@ -285,11 +282,7 @@ def _moving_inputs(reading: Reading, readings: Readings) -> list[Reading | ir.Va
 
 def _source(value: ir.Value) -> ir.Value:
     """The input of the graph that is only quantized and dequantized here."""
-    node = value.producer()
-    while node is not None and node.op_type in _PASSED and node.inputs[0] is not None:
-        value = node.inputs[0]
-        node = value.producer()
-    return value
+    return trace_back(value, _PASSED)
 
 
 def _always_quantized(value: ir.Value) -> bool:
@@ -300,17 +293,9 @@ def _always_quantized(value: ir.Value) -> bool:
 def _roots(value: ir.Value) -> list[str]:
     """The initializer that a constant value is made of; several if they are as large as the largest."""
     found: dict[str, int] = {}
-    seen: set[ir.Value] = set()
-    left = [value]
-    while left:
-        each = left.pop()
-        if each in seen:
-            continue
-        seen.add(each)
+    for each in origins(value):
         node = each.producer()
-        if node is not None and node.inputs:
-            left += [v for v in node.inputs if v is not None]
-        elif each.name:
+        if each.name and (node is None or not node.inputs):
             tensor = each.const_value
             found[each.name] = 0 if tensor is None else tensor.size
     return [name for name, size in found.items() if size == max(found.values())]

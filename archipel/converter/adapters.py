@@ -63,8 +63,7 @@ class Adapter:
         change = op.MatMul(values[left], values[right])
         if len(self.shape) > 2:
             change = op.Reshape(change, list(self.shape))
-        merged: ir.Value = op.Add(weight, change if self.scale == 1.0 else op.Mul(change, self.scale))
-        return merged
+        return op.Add(weight, change if self.scale == 1.0 else op.Mul(change, self.scale))
 
 
 @dataclass(frozen=True)

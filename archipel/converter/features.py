@@ -16,7 +16,6 @@ from collections.abc import Iterator, Mapping
 import msgspec
 import onnx_ir as ir
 
-from archipel.autodiff.activity import dependencies
 from archipel.bundle.roles import Example, Feature, Input, Program
 from archipel.converter.frozen.computations import Frozen, Result
 from archipel.converter.frozen.cost import KEPT_BYTE, kept_bytes, row_bytes, step_cost
@@ -30,6 +29,7 @@ from archipel.graph import Model
 from archipel.graph.build import Builder
 from archipel.graph.parameters import parameter_names
 from archipel.graph.passes import remove_dead_code
+from archipel.graph.walk import computable, dependencies
 from archipel.training.assembly import port
 
 FEATURES = "features"
@@ -150,11 +150,7 @@ def _signature(program: Model) -> Program:
 
 def _constant_or_from(graph: ir.Graph, examples: list[ir.Value]) -> set[ir.Value]:
     """What depends on the examples and constants and on nothing else."""
-    found = {*examples, *(v for v in graph.initializers.values() if not v.is_graph_input())}
-    for node in graph:
-        if all(value in found for value in dependencies(node)):
-            found.update(node.outputs)
-    return found
+    return computable(graph, [*examples, *(v for v in graph.initializers.values() if not v.is_graph_input())])
 
 
 def _cut(frozen: Frozen, read: set[Result]) -> list[Result]:

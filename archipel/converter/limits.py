@@ -8,12 +8,12 @@ from contextlib import contextmanager
 
 import onnx_ir as ir
 
-from archipel.autodiff.activity import dependencies
 from archipel.bundle import Limits
 from archipel.bundle.roles import Update
 from archipel.errors import ConversionError, GraphError
 from archipel.graph import Model, flops
 from archipel.graph.sizes import Sizes
+from archipel.graph.walk import bodies, dependencies, last_readers
 
 _UPLOAD_ENTRY_BYTES = 4  # the widest modulus, 32 bits
 
@@ -53,9 +53,7 @@ def _bounded() -> Iterator[None]:
 
 def _peak_bytes(graph: ir.Graph, sizes: Sizes) -> int:
     always = [*graph.inputs, *graph.initializers.values()]
-    last_use: dict[ir.Value, ir.Node] = {}
-    for node in graph:
-        last_use.update(dict.fromkeys(dependencies(node), node))
+    last_use = last_readers(graph)
     kept = {*always, *graph.outputs}
     alive = peak = sum(map(sizes.nbytes, always))
     made: set[ir.Value] = set()
@@ -63,7 +61,7 @@ def _peak_bytes(graph: ir.Graph, sizes: Sizes) -> int:
         results = {value for value in node.outputs if value.name}
         made |= results
         alive += sum(map(sizes.nbytes, results))
-        peak = max(peak, alive + max((_peak_bytes(body, sizes) for body in flops.bodies(node)), default=0))
+        peak = max(peak, alive + max((_peak_bytes(body, sizes) for body in bodies(node)), default=0))
         ended = {v for v in dependencies(node) if v in made and v not in kept and last_use[v] is node}
         unused = {v for v in results if v not in kept and v not in last_use}
         alive -= sum(map(sizes.nbytes, ended | unused))

@@ -13,6 +13,7 @@ from archipel.bundle.roles import Dim, Example, Hyperparameter, Parameter, Perso
 from archipel.errors import ConversionError
 from archipel.graph import Model
 from archipel.graph.shapes import constant_array
+from archipel.graph.walk import trace_back
 from archipel.lite_runtime.fields import describe
 from archipel.lite_runtime.sessions import error_types
 
@@ -208,10 +209,7 @@ _HALF = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 def _step(value: ir.Value) -> float | None:
     """The step of the scale in which an output is quantized last, None if its last operators are in float."""
-    node = value.producer()
-    while node is not None and node.op_type in _PASSING:
-        source = node.inputs[0]
-        node = None if source is None else source.producer()
+    node = trace_back(value, _PASSING).producer()
     if node is None or node.op_type not in ("DequantizeLinear", "QuantizeLinear"):
         return None
     scale = constant_array(node.inputs[1])

@@ -138,8 +138,7 @@ class _Statistics:
 
     def _size(self, values: ir.Value) -> ir.Value:
         """The number of values, float32 [1]."""
-        size: ir.Value = self._op.Cast(self._op.Shape(values), to=ir.DataType.FLOAT.value)
-        return size
+        return self._op.Cast(self._op.Shape(values), to=ir.DataType.FLOAT.value)
 
     def _upload_count(self, name: str, value: ir.Value, shape: tuple[int, ...]) -> None:
         # One step of the encoding is 1: counts are exact.

@@ -8,7 +8,7 @@ states of recurrent layers, tokens that are concatenated) is rewritten on the wa
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import onnx_ir as ir
@@ -16,8 +16,9 @@ import onnx_ir as ir
 from archipel.errors import GraphError
 from archipel.graph.build import Builder
 from archipel.graph.opset import OPSET
-from archipel.graph.passes.cleanup import remove_dead_code
+from archipel.graph.passes.dead_code import remove_dead_code
 from archipel.graph.shapes import constant_array, dims, infer_node, static_size
+from archipel.graph.walk import bodies, dependencies
 
 BATCH = "batch"
 _TIMES = 7  # a prime that few models have as a size
@@ -70,7 +71,7 @@ class _Walk:
                 self.axis[value] = 0
                 value.shape = ir.Shape([self.size * _TIMES, *self.old[value][1:]])
         for node in nodes:
-            if any(value in self.axis or value in self.lost for value in self._reads(node)):
+            if any(value in self.axis or value in self.lost for value in dependencies(node)):
                 self._visit(node)
         for value in graph.outputs:
             if value in self.lost:
@@ -94,20 +95,8 @@ class _Walk:
             raise FixedBatchError(f"{where} has sizes that show at run time only: {'?' if shape is None else shape}")
         return sizes
 
-    def _reads(self, node: ir.Node) -> list[ir.Value]:
-        found = [value for value in node.inputs if value is not None]
-        for attribute in node.attributes.values():
-            graphs: Sequence[ir.Graph] = ()
-            if attribute.type == ir.AttributeType.GRAPH:
-                graphs = [attribute.as_graph()]
-            elif attribute.type == ir.AttributeType.GRAPHS:
-                graphs = attribute.as_graphs()
-            for graph in graphs:
-                found += [value for inner in graph.all_nodes() for value in inner.inputs if value is not None]
-        return found
-
     def _visit(self, node: ir.Node) -> None:
-        if any(a.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for a in node.attributes.values()):
+        if bodies(node):
             raise self._error(node, "has a body that the batch runs through")
         if node.domain != "":
             raise self._error(node, f"is of domain {node.domain!r}")

@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
 import numpy as np
 import onnx_ir as ir
 
 from archipel.graph.opset import OPSET
 from archipel.graph.shapes import dims, dtype_of, infer_node, is_float, is_static, rank, same_shape
+from archipel.graph.walk import bodies, levels
 
-Operand = ir.Value | np.ndarray | float | int | bool | Sequence[int] | None
+Operand = ir.Value | np.ndarray | np.generic | float | int | bool | Sequence[int] | None
 """What an operator takes: a value, or a constant that becomes one. Python floats take the first float value's type."""
+
+Attribute = str | bytes | int | float | Sequence[int] | Sequence[float] | ir.TensorProtocol | ir.Graph | None
+"""What an operator is set up with; None: left out."""
+
+
+class Emit(Protocol):
+    """Emits nodes of one operator."""
+
+    def __call__(self, *inputs: Operand, **attributes: Attribute) -> ir.Value: ...
 
 
 class Builder:
     """Appends standard operators to `graph`; `op.Mul(a, b)` or `op("Mul", a, b)` returns the new value.
 
-    Attributes are keyword arguments; `_outputs=n` gives a tuple of n values; an input of None is one left out.
+    Attributes are keyword arguments; an input of None is one left out; `emit` is for operators with several outputs.
     Constants become initializers, equal ones only once.
     """
 
@@ -33,19 +44,24 @@ class Builder:
         self._names: set[str] = _names_in(graph) if outer is None else outer._names
         self._constants: dict[tuple[str, tuple[int, ...], bytes], ir.Value] = {}
 
-    def __getattr__(self, op_type: str) -> Callable[..., Any]:
+    def __getattr__(self, op_type: str) -> Emit:
         if not op_type[:1].isupper():
             raise AttributeError(op_type)
-        return lambda *inputs, **attributes: self(op_type, *inputs, **attributes)
+        return partial(self, op_type)
 
-    def __call__(self, op_type: str, *inputs: Operand, _outputs: int = 1, **attributes: Any) -> Any:
+    def __call__(self, op_type: str, *inputs: Operand, **attributes: Attribute) -> ir.Value:
+        (value,) = self.emit(op_type, *inputs, outputs=1, **attributes)
+        return value
+
+    def emit(self, op_type: str, *inputs: Operand, outputs: int, **attributes: Attribute) -> tuple[ir.Value, ...]:
+        """As a call of the builder, with as many values as the operator has outputs here."""
         values = self._values(inputs)
         name = self.unique(f"{self._scope}/{op_type}" if self._scope else op_type)
-        outputs = [ir.Value(name=name if i == 0 else self.unique(f"{name}:{i}")) for i in range(_outputs)]
+        made = [ir.Value(name=name if i == 0 else self.unique(f"{name}:{i}")) for i in range(outputs)]
         given = {key: value for key, value in attributes.items() if value is not None}
-        node = ir.Node("", op_type, values, ir.convenience.convert_attributes(given), outputs=outputs, name=name)
-        if not any(isinstance(value, ir.Graph) for value in given.values()):
-            infer_node(node, OPSET)  # the shapes around a subgraph are set by who wrote it
+        node = ir.Node("", op_type, values, ir.convenience.convert_attributes(given), outputs=made, name=name)
+        if not bodies(node):
+            infer_node(node, OPSET)  # the shapes around a body are set by who wrote it
         if self._after is not None:
             self.graph.insert_after(self._after, node)
             self._after = node
@@ -53,7 +69,7 @@ class Builder:
             self.graph.insert_before(self._before, node)
         else:
             self.graph.append(node)
-        return outputs[0] if _outputs == 1 else tuple(outputs)
+        return tuple(made)
 
     @contextmanager
     def scope(self, name: str) -> Iterator[None]:
@@ -147,28 +163,27 @@ class Builder:
             return self.constant(np.array(shape, np.int64))
         if free and sum(not isinstance(d, int) for d in shape) == 1 and 0 not in shape:
             return self.constant(np.array([d if isinstance(d, int) else -1 for d in shape], np.int64))
-        found: ir.Value = self.Shape(value)
-        return found
+        return self.Shape(value)
 
     def reshape_like(self, value: ir.Value, like: ir.Value) -> ir.Value:
         if same_shape(dims(value), dims(like)):
             return value
         allowzero = 1 if 0 in dims(like) else None
-        result: ir.Value = self.Reshape(value, self.shape_of(like, free=1), allowzero=allowzero)
+        result = self.Reshape(value, self.shape_of(like, free=1), allowzero=allowzero)
         result.shape = like.shape
         return result
 
     def expand_like(self, value: ir.Value, like: ir.Value) -> ir.Value:
         if same_shape(dims(value), dims(like)):
             return value
-        result: ir.Value = self.Expand(value, self.shape_of(like))
+        result = self.Expand(value, self.shape_of(like))
         result.shape = like.shape
         return result
 
     def full_like(self, like: ir.Value, fill: float) -> ir.Value:
         dtype = dtype_of(like)
         content = ir.tensor(np.array([fill], dtype.numpy()))
-        result: ir.Value = self.ConstantOfShape(self.shape_of(like), value=content)
+        result = self.ConstantOfShape(self.shape_of(like), value=content)
         result.shape = like.shape
         return result
 
@@ -183,7 +198,7 @@ class Builder:
             return self._sum_to_at_runtime(value, like, lead)
         axes = [*range(lead), *(i for i, (h, w) in pairs if w == 1 and h != 1)]
         if lead == 0:
-            result: ir.Value = self.ReduceSum(value, axes, keepdims=1)
+            result = self.ReduceSum(value, axes, keepdims=1)
         elif axes == list(range(lead)):
             result = self.ReduceSum(value, axes, keepdims=0)
         else:
@@ -201,15 +216,14 @@ class Builder:
         axes = self.Reshape(self.NonZero(repeated), [-1])
         total = self.ReduceSum(value, axes, keepdims=1, noop_with_empty_axes=1)
         total.shape = ir.Shape([None] * len(dims(value)))
-        result: ir.Value = self.Reshape(total, want, allowzero=1)
+        result = self.Reshape(total, want, allowzero=1)
         result.shape = like.shape
         return result
 
     def swap_last(self, value: ir.Value) -> ir.Value:
         """Transpose the last two axes."""
         n = rank(value)
-        result: ir.Value = self.Transpose(value, perm=[*range(n - 2), n - 1, n - 2])
-        return result
+        return self.Transpose(value, perm=[*range(n - 2), n - 1, n - 2])
 
     def _values(self, inputs: Sequence[Operand]) -> list[ir.Value | None]:
         like = next((v.dtype for v in inputs if isinstance(v, ir.Value) and is_float(v)), None)
@@ -228,7 +242,7 @@ class Builder:
 
 def _names_in(graph: ir.Graph) -> set[str]:
     names: set[str] = set()
-    for level in (graph, *graph.subgraphs()):
+    for level in levels(graph):
         names.update(value.name for value in level.inputs if value.name)
         names.update(level.initializers)
     for node in graph.all_nodes():

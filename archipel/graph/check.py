@@ -9,9 +9,9 @@ import onnx_ir as ir
 from onnx import defs
 
 from archipel.errors import GraphError, ModelImportError
-from archipel.graph.functions import all_nodes
 from archipel.graph.opset import OPSET, STANDARD_DOMAINS, standard_nodes
 from archipel.graph.shapes import dims
+from archipel.graph.walk import proto_nodes
 
 _FLOATS = {"tensor(float)", "tensor(double)", "tensor(float16)", "tensor(bfloat16)"}
 
@@ -91,7 +91,7 @@ def refuse_foreign(proto: onnx.ModelProto) -> None:
     """Raise ModelImportError for a node whose domain is not the standard one, unless the model has its body."""
     bodies = {(function.domain, function.name) for function in proto.functions}
     graphs = [proto.graph.node, *(function.node for function in proto.functions)]
-    for node in (inner for nodes in graphs for inner in all_nodes(nodes)):
+    for node in (inner for nodes in graphs for inner in proto_nodes(nodes)):
         if node.domain in STANDARD_DOMAINS or (node.domain, node.op_type) in bodies:
             continue
         remedy = next(

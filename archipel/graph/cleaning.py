@@ -8,9 +8,9 @@ import numpy as np
 import onnx_ir as ir
 
 from archipel.graph.parameters import parameter_names
-from archipel.graph.passes.cleanup import remove_dead_code, remove_identities
-from archipel.graph.passes.simplify import fix_reshape_targets, fold_constants
+from archipel.graph.passes import FoldConstants, fix_reshape_targets, remove_dead_code, remove_identities
 from archipel.graph.shapes import constant_array, dims, is_float, static_size
+from archipel.graph.walk import ends
 
 # What nodes compute from constants may be this large; a few bytes of a file can ask for any size.
 _MAX_FOLDED = 512 * 512
@@ -41,7 +41,7 @@ def clean(model: ir.Model) -> None:
     remove_identities(model)
     _lift_weights(model)
     _fold_weights(model)
-    fold_constants(model, parameter_names(model), preserved=_is_large)
+    FoldConstants(parameter_names(model), preserved=_is_large)(model)
     remove_identities(model)
     fix_reshape_targets(model)
     remove_dead_code(model)
@@ -63,7 +63,7 @@ def _lift_weights(model: ir.Model) -> None:
         output, array = node.outputs[0], constant_array(node.outputs[0])
         if array is None or array.ndim == 0 or not is_float(output) or output.is_graph_output():
             continue
-        if not any(_weighs(*end) for end in _ends(output)):
+        if not any(_weighs(*end) for end in ends(output, _moves)):
             continue
         graph = model.graph
         name = output.name or ""
@@ -128,18 +128,8 @@ def _is_large(node: ir.Node) -> bool:
     return any(size is None or size > _MAX_FOLDED for size in sizes)
 
 
-def _ends(value: ir.Value) -> list[tuple[ir.Node, int]]:
-    """Who reads the value, as which input, after any reshapes on the way."""
-    found: list[tuple[ir.Node, int]] = []
-    waiting = [value]
-    while waiting:
-        for use in waiting.pop().uses():
-            moves = use.node.op_type in ("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten") and use.idx == 0
-            if moves and use.node.domain == "":
-                waiting.append(use.node.outputs[0])
-            else:
-                found.append((use.node, use.idx))
-    return found
+def _moves(node: ir.Node) -> bool:
+    return node.op_type in ("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten") and node.domain == ""
 
 
 def _weighs(node: ir.Node, index: int) -> bool:

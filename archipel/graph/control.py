@@ -44,22 +44,22 @@ def scan(
     for value in (*following, *emitted):
         inner.name_output(value, inner.unique(f"{name}/out"))
     direction = int(reverse)
-    found = op.Scan(
+    results = op.emit(
+        "Scan",
         *carried,
         *sequences,
         body=inner.graph,
         num_scan_inputs=len(sequences),
         scan_input_directions=[direction] * len(sequences) if reverse else None,
         scan_output_directions=[direction] * len(emitted) if reverse and emitted else None,
-        _outputs=len(carried) + len(emitted),
+        outputs=len(carried) + len(emitted),
     )
-    results = [found] if isinstance(found, ir.Value) else list(found)
     for before, value in zip(carried, results):
-        value.dtype, value.shape = before.dtype, before.shape
+        value.dtype, value.shape = dtype_of(before), before.shape
     length = dims(sequences[0])[0]
     for inside, value in zip(emitted, results[len(carried) :]):
         value.dtype, value.shape = dtype_of(inside), ir.Shape([length, *dims(inside)])
-    return results[: len(carried)], results[len(carried) :]
+    return list(results[: len(carried)]), list(results[len(carried) :])
 
 
 def _shape(inner: Builder, value: ir.Value, skip: int) -> list[int | str]:

@@ -11,6 +11,7 @@ from archipel.graph.functions import inline_functions
 from archipel.graph.model import Model
 from archipel.graph.shapes import constant_array
 from archipel.graph.sizes import Sizes
+from archipel.graph.walk import bodies
 
 _ENDLESS = 2**31  # exporters write the largest int64 for "until the condition says so"
 
@@ -45,11 +46,6 @@ def flops(model: Model) -> dict[str, int]:
             name = node.name or str(node.outputs[0].name)
             found[name] = found.get(name, 0) + count
     return found
-
-
-def bodies(node: ir.Node) -> list[ir.Graph]:
-    """The graphs that are attributes of the node."""
-    return [a.as_graph() for a in node.attributes.values() if a.type == ir.AttributeType.GRAPH]
 
 
 def _flops(node: ir.Node, sizes: Sizes) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import onnx
 import onnx.inliner
@@ -12,6 +12,7 @@ import onnx_ir.passes.common as common
 
 from archipel.errors import ModelImportError
 from archipel.graph.opset import OPSET, difference, opset_of, stamp, standard_nodes
+from archipel.graph.walk import proto_nodes
 
 Name = tuple[str, str]
 """Domain and operator."""
@@ -31,7 +32,7 @@ _INLINED = "archipel.inlined_functions"
 def refuse_too_many(proto: onnx.ModelProto) -> None:
     """Raise ModelImportError for more nodes than MAX_NODES, counted as if every function were inlined already, and for
     functions that call each other in a circle or too deeply."""
-    bodies = {(_name(function), function.overload): list(all_nodes(function.node)) for function in proto.functions}
+    bodies = {(_name(function), function.overload): list(proto_nodes(function.node)) for function in proto.functions}
     sizes: dict[tuple[Name, str], tuple[int, int]] = {}  # nodes, depth
 
     def total(nodes: list[onnx.NodeProto]) -> tuple[int, int]:
@@ -54,7 +55,7 @@ def refuse_too_many(proto: onnx.ModelProto) -> None:
         else:
             entered.add(key)
             waiting.extend(sorted(missing))
-    count, _ = total(list(all_nodes(proto.graph.node)))
+    count, _ = total(list(proto_nodes(proto.graph.node)))
     if count > MAX_NODES:
         raise ModelImportError(
             f"the model has {count} nodes with its functions inlined; at most {MAX_NODES} are supported"
@@ -97,15 +98,6 @@ def record_inlined(graph: ir.Graph, names: Iterable[Name]) -> None:
 def inlined_functions(graph: ir.Graph) -> set[Name]:
     """The functions that were inlined when the graph was imported."""
     return {(domain, op_type) for domain, op_type in json.loads(graph.metadata_props.get(_INLINED, "[]"))}
-
-
-def all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    """Nodes of every domain, those inside subgraphs included."""
-    for node in nodes:
-        yield node
-        for attribute in node.attribute:
-            for graph in (attribute.g, *attribute.graphs):
-                yield from all_nodes(graph.node)
 
 
 def inline_functions(model: ir.Model) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from archipel.graph.walk import levels, values
+
 _HALF = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
 _NUMBERS = frozenset(map(int, _HALF))
 # Attributes that name an element type: of Cast, of Random* and EyeLike, of the window functions.
@@ -16,16 +18,14 @@ def widen(model: ir.Model) -> list[str]:
 
     Returns a note for the report, empty if there was nothing to do. The model's own inputs and outputs change as well.
     """
-    graphs = [model.graph, *model.graph.subgraphs()]
     ports = [value.name or "" for value in (*model.graph.inputs, *model.graph.outputs) if value.dtype in _HALF]
     weights, inner = 0, 0
-    for graph in graphs:
+    for graph in levels(model.graph):
         for value in graph.initializers.values():
             if value.dtype in _HALF and value.const_value is not None:
                 value.const_value = _widened(value.const_value)
                 weights += 1
-        produced = [output for node in graph for output in node.outputs]
-        for value in (*graph.inputs, *graph.initializers.values(), *produced):
+        for value in values(graph):
             if value.dtype in _HALF:
                 value.dtype = ir.DataType.FLOAT
                 inner += 1

@@ -18,6 +18,7 @@ from archipel.graph.opset import IR_VERSION, OPSET, opset_of, stamp, standard_no
 from archipel.graph.parameters import parameter_names, record_parameters
 from archipel.graph.passes import simplify
 from archipel.graph.sources import MAX_BYTES, refuse_external
+from archipel.graph.walk import levels, proto_bodies, values
 
 
 def normalize(proto: onnx.ModelProto, parameters: Iterable[str] | None = None) -> ir.Model:
@@ -80,14 +81,12 @@ def normalize(proto: onnx.ModelProto, parameters: Iterable[str] | None = None) -
 
 def _separate_branches(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Give every value its own name, where two branches of an If may share some: inference takes them for one."""
-    if not any(
-        attribute.HasField("g") or attribute.graphs for node in proto.graph.node for attribute in node.attribute
-    ):
+    if not any(proto_bodies(node) for node in proto.graph.node):
         return proto
     model = ir.from_proto(proto)
     taken: set[str] = set()
-    for graph in (model.graph, *model.graph.subgraphs()):
-        for value in (*graph.inputs, *graph.initializers.values(), *(out for node in graph for out in node.outputs)):
+    for graph in levels(model.graph):
+        for value in list(values(graph)):
             name, count = value.name or "", 1
             while value.name and value.name in taken:
                 count += 1
@@ -100,8 +99,8 @@ def _require_tensors(graph: onnx.GraphProto) -> None:
     for sparse in graph.sparse_initializer:
         raise ModelImportError(f"the weight {sparse.values.name!r} is sparse; export it as a dense tensor")
     weights = {tensor.name for tensor in graph.initializer}
-    for kind, values in (("input", graph.input), ("output", graph.output)):
-        for value in values:
+    for kind, ports in (("input", graph.input), ("output", graph.output)):
+        for value in ports:
             if value.name in weights:
                 continue
             form = value.type.WhichOneof("value")

@@ -13,12 +13,12 @@ import onnx_ir as ir
 
 from archipel.bundle.roles import Program
 from archipel.errors import GraphError
-from archipel.graph.importers import importer
 from archipel.graph.loading import normalize
 from archipel.graph.onnx_import import load
 from archipel.graph.parameters import parameter_names
 from archipel.graph.report import ImportReport
 from archipel.graph.shapes import dims, dtype_of
+from archipel.importer_registry import find_importer
 
 if TYPE_CHECKING:
     import torch
@@ -115,7 +115,7 @@ class Model:
 
     @classmethod
     def _imported(cls, kind: str, *arguments: Any, **options: Any) -> Model:
-        model = importer(kind)(*arguments, **options)
+        model = find_importer(kind)(*arguments, **options)
         if not isinstance(model, cls):
             raise GraphError(f"the {kind} importer returned {type(model).__name__}, not {cls.__name__}")
         return model

@@ -11,6 +11,7 @@ from onnx import defs, helper
 
 from archipel.errors import ModelImportError
 from archipel.graph.opset import OPSET, difference, opset_of, stamp, standard_nodes
+from archipel.graph.walk import proto_bodies
 
 _BODIES = "archipel.bodies"
 
@@ -99,7 +100,6 @@ def _types(graph: onnx.GraphProto) -> dict[str, onnx.TypeProto]:
     for tensor in graph.initializer:
         found[tensor.name] = helper.make_tensor_type_proto(tensor.data_type, tensor.dims)
     for node in graph.node:
-        for attribute in node.attribute:
-            for inner in (attribute.g, *attribute.graphs):
-                found |= _types(inner)
+        for inner in proto_bodies(node):
+            found |= _types(inner)
     return found

@@ -10,6 +10,7 @@ import onnx
 from onnx import defs
 
 from archipel.errors import ModelImportError
+from archipel.graph.walk import proto_nodes
 
 OPSET = 21
 IR_VERSION = 10
@@ -44,12 +45,7 @@ def stamp(imports: list[onnx.OperatorSetIdProto], version: int) -> None:
 
 def standard_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
     """Nodes of the standard domain, those inside subgraphs included."""
-    for node in nodes:
-        if node.domain in STANDARD_DOMAINS:
-            yield node
-        for attribute in node.attribute:
-            for graph in (attribute.g, *attribute.graphs):
-                yield from standard_nodes(graph.node)
+    return (node for node in proto_nodes(nodes) if node.domain in STANDARD_DOMAINS)
 
 
 def difference(node: onnx.NodeProto, version: int, target: int = OPSET) -> str | None:

@@ -9,6 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from archipel.graph.shapes import dims, dtype_of
+from archipel.graph.walk import ends
 
 MAX_BYTES = 2**28
 """For all inputs of one sample together."""
@@ -18,6 +19,7 @@ KINDS = ("normal", "unit", "byte")
 
 # Symbolic sizes that are not the batch are tried in this order: windows, pictures and sequences have some of these.
 _SIZES = (16, 32, 64, 8, 128, 224, 256, 28, 4, 3, 2, 1)
+_HAND_ON = frozenset({"Reshape", "Cast", "Identity", "Squeeze", "Unsqueeze", "Transpose"})
 _INTEGERS = {ir.DataType.INT32, ir.DataType.INT64, ir.DataType.UINT32, ir.DataType.UINT64}
 
 
@@ -65,19 +67,9 @@ def _array(value: ir.Value, shape: list[int], kind: str, rng: np.random.Generato
 def _bound(value: ir.Value) -> int:
     """Integers are drawn below this: the rows of the table that they look up, or 2, which most other uses take."""
     found = [2**31]
-    waiting = [value]
-    seen: set[ir.Value] = set()
-    while waiting:
-        current = waiting.pop()
-        if current in seen:
-            continue
-        seen.add(current)
-        for use in current.uses():
-            node = use.node
-            if node.op_type == "Gather" and use.idx == 1 and node.inputs[0] is not None and node.inputs[0].shape:
-                axis = node.attributes.get("axis")
-                rows = dims(node.inputs[0])[0 if axis is None else axis.as_int()]
-                found.append(rows if isinstance(rows, int) and rows > 0 else 1)
-            elif node.op_type in ("Reshape", "Cast", "Identity", "Squeeze", "Unsqueeze", "Transpose") and use.idx == 0:
-                waiting.append(node.outputs[0])
+    for node, index in ends(value, lambda node: node.op_type in _HAND_ON):
+        if node.op_type == "Gather" and index == 1 and node.inputs[0] is not None and node.inputs[0].shape:
+            axis = node.attributes.get("axis")
+            rows = dims(node.inputs[0])[0 if axis is None else axis.as_int()]
+            found.append(rows if isinstance(rows, int) and rows > 0 else 1)
     return 2 if len(found) == 1 else min(found)

@@ -78,6 +78,14 @@ def is_static(shape: Sequence[Dim]) -> bool:
     return all(isinstance(d, int) for d in shape)
 
 
+def fixed_sizes(shape: Sequence[Dim]) -> list[int]:
+    """The sizes of a shape that has no symbolic dimension. Raises GraphError for one that has."""
+    sizes = [d for d in shape if isinstance(d, int)]
+    if len(sizes) < len(shape):
+        raise GraphError(f"expected fixed sizes, got {list(shape)}")
+    return sizes
+
+
 def produced_by(value: ir.Value) -> str:
     node = value.producer()
     return f" (output of {node.op_type} {node.name!r})" if node is not None else ""

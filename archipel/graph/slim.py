@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from archipel.graph.parameters import NAMES_KEY
 from archipel.graph.passes.constants import UNPACK
+from archipel.graph.walk import proto_bodies
 
 _OWN = "archipel."
 
@@ -54,8 +55,8 @@ def _clean_nodes(nodes: Iterable[onnx.NodeProto]) -> None:
         for attribute in node.attribute:
             for tensor in [attribute.t] if attribute.HasField("t") else attribute.tensors:
                 _keep_metadata(tensor)
-            for body in [attribute.g] if attribute.HasField("g") else attribute.graphs:
-                _clean(body)
+        for body in proto_bodies(node):
+            _clean(body)
 
 
 def _keep_metadata(owner: Any, keys: Collection[str] = ()) -> None:

@@ -13,6 +13,7 @@ from onnx import TensorProto
 from onnx.external_data_helper import ExternalDataInfo, load_external_data_for_model
 
 from archipel.errors import ModelImportError
+from archipel.graph.walk import proto_bodies
 
 MAX_BYTES = 2**31 - 1
 """What one protobuf may have; file and external data together, for a graph is checked and inferred as one."""
@@ -99,8 +100,8 @@ def _of_node(node: onnx.NodeProto) -> Iterator[TensorProto]:
         yield from attribute.tensors
         for sparse in (attribute.sparse_tensor, *attribute.sparse_tensors):
             yield from (sparse.values, sparse.indices)
-        for graph in (attribute.g, *attribute.graphs):
-            yield from _of_graph(graph)
+    for graph in proto_bodies(node):
+        yield from _of_graph(graph)
 
 
 def _check_external(name: str, folder: Path, external: list[TensorProto], size: int) -> None:

@@ -12,6 +12,7 @@ from archipel.errors import TrainingError
 from archipel.graph.model import Model
 from archipel.graph.parameters import statistics
 from archipel.graph.shapes import dims, dtype_of, static_size
+from archipel.graph.walk import inner_nodes
 from archipel.training.assembly import Assembly
 from archipel.training.dropout import is_dropout
 from archipel.training.folding import fold_batch_norm, is_batch_norm
@@ -78,7 +79,7 @@ def _layers(work: Assembly) -> list[tuple[ir.Node, ir.Value, tuple[ir.Value, ir.
     """Each BatchNormalization with its input, and its running mean and variance made state."""
     known = set(statistics(work.model.ir))
     found = []
-    for node in (node for graph in work.graph.subgraphs() for node in graph if is_batch_norm(node)):
+    for node in filter(is_batch_norm, inner_nodes(work.graph)):
         raise TrainingError(
             f"BatchNormalization {node.name!r} is inside a loop or branch, where its statistics cannot become state; "
             "move it outside, or use batch_norm='frozen'"
@@ -118,8 +119,7 @@ def _elements(work: Assembly, source: ir.Value, dtype: ir.DataType) -> ir.Value:
     else:
         # The same for all layers of one resolution, and computed once.
         counted = op.Mul(op.Shape(field, start=0, end=1), spatial)
-    result: ir.Value = op.Cast(counted, to=int(dtype))
-    return result
+    return op.Cast(counted, to=int(dtype))
 
 
 def _use_running(node: ir.Node) -> None:

@@ -14,6 +14,7 @@ import onnx_ir as ir
 from archipel.errors import TrainingError
 from archipel.graph.build import Builder
 from archipel.graph.shapes import constant_array, dims, dtype_of, static_size
+from archipel.graph.walk import inner_nodes
 from archipel.training.assembly import Assembly
 from archipel.training.hashing import Keys, Streams, bits
 
@@ -23,12 +24,11 @@ _UNIT = float(2**24)
 def activate(work: Assembly) -> list[Keys]:
     """Let every Dropout of the model drop, also where the file has it for inference. Returns the streams' keys."""
     streams: Streams | None = None
-    for inner in work.graph.subgraphs():
-        for node in _nodes(inner):
-            raise TrainingError(
-                f"Dropout {node.name!r} is inside a loop or branch, where masks are not supported; move it outside, or "
-                "pass dropout=False"
-            )
+    for node in filter(is_dropout, inner_nodes(work.graph)):
+        raise TrainingError(
+            f"Dropout {node.name!r} is inside a loop or branch, where masks are not supported; move it outside, or "
+            "pass dropout=False"
+        )
     for node in _nodes(work.graph):
         source, ratio = node.inputs[0], _ratio(node)
         if source is None or ratio == 0:
@@ -95,7 +95,7 @@ def _scaled(op: Builder, keep: ir.Value, source: ir.Value, ratio: float | ir.Val
     mask = op.Cast(keep, to=int(dtype))
     if isinstance(ratio, ir.Value):
         # At a ratio of 1 the mask is empty, and any finite factor does.
-        result: ir.Value = op.Div(mask, op.Max(op.Sub(1.0, op.Cast(ratio, to=int(dtype))), 2.0**-24))
+        result = op.Div(mask, op.Max(op.Sub(1.0, op.Cast(ratio, to=int(dtype))), 2.0**-24))
     else:
         result = op.Mul(mask, 1.0 / max(1.0 - ratio, 2.0**-24))
     return result

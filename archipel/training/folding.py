@@ -20,6 +20,7 @@ from archipel.graph.parameters import parameter_names, record_parameters
 from archipel.graph.passes import remove_dead_code
 from archipel.graph.passes.constants import constant_values
 from archipel.graph.shapes import constant_array, dims, is_static
+from archipel.graph.walk import only_reader
 
 _LAYERS = ("Conv", "ConvTranspose", "Gemm")
 _TYPES = ("float16", "float32", "float64")
@@ -182,7 +183,7 @@ def _layer(node: ir.Node) -> ir.Node | None:
     layer = None if source is None else source.producer()
     if source is None or layer is None or layer.op_type not in _LAYERS or layer.domain != "":
         return None
-    alone = len(list(source.uses())) == 1 and not source.is_graph_output() and layer.graph is node.graph
+    alone = only_reader(source) is not None and layer.graph is node.graph
     scaled = layer.op_type == "Gemm" and layer.attributes.get_float("beta", 1.0) != 1.0
     return layer if alone and not scaled else None
 

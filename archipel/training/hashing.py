@@ -59,8 +59,7 @@ def mix(op: Builder, value: ir.Value, key: ir.Value | None = None) -> ir.Value:
 
 
 def _fold(op: Builder, value: ir.Value, shift: int) -> ir.Value:
-    result: ir.Value = op.BitwiseXor(value, op.BitShift(value, _number(op, shift), direction="RIGHT"))
-    return result
+    return op.BitwiseXor(value, op.BitShift(value, _number(op, shift), direction="RIGHT"))
 
 
 def _number(op: Builder, value: int) -> ir.Value:

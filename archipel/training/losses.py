@@ -73,14 +73,14 @@ class CrossEntropy:
                 scores = op.Mul(scores, op.constant(np.reshape(self.class_weights, along), dtype_of(output)))
             uniform = op.ReduceMean(scores, [axis], keepdims=0)
             picked = op.Add(op.Mul(picked, 1.0 - self.label_smoothing), op.Mul(uniform, self.label_smoothing))
-        result: ir.Value = op.Neg(picked)
+        result = op.Neg(picked)
         if self.ignore_index is not None:
             result = op.Where(op.Equal(label, self.ignore_index), 0.0, result)
         return result
 
     def weights(self, op: Builder, output: ir.Value, label: ir.Value) -> ir.Value | None:
         if self.class_weights is not None:
-            result: ir.Value = op.Gather(self._table(op, output), self._classes(op, label))
+            result = op.Gather(self._table(op, output), self._classes(op, label))
             if self.ignore_index is not None:
                 result = op.Where(op.Equal(label, self.ignore_index), 0.0, result)
             return result
@@ -91,7 +91,7 @@ class CrossEntropy:
         return None
 
     def correct(self, op: Builder, output: ir.Value, label: ir.Value) -> ir.Value:
-        result: ir.Value = op.Equal(op.ArgMax(output, axis=self.axis % rank(output), keepdims=0), label)
+        result = op.Equal(op.ArgMax(output, axis=self.axis % rank(output), keepdims=0), label)
         weights = self.weights(op, output, label)
         return result if weights is None else op.And(result, op.Cast(weights, to=int(ir.DataType.BOOL)))
 
@@ -99,8 +99,7 @@ class CrossEntropy:
         """Labels that can be looked up, or else are found to be out of bounds: -1 would be the last class."""
         if self.ignore_index is not None:
             label = op.Where(op.Equal(label, self.ignore_index), 0, label)
-        result: ir.Value = op.BitwiseAnd(label, _LARGEST)
-        return result
+        return op.BitwiseAnd(label, _LARGEST)
 
     def _table(self, op: Builder, output: ir.Value) -> ir.Value:
         return op.constant(self.class_weights, dtype_of(output))
@@ -145,8 +144,7 @@ class BinaryCrossEntropy(_Regression):
 
     def values(self, op: Builder, output: ir.Value, label: ir.Value) -> ir.Value:
         if self.pos_weight == 1.0:
-            result: ir.Value = op.Sub(_softplus(op, output), op.Mul(output, label))
-            return result
+            return op.Sub(_softplus(op, output), op.Mul(output, label))
         # -log sigmoid(x) = softplus(-x), -log(1 - sigmoid(x)) = x + softplus(-x).
         extra = op.constant(np.subtract(self.pos_weight, 1.0), dtype_of(output))
         positive = op.Mul(_softplus(op, op.Neg(output)), op.Add(op.Mul(label, extra), 1.0))
@@ -154,8 +152,7 @@ class BinaryCrossEntropy(_Regression):
         return result
 
     def correct(self, op: Builder, output: ir.Value, label: ir.Value) -> ir.Value:
-        result: ir.Value = op.Equal(op.Greater(output, 0.0), op.Greater(label, 0.5))
-        return result
+        return op.Equal(op.Greater(output, 0.0), op.Greater(label, 0.5))
 
 
 @dataclass(frozen=True)
@@ -166,8 +163,7 @@ class SquaredError(_Regression):
 
     def values(self, op: Builder, output: ir.Value, label: ir.Value) -> ir.Value:
         away = op.Sub(output, label)
-        result: ir.Value = op.Mul(away, away)
-        return result
+        return op.Mul(away, away)
 
 
 @dataclass(frozen=True)
@@ -177,8 +173,7 @@ class AbsoluteError(_Regression):
     name = "l1"
 
     def values(self, op: Builder, output: ir.Value, label: ir.Value) -> ir.Value:
-        result: ir.Value = op.Abs(op.Sub(output, label))
-        return result
+        return op.Abs(op.Sub(output, label))
 
 
 @dataclass(frozen=True)
@@ -192,8 +187,7 @@ class Huber(_Regression):
         # With c the difference cut off at delta, both are c (d - c / 2).
         away = op.Sub(output, label)
         near = op.Clip(away, -self.delta, self.delta)
-        result: ir.Value = op.Mul(near, op.Sub(away, op.Mul(near, 0.5)))
-        return result
+        return op.Mul(near, op.Sub(away, op.Mul(near, 0.5)))
 
 
 @dataclass(frozen=True)
@@ -215,8 +209,7 @@ class KLDivergence(_Unweighted):
             # 0 log 0 is 0.
             target, logarithm = label, op.Log(op.Where(op.Greater(label, 0.0), label, 1.0))
         each = op.Mul(target, op.Sub(logarithm, op.LogSoftmax(output, axis=axis)))
-        result: ir.Value = op.ReduceSum(each, [axis], keepdims=0)
-        return result
+        return op.ReduceSum(each, [axis], keepdims=0)
 
     def correct(self, op: Builder, output: ir.Value, label: ir.Value) -> None:
         return None
@@ -287,28 +280,24 @@ def objective(op: Builder, loss: Loss, output: ir.Value, label: ir.Value) -> ir.
     values, weights = loss.values(op, output, label), loss.weights(op, output, label)
     if weights is None:
         return mean(op, values)
-    result: ir.Value = op.Div(total(op, values), total(op, weights))
-    return result
+    return op.Div(total(op, values), total(op, weights))
 
 
 def counted(op: Builder, values: ir.Value, weights: ir.Value | None) -> ir.Value:
     """How many labels have a weight other than 0, int64 scalar; `values` and `weights` are the loss's."""
     if weights is None:
-        result: ir.Value = op.Size(values)
-        return result
+        return op.Size(values)
     return total(op, op.Cast(op.Cast(weights, to=int(ir.DataType.BOOL)), to=int(ir.DataType.INT64)))
 
 
 def mean(op: Builder, values: ir.Value) -> ir.Value:
     """Scalar mean over all labels."""
-    result: ir.Value = op.ReduceMean(values, list(range(rank(values))), keepdims=0)
-    return result
+    return op.ReduceMean(values, list(range(rank(values))), keepdims=0)
 
 
 def total(op: Builder, values: ir.Value) -> ir.Value:
     """Scalar sum over all labels."""
-    result: ir.Value = op.ReduceSum(values, list(range(rank(values))), keepdims=0)
-    return result
+    return op.ReduceSum(values, list(range(rank(values))), keepdims=0)
 
 
 def _logits(function: str, expected: str, output: ir.Value, axis: int) -> tuple[tuple[Dim, ...], int]:
@@ -329,7 +318,7 @@ def _sizes(shape: Sequence[Dim]) -> list[int | str]:
 def _softplus(op: Builder, value: ir.Value) -> ir.Value:
     """log(1 + exp(value))."""
     if dtype_of(value) == ir.DataType.FLOAT:
-        result: ir.Value = op.Softplus(value)
+        result = op.Softplus(value)
     else:  # ONNX Runtime has no other kernel of Softplus
         pair = op.Concat(op.Unsqueeze(value, [-1]), op.Unsqueeze(op.full_like(value, 0.0), [-1]), axis=-1)
         result = op.ReduceLogSumExp(pair, [-1], keepdims=0)

@@ -8,7 +8,6 @@ from typing import TypeVar
 import msgspec
 import onnx_ir as ir
 
-from archipel.autodiff.activity import dependencies
 from archipel.bundle.roles import (
     Example,
     ExampleWeight,
@@ -28,6 +27,7 @@ from archipel.graph.build import Builder
 from archipel.graph.control import scan
 from archipel.graph.model import Model, TensorInfo
 from archipel.graph.shapes import dims
+from archipel.graph.walk import dependents
 
 P = TypeVar("P", bound=Port)
 
@@ -41,12 +41,7 @@ def enclose(
     """Move into the body what depends on the keys of `stand_ins`, and let it read the values instead.
 
     What depends on the values in `also` moves too."""
-    depending = {*stand_ins, *also}
-    nodes = []
-    for node in graph:
-        if any(value in depending for value in dependencies(node)):
-            depending.update(node.outputs)
-            nodes.append(node)
+    nodes = list(dependents(graph, {*stand_ins, *also}))
     graph.remove(nodes)
     for outside, inside in stand_ins.items():
         for use in list(outside.uses()):

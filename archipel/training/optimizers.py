@@ -91,8 +91,7 @@ class Descent:
         """The gradient with that of weight_decay |p|^2 / 2 added."""
         if not self.weight_decay:
             return gradient
-        result: ir.Value = op.Add(op.Mul(parameter, self.weight_decay), gradient)
-        return result
+        return op.Add(op.Mul(parameter, self.weight_decay), gradient)
 
 
 @dataclass(frozen=True)

@@ -123,8 +123,7 @@ def _objective(op: Builder, loss: Loss, output: ir.Value, label: ir.Value) -> ir
     if weights is None:
         return mean(op, values)
     count = op.Max(op.Cast(counted(op, values, weights), to=int(dtype_of(values))), 1.0)
-    result: ir.Value = op.Div(total(op, values), count)
-    return result
+    return op.Div(total(op, values), count)
 
 
 def _clip(op: Builder, gradients: Sequence[ir.Value], limit: float) -> list[ir.Value]:

@@ -89,7 +89,7 @@ class LossScale:
             # The sum is finite if and only if all are, unless it overflows itself, which then costs one step.
             sums = [op.ReduceSum(cast(op, g, ir.DataType.FLOAT), keepdims=0) for g in gradients]
             found = op.Sum(*sums) if len(sums) > 1 else sums[0]
-            finite: ir.Value = op.Not(op.Or(op.IsNaN(found), op.IsInf(found)))
+            finite = op.Not(op.Or(op.IsNaN(found), op.IsInf(found)))
             due = finite if when is None else op.And(finite, when)
             bad = op.Not(finite) if when is None else op.And(op.Not(finite), when)
             good = op.Add(self._good, op.Cast(due, to=int(ir.DataType.INT64)))

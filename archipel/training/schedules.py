@@ -31,8 +31,7 @@ class Schedule(ABC):
         """The factor in step `step` (int64 scalar), a float32 scalar."""
         # A power of a float32 near 1 is off by the number of steps times its rounding error.
         exact = self.at(op, op.Cast(step, to=int(ir.DataType.DOUBLE)))
-        result: ir.Value = op.Cast(exact, to=int(ir.DataType.FLOAT))
-        return result
+        return op.Cast(exact, to=int(ir.DataType.FLOAT))
 
     @abstractmethod
     def at(self, op: Builder, time: ir.Value) -> ir.Value:
@@ -59,8 +58,7 @@ class Exponential(Schedule):
 
     def at(self, op: Builder, time: ir.Value) -> ir.Value:
         periods = time if self.every == 1 else op.Floor(op.Div(time, float(self.every)))
-        result: ir.Value = op.Pow(_number(op, self.gamma), periods)
-        return result
+        return op.Pow(_number(op, self.gamma), periods)
 
 
 @dataclass(frozen=True)
@@ -73,8 +71,7 @@ class Linear(Schedule):
 
     def at(self, op: Builder, time: ir.Value) -> ir.Value:
         slope = (self.end - self.start) / self.steps
-        result: ir.Value = op.Add(op.Mul(op.Min(time, float(self.steps)), slope), self.start)
-        return result
+        return op.Add(op.Mul(op.Min(time, float(self.steps)), slope), self.start)
 
 
 @dataclass(frozen=True)
@@ -86,8 +83,7 @@ class Polynomial(Schedule):
 
     def at(self, op: Builder, time: ir.Value) -> ir.Value:
         left = op.Sub(1.0, op.Div(op.Min(time, float(self.steps)), float(self.steps)))
-        result: ir.Value = op.Pow(left, self.power)
-        return result
+        return op.Pow(left, self.power)
 
 
 @dataclass(frozen=True)
@@ -112,8 +108,7 @@ class Warmup(Schedule):
     def at(self, op: Builder, time: ir.Value) -> ir.Value:
         rising = Linear(self.base, self.steps, self.start, 1.0).at(op, time)
         later = self.schedule.at(op, op.Max(op.Sub(time, float(self.steps)), 0.0))
-        result: ir.Value = op.Where(op.Less(time, float(self.steps)), rising, later)
-        return result
+        return op.Where(op.Less(time, float(self.steps)), rising, later)
 
 
 @dataclass(frozen=True)
@@ -132,8 +127,7 @@ class OneCycle(Schedule):
         line = _anneal if self.anneal == "cos" else _straight
         up = line(op, op.Div(time, peak), self.start, 1.0)
         down = line(op, op.Div(op.Sub(op.Min(time, last), peak), last - peak), 1.0, self.end)
-        result: ir.Value = op.Where(op.LessOrEqual(time, peak), up, down)
-        return result
+        return op.Where(op.LessOrEqual(time, peak), up, down)
 
 
 def constant(lr: float) -> Constant:
@@ -214,10 +208,8 @@ def _number(op: Builder, value: float) -> ir.Value:
 
 def _anneal(op: Builder, progress: ir.Value, start: float, end: float) -> ir.Value:
     wave = op.Mul(op.Add(op.Cos(op.Mul(progress, math.pi)), 1.0), (start - end) / 2)
-    result: ir.Value = op.Add(wave, end)
-    return result
+    return op.Add(wave, end)
 
 
 def _straight(op: Builder, progress: ir.Value, start: float, end: float) -> ir.Value:
-    result: ir.Value = op.Add(op.Mul(progress, end - start), start)
-    return result
+    return op.Add(op.Mul(progress, end - start), start)

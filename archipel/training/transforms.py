@@ -161,5 +161,4 @@ def global_norm(op: Builder, gradients: Sequence[ir.Value]) -> ir.Value:
     wide = any(dtype_of(g) == ir.DataType.DOUBLE for g in gradients)
     dtype = ir.DataType.DOUBLE if wide else ir.DataType.FLOAT
     squares = [op.ReduceSumSquare(cast(op, g, dtype), keepdims=0) for g in gradients]
-    result: ir.Value = op.Sqrt(op.Sum(*squares) if len(squares) > 1 else squares[0])
-    return result
+    return op.Sqrt(op.Sum(*squares) if len(squares) > 1 else squares[0])

@@ -117,7 +117,7 @@ class Accumulation:
         self._sums = [work.state(f"{p.name}.accumulated", p) for p in work.parameters]
         with work.op.scope("accumulate"):
             place = work.op.Mod(minibatch(work), every)
-            self.due: ir.Value = work.op.Equal(place, every - 1)
+            self.due = work.op.Equal(place, every - 1)
 
     def add(self, gradients: Sequence[ir.Value]) -> list[ir.Value]:
         """The sums so far, those of all `every` gradients where `due`; after that they start from 0 again."""
@@ -138,8 +138,7 @@ def choose(
     for branch, values in ((made, then(made)), (kept, otherwise)):
         for value in values:
             branch.name_output(value, branch.unique(f"{branch.graph.name}/out"))
-    found = op.If(when, then_branch=made.graph, else_branch=kept.graph, _outputs=len(otherwise))
-    results = [found] if isinstance(found, ir.Value) else list(found)
+    results = list(op.emit("If", when, then_branch=made.graph, else_branch=kept.graph, outputs=len(otherwise)))
     for result, value in zip(results, otherwise):
-        result.dtype, result.shape = value.dtype, value.shape
+        result.dtype, result.shape = dtype_of(value), value.shape
     return results

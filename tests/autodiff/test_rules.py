@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import zlib
 from typing import Any
 
@@ -18,7 +17,6 @@ from archipel import Model
 from archipel.autodiff import RULES, vjp
 from archipel.graph import check_model
 
-importlib.import_module("archipel.autodiff.rules")
 OWN = sorted(key for key, rule in RULES.items() if rule.__module__.startswith("archipel."))
 STEP = 1e-5
 

@@ -16,9 +16,9 @@ from onnx.reference import ReferenceEvaluator
 from archipel import Model
 from archipel.errors import GraphError
 from archipel.graph import IMPORTERS, Builder, check_model
-from archipel.graph.importers import importer
 from archipel.graph.passes import remove_dead_code, share_subexpressions, simplify
 from archipel.graph.shapes import constant_array, dims
+from archipel.importer_registry import find_importer
 
 EMPTY = """<ir_version: 10, opset_import: ["" : 21]>
 agraph (double[n, 3] x, float[4] f) => (double[n, 3] y) { y = Identity (x) }"""
@@ -35,7 +35,7 @@ def test_values_are_typed_shaped_and_uniquely_named() -> None:
     with op.scope("part"):
         doubled = op.Mul(x, 2.0)
         again = op.Mul(x, 2.0)
-        half, rest = op.Split(f, _outputs=2, num_outputs=2)
+        half, rest = op.emit("Split", f, outputs=2, num_outputs=2)
     assert (doubled.name, again.name) == ("part/Mul", "part/Mul_2")
     assert (doubled.dtype, dims(doubled)) == (ir.DataType.DOUBLE, ("n", 3))
     assert (dims(half), dims(rest)) == ((2,), (2,))
@@ -126,9 +126,9 @@ def test_check_names_the_node() -> None:
 
 def test_importers_resolve() -> None:
     for source in IMPORTERS:
-        assert callable(importer(source))
+        assert callable(find_importer(source))
     with pytest.raises(GraphError, match=r"no importer for 'caffe'; known: .*torch"):
-        importer("caffe")
+        find_importer("caffe")
 
 
 @pytest.mark.parametrize(

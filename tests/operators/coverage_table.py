@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 import sys
 from collections import Counter, defaultdict
@@ -68,7 +67,6 @@ def results(per_operator: int = sys.maxsize) -> tuple[Result, ...]:
 
 def rules() -> dict[str, str]:
     """Standard operators with a rule -> its file."""
-    importlib.import_module("archipel.autodiff.rules")
     return {op_type: Path(where(rule)).name for (domain, op_type), rule in RULES.items() if domain == ""}
 
 

@@ -108,8 +108,7 @@ def _gelu_erf(op: Builder, x: ir.Value) -> ir.Value:
     scaled = op.Mul(x, math.sqrt(0.5))
     below = op.Mul(op.Add(op.Erf(scaled), 1.0), 0.5)
     bell = op.Exp(op.Neg(op.Mul(scaled, scaled)))
-    result: ir.Value = op.Add(below, op.Mul(op.Mul(x, 1 / math.sqrt(2 * math.pi)), bell))
-    return result
+    return op.Add(below, op.Mul(op.Mul(x, 1 / math.sqrt(2 * math.pi)), bell))
 
 
 def _gelu_tanh(op: Builder, x: ir.Value, y: ir.Value) -> ir.Value:
@@ -118,8 +117,7 @@ def _gelu_tanh(op: Builder, x: ir.Value, y: ir.Value) -> ir.Value:
     b = a * 0.044715
     square = op.Mul(x, x)
     p = op.Sigmoid(op.Mul(x, op.Add(op.Mul(square, b), a)))
-    result: ir.Value = op.Add(p, op.Mul(op.Mul(y, op.Sub(1.0, p)), op.Add(op.Mul(square, 3 * b), a)))
-    return result
+    return op.Add(p, op.Mul(op.Mul(y, op.Sub(1.0, p)), op.Add(op.Mul(square, 3 * b), a)))
 
 
 @rule("", "HardSigmoid")
@@ -141,21 +139,16 @@ def hard_swish(ctx: RuleContext) -> Gradients:
 
 def _positive(op: Builder, x: ir.Value) -> ir.Value:
     """1 where x > 0, else 0."""
-    result: ir.Value = op.Cast(op.Greater(x, 0.0), to=int(dtype_of(x)))
-    return result
+    return op.Cast(op.Greater(x, 0.0), to=int(dtype_of(x)))
 
 
 def _negative_part(op: Builder, x: ir.Value) -> ir.Value:
-    result: ir.Value = op.Clip(x, None, 0.0)
-    return result
+    return op.Clip(x, None, 0.0)
 
 
 def _step(op: Builder, x: ir.Value, below: float, above: float) -> ir.Value:
     """`above` where x > 0, else `below`."""
     mask = _positive(op, x)
-    result: ir.Value
     if above == 1.0 and 0.0 <= below <= 1.0:
-        result = op.Clip(mask, below, 1.0)
-    else:
-        result = op.Add(op.Mul(mask, above - below), below)
-    return result
+        return op.Clip(mask, below, 1.0)
+    return op.Add(op.Mul(mask, above - below), below)

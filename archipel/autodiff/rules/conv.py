@@ -71,8 +71,7 @@ def _weight_shape(ctx: RuleContext) -> tuple[int, int, tuple[Dim, ...]]:
 def _bias_gradient(ctx: RuleContext, g: ir.Value) -> ir.Value | None:
     if not ctx.wants(2):
         return None
-    total: ir.Value = ctx.op.ReduceSum(g, [0, *range(2, len(dims(ctx.output)))], keepdims=0)
-    return total
+    return ctx.op.ReduceSum(g, [0, *range(2, len(dims(ctx.output)))], keepdims=0)
 
 
 def _transposed_window(ctx: RuleContext, kernel: Sequence[Dim]) -> Window:
@@ -123,7 +122,7 @@ def _convolve(
     """Conv with an output of this shape; a depthwise one with short rows goes along the columns (1.3 ms -> 0.55 for
     64 channels of 25 x 5)."""
     if not _lies_flat(shape, window, group, dims(w)[1]):
-        result: ir.Value = op.Conv(x, w, b, group=group, **window.attributes)
+        result = op.Conv(x, w, b, group=group, **window.attributes)
     else:
         turned = Window(*(part[::-1] for part in astuple(window)))
         # Einsum and not Transpose, which with several threads takes ten times longer here (0.37 ms against 0.04).

@@ -25,7 +25,7 @@ import onnx_ir as ir
 
 from archipel.autodiff.rules.windows import LAST, Window, unfold
 from archipel.graph.build import Builder
-from archipel.graph.shapes import Dim, dims, dtype_of, static_size
+from archipel.graph.shapes import dims, dtype_of, fixed_sizes, static_size
 
 # With fewer rows than this in a window, laying out all of them is cheaper than one product per row of the kernel.
 _FEW = 64
@@ -58,8 +58,7 @@ def _laid_out(
     rows, positions = per_group * window.size, static_size(dims(g)[2:])
     if group == 1 and positions is not None and positions * (rows + filters) < rows * filters:
         left, right = _channels_first(op, g, filters), _channels_first(op, windows, rows)
-        result: ir.Value = op.Reshape(op.MatMul(left, op.swap_last(right)), [filters, per_group, *window.kernel])
-        return result
+        return op.Reshape(op.MatMul(left, op.swap_last(right)), [filters, per_group, *window.kernel])
     return _arrange(op, [_products(op, windows, rows, g, group, filters)], window, group, filters, per_group)
 
 
@@ -71,15 +70,13 @@ def _products(op: Builder, windows: ir.Value, rows: int, g: ir.Value, group: int
     left = op.Reshape(windows, [0, group, rows, -1])
     right = op.Reshape(g, [0, group, filters // group, -1])
     each = op.MatMul(left, op.swap_last(right))
-    total: ir.Value = op.Squeeze(each, [0]) if dims(g)[0] == 1 else op.ReduceSum(each, [0], keepdims=0)
-    return total
+    return op.Squeeze(each, [0]) if dims(g)[0] == 1 else op.ReduceSum(each, [0], keepdims=0)
 
 
 def _channels_first(op: Builder, value: ir.Value, channels: int) -> ir.Value:
     """[batch, channels, ...] -> [channels, batch * positions]."""
     turned = op.Transpose(op.Reshape(value, [0, channels, -1]), perm=[1, 0, 2])
-    result: ir.Value = op.Reshape(turned, [channels, -1])
-    return result
+    return op.Reshape(turned, [channels, -1])
 
 
 def _arrange(
@@ -96,8 +93,7 @@ def _arrange(
         total = parts[0]
     matrices = [-1, filters] if group == 1 else [group, -1, filters // group]
     turned = op.swap_last(op.Reshape(total, matrices))
-    result: ir.Value = op.Reshape(turned, [filters, per_group, *window.kernel])
-    return result
+    return op.Reshape(turned, [filters, per_group, *window.kernel])
 
 
 def _rows_shift(window: Window) -> bool:
@@ -144,7 +140,7 @@ def _diagonals(op: Builder, g: ir.Value, x: ir.Value, window: Window, channels: 
     lines = [*window.before[:-1], 0, 0, 0, *window.after[:-1], 0]
     padded = op.Pad(x, [0, 0, *lines]) if any(lines) else x
     source = op.Transpose(padded, perm=swap)
-    size, length = dims(x)[-1], dims(g)[-1]
+    size, length = fixed_sizes([dims(x)[-1], dims(g)[-1]])
     turned = op.swap_last(op.Reshape(op.Transpose(g, perm=swap), [channels, -1, length]))
     reach = [e - 1 for e in window.extent[:-1]]
     parts = []
@@ -158,13 +154,12 @@ def _diagonals(op: Builder, g: ir.Value, x: ir.Value, window: Window, channels: 
         parts.append(op.Reshape(products, [channels, 1, -1]))
     together = op.Concat(*parts, axis=1) if len(parts) > 1 else parts[0]
     total = op.MatMul(together, _diagonal_sums(window, size, length).astype(dtype_of(x).numpy()))
-    result: ir.Value = op.Reshape(total, [channels, 1, *window.kernel])
-    return result
+    return op.Reshape(total, [channels, 1, *window.kernel])
 
 
-def _diagonal_sums(window: Window, size: Dim, length: Dim) -> np.ndarray:
+def _diagonal_sums(window: Window, size: int, length: int) -> np.ndarray:
     """[length * size, kernel's last axis]: 1 where that position of the kernel joins the two elements."""
     stride, step, before = window.strides[-1], window.dilations[-1], window.before[-1]
-    out, place = np.mgrid[: int(length or 0), : int(size or 0)]
+    out, place = np.mgrid[:length, :size]
     joined = [(place == out * stride + tap * step - before).reshape(-1) for tap in range(window.kernel[-1])]
     return np.stack(joined, axis=1)

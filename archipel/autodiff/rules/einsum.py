@@ -93,22 +93,17 @@ def _gradient(ctx: RuleContext, operand: Factor, factors: list[Factor]) -> ir.Va
 
 def _product(ctx: RuleContext, factors: Sequence[Factor], output: list[Label]) -> ir.Value:
     if len(factors) == 1 and factors[0][1] == output:
-        same: ir.Value = ctx.op.Identity(factors[0][0])
-        return same
+        return ctx.op.Identity(factors[0][0])
     names = list(dict.fromkeys(label for _, labels, _ in factors for label in labels))
     if len(names) > len(ascii_letters):
         ctx.refuse("equation", f"its gradient has {len(names)} labels, there are {len(ascii_letters)} letters")
     letters = dict(zip(names, ascii_letters))
     terms = ["".join(letters[label] for label in labels) for labels in (*(labels for _, labels, _ in factors), output)]
-    result: ir.Value = ctx.op.Einsum(
-        *(value for value, _, _ in factors), equation=",".join(terms[:-1]) + "->" + terms[-1]
-    )
-    return result
+    return ctx.op.Einsum(*(value for value, _, _ in factors), equation=",".join(terms[:-1]) + "->" + terms[-1])
 
 
 def _identity(op: Builder, x: ir.Value, axis: int) -> ir.Value:
     size = dims(x)[axis]
     once = op.Shape(x, start=axis, end=axis + 1)
     shape = op.constant([size, size]) if isinstance(size, int) else op.Concat(once, once, axis=0)
-    result: ir.Value = op.EyeLike(zeros(op, shape, x))
-    return result
+    return op.EyeLike(zeros(op, shape, x))

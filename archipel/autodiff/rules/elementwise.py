@@ -110,15 +110,12 @@ def _slope(ctx: RuleContext, x: ir.Value, exponent: ir.Value) -> ir.Value:
     """y x^(y-1), and 0 where y is 0."""
     op = ctx.op
     fixed = constant_array(ctx.input(1))
-    result: ir.Value
     if fixed is not None and fixed.size == 1:
         value = float(fixed.reshape(()))
-        result = op.Mul(x if value == 2.0 else op.Pow(x, value - 1.0 if value else 0.0), value)
-    else:
-        # Where the exponent is 0: x^0 * 0, as x^-1 would be infinite at 0.
-        less = op.Sub(exponent, op.Cast(op.Cast(exponent, to=int(ir.DataType.BOOL)), to=int(dtype_of(x))))
-        result = op.Mul(exponent, op.Pow(x, less))
-    return result
+        return op.Mul(x if value == 2.0 else op.Pow(x, value - 1.0 if value else 0.0), value)
+    # Where the exponent is 0: x^0 * 0, as x^-1 would be infinite at 0.
+    less = op.Sub(exponent, op.Cast(op.Cast(exponent, to=int(ir.DataType.BOOL)), to=int(dtype_of(x))))
+    return op.Mul(exponent, op.Pow(x, less))
 
 
 @rule("", "Sum")

@@ -90,7 +90,7 @@ def scatter_nd(ctx: RuleContext) -> Gradients:
     op, indices = ctx.op, ctx.input(1)
 
     def read(source: ir.Value) -> ir.Value:
-        found: ir.Value = op.GatherND(source, indices)
+        found = op.GatherND(source, indices)
         found.shape = ctx.input(2).shape
         return found
 

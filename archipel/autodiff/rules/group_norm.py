@@ -8,7 +8,7 @@ from archipel.autodiff.context import RuleContext
 from archipel.autodiff.registry import Gradients, rule
 from archipel.autodiff.rules.normalization import EPSILON, HALVES, backward, cast, elements_per, fill, project, trained
 from archipel.graph.build import Builder
-from archipel.graph.shapes import dims, dtype_of, rank
+from archipel.graph.shapes import dims, dtype_of, fixed_sizes, is_static, rank
 
 
 @rule("", "InstanceNormalization")
@@ -78,19 +78,16 @@ def _channels(ctx: RuleContext, scale: ir.Value) -> int:
 def _rows(op: Builder, x: ir.Value, per_example: int) -> ir.Value:
     """[batch, channels, *spatial] as [1, batch * per_example, the rest]."""
     batch = dims(x)[0]
-    result: ir.Value
     if isinstance(batch, int):
-        result = op.Reshape(x, [1, batch * per_example, -1])
-    else:
-        rows = op.Mul(op.Shape(x, end=1), [per_example])
-        result = op.Reshape(x, op.Concat([1], rows, [-1], axis=0))
-        result.shape = ir.Shape([1, None, None])
+        return op.Reshape(x, [1, batch * per_example, -1])
+    rows = op.Mul(op.Shape(x, end=1), [per_example])
+    result = op.Reshape(x, op.Concat([1], rows, [-1], axis=0))
+    result.shape = ir.Shape([1, None, None])
     return result
 
 
 def _each_example(op: Builder, per_channel: ir.Value, x: ir.Value) -> ir.Value:
     """[channels] -> [batch * channels]"""
     both = dims(x)[:2]
-    target = list(both) if all(isinstance(d, int) for d in both) else op.Shape(x, end=2)
-    result: ir.Value = op.Reshape(op.Expand(per_channel, target), [-1])
-    return result
+    target = fixed_sizes(both) if is_static(both) else op.Shape(x, end=2)
+    return op.Reshape(op.Expand(per_channel, target), [-1])

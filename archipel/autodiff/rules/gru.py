@@ -43,22 +43,22 @@ class _Cell:
     def forward(self, d: Direction) -> Forward:
         op, hidden = d.op, d.hidden
         sigma, tanh = d.activations
-        gates, new = op.Split(d.r, [2 * hidden, hidden], axis=0, _outputs=2)
+        gates, new = op.emit("Split", d.r, [2 * hidden, hidden], axis=0, outputs=2)
         bias = inner = None
         if d.biases is not None:
             outside, recurrent = d.biases
             if self.linear_before_reset:
-                of_gates, of_new = op.Split(recurrent, [2 * hidden, hidden], axis=0, _outputs=2)
+                of_gates, of_new = op.emit("Split", recurrent, [2 * hidden, hidden], axis=0, outputs=2)
                 inner = op.Unsqueeze(of_new, [1])
                 recurrent = op.Pad(of_gates, [0, hidden])
             bias = op.Add(outside, recurrent)
-        inputs = op.Split(d.project(bias), [2 * hidden, hidden], axis=1, _outputs=2)
+        inputs = op.emit("Split", d.project(bias), [2 * hidden, hidden], axis=1, outputs=2)
 
         def step(op: Builder, carried: Values, items: Values) -> tuple[Values, Values]:
             (h,), (x_gates, x_new) = carried, items
             a_gates = op.Gemm(gates, h, x_gates)
             zr = sigma(op, clipped(op, a_gates, self.clip))
-            z, r = op.Split(zr, num_outputs=2, axis=0, _outputs=2)
+            z, r = op.emit("Split", zr, num_outputs=2, axis=0, outputs=2)
             if self.linear_before_reset:
                 reset = op.Gemm(new, h, inner)
                 a_new = op.Add(x_new, op.Mul(r, reset))
@@ -76,7 +76,7 @@ class _Cell:
     def backward(self, d: Direction, run: Forward, cotangents: Cotangents) -> Backward:
         op, (zr, n, change, reset, *a) = d.op, run.kept
         sigma, tanh = d.activations
-        z, r = op.Split(zr, num_outputs=2, axis=1, _outputs=2)
+        z, r = op.emit("Split", zr, num_outputs=2, axis=1, outputs=2)
         read = reset if self.linear_before_reset else op.Add(change, n)
         slopes = sigma.pull(op, zr, op.Concat(change, read, axis=1))
         to_n = tanh.pull(op, n, op.Sub(op.full_like(z, 1.0), z))
@@ -98,7 +98,7 @@ class _Cell:
     ) -> Backward:
         """n read r * (R before + bias)."""
         op = d.op
-        to_z, to_r = op.Split(slopes, num_outputs=2, axis=1, _outputs=2)
+        to_z, to_r = op.emit("Split", slopes, num_outputs=2, axis=1, outputs=2)
         slopes = op.Concat(to_z, op.Mul(to_n, to_r), op.Mul(to_n, r), axis=1)
         weights = op.Transpose(d.r, perm=[1, 0])
 
@@ -124,9 +124,8 @@ class _Cell:
     ) -> Backward:
         """n read R (r * before)."""
         op = d.op
-        gate_weights, new_weights = op.Split(
-            op.Transpose(d.r, perm=[1, 0]), [2 * d.hidden, d.hidden], axis=1, _outputs=2
-        )
+        flipped = op.Transpose(d.r, perm=[1, 0])
+        gate_weights, new_weights = op.emit("Split", flipped, [2 * d.hidden, d.hidden], axis=1, outputs=2)
 
         def step(op: Builder, carried: Values, items: Values) -> tuple[Values, Values]:
             (slope, slope_n, keep, part, *dy), (dh,) = items, carried

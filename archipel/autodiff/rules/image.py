@@ -123,15 +123,12 @@ def _apply(op: Builder, g: ir.Value, axis: int, matrix: np.ndarray) -> ir.Value:
     """The transposed matrix along one axis of g."""
     constant, n = matrix.astype(dtype_of(g).numpy()), rank(g)
     if axis == n - 1:
-        last: ir.Value = op.MatMul(g, constant)
-        return last
+        return op.MatMul(g, constant)
     if axis == n - 2:
-        before: ir.Value = op.MatMul(np.ascontiguousarray(constant.T), g)
-        return before
+        return op.MatMul(np.ascontiguousarray(constant.T), g)
     order = [*(i for i in range(n) if i != axis), axis]
     moved = op.MatMul(op.Transpose(g, perm=order), constant)
-    back: ir.Value = op.Transpose(moved, perm=[order.index(i) for i in range(n)])
-    return back
+    return op.Transpose(moved, perm=[order.index(i) for i in range(n)])
 
 
 def _sum_repeats(op: Builder, g: ir.Value, x: ir.Value, repeats: dict[int, int]) -> ir.Value:
@@ -142,7 +139,7 @@ def _sum_repeats(op: Builder, g: ir.Value, x: ir.Value, repeats: dict[int, int])
     if min(repeats) >= 2 and n <= 5:
         kernel = [repeats.get(axis, 1) for axis in range(2, n)]
         mean = op.AveragePool(g, kernel_shape=kernel, strides=kernel)
-        result: ir.Value = op.Mul(mean, float(math.prod(kernel)))
+        result = op.Mul(mean, float(math.prod(kernel)))
     else:
         result = g
         for axis, count in sorted(repeats.items(), reverse=True):
@@ -160,7 +157,7 @@ def _sum_groups(op: Builder, value: ir.Value, axis: int, count: int) -> ir.Value
         op.Slice(shape, [axis + 1], [rank(value)], [0]),
     ]
     split = op.Reshape(value, op.Concat(*parts, axis=0))
-    total: ir.Value = op.ReduceSum(split, [axis + 1], keepdims=0)
+    total = op.ReduceSum(split, [axis + 1], keepdims=0)
     size = dims(value)[axis]
     total.shape = ir.Shape(
         [*dims(value)[:axis], size // count if isinstance(size, int) else None, *dims(value)[axis + 1 :]]

@@ -26,7 +26,7 @@ def concat(ctx: RuleContext) -> Gradients:
     wanted = [i for i in range(len(parts)) if ctx.wants(i)]
     if len(sizes) < len(parts) or len(wanted) > 1:
         every = sizes if len(sizes) == len(parts) else op.Concat(*(_sizes(op, x, [axis]) for x in parts), axis=0)
-        found = list(op.Split(g, every, axis=axis, _outputs=len(parts)))
+        found = list(op.emit("Split", g, every, axis=axis, outputs=len(parts)))
         for part, gradient in zip(parts, found):
             gradient.shape = part.shape
         return found
@@ -104,32 +104,31 @@ def embed(
     if isinstance(before, ir.Value) or not is_static([*have, *want]):
         first = before if isinstance(before, ir.Value) else op.constant(np.array(before, np.int64))
         size, kept = _sizes(op, like, axes), _sizes(op, value, axes)
-        pads = op.Concat(first, op.Sub(op.Sub(size, first), kept), axis=0)
-        pads = op.ScatterElements(op.constant(np.zeros(2 * n, np.int64)), places, pads, axis=0)
+        amounts = op.Concat(first, op.Sub(op.Sub(size, first), kept), axis=0)
+        pads = op.ScatterElements(op.constant(np.zeros(2 * n, np.int64)), places, amounts, axis=0)
     else:
         after = [w - b - h for w, b, h in zip(want, before, have)]  # type: ignore[operator]
         if not any(before) and not any(after):
             return value
-        pads = np.zeros(2 * n, np.int64)
-        pads[places] = [*before, *after]
+        padding = np.zeros(2 * n, np.int64)
+        padding[places] = [*before, *after]
+        pads = op.constant(padding)
     # Not the input `axes` of Pad: ONNX Runtime moves a Transpose across it as if pads were for all axes.
-    result: ir.Value = op.Pad(value, pads)
+    result = op.Pad(value, pads)
     result.shape = like.shape
     return result
 
 
 def zeros(op: Builder, shape: ir.Value, like: ir.Value) -> ir.Value:
     """Of the type of `like`; `shape` is int64 [rank]."""
-    found: ir.Value = op.ConstantOfShape(shape, value=ir.tensor(np.zeros(1, dtype_of(like).numpy())))
-    return found
+    return op.ConstantOfShape(shape, value=ir.tensor(np.zeros(1, dtype_of(like).numpy())))
 
 
 def int64(op: Builder, indices: ir.Value) -> ir.Value:
     """Indices in the one type that every operator takes."""
     if indices.dtype == ir.DataType.INT64:
         return indices
-    found: ir.Value = op.Cast(indices, to=int(ir.DataType.INT64))
-    return found
+    return op.Cast(indices, to=int(ir.DataType.INT64))
 
 
 def _axes_and_steps(ctx: RuleContext) -> tuple[list[int] | None, list[int] | None]:
@@ -187,7 +186,7 @@ def _reverse(op: Builder, value: ir.Value, axes: list[int]) -> ir.Value:
     if not axes:
         return value
     n = len(axes)
-    result: ir.Value = op.Slice(value, [-1] * n, [_BEFORE_FIRST] * n, axes, [-1] * n)
+    result = op.Slice(value, [-1] * n, [_BEFORE_FIRST] * n, axes, [-1] * n)
     result.shape = value.shape
     return result
 
@@ -197,9 +196,7 @@ def _space(op: Builder, value: ir.Value, axis: int, step: int) -> ir.Value:
     items = op.Unsqueeze(value, [axis + 1])
     rest = zeros(op, _multiplied(op, items, axis + 1, step - 1), value)
     shape, size = dims(value), dims(value)[axis]
-    result: ir.Value = op.Reshape(
-        op.Concat(items, rest, axis=axis + 1), _multiplied(op, value, axis, step), allowzero=1
-    )
+    result = op.Reshape(op.Concat(items, rest, axis=axis + 1), _multiplied(op, value, axis, step), allowzero=1)
     result.shape = ir.Shape([*shape[:axis], size * step if isinstance(size, int) else None, *shape[axis + 1 :]])
     return result
 
@@ -209,14 +206,13 @@ def _multiplied(op: Builder, value: ir.Value, axis: int, factor: int) -> ir.Valu
     shape, factors = dims(value), [factor if i == axis else 1 for i in range(rank(value))]
     if is_static(shape):
         return op.constant(np.multiply(shape, factors))  # type: ignore[arg-type]
-    found: ir.Value = op.Mul(op.Shape(value), factors)
-    return found
+    return op.Mul(op.Shape(value), factors)
 
 
 def _positions(op: Builder, x: ir.Value) -> ir.Value:
     """Each element's position in the flattened `x`, int64, in the shape of `x`."""
     size = static_size(dims(x))
-    found: ir.Value = op.Reshape(op.Range(0, op.Size(x) if size is None else size, 1), op.shape_of(x), allowzero=1)
+    found = op.Reshape(op.Range(0, op.Size(x) if size is None else size, 1), op.shape_of(x), allowzero=1)
     found.shape = x.shape
     return found
 
@@ -233,5 +229,4 @@ def _sizes(op: Builder, value: ir.Value, axes: Sequence[int]) -> ir.Value:
     sizes = [dims(value)[axis] for axis in axes]
     if is_static(sizes):
         return op.constant(np.array(sizes, np.int64))
-    found: ir.Value = op.Gather(op.Shape(value), list(axes))
-    return found
+    return op.Gather(op.Shape(value), list(axes))

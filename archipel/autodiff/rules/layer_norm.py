@@ -8,7 +8,7 @@ from archipel.autodiff.context import RuleContext
 from archipel.autodiff.registry import Gradients, rule
 from archipel.autodiff.rules.normalization import EPSILON, HALVES, Statistics, cast, elements_per, project
 from archipel.graph.build import Builder
-from archipel.graph.shapes import dims, dtype_of, rank
+from archipel.graph.shapes import dims, dtype_of, fixed_sizes, is_static, rank
 
 
 @rule("", "LayerNormalization")
@@ -64,8 +64,9 @@ def _statistics(ctx: RuleContext, x: ir.Value, stash: ir.DataType, dtype: ir.Dat
     if len(node.outputs) == 3 and all(value.dtype is not None for value in node.outputs):
         return _row(op, node.outputs[1], dtype), _row(op, node.outputs[2], dtype)
     with op.after(node):
-        found = op.LayerNormalization(
-            *node.inputs, axis=ctx.attribute("axis", -1), epsilon=epsilon, stash_type=int(stash), _outputs=3
+        axis = ctx.attribute("axis", -1)
+        found = op.emit(
+            "LayerNormalization", *node.inputs, axis=axis, epsilon=epsilon, stash_type=int(stash), outputs=3
         )
     ctx.replace(*found[: len(node.outputs)])
     return _row(op, found[1], dtype), _row(op, found[2], dtype)
@@ -79,18 +80,21 @@ def _columns(ctx: RuleContext, index: int, axis: int, dtype: ir.DataType) -> ir.
         ctx.refuse("Scale", f"differs between the rows that are normalized, its shape is {list(dims(value))}")
     normalized = dims(x)[axis:]
     if dims(value)[len(lead) :] != normalized:
-        fixed = all(isinstance(d, int) for d in normalized)
-        value = op.Expand(value, list(normalized) if fixed else op.Shape(x, start=axis))
-    result: ir.Value = op.Reshape(value, [-1])
-    return result
+        value = op.Expand(value, _target(op, x, axis))
+    return op.Reshape(value, [-1])
+
+
+def _target(op: Builder, x: ir.Value, axis: int) -> list[int] | ir.Value:
+    """The sizes of x from an axis on."""
+    normalized = dims(x)[axis:]
+    return fixed_sizes(normalized) if is_static(normalized) else op.Shape(x, start=axis)
 
 
 def _reduce_columns(ctx: RuleContext, row: ir.Value, index: int, axis: int) -> ir.Value:
     """The adjoint of `_columns`, for row [1, columns]."""
     op, x, value = ctx.op, ctx.input(0), ctx.input(index)
     normalized = dims(x)[axis:]
-    fixed = all(isinstance(d, int) for d in normalized)
-    full = op.Reshape(row, list(normalized) if fixed else op.Shape(x, start=axis))
+    full = op.Reshape(row, _target(op, x, axis))
     full.shape = ir.Shape(normalized)
     extra = rank(value) - len(normalized)
     if extra > 0:
@@ -110,5 +114,4 @@ def lp_normalization(ctx: RuleContext) -> Gradients:
 
 
 def _row(op: Builder, statistic: ir.Value, dtype: ir.DataType) -> ir.Value:
-    result: ir.Value = op.Reshape(cast(op, statistic, dtype), [-1])
-    return result
+    return op.Reshape(cast(op, statistic, dtype), [-1])

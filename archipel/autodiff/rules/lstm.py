@@ -49,13 +49,13 @@ class _Cell:
         def step(op: Builder, carried: Values, items: Values) -> tuple[Values, Values]:
             h, before = carried
             a = op.Gemm(d.r, h, items[0])
-            a_iof, a_g = op.Split(a, parts, axis=0, _outputs=2)
+            a_iof, a_g = op.emit("Split", a, parts, axis=0, outputs=2)
             g = tanh(op, clipped(op, a_g, self.clip))
             if peepholes or self.input_forget:
                 a_iof, iof, i, o, c = self._apart(op, d, a_iof, g, before, peepholes)
             else:
                 iof = sigma(op, clipped(op, a_iof, self.clip))
-                i, o, f = op.Split(iof, num_outputs=3, axis=0, _outputs=3)
+                i, o, f = op.emit("Split", iof, num_outputs=3, axis=0, outputs=3)
                 c = op.Add(op.Mul(f, before), op.Mul(i, g))
             squashed = squash(op, c)
             h = op.Mul(o, squashed)
@@ -65,7 +65,7 @@ class _Cell:
         final, emitted = d.loop(step, d.initial, [d.project(d.bias())])
         cells, kept = (emitted[:1], emitted[1:]) if keep else ([], emitted)
         # One product over all steps costs less than a copy of h in each.
-        o = d.op.Split(kept[0], num_outputs=3, axis=1, _outputs=3)[1]
+        o = d.op.emit("Split", kept[0], num_outputs=3, axis=1, outputs=3)[1]
         return Forward([d.op.Mul(o, kept[2]), *cells], final, kept)
 
     def _apart(
@@ -73,7 +73,7 @@ class _Cell:
     ) -> tuple[ir.Value, ...]:
         """The gates one by one: i, f, c, and then o, which may see c."""
         sigma = d.activations[0]
-        a_i, a_o, a_f = op.Split(a, num_outputs=3, axis=0, _outputs=3)
+        a_i, a_o, a_f = op.emit("Split", a, num_outputs=3, axis=0, outputs=3)
         if peepholes:
             a_i, a_f = op.Add(a_i, op.Mul(peepholes[0], before)), op.Add(a_f, op.Mul(peepholes[2], before))
         i = sigma(op, clipped(op, a_i, self.clip))
@@ -108,7 +108,7 @@ class _Cell:
         """What a step multiplies: (dc, dh, dc, dc) to get the gates' gradients, dh to add to dc, dc to pass it on."""
         op, (iof, g, squashed, before, *a) = d.op, run.kept
         sigma, tanh, squash = d.activations
-        i, o, f = op.Split(iof, num_outputs=3, axis=1, _outputs=3)
+        i, o, f = op.emit("Split", iof, num_outputs=3, axis=1, outputs=3)
         to_i, to_f = (op.Sub(g, before), op.full_like(g, 0.0)) if self.input_forget else (g, before)
         slopes = sigma.pull(op, iof, op.Concat(to_i, squashed, to_f, axis=1))
         slope_g = tanh.pull(op, g, i)
@@ -118,7 +118,7 @@ class _Cell:
         through_h, through_c = squash.pull(op, squashed, o), f
         if d.peepholes is not None:
             p_i, p_o, p_f = _peepholes(d)
-            s_i, s_o, s_f = op.Split(slopes, num_outputs=3, axis=1, _outputs=3)
+            s_i, s_o, s_f = op.emit("Split", slopes, num_outputs=3, axis=1, outputs=3)
             through_h = op.Add(through_h, op.Mul(s_o, p_o))
             through_c = op.Add(op.Add(f, op.Mul(s_i, p_i)), op.Mul(s_f, p_f))
         return [op.Concat(slopes, slope_g, axis=1), through_h, through_c]
@@ -127,7 +127,7 @@ class _Cell:
 def _peepholes(d: Direction) -> Values:
     if d.peepholes is None:
         return []
-    return list(d.op.Split(d.op.Unsqueeze(d.peepholes, [1]), num_outputs=3, axis=0, _outputs=3))
+    return list(d.op.emit("Split", d.op.Unsqueeze(d.peepholes, [1]), num_outputs=3, axis=0, outputs=3))
 
 
 def _peephole_gradient(d: Direction, run: Forward, gates: ir.Value) -> ir.Value | None:
@@ -135,5 +135,4 @@ def _peephole_gradient(d: Direction, run: Forward, gates: ir.Value) -> ir.Value 
         return None
     op, before, after = d.op, run.kept[3], run.states[1]
     seen = op.Concat(before, after, before, axis=1)
-    total: ir.Value = op.ReduceSum(op.Mul(seen, op.Slice(gates, [0], [3 * d.hidden], [1])), [0, 2], keepdims=0)
-    return total
+    return op.ReduceSum(op.Mul(seen, op.Slice(gates, [0], [3 * d.hidden], [1])), [0, 2], keepdims=0)

@@ -34,8 +34,7 @@ def _right_gradient(ctx: RuleContext, left: ir.Value, right: ir.Value, g: ir.Val
         k, n = dims(right)
         if isinstance(k, int) and isinstance(n, int) and k > 0 and n > 0:
             rows, grads = op.Reshape(left, [-1, k]), op.Reshape(g, [-1, n])
-            product: ir.Value = op.MatMul(op.swap_last(rows), grads)
-            return product
+            return op.MatMul(op.swap_last(rows), grads)
     return op.sum_to(op.MatMul(op.swap_last(left), g), right)
 
 

@@ -102,8 +102,8 @@ def trained(op: Builder, x: ir.Value, scale: ir.Value, bias: ir.Value, epsilon: 
     """
     size, own = op.Cast(op.Size(x), to=int(dtype_of(scale))), len(op.graph)
     before = [op.Div(fill(op, scale, own + part), size) for part in (0.0, 0.5)]
-    y, mean, var = op.BatchNormalization(
-        x, scale, bias, *before, training_mode=1, momentum=0.0, epsilon=epsilon, _outputs=3
+    y, mean, var = op.emit(
+        "BatchNormalization", x, scale, bias, *before, training_mode=1, momentum=0.0, epsilon=epsilon, outputs=3
     )
     mean.shape = var.shape = scale.shape
     return y, Statistics(mean, var, epsilon)
@@ -139,8 +139,7 @@ def standardize(
     """scale * (v - mean) / deviation + shift for v [batch, channels, ...]; by default scale is 1 and shift 0."""
     one = fill(op, by.mean, 1.0) if scale is None else scale
     zero = fill(op, by.mean, 0.0) if shift is None else shift
-    result: ir.Value = op.BatchNormalization(v, one, zero, by.mean, by.var, epsilon=by.epsilon)
-    return result
+    return op.BatchNormalization(v, one, zero, by.mean, by.var, epsilon=by.epsilon)
 
 
 def fill(op: Builder, like: ir.Value, content: float) -> ir.Value:
@@ -156,13 +155,11 @@ def elements_per(op: Builder, part: ir.Value, whole: ir.Value) -> ir.Value:
     have, want = static_size(dims(whole)), static_size(dims(part))
     if have is not None and want:
         return op.constant(have / want, dtype_of(whole))
-    found: ir.Value = op.Cast(op.Div(op.Size(whole), op.Size(part)), to=int(dtype_of(whole)))
-    return found
+    return op.Cast(op.Div(op.Size(whole), op.Size(part)), to=int(dtype_of(whole)))
 
 
 def cast(op: Builder, v: ir.Value, dtype: ir.DataType) -> ir.Value:
-    result: ir.Value = v if v.dtype == dtype else op.Cast(v, to=int(dtype))
-    return result
+    return v if v.dtype == dtype else op.Cast(v, to=int(dtype))
 
 
 def _standardize_row(op: Builder, v: ir.Value, by: Statistics, scale: ir.Value | None = None) -> ir.Value:
@@ -179,5 +176,4 @@ def _over_channels(op: Builder, reduce: Callable[..., ir.Value], v: ir.Value) ->
 
 def _channels_second(op: Builder, v: ir.Value) -> ir.Value:
     # ONNX takes a single axis as the batch, of one channel.
-    result: ir.Value = v if rank(v) > 1 else op.Unsqueeze(v, [1])
-    return result
+    return v if rank(v) > 1 else op.Unsqueeze(v, [1])

@@ -81,7 +81,7 @@ def _rest(x: ir.Value, window: Window) -> list[int] | None:
 
 def _repeat(op: Builder, value: ir.Value, window: Window, shape: tuple[Dim, ...]) -> ir.Value:
     scales = np.array([1, 1, *window.kernel], np.float32)
-    result: ir.Value = op.Resize(
+    result = op.Resize(
         value, None, scales, mode="nearest", coordinate_transformation_mode="asymmetric", nearest_mode="floor"
     )
     spatial = [d - d % k if isinstance(d, int) else None for d, k in zip(shape[2:], window.kernel)]
@@ -152,8 +152,7 @@ def _like_output(ctx: RuleContext, value: ir.Value, window: Window) -> ir.Value:
     if not ctx.attribute("ceil_mode", 0) or is_static(dims(ctx.input(0))[2:]) or not any(late):
         return value
     n = len(window.kernel)
-    result: ir.Value = ctx.op.Slice(value, [0] * n, ctx.op.Shape(ctx.output, start=2), list(range(2, n + 2)))
-    return result
+    return ctx.op.Slice(value, [0] * n, ctx.op.Shape(ctx.output, start=2), list(range(2, n + 2)))
 
 
 def _divided_by_counts(ctx: RuleContext, window: Window) -> ir.Value:
@@ -164,7 +163,7 @@ def _divided_by_counts(ctx: RuleContext, window: Window) -> ir.Value:
     padded = any(window.pads) or same
     sizes = dims(ctx.input(0))[2:]
     if not up and (include or not padded):
-        scaled: ir.Value = op.Mul(g, 1.0 / window.size)
+        scaled = op.Mul(g, 1.0 / window.size)
     elif is_static(sizes):
         counts = np.ones(1)
         for axis, size in enumerate(sizes):
@@ -198,8 +197,7 @@ def _counts_at_runtime(ctx: RuleContext, window: Window, include: int) -> ir.Val
     mode = ctx.attribute("auto_pad", "NOTSET")
     if mode.startswith("SAME"):
         del attributes["pads"]
-        counts: ir.Value = op.Conv(ones, kernel, auto_pad=mode, **attributes)
-        return counts
+        return op.Conv(ones, kernel, auto_pad=mode, **attributes)
     wide = _rounded_up(ctx, window)
     if include:
         ones = op.Pad(ones, [0, 0, *window.before, 0, 0, *window.after], op.constant(1.0, dtype))

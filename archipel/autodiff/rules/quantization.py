@@ -67,8 +67,7 @@ def _unscaled(op: Builder, cotangent: ir.Value, scale: ir.Value) -> ir.Value:
         factor, by = product.inputs
         if factor is not None and by is not None and (by is scale or _expression(by) == _expression(scale)):
             return factor
-    result: ir.Value = op.Div(cotangent, scale)
-    return result
+    return op.Div(cotangent, scale)
 
 
 def _expression(value: ir.Value) -> tuple[object, ...]:
@@ -79,7 +78,7 @@ def _expression(value: ir.Value) -> tuple[object, ...]:
 def _spread(ctx: RuleContext, value: ir.Value) -> ir.Value:
     """A scale or zero point in a shape that broadcasts against input 0: one for all, per axis or per block."""
     op, n, axis = ctx.op, rank(ctx.input(0)), _axis(ctx)
-    result: ir.Value = value
+    result = value
     if _blocked(ctx):
         result = op.Gather(value, _block_of(ctx), axis=axis)
         result.shape = ctx.input(0).shape
@@ -94,8 +93,7 @@ def _gather_up(ctx: RuleContext, value: ir.Value, scale: ir.Value) -> ir.Value:
     if _blocked(ctx):
         index = op.Reshape(_block_of(ctx), [-1 if i == axis else 1 for i in range(n)])
         zeros = op.full_like(scale, 0.0)
-        result: ir.Value = op.ScatterElements(zeros, op.expand_like(index, value), value, axis=axis, reduction="add")
-        return result
+        return op.ScatterElements(zeros, op.expand_like(index, value), value, axis=axis, reduction="add")
     if dims(scale) in ((), (1,)):
         return op.sum_to(value, scale)
     others = [i for i in range(n) if i != axis]
@@ -112,8 +110,7 @@ def _block_of(ctx: RuleContext) -> ir.Value:
     if isinstance(size, int):
         return op.constant(np.arange(size) // block)
     length = op.Squeeze(op.Shape(real, start=axis, end=axis + 1), [0])
-    result: ir.Value = op.Div(op.Range(op.constant(0), length, op.constant(1)), op.constant(block))
-    return result
+    return op.Div(op.Range(op.constant(0), length, op.constant(1)), op.constant(block))
 
 
 def _blocked(ctx: RuleContext) -> bool:

@@ -40,6 +40,6 @@ def _mask(ctx: RuleContext) -> ir.Value:
     if len(ctx.outputs) > 1 and ctx.outputs[1].dtype is not None:
         return ctx.outputs[1]
     with ctx.op.after(ctx.node):
-        y, mask = ctx.op.Dropout(*ctx.inputs, seed=ctx.attribute("seed", None), _outputs=2)
+        y, mask = ctx.op.emit("Dropout", *ctx.inputs, seed=ctx.attribute("seed", None), outputs=2)
     ctx.replace(*[y, mask][: len(ctx.outputs)])
-    return mask  # type: ignore[no-any-return]
+    return mask

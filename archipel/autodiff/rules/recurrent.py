@@ -20,7 +20,7 @@ from archipel.autodiff.registry import Gradients
 from archipel.autodiff.rules.recurrent_activation import Activation, activations
 from archipel.graph.build import Builder
 from archipel.graph.control import Body, scan
-from archipel.graph.shapes import Dim, dims, dtype_of, is_static
+from archipel.graph.shapes import dims, dtype_of, fixed_sizes, is_static
 
 Values = list[ir.Value]
 
@@ -48,7 +48,7 @@ class Direction:
 
     def project(self, bias: ir.Value | None) -> ir.Value:
         """w x + bias for all steps, [time, gates * hidden, batch]."""
-        op, (width, features) = self.op, dims(self.w)
+        op, (width, features) = self.op, fixed_sizes(dims(self.w))
         column = None if bias is None else op.Unsqueeze(bias, [1])
         product = op.Gemm(self.w, self.rows(self.x, features), column, transB=1)
         steps, batch = dims(self.x)[:2]
@@ -58,7 +58,7 @@ class Direction:
             split = op.Reshape(product, [width, steps, -1])
         else:
             split = op.Reshape(product, op.Concat([width], op.Shape(self.x, start=0, end=2), axis=0))
-        result: ir.Value = op.Transpose(split, perm=[1, 0, 2])
+        result = op.Transpose(split, perm=[1, 0, 2])
         result.shape = ir.Shape([steps, width, batch])
         return result
 
@@ -69,15 +69,13 @@ class Direction:
         name = self.op.unique("backward" if gradient else "forward")
         return scan(self.op, body, carried, sequences, reverse=self.backwards != gradient, name=name)
 
-    def rows(self, sequence: ir.Value, width: Dim) -> ir.Value:
+    def rows(self, sequence: ir.Value, width: int) -> ir.Value:
         """[time, batch, width] -> [time * batch, width]."""
-        result: ir.Value = self.op.Reshape(sequence, [-1, width])
-        return result
+        return self.op.Reshape(sequence, [-1, width])
 
-    def columns(self, sequence: ir.Value, width: Dim) -> ir.Value:
+    def columns(self, sequence: ir.Value, width: int) -> ir.Value:
         """[time, width, batch] -> [width, time * batch]."""
-        result: ir.Value = self.op.Reshape(self.op.Transpose(sequence, perm=[1, 0, 2]), [width, -1])
-        return result
+        return self.op.Reshape(self.op.Transpose(sequence, perm=[1, 0, 2]), [width, -1])
 
     def previous(self, states: ir.Value) -> ir.Value:
         """The hidden state before each step, [time * batch, hidden], from those after it [time, hidden, batch]."""
@@ -187,7 +185,7 @@ class _Layer:
             x=self._flip(self.x, index),
             w=self._pick(ctx.input(1), index),
             r=self._pick(ctx.input(2), index),
-            biases=None if bias is None else op.Split(self._pick(bias, index), num_outputs=2, axis=0, _outputs=2),
+            biases=None if bias is None else self._halves(self._pick(bias, index)),
             peepholes=None if peepholes is None else self._pick(peepholes, index),
             initial=[self._initial(ctx.optional(5 + state), index) for state in range(self.cell.states)],
             activations=self.functions[index],
@@ -205,7 +203,7 @@ class _Layer:
             if isinstance(batch, int)
             else op.Concat([self.hidden], op.Shape(self.x, start=1, end=2), axis=0)
         )
-        zeros: ir.Value = op.Expand(op.constant(0.0, dtype_of(self.x)), shape)
+        zeros = op.Expand(op.constant(0.0, dtype_of(self.x)), shape)
         zeros.shape = ir.Shape([self.hidden, batch])
         return zeros
 
@@ -251,10 +249,11 @@ class _Layer:
     def gradients(self, directions: list[Direction], found: list[Backward]) -> Gradients:
         """Of the node's inputs, in their order."""
         ctx, op = self.ctx, self.op
-        flat = [d.columns(gradient.gates, dims(d.w)[0]) for d, gradient in zip(directions, found)]
+        sizes = [fixed_sizes(dims(d.w)) for d in directions]
+        flat = [d.columns(gradient.gates, size[0]) for d, gradient, size in zip(directions, found, sizes)]
         to_x = [op.reshape_like(op.Gemm(gates, d.w, transA=1), d.x) for d, gates in zip(directions, flat)]
         grad_x = reduce(op.Add, [self._flip(part, index) for index, part in enumerate(to_x)])
-        grad_w = self._stack([op.MatMul(gates, d.rows(d.x, dims(d.w)[1])) for d, gates in zip(directions, flat)])
+        grad_w = self._stack([op.MatMul(a, d.rows(d.x, size[1])) for d, a, size in zip(directions, flat, sizes)])
         grad_r = self._stack([self._join([op.MatMul(a, b) for a, b in g.recurrent]) for g in found])
         grad_b = None
         if ctx.optional(3) is not None:
@@ -283,51 +282,48 @@ class _Layer:
         if self.lengths is None or not self.reverse[index]:
             return sequence
         lengths = self.op.Cast(self.lengths, to=ir.DataType.INT64)
-        result: ir.Value = self.op.ReverseSequence(sequence, lengths, time_axis=0, batch_axis=1)
-        return result
+        return self.op.ReverseSequence(sequence, lengths, time_axis=0, batch_axis=1)
 
     def _swap(self, value: ir.Value) -> ir.Value:
         """Between the node's layout and [time or directions, batch, n]."""
-        result: ir.Value = self.op.Transpose(value, perm=[1, 0, 2]) if self.layout else value
-        return result
+        return self.op.Transpose(value, perm=[1, 0, 2]) if self.layout else value
 
     def _column(self, state: ir.Value, index: int) -> ir.Value:
         """[hidden, batch] of one direction."""
-        result: ir.Value = self.op.Transpose(self._pick(self._swap(state), index), perm=[1, 0])
-        return result
+        return self.op.Transpose(self._pick(self._swap(state), index), perm=[1, 0])
 
     def _state(self, columns: Sequence[ir.Value]) -> ir.Value:
         """The reverse of `_column`, for all directions."""
         return self._swap(self._stack([self.op.Transpose(column, perm=[1, 0]) for column in columns]))
 
+    def _halves(self, bias: ir.Value) -> tuple[ir.Value, ir.Value]:
+        """What is added to the product with W, and with R."""
+        first, second = self.op.emit("Split", bias, num_outputs=2, axis=0, outputs=2)
+        return first, second
+
     def _pick(self, value: ir.Value, index: int, axis: int = 0) -> ir.Value:
         op = self.op
-        found: ir.Value = op.Squeeze(value, [axis]) if len(self.reverse) == 1 else op.Gather(value, index, axis=axis)
-        return found
+        return op.Squeeze(value, [axis]) if len(self.reverse) == 1 else op.Gather(value, index, axis=axis)
 
     def _stack(self, values: Sequence[ir.Value]) -> ir.Value:
         return self._join([self.op.Unsqueeze(value, [0]) for value in values])
 
     def _join(self, values: Sequence[ir.Value], axis: int = 0) -> ir.Value:
-        found: ir.Value = values[0] if len(values) == 1 else self.op.Concat(*values, axis=axis)
-        return found
+        return values[0] if len(values) == 1 else self.op.Concat(*values, axis=axis)
 
 
 def clipped(op: Builder, a: ir.Value, clip: float | None) -> ir.Value:
     """The argument of an activation, held between -clip and clip."""
     if clip is None:
         return a
-    result: ir.Value = op.Clip(a, op.constant(-clip, dtype_of(a)), op.constant(clip, dtype_of(a)))
-    return result
+    return op.Clip(a, op.constant(-clip, dtype_of(a)), op.constant(clip, dtype_of(a)))
 
 
 def unclipped(op: Builder, a: ir.Value, clip: float) -> ir.Value:
     """1 where `clipped` changes nothing, else 0."""
-    result: ir.Value = op.Cast(op.Less(op.Abs(a), float(clip)), to=dtype_of(a))
-    return result
+    return op.Cast(op.Less(op.Abs(a), float(clip)), to=dtype_of(a))
 
 
 def batch_first(op: Builder, sequence: ir.Value) -> ir.Value:
     """[time, n, batch] <-> [time, batch, n]."""
-    result: ir.Value = op.Transpose(sequence, perm=[0, 2, 1])
-    return result
+    return op.Transpose(sequence, perm=[0, 2, 1])

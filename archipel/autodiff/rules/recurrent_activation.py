@@ -26,19 +26,17 @@ class _Kind:
 
 
 def _where(op: Builder, inside: ir.Value, g: ir.Value, scale: float = 1.0) -> ir.Value:
-    found: ir.Value = op.Mul(op.Cast(inside, to=dtype_of(g)), g)
+    found = op.Mul(op.Cast(inside, to=dtype_of(g)), g)
     return found if scale == 1.0 else op.Mul(found, scale)
 
 
 def _one_sided(op: Builder, y: ir.Value, g: ir.Value, other: ir.Value | float) -> ir.Value:
-    found: ir.Value = op.Where(op.Greater(y, 0.0), g, op.Mul(g, other))
-    return found
+    return op.Where(op.Greater(y, 0.0), g, op.Mul(g, other))
 
 
 def _less_square(op: Builder, y: ir.Value, g: ir.Value) -> ir.Value:
     # As (1 - y y) g, but ONNX Runtime takes numbers one by one from a scalar where the batch, in front, is 1.
-    found: ir.Value = op.Sub(g, op.Mul(op.Mul(g, y), y))
-    return found
+    return op.Sub(g, op.Mul(op.Mul(g, y), y))
 
 
 _KINDS: dict[str, _Kind] = {

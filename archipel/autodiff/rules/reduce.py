@@ -76,8 +76,7 @@ def reduce_extremum(ctx: RuleContext) -> Gradients:
 
 def nonzero(op: Builder, value: ir.Value) -> ir.Value:
     """The value, and 1 where it is 0: to divide zeros by."""
-    result: ir.Value = op.Add(value, op.Cast(op.Equal(value, 0.0), to=int(dtype_of(value))))
-    return result
+    return op.Add(value, op.Cast(op.Equal(value, 0.0), to=int(dtype_of(value))))
 
 
 def _spread(ctx: RuleContext, g: ir.Value) -> ir.Value:
@@ -92,8 +91,7 @@ def _kept(ctx: RuleContext, reduced: ir.Value) -> ir.Value:
     axes = _axes(ctx)
     if axes is None:
         ctx.refuse("keepdims=0", "with axes that are computed at run time, it is not known where to put them back")
-    result: ir.Value = ctx.op.Unsqueeze(reduced, axes) if axes else reduced
-    return result
+    return ctx.op.Unsqueeze(reduced, axes) if axes else reduced
 
 
 def _axes(ctx: RuleContext) -> list[int] | None:

@@ -64,5 +64,4 @@ def clip(ctx: RuleContext) -> Gradients:
 
 def _mask(op: Builder, condition: ir.Value, like: ir.Value) -> ir.Value:
     """1 where the condition holds, else 0."""
-    result: ir.Value = op.Cast(condition, to=int(dtype_of(like)))
-    return result
+    return op.Cast(condition, to=int(dtype_of(like)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import onnx_ir as ir
+
 from archipel.autodiff.context import RuleContext
 from archipel.autodiff.registry import Gradients, rule
 from archipel.graph.shapes import constant_array, dims, dtype_of, rank
@@ -42,6 +44,7 @@ def tile(ctx: RuleContext) -> Gradients:
     """Each repeated axis apart into [repeats, size], then the sum over the repeats (ONNX Tile-13)."""
     op, g, x, repeats = ctx.op, ctx.cotangent, ctx.input(0), ctx.input(1)
     known, sizes = constant_array(repeats), [size if isinstance(size, int) else -1 for size in dims(x)]
+    apart: list[int] | ir.Value
     if known is not None and sizes.count(-1) <= (0 not in [*sizes, *known]):
         repeated = [axis for axis, count in enumerate(known) if count != 1]
         apart = [n for axis, size in enumerate(sizes) for n in ([int(known[axis])] * (axis in repeated) + [size])]

@@ -88,7 +88,7 @@ def _reduce(ctx: RuleContext, picked: _Picked) -> ir.Value:
     """The loss itself."""
     op, reduction = ctx.op, ctx.attribute("reduction", "mean")
     values = picked.values if picked.weights is None else op.Mul(picked.values, picked.weights)
-    result: ir.Value = values
+    result = values
     if reduction == "mean" and picked.weights is None:
         result = op.ReduceMean(values, keepdims=0)
     elif reduction != "none":
@@ -103,29 +103,24 @@ def _share(ctx: RuleContext, picked: _Picked) -> ir.Value:
     op, g = ctx.op, ctx.cotangent
     if ctx.attribute("reduction", "mean") != "mean":
         return g
-    result: ir.Value
     count = static_size(dims(picked.labels))
     if picked.weights is not None:
-        result = op.Div(g, nonzero(op, op.ReduceSum(picked.weights, keepdims=0)))
-    elif count is not None:
-        result = op.Mul(g, 1.0 / max(count, 1))
-    else:
-        result = op.Div(g, op.Cast(op.Size(picked.labels), to=int(dtype_of(g))))
-    return result
+        return op.Div(g, nonzero(op, op.ReduceSum(picked.weights, keepdims=0)))
+    if count is not None:
+        return op.Mul(g, 1.0 / max(count, 1))
+    return op.Div(g, op.Cast(op.Size(picked.labels), to=int(dtype_of(g))))
 
 
 def _factor(ctx: RuleContext, picked: _Picked) -> ir.Value:
     """The cotangent of each label's -log p: [batch, *spatial], or a scalar if all have the same."""
     share = _share(ctx, picked)
-    result: ir.Value = share if picked.weights is None else ctx.op.Mul(share, picked.weights)
-    return result
+    return share if picked.weights is None else ctx.op.Mul(share, picked.weights)
 
 
 def _scatter(op: Builder, onto: ir.Value, picked: _Picked, factor: ir.Value) -> ir.Value:
     """Subtract the factor at the labels."""
     updates = op.Neg(op.Unsqueeze(op.expand_like(factor, picked.labels), [1]))
-    result: ir.Value = op.ScatterElements(onto, picked.index, updates, axis=1, reduction="add")
-    return result
+    return op.ScatterElements(onto, picked.index, updates, axis=1, reduction="add")
 
 
 def _weights(ctx: RuleContext, picked: _Picked) -> list[ir.Value]:
@@ -145,5 +140,4 @@ def _weights(ctx: RuleContext, picked: _Picked) -> list[ir.Value]:
 
 def _through_log_softmax(op: Builder, g: ir.Value, y: ir.Value, axis: int) -> ir.Value:
     total = op.ReduceSum(g, [axis], keepdims=1)
-    result: ir.Value = op.Sub(g, op.Mul(op.Exp(y), total))
-    return result
+    return op.Sub(g, op.Mul(op.Exp(y), total))

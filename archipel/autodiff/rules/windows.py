@@ -125,7 +125,7 @@ def _padded_at_runtime(
     padded.shape = ir.Shape([*dims(x)[:2], *[None] * n])
 
     def cut(g: ir.Value) -> ir.Value:
-        result: ir.Value = op.Slice(g, before, op.Add(before, size), axes)
+        result = op.Slice(g, before, op.Add(before, size), axes)
         result.shape = x.shape
         return result
 
@@ -137,8 +137,7 @@ def unfold(op: Builder, x: ir.Value, window: Window, channels: int) -> ir.Value:
 
     A Conv whose kernel is the identity, one group per channel: four times faster than slicing on ONNX Runtime.
     """
-    result: ir.Value = op.Conv(x, _identity(op, x, window, channels), group=channels, **window.attributes)
-    return result
+    return op.Conv(x, _identity(op, x, window, channels), group=channels, **window.attributes)
 
 
 def fold(op: Builder, windows: ir.Value, x: ir.Value, window: Window, channels: int) -> ir.Value:
@@ -153,7 +152,7 @@ def spread(op: Builder, g: ir.Value, x: ir.Value, window: Window, channels: int)
     if window.dense and min(*before, *after) >= 0:
         # Which is a sum over windows again.
         mean = op.AveragePool(g, kernel_shape=list(window.kernel), pads=[*before, *after], count_include_pad=1)
-        result: ir.Value = op.Mul(mean, float(window.size))
+        result = op.Mul(mean, float(window.size))
         result.shape = x.shape
         return result
     ones = op.constant(np.ones((1, 1, *window.kernel), dtype_of(x).numpy()))
@@ -175,7 +174,7 @@ def transposed(op: Builder, g: ir.Value, weight: ir.Value, x: ir.Value, window: 
                 window.strides,
             )
         ]
-        result: ir.Value = op.ConvTranspose(g, weight, group=group, **attributes)
+        result = op.ConvTranspose(g, weight, group=group, **attributes)
     else:
         # How much of the end no window reached shows at run time only: make it long enough, then cut.
         n = len(spatial)
@@ -200,8 +199,7 @@ def mirrored(
     each = op.swap_last(op.Reshape(turned, [group * per_group, size, filters // group]))
     if size > 1:
         each = op.MatMul(each, np.ascontiguousarray(np.eye(size, dtype=dtype_of(weight).numpy())[::-1]))
-    result: ir.Value = op.Reshape(each, [group * per_group, filters // group, *kernel])
-    return result
+    return op.Reshape(each, [group * per_group, filters // group, *kernel])
 
 
 def _identity(op: Builder, x: ir.Value, window: Window, channels: int) -> ir.Value:
@@ -211,5 +209,4 @@ def _identity(op: Builder, x: ir.Value, window: Window, channels: int) -> ir.Val
 
 def _per_channel(op: Builder, kernel: ir.Value, channels: int) -> ir.Value:
     # Repeated in the graph and not in the file: the runtime folds it when it loads the graph.
-    result: ir.Value = kernel if channels == 1 else op.Tile(kernel, [channels] + [1] * (len(dims(kernel)) - 1))
-    return result
+    return kernel if channels == 1 else op.Tile(kernel, [channels] + [1] * (len(dims(kernel)) - 1))

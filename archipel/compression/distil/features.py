@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from archipel.autodiff.activity import dependencies
 from archipel.errors import CompressionError
 from archipel.graph import Builder, Model
 from archipel.graph.shapes import dims, is_float, is_static
+from archipel.graph.walk import descendants
 
 _CHANNELS_FIRST = ("Conv", "ConvTranspose", "MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool", "Resize")
 _CHANNELS_LAST = ("Gemm", "MatMul")
@@ -81,8 +81,7 @@ def distance(op: Builder, hint: Hint, student: ir.Value, teacher: ir.Value, weig
             back = [*order, hint.axis]
             student = op.Transpose(student, perm=[back.index(i) for i in range(last + 1)])
     away = op.Sub(student, teacher)
-    result: ir.Value = op.ReduceMean(op.Mul(away, away), list(range(1, len(dims(teacher)))), keepdims=0)
-    return result
+    return op.ReduceMean(op.Mul(away, away), list(range(1, len(dims(teacher)))), keepdims=0)
 
 
 def first_projection(hint: Hint, student: ir.Value, teacher: ir.Value, rng: np.random.Generator) -> np.ndarray:
@@ -101,19 +100,12 @@ def inner_values(model: Model) -> dict[str, ir.Value]:
 def _sites(model: Model) -> list[_Site]:
     graph = model.ir.graph
     batch = dims(graph.inputs[0])[:1]
-    moving: set[ir.Value] = set(graph.inputs)
     weights = {graph.initializers[name] for name in model.parameter_names}
     outputs = set(graph.outputs)
-    learned: set[ir.Value] = set()  # what weights have touched: a flattened picture is no feature
+    # What weights have touched: a flattened picture is no feature.
+    learned = (descendants(graph, weights) & descendants(graph, graph.inputs)) - weights - set(graph.inputs)
     found = []
     for node in graph:
-        read = dependencies(node)
-        if any(value in moving for value in read):
-            moving.update(node.outputs)
-            if any(value in learned or value in weights for value in read):
-                learned.update(node.outputs)
-        elif any(value in weights for value in read):
-            weights.update(node.outputs)
         value = node.inputs[0] if node.inputs and node.domain == "" else None
         if value is None or value not in learned or value in outputs or not is_float(value):
             continue

@@ -68,7 +68,7 @@ class DistillationLoss:
         if not hints:
             soft = op.Mul(soft, self.alpha)
         weights = self.hard.weights(op, student, label)
-        result: ir.Value = soft if weights is None else op.Mul(soft, weights)
+        result = soft if weights is None else op.Mul(soft, weights)
         if self.alpha < 1.0:
             result = op.Add(result, op.Mul(self.hard.values(op, student, label), 1.0 - self.alpha))
         return result
@@ -81,8 +81,7 @@ class DistillationLoss:
 
     def _parts(self, op: Builder, output: ir.Value) -> tuple[ir.Value, ...]:
         sizes = np.array([self.channels, self.channels] + [1] * bool(self.features), np.int64)
-        found: tuple[ir.Value, ...] = op.Split(output, sizes, axis=self.axis, _outputs=len(sizes))
-        return found
+        return op.emit("Split", output, sizes, axis=self.axis, outputs=len(sizes))
 
     def _soft(self, op: Builder, student: ir.Value, teacher: ir.Value) -> ir.Value:
         if isinstance(self.hard, _BY_ELEMENT):
@@ -95,8 +94,7 @@ class DistillationLoss:
             each = KLDivergence(log_target=True, axis=self.axis).values(
                 op, student, op.LogSoftmax(teacher, axis=self.axis)
             )
-        result: ir.Value = op.Mul(each, self.temperature**2)
-        return result
+        return op.Mul(each, self.temperature**2)
 
 
 def class_axis(loss: Loss, rank: int) -> int:

@@ -14,6 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from archipel.compression.layer_weights import LayerWeight
+from archipel.graph.build import Attribute
 from archipel.graph.shapes import dims
 
 
@@ -37,8 +38,8 @@ class Window:
         pads = None if self.pads is None else only(self.pads, 0)
         return Window(only(self.kernel, 1), only(self.strides, 1), only(self.dilations, 1), pads, self.auto_pad)
 
-    def attributes(self) -> dict[str, object]:
-        found: dict[str, object] = {
+    def attributes(self) -> dict[str, Attribute]:
+        found: dict[str, Attribute] = {
             "kernel_shape": self.kernel, "strides": self.strides, "dilations": self.dilations, "pads": self.pads
         }  # fmt: skip
         return found if self.pads is not None else {**found, "auto_pad": self.auto_pad}

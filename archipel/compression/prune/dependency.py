@@ -14,13 +14,13 @@ from typing import Literal
 import numpy as np
 import onnx_ir as ir
 
-from archipel.autodiff.activity import dependencies
 from archipel.compression.prune.links import Key, Links, Opaque, Role
 from archipel.compression.prune.rules.table import RULES
 from archipel.compression.prune.separate import separate_constants
 from archipel.compression.prune.shape_flow import ShapeFlow
 from archipel.graph import Model
 from archipel.graph.shapes import constant_array
+from archipel.graph.walk import dependencies
 
 Part = Literal["weight", "affine", "consumer", "follower"]
 

@@ -135,8 +135,7 @@ class _Reconstruction:
         exponent, share = op.Gather(label, np.array(0)), op.Gather(label, np.array(1))
         away = op.Abs(op.Sub(op.Mul(output, 2.0), 1.0))
         penalty = op.ReduceMean(op.Sub(1.0, op.Pow(away, exponent)), keepdims=0)
-        result: ir.Value = op.Add(error, op.Mul(penalty, share))
-        return result
+        return op.Add(error, op.Mul(penalty, share))
 
     def weights(self, op: Builder, output: ir.Value, label: ir.Value) -> None:
         return None

@@ -83,8 +83,7 @@ def rounded(op: Builder, weight: ir.Value, grid: Grid, bits: int, shares: np.nda
     result.shape = ir.Shape(grid.shape)
     if sizes != grid.shape:
         result = op.Reshape(result, [int(d) for d in sizes if isinstance(d, int)])
-    value: ir.Value = result
-    return value
+    return result
 
 
 def _scale(op: Builder, matrix: ir.Value, grid: Grid, levels: int) -> ir.Value:
@@ -99,5 +98,4 @@ def _scale(op: Builder, matrix: ir.Value, grid: Grid, levels: int) -> ir.Value:
     else:
         largest = op.ReduceMax(magnitude, np.array([1 - grid.axis]), keepdims=0)
     # A block of zeros has no scale of its own; any positive number quantizes it to zeros.
-    scale: ir.Value = op.Where(op.Greater(largest, 0.0), op.Div(largest, float(levels)), np.array(1.0, np.float32))
-    return scale
+    return op.Where(op.Greater(largest, 0.0), op.Div(largest, float(levels)), np.array(1.0, np.float32))

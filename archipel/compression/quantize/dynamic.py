@@ -71,7 +71,7 @@ def _round(op: Builder, layer: Layer, per_channel: bool, read: dict[ir.Value, ir
         return
     with op.before(node):
         if data not in read:
-            integers, scale, zero = op.DynamicQuantizeLinear(data, _outputs=3)
+            integers, scale, zero = op.emit("DynamicQuantizeLinear", data, outputs=3)
             read[data] = op.DequantizeLinear(integers, scale, zero)
             read[data].shape = data.shape
         axis = layer.axis if per_channel else None

@@ -21,6 +21,7 @@ from archipel.compression.layer_weights import find_mask
 from archipel.compression.score import open_session
 from archipel.graph import Builder, Model
 from archipel.graph.shapes import constant_array, dims
+from archipel.graph.walk import only_reader
 from archipel.training.batch_norm import prepared
 from archipel.training.folding import is_batch_norm
 
@@ -100,7 +101,7 @@ def _pair(node: ir.Node, parameters: set[str]) -> Pair | None:
     factor = np.ones(channels if isinstance(channels, int) else 0)
     value = node.outputs[0]
     scale = None
-    after = _reader(value)
+    after = only_reader(value)
     while after is not None and is_batch_norm(after) and value is after.inputs[0]:
         variance = constant_array(after.inputs[4])
         earlier = np.ones(1) if scale is None else constant_array(scale)
@@ -109,7 +110,7 @@ def _pair(node: ir.Node, parameters: set[str]) -> Pair | None:
         factor = factor * earlier / np.sqrt(variance + after.attributes.get_float("epsilon", EPSILON))
         # The normalization is divided; what comes before it stays, and so do its statistics.
         made, scale, value = list(after.inputs[1:3]), after.inputs[1], after.outputs[0]
-        after = _reader(value)
+        after = only_reader(value)
     value, last = _behind(value)
     if last is None or last.inputs[0] is not value or (last.op_type == "Gemm" and _scaled(last)):
         return None
@@ -134,14 +135,14 @@ def _pair(node: ir.Node, parameters: set[str]) -> Pair | None:
 
 def _behind(value: ir.Value) -> tuple[ir.Value, ir.Node | None]:
     """The next layer, and what it reads, behind operators that a factor passes through."""
-    node = _reader(value)
+    node = only_reader(value)
     while node is not None and node.domain == "":
         if node.op_type in _LAYERS:
             return value, node
         if not _flattens(node) and node.op_type not in HOMOGENEOUS:
             break
         value = node.outputs[0]
-        node = _reader(value)
+        node = only_reader(value)
     return value, None
 
 
@@ -152,11 +153,6 @@ def _flattens(node: ir.Node) -> bool:
         return False
     before, after = dims(source), dims(result)
     return len(after) == 2 and len(before) > 2 and before[0] is not None and before[0] == after[0]
-
-
-def _reader(value: ir.Value) -> ir.Node | None:
-    uses = list(value.uses())
-    return uses[0].node if len(uses) == 1 and not value.is_graph_output() else None
 
 
 def _scaled(node: ir.Node) -> bool:

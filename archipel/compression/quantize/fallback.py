@@ -63,7 +63,7 @@ def _switched(source: ir.Model, scheme: Scheme, found: Calibrated, exclude: Coll
     def switch(op: Builder, name: str, exact: ir.Value, rounded: ir.Value) -> ir.Value:
         given = next(value for value in op.graph.inputs if value.name == switches.name)
         names.append(name)
-        result: ir.Value = op.Where(op.Gather(given, np.array(len(names) - 1)), rounded, exact)
+        result = op.Where(op.Gather(given, np.array(len(names) - 1)), rounded, exact)
         result.shape = exact.shape
         return result
 

@@ -11,7 +11,6 @@ import numpy as np
 import onnx_ir as ir
 from onnx import defs
 
-from archipel.autodiff.activity import dependencies
 from archipel.compression.compressed import CompressedModel
 from archipel.compression.deploy import constants, evaluate_constants
 from archipel.compression.quantize.arguments import choices
@@ -22,6 +21,7 @@ from archipel.graph import Builder, Model
 from archipel.graph.opset import OPSET
 from archipel.graph.passes.constants import UNPACK
 from archipel.graph.shapes import rank
+from archipel.graph.walk import bodies, dependencies
 
 if TYPE_CHECKING:
     from archipel.compression.work import Work
@@ -95,7 +95,9 @@ def _store(graph: ir.Graph, weights: Collection[ir.Value], known: Collection[ir.
         maker = value.producer()
         with op.before(graph[0]) if maker is None else op.after(maker):
             wide = op.Cast(op.Cast(value, to=int(HALF)), to=int(SINGLE))
-        wide.producer().metadata_props[UNPACK] = ""
+        unpacking = wide.producer()
+        if unpacking is not None:
+            unpacking.metadata_props[UNPACK] = ""
         for use in uses:
             use.node.replace_input_with(use.idx, wide)
 
@@ -114,7 +116,7 @@ def _compute(graph: ir.Graph, known: Collection[ir.Value]) -> None:
         return narrow[value]
 
     for node in nodes:
-        if any(a.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for a in node.attributes.values()):
+        if bodies(node):
             raise CompressionError(
                 f"Float16: {node.op_type} {node.name!r} is a loop or branch, which cannot be computed in float16; use "
                 "compute='float32'"

@@ -14,6 +14,7 @@ from fnmatch import fnmatchcase
 import onnx_ir as ir
 
 from archipel.graph.shapes import constant_array, dims, rank
+from archipel.graph.walk import only_reader, origins
 
 ARITHMETIC = frozenset({"Add", "Mul", "Concat", "AveragePool"})
 """Computed on integers where all operands are: ONNX Runtime has QLinear kernels for them."""
@@ -154,17 +155,10 @@ def _layer(node: ir.Node, constants: Collection[ir.Value]) -> Layer | None:
 
 def source_name(weight: ir.Value) -> str:
     """The name of the largest initializer that the value is computed from: its weight, before masks and folding."""
-    found, stack, seen = [], [weight], set()
-    while stack:
-        value = stack.pop()
-        if value in seen:
-            continue
-        seen.add(value)
-        maker = value.producer()
-        if maker is not None:
-            stack.extend(v for v in maker.inputs if v is not None)
-        elif value.const_value is not None and value.dtype == ir.DataType.FLOAT:  # masks are bool
-            found.append((value.const_value.size, str(value.name)))
+    found = []
+    for value in origins(weight):
+        if value.producer() is None and value.const_value is not None and value.dtype == ir.DataType.FLOAT:
+            found.append((value.const_value.size, str(value.name)))  # not of masks, which are bool
     return max(found)[1] if found else str(weight.name)
 
 
@@ -183,7 +177,7 @@ def _candidates(graph: ir.Graph, chosen: Collection[ir.Node], constants: Collect
             if not constant and not _ceils(node):
                 found.add(node)
         elif (node.op_type in MOVEMENT and len(node.outputs) == 1) or (
-            node.op_type in ACTIVATIONS and _bounds_from_zero(node) and _only_reader(data[0])
+            node.op_type in ACTIVATIONS and _bounds_from_zero(node) and only_reader(data[0]) is not None
         ):
             found.add(node)
     return found
@@ -202,10 +196,6 @@ def _bounds_from_zero(node: ir.Node) -> bool:
         return True
     low = constant_array(node.inputs[1]) if len(node.inputs) > 1 else None
     return low is not None and float(low) == 0.0
-
-
-def _only_reader(value: ir.Value) -> bool:
-    return len(list(value.uses())) == 1 and not value.is_graph_output()
 
 
 def _ceils(node: ir.Node) -> bool:

@@ -185,11 +185,10 @@ def weight_scale(op: Builder, weight: ir.Value, axis: int | None, levels: int) -
     axes = [i for i in range(rank(weight)) if i != axis]
     largest = op.ReduceMax(op.Abs(weight), np.array(axes, np.int64), keepdims=0)
     # A channel of zeros has no scale of its own; any positive number quantizes it to zeros.
-    scale: ir.Value = op.Where(op.Greater(largest, 0.0), op.Div(largest, float(levels)), np.array(1.0, np.float32))
-    return scale
+    return op.Where(op.Greater(largest, 0.0), op.Div(largest, float(levels)), np.array(1.0, np.float32))
 
 
 def _least_scale(op: Builder, bias: ir.Value, data_scale: ir.Value, per_channel: bool) -> ir.Value:
     """The scale of the weight below which the bias would not fit into int32: channels that hardly count have one."""
-    least: ir.Value = op.Div(op.Mul(op.Abs(bias), 1.0001 / INT32_LARGEST), data_scale)
+    least = op.Div(op.Mul(op.Abs(bias), 1.0001 / INT32_LARGEST), data_scale)
     return least if per_channel else op.ReduceMax(least, keepdims=0)

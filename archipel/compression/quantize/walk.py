@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from archipel.autodiff.activity import dependencies
 from archipel.compression.score import open_session
 from archipel.errors import CompressionError
 from archipel.graph import Model
 from archipel.graph.opset import IR_VERSION, OPSET
+from archipel.graph.walk import bodies, last_readers
 
 _END = 2**62
 
@@ -27,14 +27,13 @@ class Walk:
         self._nodes = list(graph)
         self._index = {node: i for i, node in enumerate(self._nodes)}
         self._place = 0
-        self._last: dict[ir.Value, int] = {}
-        for i, node in enumerate(self._nodes):
-            if any(a.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for a in node.attributes.values()):
+        for node in self._nodes:
+            if bodies(node):
                 raise CompressionError(
                     f"{node.op_type} {node.name!r} is a loop or branch, which layers cannot be fitted around; leave "
                     "equalize, bias_correction and rounding='adaround' out"
                 )
-            self._last.update(dict.fromkeys(dependencies(node), i))
+        self._last = {value: self._index[node] for value, node in last_readers(self._nodes).items()}
         self._kept = {value: [batch[str(value.name)] for batch in batches] for value in graph.inputs}
         self._count = len(batches)
 

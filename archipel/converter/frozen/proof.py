@@ -15,9 +15,9 @@ from archipel.converter.frozen import arithmetic, layout
 from archipel.converter.frozen.rows import BatchAxes, Node, Rows
 from archipel.converter.frozen.sizes import Content
 from archipel.graph.shapes import Dim, dims
+from archipel.graph.walk import bodies
 
 _RULES = {**arithmetic.RULES, **layout.RULES}
-_GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
 # A Dropout may drop: its rule says when it does not.
 _RANDOM = frozenset(
     {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial", "Bernoulli", "Dropout"}
@@ -33,7 +33,7 @@ def batch_axes(graph: ir.Graph, examples: Collection[ir.Value], sizes: Mapping[i
     found = BatchAxes({value: Rows(0) for value in examples}, set(graph.initializers.values()))
     found.fixed.difference_update(graph.inputs)
     for node in graph:
-        if node.domain != "" or any(a.type in _GRAPHS for a in node.attributes.values()):
+        if node.domain != "" or bodies(node):
             continue
         inputs = [value for value in node.inputs if value is not None]
         if node.op_type not in _RANDOM and all(value in found.fixed for value in inputs):

@@ -73,7 +73,7 @@ class _Sizes:
             size = op.Shape(self._example, start=0, end=1)
             self.made[size] = Content(False, (None,))
             if content.scalar:
-                result: ir.Value = op.Squeeze(size, [0])
+                result = op.Squeeze(size, [0])
             elif len(content.elements) == 1:
                 result = size
             else:

@@ -83,8 +83,7 @@ def _weight(op: Builder, name: str, array: np.ndarray) -> ir.Value:
 def _linear(op: Builder, node: ir.Node, rows: np.ndarray, bias: np.ndarray) -> ir.Value:
     """[batch, features] times `rows`, [outputs, features], plus `bias`."""
     weight, intercept = _weight(op, "coefficients", rows), _weight(op, "intercepts", bias)
-    result: ir.Value = op.Gemm(_input(node), weight, intercept, transB=1)
-    return result
+    return op.Gemm(_input(node), weight, intercept, transB=1)
 
 
 def _linear_classifier(op: Builder, node: ir.Node, name: str) -> ir.Value:
@@ -107,7 +106,7 @@ def _linear_classifier(op: Builder, node: ir.Node, name: str) -> ir.Value:
         case "NONE":
             return scores
         case "SOFTMAX":
-            result: ir.Value = op.Softmax(scores, axis=-1)
+            result = op.Softmax(scores, axis=-1)
         case "LOGISTIC":
             result = op.Sigmoid(scores)
         case _:
@@ -141,13 +140,12 @@ def _normalizer(op: Builder, node: ir.Node, name: str) -> ir.Value:
         return value  # sums to one
     match norm:
         case "L1":
-            length: ir.Value = op.ReduceL1(value, [-1], keepdims=1)
+            length = op.ReduceL1(value, [-1], keepdims=1)
         case "L2":
             length = op.ReduceL2(value, [-1], keepdims=1)
         case _:
             length = op.ReduceMax(op.Abs(value), [-1], keepdims=1)
-    result: ir.Value = op.Div(value, op.Max(length, _EPSILON))
-    return result
+    return op.Div(value, op.Max(length, _EPSILON))
 
 
 def _imputer(op: Builder, node: ir.Node, name: str) -> ir.Value:
@@ -156,27 +154,23 @@ def _imputer(op: Builder, node: ir.Node, name: str) -> ir.Value:
     if filling is None:
         raise ModelImportError(f"{name}: {node.op_type} of integers has no standard form here; impute before")
     absent = op.IsNaN(value) if np.isnan(missing) else op.Equal(value, float(missing))
-    result: ir.Value = op.Where(absent, filling, value)
-    return result
+    return op.Where(absent, filling, value)
 
 
 def _binarizer(op: Builder, node: ir.Node, name: str) -> ir.Value:
     threshold = float(_attribute(node, "threshold", 0.0))
-    result: ir.Value = op.Cast(op.Greater(_input(node), threshold), to=int(ir.DataType.FLOAT))
-    return result
+    return op.Cast(op.Greater(_input(node), threshold), to=int(ir.DataType.FLOAT))
 
 
 def _extractor(op: Builder, node: ir.Node, name: str) -> ir.Value:
     columns = constant_array(node.inputs[1])
     if columns is None or len(dims(_input(node))) != 2:
         raise ModelImportError(f"{name}: {node.op_type} with computed columns has no standard form here")
-    result: ir.Value = op.Gather(_input(node), columns.reshape(-1).astype(np.int64), axis=1)
-    return result
+    return op.Gather(_input(node), columns.reshape(-1).astype(np.int64), axis=1)
 
 
 def _vectorizer(op: Builder, node: ir.Node, name: str) -> ir.Value:
-    result: ir.Value = op.Concat(*node.inputs, axis=1)
-    return result
+    return op.Concat(*node.inputs, axis=1)
 
 
 _RULES: dict[str, Callable[[Builder, ir.Node, str], ir.Value]] = {

@@ -10,18 +10,21 @@ import onnx
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 
+from archipel.converter.importers.answers import compare
 from archipel.converter.importers.ml_operators import rewrite
 from archipel.errors import MissingExtraError, ModelImportError
 from archipel.graph.batch import BATCH
 from archipel.graph.build import Builder
 from archipel.graph.cleaning import clean
-from archipel.graph.comparison import TOLERANCE, CannotRunError, Reference, deviation
+from archipel.graph.comparison import TOLERANCE, CannotRunError
 from archipel.graph.model import Model
 from archipel.graph.opset import IR_VERSION, OPSET
 from archipel.graph.parameters import record_parameters
 from archipel.graph.passes import remove_dead_code
 from archipel.graph.report import ImportReport
 from archipel.graph.shapes import dims, is_float, rank
+from archipel.graph.walk import trace_back
+from archipel.importer_registry import IMPORTERS
 
 INPUT = "input"
 _CLASSICAL_OPSET = 3  # of ai.onnx.ml
@@ -30,6 +33,7 @@ _LAYERS = ("Gemm", "MatMul")
 _SMALLEST = 1e-30
 
 
+@IMPORTERS.register("sklearn")
 def from_sklearn(estimator: Any, example: Any) -> Model:
     """See `Model.from_sklearn`."""
     try:
@@ -43,8 +47,8 @@ def from_sklearn(estimator: Any, example: Any) -> Model:
     proto = _convert(estimator, rows.shape[1], name)
     imported = _standard(proto, estimator, name)
     try:
-        runtime = Reference(imported.to_bytes())
-        found = max(deviation(runtime.run({INPUT: x})[-1:], [answer]) for x, answer in expected)
+        feeds, given = [{INPUT: x} for x, _ in expected], [[answer] for _, answer in expected]
+        found = compare(imported, feeds, given, slice(-1, None))  # a classifier's logits are no answer of it
     except CannotRunError as error:
         raise ModelImportError(f"{name}: ONNX Runtime cannot run the import: {error}") from None
     if not found <= TOLERANCE:
@@ -180,23 +184,18 @@ def _two_scores(op: Builder, scores: ir.Value) -> ir.Value:
     node = scores.producer()
     if node is not None and node.op_type == "Gather" and node.inputs[0] is not None:
         return node.inputs[0]  # the rewritten classifier has both
-    padded: ir.Value = op.Pad(scores, [0, 1, 0, 0])
-    return padded
+    return op.Pad(scores, [0, 1, 0, 0])
 
 
 def _logits(op: Builder, probabilities: ir.Value) -> ir.Value:
     """What softmax makes the probabilities of; the losses want it."""
-    found = probabilities
-    while (node := found.producer()) is not None and node.op_type in ("Identity", "Cast") and node.inputs[0]:
-        found = node.inputs[0]
+    node = trace_back(probabilities, ("Identity", "Cast")).producer()
     if node is not None and node.op_type == "Softmax" and node.inputs[0] is not None:
         return node.inputs[0]
     score = _binary_score(node)
     if score is not None:
-        padded: ir.Value = op.Pad(score, [0, 1, 0, 0])  # [0, score]: softmax of it is [1 - sigmoid, sigmoid]
-        return padded
-    logits: ir.Value = op.Log(op.Max(probabilities, _SMALLEST))
-    return logits
+        return op.Pad(score, [0, 1, 0, 0])  # [0, score]: softmax of it is [1 - sigmoid, sigmoid]
+    return op.Log(op.Max(probabilities, _SMALLEST))
 
 
 def _binary_score(node: ir.Node | None) -> ir.Value | None:

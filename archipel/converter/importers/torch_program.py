@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from archipel.converter.importers.torch import answers, as_tensors, import_module, noise, quiet
+from archipel.converter.importers.answers import compare
+from archipel.converter.importers.torch_examples import answers, as_feed, as_tensors, noise
+from archipel.converter.importers.torch_module import import_module, quiet
 from archipel.errors import ModelImportError
 from archipel.graph.batch import FixedBatchError, fixed_batch, free_batch
-from archipel.graph.comparison import TOLERANCE, CannotRunError, Reference, deviation
+from archipel.graph.comparison import TOLERANCE, CannotRunError
 from archipel.graph.model import Model
 from archipel.graph.report import ImportReport
 
@@ -144,9 +146,7 @@ def _freed(model: Model, module: torch.nn.Module, examples: tuple[torch.Tensor, 
         expected = [np.concatenate(parts) for parts in zip(*(answers(module, feed) for feed in feeds))]
     joined = [torch.cat(parts) if parts[0].ndim else parts[0] for parts in zip(*feeds)]
     try:
-        runtime = Reference(free.to_bytes())
-        found = runtime.run({port.name: tensor.numpy() for port, tensor in zip(free.inputs, joined)})
-        apart = deviation(found, expected)
+        apart = compare(free, [as_feed(free, joined)], [expected])
     except (CannotRunError, ModelImportError) as error:
         raise FixedBatchError(str(error)) from None
     if not apart <= TOLERANCE:

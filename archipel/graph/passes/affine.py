@@ -5,36 +5,46 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from archipel.graph.build import Builder
-from archipel.graph.passes.accumulate import take_over
+from archipel.graph.passes.base import GraphPass
 from archipel.graph.passes.constants import constant_values, is_unpacked
+from archipel.graph.passes.replacement import take_over
 from archipel.graph.shapes import Dim, dims, is_float, is_static
+from archipel.graph.walk import only_reader
 
 _LAYERS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 
 
-def fold_affine(model: ir.Model) -> None:
+class FoldAffine(GraphPass):
     """Fold a Mul, Div, Add or Sub with constants into the layer before, where it has one constant for each channel.
 
     Written as nodes over the layer's weight and bias, whose own contents stay; what comes out of a small stored form
     stays too, as a product of it would have no integers.
     """
-    op = Builder(model.graph)
-    fixed = constant_values(model.graph)
-    for node in list(model.graph):
-        if node.domain != "" or node.op_type not in ("Mul", "Div", "Add", "Sub"):
-            continue
-        a, b = node.inputs
-        if a is not None and b is not None:
-            done = _fold(op, node, a, b, fixed)
-            if not done and node.op_type in ("Mul", "Add"):
-                _fold(op, node, b, a, fixed)
+
+    def change(self, model: ir.Model) -> bool:
+        op = Builder(model.graph)
+        fixed = constant_values(model.graph)
+        modified = False
+        for node in list(model.graph):
+            if node.domain != "" or node.op_type not in ("Mul", "Div", "Add", "Sub"):
+                continue
+            a, b = node.inputs
+            if a is not None and b is not None:
+                done = _fold(op, node, a, b, fixed)
+                if not done and node.op_type in ("Mul", "Add"):
+                    done = _fold(op, node, b, a, fixed)
+                modified |= done
+        return modified
+
+
+fold_affine = FoldAffine()
 
 
 def _fold(op: Builder, node: ir.Node, result: ir.Value, operand: ir.Value, fixed: set[ir.Value]) -> bool:
     layer = result.producer()
     if layer is None or layer.domain != "" or layer.op_type not in _LAYERS or layer.graph is not node.graph:
         return False
-    if result.is_graph_output() or len(list(result.uses())) != 1 or not is_float(result) or operand not in fixed:
+    if only_reader(result) is None or not is_float(result) or operand not in fixed:
         return False
     channels = _channels(layer)
     if channels is None or not _for_each_channel(dims(operand), len(dims(result)), _axis(layer, result), channels):
@@ -105,5 +115,4 @@ def _along(op: Builder, layer: ir.Node, vector: ir.Value) -> ir.Value:
     transposed = layer.op_type == "Gemm" and bool(layer.attributes.get_int("transB", 0))
     axis = 0 if layer.op_type == "Conv" or transposed else 1
     along = [-1 if place == axis else 1 for place in range(rank)]
-    result: ir.Value = op.Reshape(vector, along)
-    return result
+    return op.Reshape(vector, along)

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 
 import onnx_ir as ir
 
+from archipel.graph.walk import bodies, computable
+
 UNPACK = "archipel.unpack"
 """Metadata of nodes that turn a stored tensor into numbers to compute with: they stay beside the stored tensor."""
 
@@ -17,13 +19,8 @@ _RANDOM = frozenset({"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLi
 
 def constant_values(graph: ir.Graph) -> set[ir.Value]:
     """Initializers that are no inputs, and what nodes without bodies compute from them alone."""
-    found = {value for value in graph.initializers.values() if not value.is_graph_input()}
-    for node in graph:
-        if node.op_type in _RANDOM or any(a.type == ir.AttributeType.GRAPH for a in node.attributes.values()):
-            continue
-        if all(value is None or value in found for value in node.inputs):
-            found.update(node.outputs)
-    return found
+    given = {value for value in graph.initializers.values() if not value.is_graph_input()}
+    return computable((node for node in graph if node.op_type not in _RANDOM and not bodies(node)), given)
 
 
 def is_unpacked(value: ir.Value | None) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection, Iterable
 from functools import cache
 from typing import Any
 
@@ -10,17 +10,21 @@ import onnx_ir as ir
 
 from archipel.graph.passes.affine import fold_affine
 from archipel.graph.passes.averages import use_global_average
-from archipel.graph.passes.cleanup import remove_dead_code, remove_identities, share_subexpressions
+from archipel.graph.passes.base import GraphPass, InlinedPipeline
+from archipel.graph.passes.constant_folding import FoldConstants
 from archipel.graph.passes.constants import UNPACK, hidden
+from archipel.graph.passes.dead_code import remove_dead_code
+from archipel.graph.passes.identities import remove_identities
 from archipel.graph.passes.no_ops import remove_no_ops
 from archipel.graph.passes.products import use_gemm
 from archipel.graph.passes.recurrent_states import drop_zero_states
+from archipel.graph.passes.rewriting import ApplyRules
 from archipel.graph.passes.shape_arithmetic import fold_shapes
-from archipel.graph.passes.simplify import fold_constants
+from archipel.graph.passes.subexpressions import share_subexpressions
 from archipel.graph.passes.transposes import simplify_transposes
 from archipel.graph.passes.unit_height import add_unit_height
 
-PASSES: tuple[Callable[[ir.Model], None], ...] = (
+PASSES: tuple[GraphPass, ...] = (
     remove_no_ops,
     drop_zero_states,
     simplify_transposes,
@@ -37,24 +41,19 @@ def optimize_for_inference(model: ir.Model, keep: Collection[str]) -> None:
     Initializers in `keep`, its parameters, stay what they are, whatever they contain: what changes them is written as
     nodes that read them. Functions must have been inlined.
     """
+    changes = [step for change in PASSES for step in (change, remove_dead_code)]
     with hidden(model.graph, keep):
-        _simplify(model, keep)
-        for change in PASSES:
-            change(model)
-            remove_dead_code(model)
-        _simplify(model, keep)
+        InlinedPipeline(*_simplification(keep), *changes, *_simplification(keep))(model)
 
 
-def _simplify(model: ir.Model, keep: Collection[str]) -> None:
-    from onnxscript.rewriter import rewrite
-
-    fold_constants(model, keep, preserved=_is_unpacking)
-    fold_shapes(model)
-    rewrite(model, pattern_rewrite_rules=_rules())
-    remove_no_ops(model)
-    remove_identities(model)
-    share_subexpressions(model)
-    remove_dead_code(model)
+def _simplification(keep: Collection[str]) -> Iterable[GraphPass]:
+    yield FoldConstants(keep, preserved=_is_unpacking)
+    yield fold_shapes
+    yield ApplyRules(_rules)
+    yield remove_no_ops
+    yield remove_identities
+    yield share_subexpressions
+    yield remove_dead_code
 
 
 def _is_unpacking(node: ir.Node) -> bool:

@@ -5,28 +5,37 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from archipel.graph.build import Builder
-from archipel.graph.passes.accumulate import take_over
+from archipel.graph.passes.base import GraphPass
+from archipel.graph.passes.replacement import take_over
 from archipel.graph.shapes import complete_shape, constant_array, dims, same_shape
 
 _SAME_IF_SHAPE_IS = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Expand", "Slice", "Tile"})
 _SAME_IF_ALONE = frozenset({"Concat", "Sum", "Max", "Min", "Mean"})
 
 
-def remove_no_ops(model: ir.Model) -> None:
+class RemoveNoOps(GraphPass):
     """Drop Dropout in inference mode, Pad by nothing, Reshape and the like to the same shape, Concat and Sum of one."""
-    op = Builder(model.graph)
-    for node in list(model.graph):
-        source = _passed_on(node)
-        if source is None:
-            continue
-        output = node.outputs[0]
-        complete_shape(source, output)
-        if output.is_graph_output():
-            with op.after(node):
-                take_over(op, output, op.Identity(source))  # `remove_identities` knows which of them can go
-        else:
-            output.replace_all_uses_with(source)
-        model.graph.remove(node, safe=True)
+
+    def change(self, model: ir.Model) -> bool:
+        op = Builder(model.graph)
+        modified = False
+        for node in list(model.graph):
+            source = _passed_on(node)
+            if source is None:
+                continue
+            output = node.outputs[0]
+            complete_shape(source, output)
+            if output.is_graph_output():
+                with op.after(node):
+                    take_over(op, output, op.Identity(source))  # `remove_identities` knows which of them can go
+            else:
+                output.replace_all_uses_with(source)
+            model.graph.remove(node, safe=True)
+            modified = True
+        return modified
+
+
+remove_no_ops = RemoveNoOps()
 
 
 def _passed_on(node: ir.Node) -> ir.Value | None:

@@ -2,49 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
-import onnx_ir as ir
-
-from archipel.graph.build import Builder
-from archipel.graph.passes.accumulate import accumulate_in_gemm, concatenate_pads
-from archipel.graph.passes.cleanup import remove_dead_code, remove_identities, share_subexpressions
+from archipel.graph.passes.accumulate import accumulate_in_gemm
+from archipel.graph.passes.base import InlinedPipeline
+from archipel.graph.passes.concatenation import concatenate_pads
+from archipel.graph.passes.dead_code import remove_dead_code
+from archipel.graph.passes.identities import remove_identities
+from archipel.graph.passes.rewriting import ApplyRules
 from archipel.graph.passes.scalars import lift_scalars
+from archipel.graph.passes.subexpressions import share_subexpressions
 from archipel.graph.passes.zeros import remove_zeros
-
-PASSES: tuple[Callable[[Builder], None], ...] = (remove_zeros, concatenate_pads, accumulate_in_gemm, lift_scalars)
-
-
-def optimize(model: ir.Model) -> None:
-    """Drop what differentiation leaves behind and use the fused forms that ONNX Runtime runs faster.
-
-    Dead code, casts and transposes that cancel, products with one, common subexpressions, additions of zero, sums that
-    a Gemm or a Concat takes over, scalars beside tensors of many small rows. What feeds the chosen formulations (such
-    as tiled identity kernels) stays as it is.
-    """
-    remove_dead_code(model)
-    _rewrite(model)
-    share_subexpressions(model)
-    for change in PASSES:
-        for op in _levels(model):
-            change(op)
-        remove_dead_code(model)
-
-
-def _levels(model: ir.Model) -> Iterator[Builder]:
-    root = Builder(model.graph)
-    yield root
-    for graph in model.graph.subgraphs():
-        yield Builder(graph, outer=root)
-
-
-def _rewrite(model: ir.Model) -> None:
-    from onnxscript.rewriter import rewrite
-
-    rewrite(model, pattern_rewrite_rules=_rules())
-    remove_identities(model)
 
 
 @cache
@@ -61,3 +30,25 @@ def _rules() -> Any:
         *rules.mul_by_1_rule.commute(),
         rules.div_by_1_rule,
     ]
+
+
+optimize = InlinedPipeline(
+    remove_dead_code,
+    ApplyRules(_rules),
+    remove_identities,
+    share_subexpressions,
+    remove_zeros,
+    remove_dead_code,
+    concatenate_pads,
+    remove_dead_code,
+    accumulate_in_gemm,
+    remove_dead_code,
+    lift_scalars,
+    remove_dead_code,
+)
+"""`optimize(model)`: drop what differentiation leaves behind and use the fused forms that ONNX Runtime runs faster.
+
+Dead code, casts and transposes that cancel, products with one, common subexpressions, additions of zero, sums that a
+Gemm or a Concat takes over, scalars beside tensors of many small rows. What feeds the chosen formulations (such as
+tiled identity kernels) stays as it is. Changes the model, whose functions must have been inlined.
+"""

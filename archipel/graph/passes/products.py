@@ -5,29 +5,38 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from archipel.graph.build import Builder
-from archipel.graph.passes.accumulate import take_over
+from archipel.graph.passes.base import GraphPass
+from archipel.graph.passes.replacement import take_over
 from archipel.graph.shapes import dims, is_float, same_dim, same_shape
+from archipel.graph.walk import only_reader
 
 
-def use_gemm(model: ir.Model) -> None:
+class UseGemm(GraphPass):
     """MatMul of matrices and the Add after it become Gemm, which takes a transposed matrix as it is stored."""
-    op = Builder(model.graph)
-    for node in list(model.graph):
-        if node.domain != "" or node.op_type != "Add":
-            continue
-        a, b = node.inputs
-        if a is not None and b is not None and not _join(op, node, a, b):
-            _join(op, node, b, a)
-    for node in list(model.graph):
-        if node.domain == "" and node.op_type == "Gemm":
-            _take_transposed(node)
+
+    def change(self, model: ir.Model) -> bool:
+        op = Builder(model.graph)
+        modified = False
+        for node in list(model.graph):
+            if node.domain != "" or node.op_type != "Add":
+                continue
+            a, b = node.inputs
+            if a is not None and b is not None:
+                modified |= _join(op, node, a, b) or _join(op, node, b, a)
+        for node in list(model.graph):
+            if node.domain == "" and node.op_type == "Gemm":
+                modified |= _take_transposed(node)
+        return modified
+
+
+use_gemm = UseGemm()
 
 
 def _join(op: Builder, node: ir.Node, product: ir.Value, addend: ir.Value) -> bool:
     matmul = product.producer()
-    if matmul is None or matmul.op_type != "MatMul" or matmul.domain != "" or product.is_graph_output():
+    if matmul is None or matmul.op_type != "MatMul" or matmul.domain != "":
         return False
-    if len(list(product.uses())) != 1 or not is_float(product) or matmul.graph is not node.graph:
+    if only_reader(product) is None or not is_float(product) or matmul.graph is not node.graph:
         return False
     values = (*matmul.inputs, product, node.outputs[0])
     if addend.shape is None or any(value is None or value.shape is None or len(value.shape) != 2 for value in values):
@@ -43,7 +52,8 @@ def _join(op: Builder, node: ir.Node, product: ir.Value, addend: ir.Value) -> bo
     return True
 
 
-def _take_transposed(gemm: ir.Node) -> None:
+def _take_transposed(gemm: ir.Node) -> bool:
+    modified = False
     for place, name in enumerate(("transA", "transB")):
         value = gemm.inputs[place]
         source = None if value is None else value.producer()
@@ -51,3 +61,5 @@ def _take_transposed(gemm: ir.Node) -> None:
         if source is not None and swapped and source.attributes.get_ints("perm", [1, 0]) in ([1, 0], (1, 0)):
             gemm.replace_input_with(place, source.inputs[0])
             gemm.attributes.add(ir.AttrInt64(name, 1 - gemm.attributes.get_int(name, 0)))
+            modified = True
+    return modified

@@ -6,21 +6,30 @@ from collections.abc import Mapping
 
 import onnx_ir as ir
 
+from archipel.graph.passes.base import GraphPass
 from archipel.graph.shapes import constant_array
 
 _STATES: Mapping[str, tuple[int, ...]] = {"LSTM": (5, 6), "GRU": (5,), "RNN": (5,)}
 _KEEP_ZERO = frozenset({"Expand", "Reshape", "Squeeze", "Unsqueeze", "Transpose", "Slice", "Identity", "Cast", "Tile"})
 
 
-def drop_zero_states(model: ir.Model) -> None:
+class DropZeroStates(GraphPass):
     """Leave out initial states that are zeros: they are what an operator starts from by itself.
 
     Exporters make them with the batch's size, which takes half a dozen nodes for each.
     """
-    for node in model.graph.all_nodes():
-        for place in _STATES.get(node.op_type, ()) if node.domain == "" else ():
-            if place < len(node.inputs) and _is_zero(node.inputs[place]):
-                node.replace_input_with(place, None)
+
+    def change(self, model: ir.Model) -> bool:
+        modified = False
+        for node in model.graph.all_nodes():
+            for place in _STATES.get(node.op_type, ()) if node.domain == "" else ():
+                if place < len(node.inputs) and _is_zero(node.inputs[place]):
+                    node.replace_input_with(place, None)
+                    modified = True
+        return modified
+
+
+drop_zero_states = DropZeroStates()
 
 
 def _is_zero(value: ir.Value | None) -> bool:

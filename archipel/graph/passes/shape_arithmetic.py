@@ -9,42 +9,53 @@ import onnx_ir as ir
 
 from archipel.graph.build import Builder
 from archipel.graph.opset import OPSET
-from archipel.graph.shapes import Dim, constant_array, dims, infer_node, same_dim, same_shape
+from archipel.graph.passes.base import GraphPass
+from archipel.graph.shapes import Dim, constant_array, dims, dtype_of, infer_node, same_dim, same_shape
+from archipel.graph.walk import bodies
 
 _MAX_CONTENT = 64
 _INTEGERS = (ir.DataType.INT64, ir.DataType.INT32)
 
 
-def fold_shapes(model: ir.Model) -> None:
+class FoldShapes(GraphPass):
     """Replace computed shapes by constants: what follows from the inputs' sizes, with -1 or 1 for one that is free.
 
     Shape, Slice, Gather, Concat, Squeeze, Unsqueeze and arithmetic of sizes are followed; Reshape gets a constant
     target, Expand one that leaves free sizes as they are. Shapes of what comes after become known on the way.
     """
-    op = Builder(model.graph)
-    known: dict[ir.Value, list[Dim]] = {}
-    refined: set[ir.Value] = set()
-    for node in list(model.graph):
-        if node.domain != "":
-            continue
-        if any(value in refined for value in node.inputs):
-            _infer(node, refined)
-        if node.op_type in ("Reshape", "Expand"):
-            _set_target(op, node, known, refined)
-        if len(node.outputs) != 1 or node.outputs[0].dtype not in _INTEGERS or node.op_type == "Constant":
-            continue
-        output, content = node.outputs[0], _follow(node, known)
-        if content is None or len(content) > _MAX_CONTENT:
-            continue
-        known[output] = content
-        if all(isinstance(d, int) for d in content) and output.shape is not None and not output.is_graph_output():
-            array = np.array(content, output.dtype.numpy()).reshape(() if not dims(output) else (-1,))  # type: ignore[union-attr]
-            output.replace_all_uses_with(op.constant(array))
+
+    def change(self, model: ir.Model) -> bool:
+        op = Builder(model.graph)
+        known: dict[ir.Value, list[Dim]] = {}
+        refined: set[ir.Value] = set()
+        modified = False
+        for node in list(model.graph):
+            if node.domain != "":
+                continue
+            if any(value in refined for value in node.inputs):
+                _infer(node, refined)
+            if node.op_type in ("Reshape", "Expand"):
+                modified |= _set_target(op, node, known, refined)
+            output = node.outputs[0]
+            if len(node.outputs) != 1 or output.dtype not in _INTEGERS or node.op_type == "Constant":
+                continue
+            content = _follow(node, known)
+            if content is None or len(content) > _MAX_CONTENT:
+                continue
+            known[output] = content
+            if all(isinstance(d, int) for d in content) and output.shape is not None and not output.is_graph_output():
+                array = np.array(content, dtype_of(output).numpy()).reshape(() if not dims(output) else (-1,))
+                output.replace_all_uses_with(op.constant(array))
+                modified = True
+        return modified
+
+
+fold_shapes = FoldShapes()
 
 
 def _infer(node: ir.Node, refined: set[ir.Value]) -> None:
     """Look at the node again; what was known stays where inference knows less."""
-    if any(a.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for a in node.attributes.values()):
+    if bodies(node):
         return
     before = [value.shape for value in node.outputs]
     infer_node(node, OPSET)
@@ -117,23 +128,24 @@ def _calculate(op_type: str, a: Dim, b: Dim) -> Dim:
     return b if a == neutral and op_type in ("Add", "Mul") else None
 
 
-def _set_target(op: Builder, node: ir.Node, known: dict[ir.Value, list[Dim]], refined: set[ir.Value]) -> None:
+def _set_target(op: Builder, node: ir.Node, known: dict[ir.Value, list[Dim]], refined: set[ir.Value]) -> bool:
+    """Returns whether it did."""
     source, target, output = node.inputs[0], node.inputs[1], node.outputs[0]
     if source is None or target is None or constant_array(target) is not None:
-        return
+        return False
     content = _content(target, known)
     if content is None or source.shape is None:
-        return
+        return False
     free = [place for place, d in enumerate(content) if not isinstance(d, int)]
     if node.op_type == "Reshape":
         if len(free) > 1 or any(isinstance(d, int) and d < 1 for d in content):
-            return
+            return False
         filled = [-1 if place in free else d for place, d in enumerate(content)]
         node.attributes.pop("allowzero", None)
     else:
         have = [1] * (len(content) - len(source.shape)) + list(dims(source))
         if len(have) != len(content) or not all(same_dim(have[place], content[place]) for place in free):
-            return
+            return False
         filled = [1 if place in free else d for place, d in enumerate(content)]
         content = [h if w == 1 else w for h, w in zip(have, content)]
     node.replace_input_with(1, op.constant(np.array(filled, np.int64)))
@@ -145,3 +157,4 @@ def _set_target(op: Builder, node: ir.Node, known: dict[ir.Value, list[Dim]], re
             else content
         )
         refined.add(output)
+    return True

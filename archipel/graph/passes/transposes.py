@@ -8,8 +8,10 @@ import numpy as np
 import onnx_ir as ir
 
 from archipel.graph.build import Builder
-from archipel.graph.passes.accumulate import take_over
+from archipel.graph.passes.base import GraphPass
+from archipel.graph.passes.replacement import take_over
 from archipel.graph.shapes import dims, is_static, rank, same_shape
+from archipel.graph.walk import only_use
 
 _POINTWISE = frozenset(
     {"Relu", "LeakyRelu", "Elu", "Selu", "Celu", "Sigmoid", "Tanh", "HardSigmoid", "HardSwish", "Softplus", "Softsign"}
@@ -17,16 +19,23 @@ _POINTWISE = frozenset(
 )
 
 
-def simplify_transposes(model: ir.Model) -> None:
+class SimplifyTransposes(GraphPass):
     """Transposes that only move axes of size 1 become Reshapes, one between two Reshapes works without them, and one
     whose inverse follows after pointwise operators goes with it."""
-    op = Builder(model.graph)
-    for node in list(model.graph):
-        if node.graph is not None and _perm(node) is not None:
-            _between_reshapes(op, node)
-    for node in list(model.graph):
-        if node.graph is not None and (perm := _perm(node)) is not None and not _as_reshape(op, node, perm):
-            _cancel(op, node, perm)
+
+    def change(self, model: ir.Model) -> bool:
+        op = Builder(model.graph)
+        modified = False
+        for node in list(model.graph):
+            if node.graph is not None and _perm(node) is not None:
+                modified |= _between_reshapes(op, node)
+        for node in list(model.graph):
+            if node.graph is not None and (perm := _perm(node)) is not None:
+                modified |= _as_reshape(op, node, perm) or _cancel(op, node, perm)
+        return modified
+
+
+simplify_transposes = SimplifyTransposes()
 
 
 def _perm(node: ir.Node | None) -> list[int] | None:
@@ -55,28 +64,29 @@ def _as_reshape(op: Builder, node: ir.Node, perm: list[int]) -> bool:
     return True
 
 
-def _between_reshapes(op: Builder, node: ir.Node) -> None:
+def _between_reshapes(op: Builder, node: ir.Node) -> bool:
     """[*a, m, n] -> [k, m, n] -> [k, n, m] -> [*a, n, m], as exporters write attention, is one Transpose."""
     source = node.inputs[0]
     before = None if source is None else source.producer()
     after = _only_reader(node)
     if before is None or after is None or before.op_type != "Reshape" or after.op_type != "Reshape":
-        return
+        return False
     whole, result = before.inputs[0], after.outputs[0]
     if _perm(node) != [0, 2, 1] or whole is None or whole.shape is None or result.shape is None or source is None:
-        return
+        return False
     shape, lines = dims(whole), list(dims(source)[1:])
     if len(shape) < 3 or list(shape[-2:]) != lines or not is_static(lines):
-        return
+        return False
     if not same_shape(dims(result), [*shape[:-2], lines[1], lines[0]]):
-        return
+        return False
     with op.after(after):
         swapped = op.swap_last(whole)
     take_over(op, result, swapped)
     op.graph.remove(after, safe=True)
+    return True
 
 
-def _cancel(op: Builder, node: ir.Node, perm: list[int]) -> None:
+def _cancel(op: Builder, node: ir.Node, perm: list[int]) -> bool:
     path: list[ir.Node] = []
     reader = _only_reader(node)
     while reader is not None and reader.op_type in _POINTWISE and reader.domain == "":
@@ -84,9 +94,9 @@ def _cancel(op: Builder, node: ir.Node, perm: list[int]) -> None:
         reader = _only_reader(reader)
     back = _perm(reader)
     if reader is None or back is None or [perm[axis] for axis in back] != sorted(perm):
-        return
+        return False
     if not path:
-        return  # a rule sees to transposes side by side
+        return False  # a rule sees to transposes side by side
     path[0].replace_input_with(0, node.inputs[0])
     for step in path:
         shape: Sequence[int | str | None] = dims(step.inputs[0])  # type: ignore[arg-type]
@@ -94,11 +104,11 @@ def _cancel(op: Builder, node: ir.Node, perm: list[int]) -> None:
     take_over(op, reader.outputs[0], path[-1].outputs[0])
     op.graph.remove(reader, safe=True)
     op.graph.remove(node, safe=True)
+    return True
 
 
 def _only_reader(node: ir.Node) -> ir.Node | None:
-    output = node.outputs[0]
-    uses = list(output.uses())
-    if len(node.outputs) != 1 or len(uses) != 1 or output.is_graph_output() or uses[0].idx != 0:
+    reader, index = only_use(node.outputs[0]) or (None, 0)
+    if len(node.outputs) != 1 or reader is None or index != 0 or reader.graph is not node.graph:
         return None
-    return uses[0].node if uses[0].node.graph is node.graph else None
+    return reader

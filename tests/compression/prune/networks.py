@@ -81,9 +81,7 @@ class Network:
 
     def batch_norm(self) -> None:
         n = self.width
-        self.x = self.op.BatchNormalization(
-            self.x, self.weight(n), self.weight(n), self.weight(n), self.positive(n), _outputs=1
-        )
+        self.x = self.op.BatchNormalization(self.x, self.weight(n), self.weight(n), self.weight(n), self.positive(n))
 
     def instance_norm(self) -> None:
         self.x = self.op.InstanceNormalization(self.x, self.weight(self.width), self.weight(self.width))
@@ -156,11 +154,11 @@ class Network:
 
     def split(self) -> None:
         if self.width % 2 == 0:
-            a, b = self.op.Split(self.x, num_outputs=2, axis=1, _outputs=2)
+            a, b = self.op.emit("Split", self.x, num_outputs=2, axis=1, outputs=2)
             self.x = self.op.Concat(b, self.op.Relu(a), axis=1) if self.rng.random() < 0.5 else self.op.Add(a, b)
 
     def split_unevenly(self) -> None:
-        a, b = self.op.Split(self.x, [2, self.width - 2], axis=1, _outputs=2)
+        a, b = self.op.emit("Split", self.x, [2, self.width - 2], axis=1, outputs=2)
         self.x = self.op.Concat(self.op.Tanh(a), b, axis=1)
 
     def slice(self) -> None:
@@ -248,7 +246,7 @@ class Network:
         self.x = self.op.Softplus(self.op.MatMul(self.x, self.weight(self.width, 6)))
 
     def layer_norm(self) -> None:
-        self.x = self.op.LayerNormalization(self.x, self.weight(self.width), self.weight(self.width), _outputs=1)
+        self.x = self.op.LayerNormalization(self.x, self.weight(self.width), self.weight(self.width))
 
     def feed_forward(self) -> None:
         before, n = self.x, self.width
@@ -258,7 +256,7 @@ class Network:
     def gated(self) -> None:
         n = self.width
         both = self.op.MatMul(self.x, self.weight(n, 12))
-        a, gate = self.op.Split(both, num_outputs=2, axis=-1, _outputs=2)
+        a, gate = self.op.emit("Split", both, num_outputs=2, axis=-1, outputs=2)
         self.x = self.op.MatMul(self.op.Mul(a, self.op.Sigmoid(gate)), self.weight(6, n))
 
     def normalized_sum(self) -> None:
@@ -297,7 +295,7 @@ class Network:
         weights = [self.weight(directions, gates * hidden, n), self.weight(directions, gates * hidden, hidden)]
         bias = self.weight(directions, 2 * gates * hidden)
         y = op(
-            kind, steps, *weights, bias, *start, hidden_size=hidden, _outputs=1,
+            kind, steps, *weights, bias, *start, hidden_size=hidden,
             direction="bidirectional" if directions == 2 else "forward",
         )  # fmt: skip
         self.x = op.Reshape(op.Transpose(y, perm=[2, 0, 1, 3]), [0, TIME, directions * hidden])

@@ -154,7 +154,7 @@ def test_flops_of_an_lstm_by_hand() -> None:
     def build(net: Network) -> None:
         steps = net.op.Transpose(net.x, perm=[1, 0, 2])
         weights = [net.weight(1, 24, 5), net.weight(1, 24, 6), net.weight(1, 48)]
-        y = net.op.LSTM(steps, *weights, hidden_size=6, _outputs=1)
+        y = net.op.LSTM(steps, *weights, hidden_size=6)
         net.x = net.op.MatMul(net.op.Squeeze(y, [1]), net.weight(6, 4))
 
     model = graph_of(build, 7, 5)

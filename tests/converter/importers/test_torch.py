@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from archipel import Model
-from archipel.converter.importers.torch import _translations
+from archipel.converter.importers.torch_module import _translations
 from archipel.errors import MissingExtraError, ModelImportError
 from archipel.graph import check_model
 from archipel.graph.shapes import constant_array

@@ -1,0 +1,26 @@
+"""An import beside its source: what both answer to the same inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from archipel.graph.comparison import Reference, deviation
+from archipel.graph.model import Model
+
+
+def compare(
+    imported: Model,
+    feeds: Iterable[Mapping[str, np.ndarray]],
+    expected: Iterable[Sequence[np.ndarray]],
+    outputs: slice = slice(None),
+) -> float:
+    """The largest deviation of the import, run in ONNX Runtime, from what its source answers to the same inputs.
+
+    `expected` has for each feed the source's answers, which stand for `outputs` of the import. Raises CannotRunError
+    where ONNX Runtime does not run the import, and ModelImportError where it has other outputs than the source.
+    """
+    runtime = Reference(imported.to_bytes())
+    found = [runtime.run(feed)[outputs] for feed in feeds]
+    return max(deviation(ours, theirs) for ours, theirs in zip(found, expected))

@@ -1,0 +1,190 @@
+"""PyTorch modules to Model, through PyTorch's own exporter, compared with them afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx_ir as ir
+import onnx_ir.passes.common as common
+
+from archipel.converter.importers.answers import compare
+from archipel.converter.importers.torch_examples import answers, as_feed, as_tensors, is_constant, noise
+from archipel.errors import ModelImportError
+from archipel.graph.batch import BATCH
+from archipel.graph.comparison import TOLERANCE, CannotRunError
+from archipel.graph.model import Model
+from archipel.graph.opset import OPSET
+from archipel.graph.passes import simplify
+from archipel.graph.report import ImportReport
+
+if TYPE_CHECKING:
+    import torch
+
+_NOISE = 2  # inputs beside the example
+
+
+def import_module(module: torch.nn.Module, example: Any, name: str, dynamic_batch: bool) -> Model:
+    """Import a module that is on the CPU and in evaluation mode; `name` is for errors. Raises ModelImportError."""
+    import torch
+
+    examples = as_tensors(example, dynamic_batch)
+    dynamic = None
+    if dynamic_batch:
+        batch = torch.export.Dim(BATCH)
+        dynamic = tuple({0: batch} if tensor.ndim else {} for tensor in examples)
+    with quiet(), torch.no_grad():
+        feeds = [*([] if is_constant(examples) else [examples]), *(noise(examples, seed) for seed in range(_NOISE))]
+        try:
+            expected = [answers(module, feed) for feed in feeds]
+        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+            hint = "; if its batch size is fixed, pass dynamic_batch=False" if dynamic_batch else ""
+            raise ModelImportError(f"{name} does not run on the example: {_first_line(error)}{hint}") from error
+        with _keeping_dropout(), _translations_read_once():
+            model = _export(module, examples, dynamic, name)
+        parameters = _parameter_names(module, model)
+        simplify(model, keep=parameters)
+        _rename_outputs(model)
+        # The exporter records stack traces, and with them paths of this machine.
+        common.ClearMetadataAndDocStringPass()(model)
+        model.metadata_props.clear()
+        proto = ir.to_proto(model)
+    imported = Model.from_proto(proto, parameters)
+    fixed = [port for port in imported.inputs if dynamic_batch and port.shape and port.shape[0] != BATCH]
+    if fixed:
+        raise ModelImportError(
+            f"{name} works for one batch size only: input {fixed[0].name!r} came out as "
+            f"{list(fixed[0].shape)}; let its code take the size from the input, or pass dynamic_batch=False"
+        )
+    found = _compared(imported, feeds, expected)
+    if not found <= TOLERANCE:
+        raise ModelImportError(
+            f"{name}: the import differs from the module by {found:.2g} of its largest output on the example and noise "
+            f"like it; {TOLERANCE:g} is allowed"
+        )
+    ImportReport(f"PyTorch {torch.__version__} ({name})", deviation=found, samples=len(feeds)).record(imported.ir)
+    return imported
+
+
+def _compared(model: Model, feeds: Sequence[tuple[torch.Tensor, ...]], expected: Sequence[list[np.ndarray]]) -> float:
+    try:
+        return compare(model, [as_feed(model, feed) for feed in feeds], expected)
+    except CannotRunError as error:
+        narrow = all(array.dtype == np.float32 for array in expected[0] if array.dtype.kind == "f")
+        hint = "" if narrow else "; float32 runs everywhere: use module.float()"
+        raise ModelImportError(f"ONNX Runtime cannot run the import: {error}{hint}") from None
+
+
+def _export(module: torch.nn.Module, examples: tuple[torch.Tensor, ...], dynamic: Any, name: str) -> ir.Model:
+    import torch
+
+    try:
+        exported = torch.onnx.export(
+            module,
+            examples,
+            dynamo=True,
+            optimize=False,
+            opset_version=OPSET,
+            dynamic_shapes=dynamic,
+            verbose=False,
+        )
+    except Exception as error:
+        raise ModelImportError(_why(name, error, dynamic is not None)) from error
+    if exported is None:
+        raise ModelImportError(f"{name}: the exporter returned nothing")
+    return exported.model
+
+
+@contextlib.contextmanager
+def _keeping_dropout() -> Iterator[None]:
+    """Dropout that is off comes out as an ONNX Dropout node (the identity, for inference) and not as nothing.
+
+    A training graph made of the model turns it on. Covers `nn.Dropout` and `functional.dropout`.
+    """
+    import torch
+    from torch.nn import functional
+
+    original = functional.dropout
+
+    def dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
+        if training or p == 0.0:
+            return original(input, p, training, inplace)
+        ratio = torch.tensor(p, dtype=torch.float32)
+        return torch.onnx.ops.symbolic("Dropout", (input, ratio), dtype=input.dtype, shape=input.shape, version=OPSET)
+
+    functional.dropout = dropout
+    try:
+        yield
+    finally:
+        functional.dropout = original
+
+
+@functools.cache
+def _translations(read: Callable[[], Sequence[Any]]) -> Sequence[Any]:
+    return read()
+
+
+@contextlib.contextmanager
+def _translations_read_once() -> Iterator[None]:
+    """PyTorch's exporter compiles onnxscript's 500 translations anew with each export; that is half of its time."""
+    from torch.onnx._internal.exporter import _registration
+
+    source = getattr(_registration, "onnxscript_apis", None)
+    original = getattr(source, "get_torchlib_ops", None)
+    if original is None:  # a PyTorch that does it otherwise
+        yield
+        return
+    setattr(source, "get_torchlib_ops", lambda: _translations(original))  # noqa: B010 - it has no such field for mypy
+    try:
+        yield
+    finally:
+        setattr(source, "get_torchlib_ops", original)  # noqa: B010
+
+
+def _parameter_names(module: torch.nn.Module, model: ir.Model) -> list[str]:
+    floating = {name for name, tensor in module.state_dict().items() if tensor.is_floating_point()}
+    return [name for name in model.graph.initializers if name in floating]
+
+
+def _rename_outputs(model: ir.Model) -> None:
+    outputs = model.graph.outputs
+    taken = {value.name for value in model.graph.inputs} | set(model.graph.initializers)
+    for i, value in enumerate(outputs):
+        name = "output" if len(outputs) == 1 else f"output_{i}"
+        if name not in taken and not value.is_graph_input() and value.producer() is not None:
+            value.name = name
+
+
+def _why(name: str, error: BaseException, dynamic_batch: bool) -> str:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    first = _first_line(error)
+    hint = "; if its batch size is fixed, pass dynamic_batch=False" if dynamic_batch else ""
+    return f"{name} cannot be exported: {first}{hint}"
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """The exporter prints progress, logs what it did not find and warns about its own calls."""
+    level = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with (
+            warnings.catch_warnings(),
+            contextlib.redirect_stdout(io.StringIO()),
+            contextlib.redirect_stderr(io.StringIO()),
+        ):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(level)

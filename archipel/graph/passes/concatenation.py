@@ -1,0 +1,83 @@
+"""Sums that a concatenation can take over."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from archipel.graph.build import Builder
+from archipel.graph.passes.base import LevelPass
+from archipel.graph.passes.replacement import take_over
+from archipel.graph.shapes import constant_array, dims
+from archipel.graph.walk import only_reader
+
+
+class ConcatenatePads(LevelPass):
+    """A sum of zero-padded parts that lie side by side along one axis becomes their Concat.
+
+    Reading a tensor in slices leaves such a sum as its gradient: gates of a recurrent layer, heads of attention.
+    """
+
+    def change_level(self, op: Builder) -> bool:
+        modified = False
+        for node in list(op.graph):
+            if node.op_type != "Add" or node.domain != "":
+                continue
+            reader = only_reader(node.outputs[0])
+            if reader is not None and reader.op_type == "Add" and _parts(reader.outputs[0]) is not None:
+                continue  # part of a longer sum, which is looked at from its end
+            parts = _parts(node.outputs[0])
+            placed = None if parts is None else _place(parts)
+            if placed is None:
+                continue
+            axis, pieces = placed
+            with op.after(node):
+                result = op.Concat(*pieces, axis=axis)
+            take_over(op, node.outputs[0], result)
+            modified = True
+        return modified
+
+
+concatenate_pads = ConcatenatePads()
+
+
+def _parts(value: ir.Value, root: bool = True) -> list[ir.Node] | None:
+    """The Pads that are added up in `value`; None if anything else is."""
+    node = value.producer()
+    if node is None or node.domain != "" or (not root and only_reader(value) is None):
+        return None
+    if node.op_type == "Pad":
+        return [node]
+    if node.op_type != "Add" or node.inputs[0] is None or node.inputs[1] is None:
+        return None
+    left, right = _parts(node.inputs[0], False), _parts(node.inputs[1], False)
+    return None if left is None or right is None else left + right
+
+
+def _place(pads: list[ir.Node]) -> tuple[int, list[ir.Value]] | None:
+    """The axis along which the padded parts lie side by side without gap, and the parts in order."""
+    spans: dict[int, tuple[int, ir.Value]] = {}
+    common: int | None = None
+    for node in pads:
+        amounts = constant_array(node.inputs[1])
+        mode = node.attributes.get("mode")
+        if len(node.inputs) > 2 or amounts is None or (mode is not None and mode.value != "constant"):
+            return None
+        inner, rank = node.inputs[0], len(amounts) // 2
+        padded = [axis for axis in range(rank) if amounts[axis] or amounts[axis + rank]]
+        if inner is None or len(padded) != 1 or (common is not None and padded[0] != common) or (amounts < 0).any():
+            return None
+        common = padded[0]
+        start = int(amounts[common])
+        if start in spans:
+            return None
+        spans[start] = (int(amounts[common + rank]), inner)
+    if common is None:
+        return None
+    position, pieces = 0, []
+    for start in sorted(spans):
+        size = dims(spans[start][1])[common]
+        if start != position or not isinstance(size, int):
+            return None
+        pieces.append(spans[start][1])
+        position += size
+    return (common, pieces) if spans[max(spans)][0] == 0 else None

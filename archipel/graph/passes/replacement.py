@@ -1,0 +1,14 @@
+"""One value in the place of another."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from archipel.graph.build import Builder
+
+
+def take_over(op: Builder, old: ir.Value, new: ir.Value) -> None:
+    """Let `new` be read, and be the output of the graph, where `old` was."""
+    if old.is_graph_output():
+        old.name, new.name = op.unique(f"{old.name}/before"), old.name
+    old.replace_all_uses_with(new, replace_graph_outputs=True)

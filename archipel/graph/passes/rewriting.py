@@ -1,0 +1,33 @@
+"""onnxscript's own rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import onnx_ir as ir
+import onnx_ir.passes.common as common
+
+from archipel.graph.passes.base import GraphPass
+
+_UNUSED: tuple[type[ir.passes.PassBase], ...] = (
+    common.RemoveUnusedNodesPass,
+    common.RemoveUnusedFunctionsPass,
+    common.RemoveUnusedOpsetsPass,
+)
+
+
+class ApplyRules(GraphPass):
+    """Rewrite by rules of onnxscript, and drop the nodes, functions and opset imports that are unused after that.
+
+    `rules` is called for them when a model is there, as importing onnxscript's rewriter takes a while.
+    """
+
+    def __init__(self, rules: Callable[[], Sequence[Any]]) -> None:
+        self._rules = rules
+
+    def change(self, model: ir.Model) -> bool:
+        from onnxscript.rewriter import RewritePass
+
+        # What onnxscript's `rewrite` does, which does not say whether there was anything to do.
+        return ir.passes.PassManager([RewritePass(self._rules()), *(each() for each in _UNUSED)])(model).modified
