@@ -23,7 +23,7 @@ from archipel.bundle.roles import Example, Label, Port
 from archipel.cli.arrays import check_fields, read_fields
 from archipel.cli.run import DELEGATES, KEYS, open_runtime
 from archipel.errors import CommandError
-from archipel.lite_runtime import Runtime
+from archipel.lite_runtime import ModelRuntime
 from archipel.lite_runtime.training.driver import need_program
 
 _LEAST = 10
@@ -229,7 +229,7 @@ def _summarize(row: Row, answers: Sequence[dict[str, Any]]) -> None:
     row.cold_ms["total"] = statistics.median(map(sum, zip(*parts.values())))
 
 
-def _table(runtime: Runtime, rows: Sequence[Row]) -> str:
+def _table(runtime: ModelRuntime, rows: Sequence[Row]) -> str:
     lines = [
         f"{runtime.bundle.manifest.name}  digest {runtime.bundle.digest[:16]}",
         ", ".join(f"{name} {value}" for name, value in _machine().items()),

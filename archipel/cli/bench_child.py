@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from archipel.lite_runtime import Runtime
+    from archipel.lite_runtime import ModelRuntime
 
 # First of all: the moment when Python has started.
 STARTED = time.monotonic_ns()
@@ -52,7 +52,7 @@ def main() -> None:
     )
 
 
-def _predict(runtime: Runtime, feed: dict[str, Any], request: dict[str, Any]) -> dict[str, object]:
+def _predict(runtime: ModelRuntime, feed: dict[str, Any], request: dict[str, Any]) -> dict[str, object]:
     # As a caller would: one array where the model has one field and one output.
     x = next(iter(feed.values())) if request["single"] else feed
     started = time.perf_counter_ns()
@@ -70,7 +70,7 @@ def _predict(runtime: Runtime, feed: dict[str, Any], request: dict[str, Any]) ->
     return {"first_ms": (first - started) / 1e6, "calls_us": calls, "cpu_s": time.process_time() - cpu}
 
 
-def _train(runtime: Runtime, feed: dict[str, Any], request: dict[str, Any]) -> dict[str, object]:
+def _train(runtime: ModelRuntime, feed: dict[str, Any], request: dict[str, Any]) -> dict[str, object]:
     moments: list[int] = []
     cpu = 0.0
 

@@ -20,7 +20,7 @@ from archipel.bundle.roles import Example, ExampleWeight, Label
 from archipel.cli.arrays import check_fields, read_fields
 from archipel.cli.run import DELEGATES, KEYS, open_runtime
 from archipel.errors import CommandError
-from archipel.lite_runtime import Control, History, Progress, Runtime
+from archipel.lite_runtime import Control, History, ModelRuntime, Progress
 from archipel.lite_runtime.training.driver import need_program
 
 
@@ -182,7 +182,7 @@ def _progress(examples: int, epochs: int, batch_size: int) -> Iterator[Callable[
         click.echo(f"\r{'':<76}\r", nl=False, err=True)
 
 
-def _fields(runtime: Runtime, path: Path, kind: str) -> dict[str, np.ndarray]:
+def _fields(runtime: ModelRuntime, path: Path, kind: str) -> dict[str, np.ndarray]:
     program = runtime.bundle.program(need_program(runtime.bundle, kind, kind))
     arrays = read_fields(path, program)
     check_fields(path, program, arrays, Example, Label, ExampleWeight)

@@ -14,7 +14,7 @@ from archipel.bundle import load_public_key
 from archipel.bundle.roles import Example, ExampleWeight, Label
 from archipel.cli.arrays import check_fields, read_fields, write_arrays
 from archipel.errors import CommandError, RuntimeInputError
-from archipel.lite_runtime import Runtime, load
+from archipel.lite_runtime import ModelRuntime, Runtime, load
 from archipel.lite_runtime.training.driver import need_program
 
 KEYS = click.option(
@@ -100,7 +100,7 @@ def run(
         _tell(runtime, delegates)
 
 
-def predict(runtime: Runtime, path: Path, batch_size: int) -> dict[str, np.ndarray]:
+def predict(runtime: ModelRuntime, path: Path, batch_size: int) -> dict[str, np.ndarray]:
     """Outputs for all examples of a file. Raises CommandError that names the file."""
     program = runtime.bundle.program(need_program(runtime.bundle, "predict", "predict"))
     ports = [port for port in program.inputs if isinstance(port, Example)]
@@ -129,7 +129,7 @@ def _batches(fields: Mapping[str, np.ndarray], size: int) -> Iterator[dict[str, 
         yield {name: array[first : first + size] for name, array in fields.items()}
 
 
-def _metrics(runtime: Runtime, path: Path, labels: Path | None, batch_size: int) -> dict[str, float]:
+def _metrics(runtime: ModelRuntime, path: Path, labels: Path | None, batch_size: int) -> dict[str, float]:
     program = runtime.bundle.program(need_program(runtime.bundle, "evaluate", "evaluate"))
     arrays = read_fields(path, program)
     check_fields(path, program, arrays, Example, ExampleWeight)

@@ -10,6 +10,7 @@ from archipel.lite_runtime.training.control import Control
 from archipel.lite_runtime.training.results import History, LocalUpdate, Progress
 
 if TYPE_CHECKING:
+    from archipel.lite_runtime.interface import ModelRuntime as ModelRuntime
     from archipel.lite_runtime.isolated.runtime import IsolatedRuntime as IsolatedRuntime
     from archipel.lite_runtime.profile import Profile as Profile
     from archipel.lite_runtime.slots.folder import running_slot as running_slot
@@ -23,6 +24,7 @@ __all__ = [
     "History",
     "IsolatedRuntime",
     "LocalUpdate",
+    "ModelRuntime",
     "Profile",
     "Progress",
     "Runtime",
@@ -35,6 +37,7 @@ __all__ = [
 _LATER = {
     "ExampleStore": "store.example_store",
     "IsolatedRuntime": "isolated.runtime",
+    "ModelRuntime": "interface",
     "Profile": "profile",
     "Slots": "slots.model_slots",
     "running_slot": "slots.folder",

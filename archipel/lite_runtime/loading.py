@@ -12,6 +12,7 @@ from archipel.lite_runtime.runtime import Runtime, open_runtime
 
 if TYPE_CHECKING:
     from archipel.lite_runtime.delegates import Delegates
+    from archipel.lite_runtime.interface import ModelRuntime
     from archipel.lite_runtime.isolated.runtime import IsolatedRuntime
 
 
@@ -42,6 +43,21 @@ def load(
     cpu_seconds: float | None = ...,
     niceness: int = ...,
 ) -> IsolatedRuntime: ...
+@overload
+def load(
+    path: Path | str,
+    trusted_keys: Sequence[bytes],
+    *,
+    threads: int = ...,
+    memory_limit: int | None = ...,
+    delegates: Delegates = ...,
+    cache: Path | str | None = ...,
+    state: DeviceState | None = ...,
+    isolated: bool,
+    seconds: float | None = ...,
+    cpu_seconds: float | None = ...,
+    niceness: int = ...,
+) -> ModelRuntime: ...
 def load(
     path: Path | str,
     trusted_keys: Sequence[bytes],
@@ -55,14 +71,29 @@ def load(
     seconds: float | None = None,
     cpu_seconds: float | None = None,
     niceness: int = 0,
-) -> Runtime | IsolatedRuntime:
+) -> ModelRuntime:
     """Open a bundle (folder or file) whose manifest one of `trusted_keys` signed, or what `Runtime.save` wrote of one.
 
-    `threads` run one operator together; `memory_limit` is in bytes, and a bundle that says it needs more is refused;
-    `delegates` says what runs the graphs (docs/device.md); a file is unpacked below `cache`. `isolated` runs the graphs
-    in a child process that cannot take more memory than allowed, nor more than `seconds` or `cpu_seconds` for one call,
-    and is as nice as `niceness` says (docs/device.md). Raises the BundleError that says what is wrong,
-    RuntimeLimitError, DelegateError, or RuntimeProgramError.
+    Arguments:
+        path: a bundle, a folder or a `.bundle` file, or the folder of a saved model.
+        trusted_keys: publishers' public keys, 32 bytes each (`bundle.load_public_key`).
+        threads: how many run one operator together.
+        memory_limit: bytes; a bundle that says it needs more is refused.
+        delegates: what runs the graphs (docs/device.md); "auto": what suits the machine, and the CPU.
+        cache: the folder below which a file is unpacked; None: the user's cache folder.
+        state: the device's own tensors that were kept of this model; None: none yet.
+        isolated: run the graphs in a child process that cannot take more than it is allowed (Linux).
+        seconds: most time for one prediction, evaluation, analysis or training step of that process.
+        cpu_seconds: most CPU time of all its threads for one call, also of a whole fit or round.
+        niceness: 0 to 19; how far that process lets others go first.
+
+    Returns a Runtime, or with `isolated` an IsolatedRuntime: both are what ModelRuntime describes.
+
+    Raises the BundleError that says what is wrong, RuntimeLimitError, RuntimeInputError, DelegateError, or
+    RuntimeProgramError.
+
+    Example:
+        runtime = load("digits.bundle", [load_public_key("publisher.pub")], memory_limit=64 << 20)
     """
     if isolated:
         from archipel.lite_runtime.isolated.runtime import load_isolated

@@ -18,8 +18,8 @@ from archipel.lite_runtime.learned import BUNDLE_FOLDER, is_slot, read_learned, 
 from archipel.lite_runtime.noise import Randomness
 from archipel.lite_runtime.present_model import PresentModel
 from archipel.lite_runtime.sessions import Sessions
+from archipel.lite_runtime.training.calls import FitData, Hooks, Learning, RoundData
 from archipel.lite_runtime.training.checkpoint import CheckpointFile
-from archipel.lite_runtime.training.control import Control
 from archipel.lite_runtime.training.driver import (
     Watch,
     collect_data,
@@ -29,8 +29,9 @@ from archipel.lite_runtime.training.driver import (
     run_phases,
 )
 from archipel.lite_runtime.training.features import DEFAULT_BUDGET
-from archipel.lite_runtime.training.fitting import Fitting, all_of, open_checkpoint
-from archipel.lite_runtime.training.results import Callback, History, LocalUpdate
+from archipel.lite_runtime.training.fitting import Fitting, all_of, checkpoint_file, open_checkpoint
+from archipel.lite_runtime.training.options import FitOptions, RoundOptions
+from archipel.lite_runtime.training.results import History, LocalUpdate
 from archipel.lite_runtime.values import Values, check_noise
 
 if TYPE_CHECKING:
@@ -60,11 +61,11 @@ def open_runtime(
     return runtime
 
 
-class Runtime:
+class Runtime(Learning):
     """Holds a model's present parameters and the device's own state; ONNX Runtime runs the programs.
 
-    Sessions are made when first needed. `state` is what a caller persists (`DeviceState.save`) to keep personal
-    tensors and control variates over restarts.
+    `fit` and `local_round` are those of Learning. Sessions are made when first needed. `state` is what a caller
+    persists (`DeviceState.save`) to keep personal tensors and control variates over restarts.
     """
 
     def __init__(
@@ -103,10 +104,20 @@ class Runtime:
     @overload
     def predict(self, x: Iterator[Arrays]) -> Iterator[dict[str, np.ndarray]]: ...
     def predict(self, x: Any) -> Any:
-        """Array in, array out for a program with one example field and one output; dict in, dict out by output name.
+        """What the model answers, with its present parameters.
 
-        Batches from an iterator are answered one by one, as they are asked for. Follows the present parameters: after
-        training or `set_parameters`, `refresh` gives the graph its new derived tensors. Raises RuntimeInputError.
+        Arguments:
+            x: a batch, `[batch, ...]` with the dtype and shape of the program's example field, where it has one field
+                and one output; or a mapping from field name to such arrays; or an iterator of either.
+
+        Returns the output's array, `[batch, ...]`, for an array; a dict of arrays by output name for a mapping; for an
+        iterator an iterator, which answers each batch when it is asked for.
+
+        Raises RuntimeInputError for arrays that do not fit the program's fields, RuntimeProgramError for a bundle
+        without a `predict` program, or whose graph fails.
+
+        Example:
+            classes = runtime.predict(x).argmax(axis=1)
         """
         predictor = self._model.predictor
         if predictor is None:
@@ -121,7 +132,22 @@ class Runtime:
     def evaluate(
         self, x: np.ndarray | Arrays, y: np.ndarray | None = None, *, batch_size: int = 256
     ) -> dict[str, float]:
-        """Run `evaluate` over all examples: its metrics, each reduced over the batches as its role declares."""
+        """Measure the model with its present parameters on labelled examples.
+
+        Arguments:
+            x: `[examples, ...]` with the dtype and shape of the program's example field; where it has several fields,
+                a mapping from field name to such arrays, which may hold the labels too.
+            y: `[examples, ...]`, the program's label field.
+            batch_size: examples at a time, at least 1; the result is that of all examples.
+
+        Returns the bundle's metrics by name, each reduced over the batches as its role declares.
+
+        Raises RuntimeInputError for arrays that do not fit the program's fields, RuntimeProgramError for a bundle
+        without an `evaluate` program, or whose graph fails.
+
+        Example:
+            loss = runtime.evaluate(x, y)["loss"]
+        """
         return self._evaluate(self._values(), x, y, batch_size)
 
     def analyze(
@@ -178,104 +204,55 @@ class Runtime:
 
     # --- learning -------------------------------------------------------------------------------------------------
 
-    def fit(
-        self,
-        x: np.ndarray | Arrays,
-        y: np.ndarray | None = None,
-        *,
-        epochs: int = 1,
-        batch_size: int = 32,
-        shuffle: bool = True,
-        seed: int = 0,
-        hyperparameters: Mapping[str, float] | None = None,
-        validation: tuple[np.ndarray | Arrays, np.ndarray | None] | None = None,
-        callbacks: Sequence[Callback] = (),
-        program: str | None = None,
-        moves: Sequence[str] | None = None,
-        broadcast: Arrays | None = None,
-        checkpoint: Path | str | CheckpointFile | None = None,
-        checkpoint_every: float = 30.0,
-        control: Control | None = None,
-        feature_cache: bool = True,
+    def run_fit(
+        self, data: FitData, options: FitOptions, hooks: Hooks, checkpoint: CheckpointFile | None = None
     ) -> History:
-        """Learn from local data with the bundle's train program; nothing leaves the device.
-
-        `validation` is evaluated after every epoch. A callback ends training by returning True; `control` pauses and
-        cancels it from elsewhere. `moves` limits which parameters and personal tensors change (None: all that
-        `program` writes). `checkpoint` is a file that is written every `checkpoint_every` seconds and at the end; the
-        same call finds it after an interruption and goes on from there, with the result of an uninterrupted run.
-        `feature_cache` keeps what a frozen backbone makes of each example, where the bundle has a `features` program.
-
-        Raises RuntimeInputError, CheckpointError, or NonFiniteLossError after keeping the last weights whose loss was
-        finite; any other error, or one raised by a callback, leaves the runtime as it was.
-        """
-        name = program or need_program(self.bundle, "train", "learn")
-        chosen_program = self.bundle.program(name)
-        if chosen_program.steps > 1:
-            raise RuntimeInputError(
-                f"program {name!r} makes {chosen_program.steps} steps at once; name {chosen_program.repeats!r}, which "
-                "it repeats and is used for"
-            )
-        if epochs < 1 or batch_size < 1:
-            raise RuntimeInputError(f"epochs and batch_size must be at least 1, got {epochs} and {batch_size}")
-        chosen = None if moves is None else self._model.writable(name, moves)
-        phase = Phase(program=name, epochs=epochs, batch_size=batch_size, moves=chosen)
-        fields = collect_data(self.bundle, [phase], x, y)
-        values = self._values(broadcast=broadcast, hyperparameters=hyperparameters, seed=seed, examples=fields.count)
-        options = {"shuffle": shuffle, "seed": seed, "hyperparameters": dict(hyperparameters or {})}
+        """As `fit`, with its options in one struct. `checkpoint` keeps the file's bytes for a process without files."""
+        phase = self._phase(options)
+        fields = collect_data(self.bundle, [phase], data.x, data.y)
+        values = self._values(
+            broadcast=data.broadcast,
+            hyperparameters=options.hyperparameters,
+            seed=options.seed,
+            examples=fields.count,
+        )
+        validation, file = data.validation, checkpoint or checkpoint_file(options)
         fitting = Fitting(
             self._sessions,
             self.bundle,
             phase,
             values,
             fields,
-            shuffle=shuffle,
-            callbacks=callbacks,
+            options,
+            hooks,
             validate=None if validation is None else lambda: self._evaluate(values, *validation, batch_size=256),
-            control=control,
-            checkpoint=open_checkpoint(checkpoint, self.bundle, phase, fields, self.state, values, options),
-            checkpoint_every=checkpoint_every,
+            checkpoint=open_checkpoint(file, self.bundle, phase, fields, self.state, values, options),
         )
         try:
-            history = fitting.run(keep_features=feature_cache, feature_budget=self._feature_budget)
+            history = fitting.run(self._feature_budget)
         except NonFiniteLossError:
             self._model.take(values)
             raise
         self._model.take(values)
         return history
 
-    def local_round(
-        self,
-        x: np.ndarray | Arrays,
-        y: np.ndarray | None = None,
-        *,
-        seed: int,
-        parameters: Arrays | None = None,
-        broadcast: Arrays | None = None,
-        hyperparameters: Mapping[str, float] | None = None,
-        callbacks: Sequence[Callback] = (),
-        randomness: Randomness | None = None,
+    def run_round(
+        self, data: RoundData, options: RoundOptions, hooks: Hooks, randomness: Randomness | None = None
     ) -> LocalUpdate:
-        """One device's part of a federated round: `begin`, the bundle's schedule, `finish`.
-
-        Starts from `parameters` (default: the present ones), which must be all of them. The runtime's own parameters
-        stay as they are; `state` moves on when the round is complete, and only then. `randomness` is where `noise`
-        comes from (default: the operating system's generator). Raises RuntimeInputError, NonFiniteLossError,
-        RuntimeProgramError, or what a callback raises; a callback that returns True raises RuntimeInputError.
-        """
+        """As `local_round`, with its options in one struct."""
         schedule = self.bundle.manifest.schedule
         need_program(self.bundle, "finish", "take part in a round")
         if not schedule:
             raise RuntimeProgramError(f"bundle {self.bundle.manifest.name!r} has no schedule, so no local round")
-        start = self._model.parameters if parameters is None else self._model.complete(parameters)
-        fields = collect_data(self.bundle, schedule, x, y)
+        start = self._model.parameters if data.parameters is None else self._model.complete(data.parameters)
+        fields = collect_data(self.bundle, schedule, data.x, data.y)
         values = Values(
             self.bundle,
             start,
             self.state,
-            broadcast=broadcast,
-            hyperparameters=hyperparameters,
-            seed=seed,
+            broadcast=data.broadcast,
+            hyperparameters=options.hyperparameters,
+            seed=options.seed,
             examples=fields.count,
             randomness=randomness,
         )
@@ -286,7 +263,7 @@ class Runtime:
             schedule,
             values,
             fields,
-            watch=Watch(all_of(callbacks)),
+            watch=Watch(all_of(hooks.callbacks)),
             feature_budget=self._feature_budget,
         )
         if training.stopped:
@@ -303,6 +280,18 @@ class Runtime:
         )
 
     # --- inside ---------------------------------------------------------------------------------------------------
+
+    def _phase(self, options: FitOptions) -> Phase:
+        """The only phase of a fit. Raises RuntimeInputError, RuntimeProgramError."""
+        name = options.program or need_program(self.bundle, "train", "learn")
+        program = self.bundle.program(name)
+        if program.steps > 1:
+            raise RuntimeInputError(
+                f"program {name!r} makes {program.steps} steps at once; name {program.repeats!r}, which it repeats and "
+                "is used for"
+            )
+        moves = None if options.moves is None else self._model.writable(name, options.moves)
+        return Phase(program=name, epochs=options.epochs, batch_size=options.batch_size, moves=moves)
 
     def _values(
         self,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,16 +17,10 @@ from archipel.errors import RuntimeInputError, RuntimeProgramError, SelfTestErro
 from archipel.lite_runtime.fields import check_array, describe
 from archipel.lite_runtime.training.driver import need_program
 
+if TYPE_CHECKING:
+    from archipel.lite_runtime.interface import ModelRuntime
+
 MAX_SELF_TEST_BYTES = 64 << 20
-
-
-class Predicts(Protocol):
-    """What a self-test needs of a Runtime, isolated or not."""
-
-    @property
-    def bundle(self) -> Bundle: ...
-    def parameters(self) -> dict[str, np.ndarray]: ...
-    def predict(self, x: dict[str, np.ndarray], /) -> dict[str, np.ndarray]: ...
 
 
 @dataclass(frozen=True)
@@ -49,7 +43,7 @@ class SelfTestReport:
         return f"{self.examples} examples, largest deviation: {largest}"
 
 
-def run_self_test(runtime: Predicts) -> SelfTestReport:
+def run_self_test(runtime: ModelRuntime) -> SelfTestReport:
     """Compare `predict` with the vectors of the runtime's bundle, or ask it for one example of zeros if it has none.
 
     The vectors belong to the published parameters: for a slot with learned ones, load its bundle without them. Raises
@@ -104,7 +98,7 @@ def read_vectors(
     return given, expected
 
 
-def _check_published(runtime: Predicts) -> None:
+def _check_published(runtime: ModelRuntime) -> None:
     present = runtime.parameters()
     for name, published in runtime.bundle.parameters().items():
         if present[name] is not published and not np.array_equal(present[name], published):
@@ -113,7 +107,7 @@ def _check_published(runtime: Predicts) -> None:
             )
 
 
-def answer_zeros(runtime: Predicts) -> SelfTestReport:
+def answer_zeros(runtime: ModelRuntime) -> SelfTestReport:
     """Ask for one example of zeros; the answer must be finite and of the declared dtypes and shapes.
 
     Works for a runtime that has learned. Raises SelfTestError, and what loading the graph raises.
@@ -140,7 +134,7 @@ def _one_example(shape: tuple[Dim, ...], free: int) -> tuple[int, ...]:
     return tuple(dim if isinstance(dim, int) else free if axis else 1 for axis, dim in enumerate(shape))
 
 
-def _answers(runtime: Predicts, program: Program, examples: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _answers(runtime: ModelRuntime, program: Program, examples: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The outputs by name, of the declared dtypes and shapes and finite. Raises SelfTestError."""
     where = f"self-test of {runtime.bundle.manifest.name!r}"
     answers = runtime.predict(examples)

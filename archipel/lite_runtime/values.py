@@ -28,8 +28,6 @@ from archipel.lite_runtime.fields import check_array, describe
 from archipel.lite_runtime.learned import join_names, split_names
 from archipel.lite_runtime.noise import DiscreteGaussian, Randomness
 
-MAX_SEED = 2**32 - 1
-
 
 class Values:
     """Parameters, personal tensors, state and everything else that ports name, from the start of a round to its end.
@@ -49,8 +47,6 @@ class Values:
         examples: int = 0,
         randomness: Randomness | None = None,
     ) -> None:
-        if not 0 <= seed <= MAX_SEED:
-            raise RuntimeInputError(f"seed must be from 0 to {MAX_SEED}, got {seed}")
         self._bundle = bundle
         self._device = device
         self.broadcast = dict(broadcast or {})

@@ -27,8 +27,8 @@ PUBLIC = {
     "archipel.datasets": "DigitsByWriter HarByPerson HarWindows Labelled LabelledSplits WriterSplit cifar10 "
     "digits_by_writer fashion_mnist har_by_person har_windows mnist split_own_digits split_writers",
     "archipel.graph": "IMPORTERS Builder ImportReport Model TensorInfo check_model promote",
-    "archipel.lite_runtime": "Control DeviceState ExampleStore History IsolatedRuntime LocalUpdate Profile Progress "
-    "Runtime Slots load running_slot",
+    "archipel.lite_runtime": "Control DeviceState ExampleStore History IsolatedRuntime LocalUpdate ModelRuntime "
+    "Profile Progress Runtime Slots load running_slot",
     "archipel.models": "autoencoder char_rnn cnn_1d digits_cnn ds_cnn fedavg_cnn lenet mlp mobilenet_v2 resnet8 "
     "transformer unet",
     "archipel.operator": "OperatorClient TaskRequest",

@@ -28,7 +28,7 @@ from archipel.protocol.uploads import contribution, metric_arrays, upload_layout
 from archipel.protocol.vector import Layout
 
 if TYPE_CHECKING:
-    from archipel.lite_runtime import IsolatedRuntime
+    from archipel.lite_runtime import ModelRuntime
 
 _CHECK_SECONDS = 0.25
 
@@ -122,7 +122,7 @@ def _nothing(layout: Layout) -> dict[str, np.ndarray]:
 @contextmanager
 def opened(
     bundle: Bundle, publisher_keys: Sequence[bytes], config: AgentConfig, state: DeviceState
-) -> Iterator[Runtime | IsolatedRuntime]:
+) -> Iterator[ModelRuntime]:
     """A runtime within the owner's limits, in a child process where the owner wants that; ended afterwards."""
     if not config.isolated:
         yield Runtime(bundle, threads=config.threads, memory_limit=config.max_peak_bytes, state=state)
@@ -152,7 +152,7 @@ def some(fields: Mapping[str, np.ndarray], most: int, seed: int) -> Mapping[str,
 
 
 def _train(
-    runtime: Runtime | IsolatedRuntime,
+    runtime: ModelRuntime,
     prepared: Prepared,
     plan: RoundPlan,
     seed: int,

@@ -22,7 +22,7 @@ from archipel.bundle import (
 from archipel.bundle.roles import DType, Example, Output
 from archipel.graph import Model
 from archipel.graph.slim import slim
-from archipel.lite_runtime import Runtime, load
+from archipel.lite_runtime import ModelRuntime, load
 
 LEAST, MOST, WARM_UP, SECONDS = 15, 2000, 3, 0.3
 
@@ -49,7 +49,7 @@ def latencies(models: Sequence[Model], fields: Mapping[str, np.ndarray], seconds
     return [statistics.median(found) / 1e3 for found in times]
 
 
-def _runtime(model: Model, folder: Path) -> Runtime:
+def _runtime(model: Model, folder: Path) -> ModelRuntime:
     """The model as a bundle that lives as long as the measurement; nothing of it leaves this machine."""
     key = generate_key()
     predict = Program(

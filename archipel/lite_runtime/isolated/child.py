@@ -1,4 +1,4 @@
-"""The process that runs the graphs for an IsolatedRuntime; isolated_process.py starts it.
+"""The process that runs the graphs for an IsolatedRuntime; process.py starts it.
 
 It believes what its parent says, gives up files, sockets and programs before it opens the bundle, holds itself to the
 memory that it is given and to the CPU time of each request, and ends with its parent. Its first two arguments are
@@ -20,20 +20,19 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from archipel.errors import (
     ArchipelError,
-    CheckpointError,
     NonFiniteLossError,
     RuntimeInputError,
     RuntimeProgramError,
 )
 from archipel.lite_runtime import sessions
 from archipel.lite_runtime.confinement import Confinement, asked_for, option_paths, restrict
+from archipel.lite_runtime.isolated.checkpoints import ParentsFile
 from archipel.lite_runtime.isolated.messages import (
     Analyze,
     Analyzed,
@@ -44,8 +43,6 @@ from archipel.lite_runtime.isolated.messages import (
     Failed,
     Fit,
     Fitted,
-    KeepCheckpoint,
-    Kept,
     Learn,
     LocalRound,
     Open,
@@ -57,12 +54,11 @@ from archipel.lite_runtime.isolated.messages import (
     Request,
     Rounded,
     WriteCheckpoint,
-    group,
-    unpack,
 )
+from archipel.lite_runtime.isolated.packing import group, pack_learned, unpack, unpack_fit, unpack_round
 from archipel.lite_runtime.learned import join_names
 from archipel.lite_runtime.runtime import Runtime, open_runtime
-from archipel.lite_runtime.training.checkpoint import CheckpointFile
+from archipel.lite_runtime.training.calls import Hooks
 from archipel.lite_runtime.training.control import Control
 from archipel.lite_runtime.training.results import Progress
 
@@ -189,23 +185,15 @@ class Service:
     def _fit(
         self, runtime: Runtime, request: Fit, arrays: Mapping[str, np.ndarray]
     ) -> tuple[Reply, Mapping[str, np.ndarray]]:
-        history = runtime.fit(
-            unpack("x", arrays),
-            arrays.get("y"),
-            epochs=request.epochs,
-            batch_size=request.batch_size,
-            shuffle=request.shuffle,
-            seed=request.seed,
-            hyperparameters=request.hyperparameters,
-            validation=(unpack("vx", arrays), arrays.get("vy")) if request.validation else None,
-            callbacks=[self._report] if request.report else [],
-            program=request.program,
-            moves=request.moves,
-            broadcast=group("broadcast", arrays),
-            checkpoint=None if request.checkpoint is None else _ParentsFile(self._channel, request.checkpoint, arrays),
-            checkpoint_every=request.checkpoint_every,
-            control=_ParentsControl(self._between) if request.between else None,
-            feature_cache=request.feature_cache,
+        options = request.options
+        history = runtime.run_fit(
+            unpack_fit(arrays, request.validation),
+            options,
+            Hooks(
+                callbacks=[self._report] if request.report else [],
+                control=_ParentsControl(self._between) if request.between else None,
+            ),
+            None if options.checkpoint is None else ParentsFile(self._channel, options.checkpoint, arrays),
         )
         reply = Fitted(
             validation=history.validation, steps=history.steps, examples=history.examples, stopped=history.stopped
@@ -217,14 +205,10 @@ class Service:
     def _round(
         self, runtime: Runtime, request: LocalRound, arrays: Mapping[str, np.ndarray]
     ) -> tuple[Reply, Mapping[str, np.ndarray]]:
-        update = runtime.local_round(
-            unpack("x", arrays),
-            arrays.get("y"),
-            seed=request.seed,
-            parameters=group("parameter", arrays) if request.given else None,
-            broadcast=group("broadcast", arrays),
-            hyperparameters=request.hyperparameters,
-            callbacks=[self._report] if request.report else [],
+        update = runtime.run_round(
+            unpack_round(arrays, request.given),
+            request.options,
+            Hooks(callbacks=[self._report] if request.report else []),
         )
         groups = {"update": update.arrays, "trained": update.parameters}
         device = {"personal": runtime.state.personal, "state": runtime.state.state}
@@ -233,10 +217,7 @@ class Service:
 
     def _learned(self) -> dict[str, np.ndarray]:
         assert self._runtime is not None
-        published = self._runtime.bundle.parameters()
-        moved = {n: array for n, array in self._runtime.parameters().items() if array is not published[n]}
-        state = self._runtime.state
-        return join_names({"parameter": moved, "personal": state.personal, "state": state.state})
+        return pack_learned(self._runtime.bundle, self._runtime.parameters(), self._runtime.state)
 
     def _report(self, progress: Progress) -> bool:
         self._channel.send(Report(**progress._asdict()))
@@ -262,32 +243,6 @@ class Service:
                     self._channel.send(_failed(type(error).__name__, error))
             else:
                 self._answer(request, arrays)  # type: ignore[arg-type]
-
-
-class _ParentsFile(CheckpointFile):
-    """The checkpoint lies in a folder that this process cannot open: the parent reads and writes it."""
-
-    def __init__(self, channel: Channel, path: str, arrays: Mapping[str, np.ndarray]) -> None:
-        super().__init__(Path(path))
-        self._channel = channel
-        self._bytes = arrays["checkpoint"].tobytes() if "checkpoint" in arrays else None
-
-    def read(self) -> bytes | None:
-        return self._bytes
-
-    def write(self, data: bytes) -> None:
-        self._ask(KeepCheckpoint(), {"checkpoint": np.frombuffer(data, np.uint8)})
-
-    def remove(self) -> None:
-        self._ask(KeepCheckpoint(remove=True), {})
-
-    def _ask(self, what: KeepCheckpoint, arrays: Mapping[str, np.ndarray]) -> None:
-        self._channel.send(what, arrays)
-        answer, _ = self._channel.receive()
-        if not isinstance(answer, Kept) or answer.error:
-            raise CheckpointError(
-                answer.error if isinstance(answer, Kept) else "isolated: no answer about a checkpoint"
-            )
 
 
 class _ParentsControl(Control):

@@ -22,6 +22,7 @@ from archipel.bundle.manifest import ITEM_BYTES
 from archipel.bundle.roles import DType
 from archipel.errors import RuntimeInputError, RuntimeProgramError
 from archipel.lite_runtime.confinement import Confinement
+from archipel.lite_runtime.training.options import FitOptions, RoundOptions
 
 MAX_HEADER_BYTES = 16 << 20
 _MAX_RANK = 16
@@ -83,26 +84,16 @@ class Fit(_Message, frozen=True, kw_only=True):
     `report` asks for a Report after every step, `between` for a Between when training could pause.
     """
 
-    epochs: int
-    batch_size: int
-    shuffle: bool
-    seed: int
-    hyperparameters: dict[str, float]
+    options: FitOptions
     validation: bool
     report: bool
     between: bool
-    program: str | None
-    moves: tuple[str, ...] | None
-    checkpoint: str | None
-    checkpoint_every: float
-    feature_cache: bool
 
 
 class LocalRound(_Message, frozen=True, kw_only=True):
     """Arrays: `x` or `x/NAME`, `y`, `broadcast/NAME`, and with `given` also `parameter/NAME`."""
 
-    seed: int
-    hyperparameters: dict[str, float]
+    options: RoundOptions
     report: bool
     given: bool
 
@@ -306,30 +297,3 @@ class Channel:
 
 def _deadline(seconds: float | None) -> float | None:
     return None if seconds is None else time.monotonic() + seconds
-
-
-def pack(where: str, name: str, value: object) -> dict[str, np.ndarray]:
-    """{name: value} for an array, {name/KEY: value} for a mapping, {} for None. Raises RuntimeInputError."""
-    if value is None:
-        return {}
-    if isinstance(value, Mapping):
-        return {f"{name}/{key}": _checked(where, f"{name}[{key!r}]", array) for key, array in value.items()}
-    return {name: _checked(where, name, value)}
-
-
-def unpack(name: str, arrays: Arrays) -> Any:
-    """Inverse of `pack`, for a value that is not None."""
-    return arrays[name] if name in arrays else group(name, arrays)
-
-
-def group(name: str, arrays: Arrays) -> dict[str, np.ndarray]:
-    """Those called `name`/KEY, by KEY."""
-    return {key.removeprefix(f"{name}/"): array for key, array in arrays.items() if key.startswith(f"{name}/")}
-
-
-def _checked(where: str, name: str, value: object) -> np.ndarray:
-    if not isinstance(value, np.ndarray):
-        raise RuntimeInputError(f"{where}: {name} must be a numpy array, got {type(value).__name__}")
-    if value.dtype.name not in ITEM_BYTES or not value.dtype.isnative:
-        raise RuntimeInputError(f"{where}: {name} has dtype {value.dtype!r}, expected one of {', '.join(ITEM_BYTES)}")
-    return value

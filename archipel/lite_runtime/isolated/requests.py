@@ -5,20 +5,20 @@ from __future__ import annotations
 import re
 import signal
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 
 from archipel import errors
-from archipel.errors import ArchipelError, CheckpointError, RuntimeInputError, RuntimeLimitError, RuntimeProgramError
+from archipel.errors import ArchipelError, RuntimeInputError, RuntimeLimitError, RuntimeProgramError
 from archipel.lite_runtime.confinement import Confinement
+from archipel.lite_runtime.isolated.checkpoints import keep_checkpoint
 from archipel.lite_runtime.isolated.messages import (
     Arrays,
     Between,
     Done,
     Failed,
     KeepCheckpoint,
-    Kept,
     Learn,
     Open,
     Opened,
@@ -29,11 +29,12 @@ from archipel.lite_runtime.isolated.messages import (
     WriteCheckpoint,
 )
 from archipel.lite_runtime.isolated.process import LAST_WORDS, Child
-from archipel.lite_runtime.training import results
+from archipel.lite_runtime.training.calls import Hooks
 from archipel.lite_runtime.training.checkpoint import CheckpointFile
-from archipel.lite_runtime.training.control import Control
+from archipel.lite_runtime.training.results import Progress
 
 _START_SECONDS = 120.0
+NO_HOOKS = Hooks()
 _OUT_OF_MEMORY = re.compile(r"bad_alloc|MemoryError|cannot allocate|failed to map|out of memory", re.IGNORECASE)
 
 
@@ -75,8 +76,7 @@ class Requests:
         expected: type[Reply],
         learned: Arrays,
         take: Callable[[str, Arrays], None],
-        callbacks: Sequence[results.Callback] = (),
-        control: Control | None = None,
+        hooks: Hooks = NO_HOOKS,
     ) -> tuple[Reply, dict[str, np.ndarray]]:
         """The reply to `body`, from a child that knows `learned`; `take` gets what it learned in a request that failed.
 
@@ -98,7 +98,7 @@ class Requests:
                 if not _same(learned, self.told):
                     self._exchange(child, what, Learn(), learned, Done, seconds=self._seconds)
                     self.told = learned
-                return self._exchange(child, what, body, arrays, expected, callbacks, control, seconds=self._seconds)
+                return self._exchange(child, what, body, arrays, expected, hooks, seconds=self._seconds)
             except _Refused as refused:
                 if refused.learned:
                     take(what, refused.learned)
@@ -126,8 +126,7 @@ class Requests:
         body: Request | None,
         arrays: Arrays,
         expected: type[Reply],
-        callbacks: Sequence[results.Callback] = (),
-        control: Control | None = None,
+        hooks: Hooks = NO_HOOKS,
         *,
         seconds: float | None,
     ) -> tuple[Reply, dict[str, np.ndarray]]:
@@ -141,7 +140,7 @@ class Requests:
                 proceed = Proceed(abort=True)
                 if raised is None:
                     try:
-                        proceed = Proceed(stop=self._follow(child, reply, callbacks, control))
+                        proceed = Proceed(stop=self._follow(child, reply, hooks))
                     except BaseException as error:  # noqa: BLE001  (raised again below)
                         raised = error
                 if self._child is not child:
@@ -150,7 +149,7 @@ class Requests:
                 channel.send(proceed, {}, seconds)
                 continue
             if isinstance(reply, KeepCheckpoint) and self.checkpoint is not None:
-                channel.send(_keep(self.checkpoint, reply, found), {}, seconds)
+                channel.send(keep_checkpoint(self.checkpoint, reply, found), {}, seconds)
                 continue
             if raised is not None:
                 raise _CallerError(raised)
@@ -160,14 +159,12 @@ class Requests:
                 raise self.disbelieve(what, f"it answers {type(reply).__name__}")
             return reply, found
 
-    def _follow(
-        self, child: Child, reply: Report | Between, callbacks: Sequence[results.Callback], control: Control | None
-    ) -> bool:
+    def _follow(self, child: Child, reply: Report | Between, hooks: Hooks) -> bool:
         """Whether training shall stop here."""
         if isinstance(reply, Report):
-            progress = results.Progress(reply.phase, reply.epoch, reply.step, reply.loss)
-            return True in [callback(progress) for callback in callbacks]
-        if control is None:
+            progress = Progress(reply.phase, reply.epoch, reply.step, reply.loss)
+            return True in [callback(progress) for callback in hooks.callbacks]
+        if hooks.control is None:
             return False
 
         def on_pause() -> None:
@@ -176,7 +173,7 @@ class Requests:
             except _Refused as refused:
                 raise refused.error from None
 
-        return not control.between_steps(on_pause)
+        return not hooks.control.between_steps(on_pause)
 
     def _error(self, what: str, failed: Failed) -> ArchipelError:
         text = "".join(c if c.isprintable() else " " for c in failed.text)
@@ -241,17 +238,6 @@ class _CallerError(Exception):
     def __init__(self, raised: BaseException) -> None:
         super().__init__()
         self.raised = raised
-
-
-def _keep(file: CheckpointFile, reply: KeepCheckpoint, found: Arrays) -> Kept:
-    try:
-        if reply.remove:
-            file.remove()
-        else:
-            file.write(found["checkpoint"].tobytes() if "checkpoint" in found else b"")
-    except (CheckpointError, OSError) as error:
-        return Kept(error=str(error))
-    return Kept()
 
 
 def _same(first: Arrays, second: Arrays) -> bool:

@@ -12,17 +12,18 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, overload
 
+import msgspec
 import numpy as np
 
-from archipel.bundle import WEIGHTS_FILE, Bundle, Program, open_bundle
-from archipel.bundle.manifest import TensorSpec
-from archipel.bundle.roles import Metric, Parameter, Personal, Port, State, Update, role_of
-from archipel.errors import CheckpointError, RuntimeInputError, RuntimeProgramError
+from archipel.bundle import WEIGHTS_FILE, Bundle, open_bundle
+from archipel.errors import RuntimeInputError, RuntimeProgramError
 from archipel.lite_runtime.confinement import Confinement
 from archipel.lite_runtime.device_state import DeviceState
-from archipel.lite_runtime.fields import FIELD_ROLES, check_array, collect
+from archipel.lite_runtime.fields import FIELD_ROLES, collect
+from archipel.lite_runtime.isolated.answers import Answers
+from archipel.lite_runtime.isolated.checkpoints import read_checkpoint
 from archipel.lite_runtime.isolated.messages import (
     Analyze,
     Analyzed,
@@ -36,19 +37,19 @@ from archipel.lite_runtime.isolated.messages import (
     Reply,
     Request,
     Rounded,
-    group,
-    pack,
 )
+from archipel.lite_runtime.isolated.packing import pack, pack_fit, pack_learned, pack_round
 from archipel.lite_runtime.isolated.process import fixed_bytes
-from archipel.lite_runtime.isolated.requests import Requests
-from archipel.lite_runtime.learned import BUNDLE_FOLDER, is_slot, join_names, read_learned
+from archipel.lite_runtime.isolated.requests import NO_HOOKS, Requests
+from archipel.lite_runtime.learned import BUNDLE_FOLDER, is_slot, read_learned
 from archipel.lite_runtime.noise import Randomness
 from archipel.lite_runtime.runtime import Runtime
-from archipel.lite_runtime.training.checkpoint import MAX_CHECKPOINT_BYTES, CheckpointFile
-from archipel.lite_runtime.training.control import Control
-from archipel.lite_runtime.training.driver import find_program, need_program
-from archipel.lite_runtime.training.fitting import checked_path
-from archipel.lite_runtime.training.results import Callback, History, LocalUpdate
+from archipel.lite_runtime.training.calls import FitData, Hooks, Learning, RoundData
+from archipel.lite_runtime.training.checkpoint import CheckpointFile
+from archipel.lite_runtime.training.driver import need_program
+from archipel.lite_runtime.training.fitting import checkpoint_file
+from archipel.lite_runtime.training.options import FitOptions, RoundOptions
+from archipel.lite_runtime.training.results import History, LocalUpdate
 
 if TYPE_CHECKING:
     from archipel.lite_runtime.delegates import Delegates
@@ -101,9 +102,10 @@ def load_isolated(
     return runtime
 
 
-class IsolatedRuntime:
-    """Methods and errors are those of Runtime; requests of several threads are answered one after the other.
+class IsolatedRuntime(Learning):
+    """Methods and errors are those of Runtime (ModelRuntime lists them); `fit` and `local_round` are those of Learning.
 
+    Requests of several threads are answered one after the other.
     Where the child exceeds its memory, `seconds` or `cpu_seconds`, or dies, the request raises RuntimeLimitError, has
     no effect, and the next one starts a new child.
     """
@@ -153,11 +155,13 @@ class IsolatedRuntime:
         size = weights.stat().st_size if WEIGHTS_FILE in bundle.manifest.files else 0
         # All that a reply can hold: new tensors, which are in the child's own memory, and published ones.
         self._requests = Requests(request, self.allowance + 2 * size, seconds, limit)
+        self._answers = Answers(bundle, self._requests.disbelieve)
 
     # --- use ------------------------------------------------------------------------------------------------------
 
     @property
     def state(self) -> DeviceState:
+        """As `Runtime.state`."""
         return self._model.state
 
     @property
@@ -170,6 +174,14 @@ class IsolatedRuntime:
         """The child's process id, None while there is none."""
         return self._requests.pid
 
+    @overload
+    def predict(self, x: np.ndarray) -> np.ndarray: ...
+    @overload
+    def predict(self, x: Arrays) -> dict[str, np.ndarray]: ...
+    @overload
+    def predict(self, x: Iterator[np.ndarray]) -> Iterator[np.ndarray]: ...
+    @overload
+    def predict(self, x: Iterator[Arrays]) -> Iterator[dict[str, np.ndarray]]: ...
     def predict(self, x: Any) -> Any:
         """As `Runtime.predict`."""
         if isinstance(x, Iterator):
@@ -177,17 +189,8 @@ class IsolatedRuntime:
         arrays = pack("predict", "x", x)
         program = self.bundle.program(need_program(self.bundle, "predict", "predict"))
         _, found = self._ask("predict", Predict(), arrays, Done)
-        ports = {port.name: port for port in program.outputs}
         several = isinstance(x, Mapping)
-        answers = group("y", found) if several else {name: found["y"] for name in ports if "y" in found}
-        if set(answers) != set(ports) or len(found) != len(ports):
-            raise self._requests.disbelieve("predict", f"outputs {sorted(found)} are not those of the program")
-        for name, array in answers.items():
-            try:
-                check_array("predict", ports[name], array)
-            except RuntimeInputError as error:
-                raise RuntimeProgramError(f"{error}: the graph answers what the manifest does not say") from None
-            array.flags.writeable = bool(array.nbytes)  # it is the caller's now
+        answers = self._answers.take_outputs(program, found, several)
         return answers if several else found["y"]
 
     def evaluate(
@@ -198,7 +201,7 @@ class IsolatedRuntime:
         arrays = {**pack("evaluate", "x", x), **pack("evaluate", "y", y)}
         reply, _ = self._ask("evaluate", Evaluate(batch_size=batch_size), arrays, Done)
         assert isinstance(reply, Done)
-        self._check_names("evaluate", reply.metrics, _metrics(program))
+        self._answers.check_metrics("evaluate", program, reply.metrics)
         return reply.metrics
 
     def analyze(
@@ -213,16 +216,14 @@ class IsolatedRuntime:
         name = program or need_program(self.bundle, "analyze", "analyze")
         look = self.bundle.program(name)
         fields = collect("analyze", [port for port in look.inputs if isinstance(port, FIELD_ROLES)], x)
-        body = Analyze(program=name, hyperparameters=_floats(hyperparameters), batch_size=int(batch_size))
+        values = {key: float(value) for key, value in (hyperparameters or {}).items()}
+        body = Analyze(program=name, hyperparameters=values, batch_size=int(batch_size))
         reply, found = self._ask("analyze", body, pack("analyze", "x", fields.arrays), Analyzed)
         assert isinstance(reply, Analyzed)
-        kinds = {f"update/{port.name}": _kind(port) for port in look.outputs if isinstance(port, Update)}
-        self._check_kinds("analyze", found, kinds)
-        if set(found) != set(kinds) or reply.examples != fields.count:
-            raise self._requests.disbelieve("analyze", f"it made {sorted(found)} of {reply.examples} examples")
-        return group("update", found), fields.count
+        return self._answers.take_sums(look, fields.count, reply, found), fields.count
 
     def parameters(self) -> dict[str, np.ndarray]:
+        """As `Runtime.parameters`."""
         return self._model.parameters()
 
     def set_parameters(self, parameters: Arrays) -> None:
@@ -247,69 +248,32 @@ class IsolatedRuntime:
 
     # --- learning -------------------------------------------------------------------------------------------------
 
-    def fit(
-        self,
-        x: np.ndarray | Arrays,
-        y: np.ndarray | None = None,
-        *,
-        epochs: int = 1,
-        batch_size: int = 32,
-        shuffle: bool = True,
-        seed: int = 0,
-        hyperparameters: Mapping[str, float] | None = None,
-        validation: tuple[np.ndarray | Arrays, np.ndarray | None] | None = None,
-        callbacks: Sequence[Callback] = (),
-        program: str | None = None,
-        moves: Sequence[str] | None = None,
-        broadcast: Arrays | None = None,
-        checkpoint: Path | str | None = None,
-        checkpoint_every: float = 30.0,
-        control: Control | None = None,
-        feature_cache: bool = True,
-    ) -> History:
-        """As `Runtime.fit`. Callbacks run here, in the parent, and cost a message there and back for every step.
+    def run_fit(self, data: FitData, options: FitOptions, hooks: Hooks) -> History:
+        """As `Runtime.run_fit`. Callbacks run here, in the parent, and cost a message there and back for every step.
 
         They may predict and evaluate with this runtime, and see it as it was before the fit. A fit that is cut short by
         RuntimeLimitError goes on from its checkpoint when it is called again.
         """
-        name = program or need_program(self.bundle, "train", "learn")
-        arrays = {
-            **pack("fit", "x", x),
-            **pack("fit", "y", y),
-            **pack("fit", "broadcast", dict(broadcast or {})),
-            **pack("fit: validation", "vx", None if validation is None else validation[0]),
-            **pack("fit: validation", "vy", None if validation is None else validation[1]),
-        }
-        body = Fit(
-            epochs=int(epochs),
-            batch_size=int(batch_size),
-            shuffle=bool(shuffle),
-            seed=int(seed),
-            hyperparameters=_floats(hyperparameters),
-            validation=validation is not None,
-            report=bool(callbacks),
-            # With a time limit, steps are what shows that the child is alive.
-            between=control is not None or (self.seconds is not None and not callbacks),
-            program=program,
-            moves=None if moves is None else tuple(moves),
-            checkpoint=None if checkpoint is None else str(Path(checkpoint).absolute()),
-            checkpoint_every=float(checkpoint_every),
-            feature_cache=bool(feature_cache),
-        )
+        name = options.program or need_program(self.bundle, "train", "learn")
+        arrays = pack_fit(data)
         with self._requests.lock:
             self._requests.checkpoint = None
-            if checkpoint is not None:
-                self._requests.checkpoint = CheckpointFile(checked_path(checkpoint).absolute())
-                arrays.update(read_checkpoint(self._requests.checkpoint))
-            reply, found = self._ask("fit", body, arrays, Fitted, callbacks, control)
+            file = checkpoint_file(options)
+            if file is not None:
+                # Absolute, because the child names the file in its errors and has another working folder.
+                file = self._requests.checkpoint = CheckpointFile(file.path.absolute())
+                options = msgspec.structs.replace(options, checkpoint=str(file.path))
+                arrays.update(read_checkpoint(file))
+            body = Fit(
+                options=options,
+                validation=data.validation is not None,
+                report=bool(hooks.callbacks),
+                # With a time limit, steps are what shows that the child is alive.
+                between=hooks.control is not None or (self.seconds is not None and not hooks.callbacks),
+            )
+            reply, found = self._ask("fit", body, arrays, Fitted, hooks)
             assert isinstance(reply, Fitted)
-            metrics = group("metric", found)
-            ports = _metrics(self.bundle.program(name))
-            self._check_names("fit", metrics, ports)
-            self._check_columns("fit", {**metrics, "loss": found.get("loss")}, reply.steps)
-            for epoch in reply.validation:
-                validated = find_program(self.bundle, "evaluate")
-                self._check_names("fit", epoch, _metrics(self.bundle.program(validated or name)))
+            metrics = self._answers.take_metrics(name, reply, found)
             self._take("fit", {n: a for n, a in found.items() if n != "loss" and not n.startswith("metric/")})
         return History(
             losses=found["loss"].tolist(),
@@ -320,47 +284,23 @@ class IsolatedRuntime:
             stopped=reply.stopped,
         )
 
-    def local_round(
-        self,
-        x: np.ndarray | Arrays,
-        y: np.ndarray | None = None,
-        *,
-        seed: int,
-        parameters: Arrays | None = None,
-        broadcast: Arrays | None = None,
-        hyperparameters: Mapping[str, float] | None = None,
-        callbacks: Sequence[Callback] = (),
-        randomness: Randomness | None = None,
+    def run_round(
+        self, data: RoundData, options: RoundOptions, hooks: Hooks, randomness: Randomness | None = None
     ) -> LocalUpdate:
-        """As `Runtime.local_round`; noise is drawn in the child, from the operating system, so no `randomness`."""
+        """As `Runtime.run_round`; noise is drawn in the child, from the operating system, so no `randomness`."""
         if randomness is not None:
             raise RuntimeInputError("local_round: an isolated runtime draws noise in its child; leave out randomness")
         finish = self.bundle.program(need_program(self.bundle, "finish", "take part in a round"))
-        arrays = {
-            **pack("local_round", "x", x),
-            **pack("local_round", "y", y),
-            **pack("local_round", "broadcast", dict(broadcast or {})),
-            **pack("local_round", "parameter", None if parameters is None else dict(parameters)),
-        }
         body = LocalRound(
-            seed=int(seed),
-            hyperparameters=_floats(hyperparameters),
+            options=options,
             # With a time limit, steps are what shows that the child is alive.
-            report=bool(callbacks) or self.seconds is not None,
-            given=parameters is not None,
+            report=bool(hooks.callbacks) or self.seconds is not None,
+            given=data.parameters is not None,
         )
         with self._requests.lock:
-            reply, found = self._ask("local_round", body, arrays, Rounded, callbacks)
+            reply, found = self._ask("local_round", body, pack_round(data), Rounded, hooks)
             assert isinstance(reply, Rounded)
-            update, trained = group("update", found), group("trained", found)
-            ports = {port.name: port for port in finish.outputs if isinstance(port, Update)}
-            specs = {spec.name: spec for spec in self.bundle.manifest.parameters}
-            if set(update) != set(ports) or set(trained) != set(specs):
-                raise self._requests.disbelieve("local_round", f"it made {sorted(found)}")
-            kinds = {f"update/{name}": _kind(port) for name, port in ports.items()}
-            kinds.update({f"trained/{name}": _kind(spec) for name, spec in specs.items()})
-            self._check_kinds("local_round", found, kinds)
-            self._check_columns("local_round", {"loss": found.get("loss")}, reply.steps)
+            update, trained = self._answers.take_round(finish, reply, found)
             self._take("local_round", {n: a for n, a in found.items() if n.startswith(("personal/", "state/"))})
         return LocalUpdate(
             arrays=update,
@@ -391,68 +331,15 @@ class IsolatedRuntime:
         body: Request,
         arrays: Arrays,
         expected: type[Reply],
-        callbacks: Sequence[Callback] = (),
-        control: Control | None = None,
+        hooks: Hooks = NO_HOOKS,
     ) -> tuple[Reply, dict[str, np.ndarray]]:
-        return self._requests.ask(what, body, arrays, expected, self._learned(), self._take, callbacks, control)
+        return self._requests.ask(what, body, arrays, expected, self._learned(), self._take, hooks)
 
     def _learned(self) -> dict[str, np.ndarray]:
-        published = self.bundle.parameters()
-        moved = {n: array for n, array in self._model.parameters().items() if array is not published[n]}
-        return join_names({"parameter": moved, "personal": self.state.personal, "state": self.state.state})
+        return pack_learned(self.bundle, self._model.parameters(), self.state)
 
     def _take(self, what: str, learned: Arrays) -> None:
         """Make what the child has learned this runtime's own, after checking that it is of this bundle."""
-        ports = {
-            (role_of(port), port.tensor): port
-            for program in self.bundle.manifest.programs.values()
-            for port in (*program.inputs, *program.outputs)
-            if isinstance(port, Parameter | Personal | State)
-        }
-        for name, array in learned.items():
-            role, _, tensor = name.partition("/")
-            port = ports.get((role, tensor))
-            before = getattr(self.state, role, {}).get(tensor) if port is None else None
-            fits = before is not None if port is None else (array.dtype.name, array.shape) == (port.dtype, port.shape)
-            if not fits:
-                raise self._requests.disbelieve(what, f"it has learned {name!r}: {array.dtype}{list(array.shape)}")
+        self._answers.check_learned(what, learned, self.state)
         self._model.restore(learned)
         self._requests.told = self._learned()
-
-    def _check_names(self, what: str, found: Mapping[str, object], expected: set[str]) -> None:
-        if not set(found) <= expected:
-            raise self._requests.disbelieve(what, f"metrics {sorted(found)}, expected {sorted(expected)}")
-
-    def _check_kinds(self, what: str, found: Arrays, kinds: Mapping[str, tuple[str, tuple[int | str, ...]]]) -> None:
-        for name, kind in kinds.items():
-            if name in found and (found[name].dtype.name, found[name].shape) != kind:
-                raise self._requests.disbelieve(what, f"{name!r} is {found[name].dtype}{list(found[name].shape)}")
-
-    def _check_columns(self, what: str, columns: Mapping[str, np.ndarray | None], steps: int) -> None:
-        for name, array in columns.items():
-            if array is None or array.dtype != np.float64 or array.shape not in ((steps,), (0,)):
-                raise self._requests.disbelieve(what, f"{name!r} does not have {steps} steps")
-
-
-def read_checkpoint(file: CheckpointFile) -> dict[str, np.ndarray]:
-    """The bytes of the file, to be sent along. Raises CheckpointError."""
-    try:
-        if file.read() is None:
-            return {}
-        if file.path.stat().st_size > MAX_CHECKPOINT_BYTES:
-            raise CheckpointError(f"{file.path}: larger than {MAX_CHECKPOINT_BYTES} bytes; not a checkpoint")
-        return {"checkpoint": np.fromfile(file.path, np.uint8)}
-    except OSError as error:
-        raise CheckpointError(f"{file.path}: the checkpoint cannot be read ({error.strerror})") from None
-
-
-def _floats(values: Mapping[str, float] | None) -> dict[str, float]:
-    return {name: float(value) for name, value in (values or {}).items()}
-
-
-def _kind(of: Port | TensorSpec) -> tuple[str, tuple[int | str, ...]]:
-    return of.dtype, of.shape
-
-
-def _metrics(program: Program) -> set[str]:
-    return {port.name for port in program.outputs if isinstance(port, Metric)}

@@ -19,7 +19,7 @@ from archipel.lite_runtime.self_test import SelfTestReport, answer_zeros, run_se
 
 if TYPE_CHECKING:
     from archipel.lite_runtime.delegates import Delegates
-    from archipel.lite_runtime.isolated.runtime import IsolatedRuntime
+    from archipel.lite_runtime.interface import ModelRuntime
 
 OwnState = Callable[[Bundle], DeviceState]
 """What the device keeps for itself of a bundle's model."""
@@ -52,13 +52,13 @@ class Loader:
             raise SlotError(f"{slot}: holds bundle {bundle.digest}, the state says {digest}; install it again")
         return bundle
 
-    def make(self, slot: Path, bundle: Bundle) -> Runtime | IsolatedRuntime:
+    def make(self, slot: Path, bundle: Bundle) -> ModelRuntime:
         """A runtime of what lies in the slot."""
         runtime = self._bare(bundle)
         self._teach(runtime, read_learned(slot))
         return runtime
 
-    def make_tested(self, slot: Path, bundle: Bundle) -> tuple[Runtime | IsolatedRuntime, SelfTestReport]:
+    def make_tested(self, slot: Path, bundle: Bundle) -> tuple[ModelRuntime, SelfTestReport]:
         """As `make`, and what the self-test found.
 
         The vectors belong to the published parameters, so they come first, and what the slot holds beside the bundle
@@ -71,11 +71,11 @@ class Loader:
             answer_zeros(runtime)
         return runtime, report
 
-    def renew(self, runtime: Runtime | IsolatedRuntime) -> None:
+    def renew(self, runtime: ModelRuntime) -> None:
         """Give a runtime what the device has kept for itself by now."""
         self._teach(runtime, {})
 
-    def _bare(self, bundle: Bundle) -> Runtime | IsolatedRuntime:
+    def _bare(self, bundle: Bundle) -> ModelRuntime:
         limit, delegates = self.memory_limit, self.delegates
         if not self.isolated:
             return Runtime(bundle, threads=self.threads, memory_limit=limit, delegates=delegates)
@@ -90,7 +90,7 @@ class Loader:
             seconds=self.seconds,
         )
 
-    def _teach(self, runtime: Runtime | IsolatedRuntime, learned: Mapping[str, np.ndarray]) -> bool:
+    def _teach(self, runtime: ModelRuntime, learned: Mapping[str, np.ndarray]) -> bool:
         """Whether there was anything to learn."""
         if self.own is not None:
             state = self.own(runtime.bundle)

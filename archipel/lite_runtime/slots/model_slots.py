@@ -30,8 +30,7 @@ from archipel.lite_runtime.slots.loading import Loader, OwnState
 
 if TYPE_CHECKING:
     from archipel.lite_runtime.delegates import Delegates
-    from archipel.lite_runtime.isolated.runtime import IsolatedRuntime
-    from archipel.lite_runtime.runtime import Runtime
+    from archipel.lite_runtime.interface import ModelRuntime
 
 _FAILURES = (RuntimeProgramError, RuntimeLimitError)
 
@@ -39,9 +38,7 @@ _FAILURES = (RuntimeProgramError, RuntimeLimitError)
 class _Serving:
     """A loaded slot. `trying` is read and `served` counted without the lock of changes."""
 
-    def __init__(
-        self, name: SlotName, runtime: Runtime | IsolatedRuntime, tested: SelfTestReport | None = None
-    ) -> None:
+    def __init__(self, name: SlotName, runtime: ModelRuntime, tested: SelfTestReport | None = None) -> None:
         self.name = name
         self.runtime = runtime
         self.tested = tested
@@ -120,7 +117,7 @@ class Slots:
         return self._folder.state
 
     @property
-    def runtime(self) -> Runtime | IsolatedRuntime:
+    def runtime(self) -> ModelRuntime:
         """The active slot's runtime. Raises SlotError if no slot is active or none can be loaded."""
         return self._active().runtime
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from archipel.bundle import Bundle, Phase
@@ -12,9 +12,10 @@ from archipel.errors import NonFiniteLossError, RuntimeInputError
 from archipel.lite_runtime.device_state import DeviceState
 from archipel.lite_runtime.fields import Fields
 from archipel.lite_runtime.sessions import Sessions
+from archipel.lite_runtime.training.calls import Hooks
 from archipel.lite_runtime.training.checkpoint import Checkpoint, CheckpointFile, fingerprint
-from archipel.lite_runtime.training.control import Control
 from archipel.lite_runtime.training.driver import Training, Watch, run_begin, run_phases
+from archipel.lite_runtime.training.options import FitOptions
 from archipel.lite_runtime.training.results import Callback, History, Progress, loss_of
 from archipel.lite_runtime.values import Values
 
@@ -29,33 +30,30 @@ class Fitting:
         phase: Phase,
         values: Values,
         fields: Fields,
+        options: FitOptions,
+        hooks: Hooks,
         *,
-        shuffle: bool,
-        callbacks: Sequence[Callback],
         validate: Callable[[], dict[str, float]] | None,
-        control: Control | None,
         checkpoint: Checkpoint | None,
-        checkpoint_every: float,
     ) -> None:
-        if checkpoint_every < 0:
-            raise RuntimeInputError(f"checkpoint_every is in seconds, 0 or more; got {checkpoint_every:g}")
         self._sessions = sessions
         self._bundle = bundle
         self._phase = phase
         self._values = values
         self._fields = fields
-        self._shuffle = shuffle
+        self._options = options
         self._validate = validate
-        self._control = control
+        self._control = hooks.control
         self._checkpoint = checkpoint
-        self._every = checkpoint_every
         self._written = time.monotonic()
         self._training = Training(fields.count)
         self._validation: list[dict[str, float]] = []
-        self._on_step = all_of(callbacks)
+        self._on_step = all_of(hooks.callbacks)
 
-    def run(self, *, keep_features: bool, feature_budget: int) -> History:
-        """Raises NonFiniteLossError when `values` holds the last weights with a finite loss, CheckpointError."""
+    def run(self, feature_budget: int) -> History:
+        """Train to the end; features beyond `feature_budget` bytes are kept on disk.
+
+        Raises NonFiniteLossError when `values` holds the last weights with a finite loss, CheckpointError."""
         complete = self._restore()
         if not complete:
             if self._values.steps == 0:
@@ -69,10 +67,10 @@ class Fitting:
                     [self._phase],
                     self._values,
                     self._fields,
-                    shuffle=self._shuffle,
+                    shuffle=self._options.shuffle,
                     watch=watch,
                     training=self._training,
-                    keep_features=keep_features,
+                    keep_features=self._options.feature_cache,
                     feature_budget=feature_budget,
                 )
             except NonFiniteLossError:
@@ -96,7 +94,7 @@ class Fitting:
             self._validation.append(self._validate())
 
     def _between(self, store: Callable[[], None]) -> bool:
-        if self._checkpoint is not None and time.monotonic() - self._written >= self._every:
+        if self._checkpoint is not None and time.monotonic() - self._written >= self._options.checkpoint_every:
             store()
             self._write()
         if self._control is None:
@@ -146,18 +144,17 @@ class Fitting:
 
 
 def open_checkpoint(
-    place: Path | str | CheckpointFile | None,
+    file: CheckpointFile | None,
     bundle: Bundle,
     phase: Phase,
     fields: Fields,
     state: DeviceState,
     values: Values,
-    options: Mapping[str, object],
+    options: FitOptions,
 ) -> Checkpoint | None:
-    """The checkpoint at `place` for a fit with these inputs; None for no place."""
-    if place is None:
+    """The checkpoint in `file` of a fit with these inputs; None without a file."""
+    if file is None:
         return None
-    file = place if isinstance(place, CheckpointFile) else CheckpointFile(checked_path(place))
     groups = {
         "data": fields.arrays,
         "parameter": values.start,
@@ -165,7 +162,12 @@ def open_checkpoint(
         "state": state.state,
         "broadcast": values.broadcast,
     }
-    return Checkpoint(file, fingerprint(bundle, [phase], options, groups))
+    return Checkpoint(file, fingerprint(bundle, [phase], options.deciding(), groups))
+
+
+def checkpoint_file(options: FitOptions) -> CheckpointFile | None:
+    """The file that the options name; None: they name none. Raises RuntimeInputError where none could be written."""
+    return None if options.checkpoint is None else CheckpointFile(checked_path(options.checkpoint))
 
 
 def checked_path(path: Path | str) -> Path:

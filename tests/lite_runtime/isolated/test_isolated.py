@@ -23,7 +23,7 @@ from archipel.errors import (
     RuntimeLimitError,
     RuntimeProgramError,
 )
-from archipel.lite_runtime import Control, Progress, Runtime, load
+from archipel.lite_runtime import Control, ModelRuntime, Progress, Runtime, load
 from archipel.lite_runtime.isolated.runtime import IsolatedRuntime, load_isolated
 from archipel.lite_runtime.slots.model_slots import Slots
 
@@ -102,7 +102,7 @@ def one_program(make_bundle: MakeFolder, r: Any, graph: str) -> Path:
     return make_bundle({"predict": ("predict", graph, {"x": r.example, "y": r.output})}, {"unused": W})
 
 
-def same(first: Runtime | IsolatedRuntime, second: Runtime | IsolatedRuntime) -> None:
+def same(first: ModelRuntime, second: ModelRuntime) -> None:
     for a, b in (
         (first.parameters(), second.parameters()),
         (first.state.personal, second.state.personal),

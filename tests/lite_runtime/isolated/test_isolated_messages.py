@@ -88,6 +88,8 @@ def test_the_format_on_the_wire(ends: tuple[Channel, Channel]) -> None:
         (struct.pack("<I", 3) + b"\xc1\xc1\xc1", "not a message"),
         (header({"type": "Done", "more": 1}), "not a message"),
         (header({"type": "Exec", "code": "1"}), "not a message"),
+        (header({"type": "LocalRound", "options": {"seed": -1}, "report": True, "given": False}), "not a message"),
+        (header({"type": "LocalRound", "options": {"seed": 1, "x": 1}, "report": True, "given": False}), "not a mess"),
         (header({"type": "Fitted", "validation": [], "steps": -1, "examples": 0, "stopped": False}), "not a message"),
         (header(arrays=[["y", "object", [1]]]), "not a message"),
         (header(arrays=[["y", "float32", [-1]]]), "not a message"),
