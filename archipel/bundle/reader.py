@@ -42,15 +42,14 @@ from archipel.errors import (
 _KEPT_RESULTS = 256
 
 
-class Bundle:
-    """A verified bundle in a folder; `publisher` is the key that signed it. Tensors are mapped from
-    weights.safetensors, not copied."""
+class BundleContents:
+    """What is in a bundle's folder by its manifest, whose SHA-256 is `digest`. Tensors are mapped from
+    weights.safetensors, not copied. Whether anybody signed it is said by its two kinds, below."""
 
-    def __init__(self, folder: Path, manifest: Manifest, digest: str, publisher: bytes = b"") -> None:
+    def __init__(self, folder: Path, manifest: Manifest, digest: str) -> None:
         self.folder = folder
         self.manifest = manifest
         self.digest = digest
-        self.publisher = publisher
 
     @cached_property
     def tensors(self) -> Mapping[str, np.ndarray]:
@@ -89,6 +88,19 @@ class Bundle:
         graphs = {program.file: name for name, program in self.manifest.programs.items()}
         for file, name in graphs.items():
             _inspect(name, self.folder, file, (self.manifest.files[file], size))
+
+
+class Bundle(BundleContents):
+    """A verified bundle, as `open_bundle` returns it: `publisher` (raw 32-byte Ed25519 public key) signed its manifest,
+    and every file has the digest that is in there. Whatever predicts, trains or publishes asks for one of these."""
+
+    def __init__(self, folder: Path, manifest: Manifest, digest: str, publisher: bytes) -> None:
+        super().__init__(folder, manifest, digest)
+        self.publisher = publisher
+
+
+class UnverifiedBundle(BundleContents):
+    """A bundle of which only the form was looked at: anyone may have written it. It is for showing what is in it."""
 
 
 def open_bundle(path: Path | str, trusted_keys: Sequence[bytes], cache: Path | str | None = None) -> Bundle:
@@ -193,7 +205,7 @@ def _inspect(name: str, folder: Path, file: str, key: tuple[str, int]) -> None:
             _fine.popitem(last=False)
 
 
-def _check_parameters(bundle: Bundle) -> None:
+def _check_parameters(bundle: BundleContents) -> None:
     for spec in bundle.manifest.parameters:
         array = bundle.tensor(spec.name)
         if array.dtype.name != spec.dtype or array.shape != spec.shape:

@@ -12,6 +12,7 @@ import click
 
 from archipel.bundle import Bundle, decode_manifest, load_public_key, open_bundle, unpack
 from archipel.bundle.manifest import MANIFEST_FILE, MAX_MANIFEST_BYTES
+from archipel.bundle.reader import BundleContents, UnverifiedBundle
 from archipel.bundle.roles import Example
 from archipel.errors import BundleError, CommandError
 from archipel.lite_runtime.learned import BUNDLE_FOLDER, is_slot
@@ -48,7 +49,7 @@ def open_verified(path: Path, key_files: Sequence[Path], folder: str) -> Bundle:
     return open_bundle(path, [load_public_key(file) for file in key_files], cache=Path(folder))
 
 
-def open_unverified(path: Path, folder: str) -> Bundle:
+def open_unverified(path: Path, folder: str) -> UnverifiedBundle:
     """The bundle with nothing checked but its form: who signed it, and what its files hold, is anyone's guess.
 
     Raises BundleError for what cannot be a bundle.
@@ -64,10 +65,10 @@ def open_unverified(path: Path, folder: str) -> Bundle:
     for name in manifest.files:
         if (path / name).is_symlink() or not (path / name).is_file():
             raise BundleError(f"{path / name}: not a regular file, but the manifest lists it")
-    return Bundle(path, manifest, hashlib.sha256(data).hexdigest())
+    return UnverifiedBundle(path, manifest, hashlib.sha256(data).hexdigest())
 
 
-def read_program(bundle: Bundle, name: str) -> Model:
+def read_program(bundle: BundleContents, name: str) -> Model:
     """The graph of a program as it is in the bundle, with its signature. Raises MissingExtraError, ModelImportError."""
     import archipel.graph  # noqa: F401  (says which extra is missing)
     from archipel.compression.stored import read_stored

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 
 from archipel.bundle import Bundle, Program
+from archipel.bundle.reader import BundleContents
 from archipel.bundle.roles import Parameter, role_of
 from archipel.cli.bundles import KEYS, is_bundle, open_unverified, open_verified, read_program
 from archipel.cli.inspect_text import bundle_text, onnx_text
@@ -51,14 +52,16 @@ def inspect(source: Path, key_files: tuple[Path, ...], unverified: bool, layers:
     if unverified and key_files:
         raise CommandError("--unverified and --key: give one of the two")
     with tempfile.TemporaryDirectory() as folder:
-        bundle = open_unverified(source, folder) if unverified else open_verified(source, key_files, folder)
+        bundle: BundleContents = (
+            open_unverified(source, folder) if unverified else open_verified(source, key_files, folder)
+        )
         if unverified:
             click.echo(f"archipel: {source} is NOT verified: anyone may have written it", err=True)
-        facts = bundle_facts(bundle, verified=not unverified)
+        facts = bundle_facts(bundle)
         click.echo(json.dumps(facts, allow_nan=False) if as_json else bundle_text(facts, layers))
 
 
-def bundle_facts(bundle: Bundle, verified: bool = True) -> dict[str, Any]:
+def bundle_facts(bundle: BundleContents) -> dict[str, Any]:
     """Everything that is shown of a bundle, as plain values."""
     manifest = bundle.manifest
     files = {name: (bundle.folder / name).stat().st_size for name in sorted(_file_names(bundle))}
@@ -84,7 +87,7 @@ def bundle_facts(bundle: Bundle, verified: bool = True) -> dict[str, Any]:
         "name": manifest.name,
         "format": manifest.format,
         "digest": bundle.digest,
-        "verified": verified,
+        "verified": isinstance(bundle, Bundle),
         "strategy": manifest.strategy,
         "not_after": manifest.not_after,
         "populations": list(manifest.populations),
@@ -151,7 +154,7 @@ def onnx_facts(path: Path) -> dict[str, Any]:
     }
 
 
-def _file_names(bundle: Bundle) -> list[str]:
+def _file_names(bundle: BundleContents) -> list[str]:
     return [path.name for path in bundle.folder.iterdir() if path.is_file()]
 
 
@@ -171,7 +174,7 @@ def _without_role(port: Any) -> Mapping[str, Any]:
     return {**msgspec.to_builtins(port), "shape": list(port.shape)}
 
 
-def _program_graph(bundle: Bundle, name: str) -> dict[str, Any]:
+def _program_graph(bundle: BundleContents, name: str) -> dict[str, Any]:
     try:
         return _graph(read_program(bundle, name))
     except ArchipelError as error:
@@ -213,7 +216,7 @@ def _peak_bytes(model: Model) -> int | None:
         return None
 
 
-def _trained(bundle: Bundle) -> set[str]:
+def _trained(bundle: BundleContents) -> set[str]:
     return {
         port.tensor
         for program in bundle.manifest.programs.values()
@@ -223,7 +226,7 @@ def _trained(bundle: Bundle) -> set[str]:
     }
 
 
-def _self_test(bundle: Bundle) -> dict[str, Any] | None:
+def _self_test(bundle: BundleContents) -> dict[str, Any] | None:
     test = bundle.manifest.self_test
     if test is None:
         return None

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import tomllib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, replace
-from difflib import get_close_matches
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
@@ -16,10 +14,9 @@ from msgspec import Meta
 from archipel.client.conditions.conditions import Conditions, ConditionSettings
 from archipel.client.config import AgentConfig, Attribute
 from archipel.errors import ClientError
-from archipel.protocol import written
+from archipel.protocol import settings_file
 
 ENVIRONMENT_PREFIX = "ARCHIPEL_DEVICE_"
-_MAX_BYTES = 1 << 20
 
 
 class ExampleSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -37,6 +34,15 @@ class ExampleSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     def __post_init__(self) -> None:
         if bool(self.file) == self.store:
             raise ValueError('set one of file = "data.npz" and store = true')
+
+
+class _DeviceFile(AgentConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a settings file may say: every setting of the agent, and these."""
+
+    report: tuple[str, ...] = ()
+    """Conditions whose present values are told as attributes."""
+    conditions: ConditionSettings = ConditionSettings()
+    examples: ExampleSettings | None = None
 
 
 @dataclass(frozen=True)
@@ -64,7 +70,7 @@ class DeviceSettings:
         if not self.report:
             return self.config, conditions
         told = _Told(self.config.attributes, conditions, self.report)
-        return replace(self.config, attributes=told), conditions
+        return msgspec.structs.replace(self.config, attributes=told), conditions
 
 
 class _Told(Mapping[str, Attribute]):
@@ -89,110 +95,18 @@ class _Told(Mapping[str, Attribute]):
 def load_device_settings(path: Path | str, *, environment: Mapping[str, str] | None = None) -> DeviceSettings:
     """Read `path`, then the environment. Raises ClientError, one line that names file or variable and the setting."""
     path = Path(path).absolute()
-    values = _read(path)
-    told = _from_environment(os.environ if environment is None else environment)
-    for table, name in told:
-        if table and not isinstance(values.setdefault(table, {}), dict):
-            raise ClientError(f"{path}: {table}: expected a table, [{table}]")
-        (values[table] if table else values)[name] = told[table, name][1]
     try:
-        found: Any = written.convert(values, _FILE)
+        found = settings_file.load(
+            path,
+            _DeviceFile,
+            prefix=ENVIRONMENT_PREFIX,
+            environment=os.environ if environment is None else environment,
+            remedy="`archipel device init` writes one",
+        )
     except ValueError as error:
-        raise ClientError(f"{path}: {error}") from None
-    here = path.parent
-    try:
-        config = AgentConfig(**_given(found, values, _AGENT, here))
-        conditions = ConditionSettings(**_given(found.conditions, values.get("conditions", {}), _CONDITIONS, here))
-    except ClientError as error:
-        # AgentConfig's and ConditionSettings' own bounds, which begin with the setting's name.
-        name = str(error).split(" ", 1)[0].rstrip(":")
-        source = next((variable for (_, each), (variable, _) in told.items() if each == name), None)
-        raise ClientError(f"{f'environment variable {source}' if source else path}: {error}") from None
+        raise ClientError(str(error)) from None
     examples = found.examples
     if examples is not None and examples.file:
-        examples = msgspec.structs.replace(examples, file=str(here / examples.file))
-    return DeviceSettings(path, config, conditions, found.report, examples)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        with open(path, "rb") as file:
-            data = file.read(_MAX_BYTES + 1)
-    except OSError as error:
-        raise ClientError(f"{path}: cannot be read ({error.strerror}); `archipel device init` writes one") from None
-    if len(data) > _MAX_BYTES:
-        raise ClientError(f"{path}: more than {_MAX_BYTES} bytes, so not a file of settings")
-    try:
-        return tomllib.loads(data.decode())
-    except UnicodeDecodeError:
-        raise ClientError(f"{path}: no TOML, which is text in UTF-8") from None
-    except tomllib.TOMLDecodeError as error:
-        raise ClientError(f"{path}: {error}") from None
-
-
-def _from_environment(environment: Mapping[str, str]) -> dict[tuple[str, str], tuple[str, Any]]:
-    """Variable and value by table ("" is the top) and setting."""
-    known = {ENVIRONMENT_PREFIX + f"{table}_{name}".lstrip("_").upper(): (table, name) for table, name in _PLACES}
-    found = {}
-    for variable, text in environment.items():
-        if not variable.startswith(ENVIRONMENT_PREFIX):
-            continue
-        place = known.get(variable)
-        if place is None:
-            near = get_close_matches(variable, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(sorted(known))}"
-            raise ClientError(f"environment variable {variable}: no such setting; {hint}")
-        kind = _PLACES[place]
-        raw: object = [each for each in text.split(",") if each] if kind in _LISTS else text
-        try:
-            value = msgspec.convert(raw, kind, strict=False)
-        except msgspec.ValidationError as error:
-            raise ClientError(written.explain(error, kind, f"environment variable {variable}")) from None
-        found[place] = (variable, list(value) if kind in _LISTS else value)
-    return found
-
-
-def _given(found: Any, values: Mapping[str, Any], kinds: Mapping[str, Any], here: Path) -> dict[str, Any]:
-    """Of the settings `kinds` those that are there; the others keep their own defaults."""
-    given = {name: getattr(found, name) for name in kinds if name in values}
-    for name in _PATHS & given.keys():
-        given[name] = here / given[name]
-    return given
-
-
-def _kind(hint: Any) -> Any:
-    """How TOML writes a value of this type."""
-    if hint in (Path, Path | None):
-        return Annotated[str, Meta(min_length=1)]
-    if getattr(hint, "__origin__", None) in _SEQUENCES:
-        return tuple[hint.__args__[0], ...]
-    return dict[str, Attribute] if getattr(hint, "__origin__", None) is Mapping else hint
-
-
-_SEQUENCES = (list, tuple, Sequence)
-_HINTS = get_type_hints(AgentConfig)
-_AGENT = {field.name: _kind(_HINTS[field.name]) for field in fields(AgentConfig)}
-_CONDITIONS = {name: _kind(hint) for name, hint in get_type_hints(ConditionSettings).items()}
-_PATHS = {name for name, hint in _HINTS.items() if hint in (Path, Path | None)}
-_REQUIRED = [field.name for field in fields(AgentConfig) if field.default is field.default_factory is MISSING]
-_STRICT: dict[str, Any] = {"frozen": True, "kw_only": True, "forbid_unknown_fields": True}
-
-# Made of the classes themselves: a setting that these get is one of the file's, too. Defaults stay theirs.
-_TABLE = msgspec.defstruct("Conditions", [(name, kind, None) for name, kind in _CONDITIONS.items()], **_STRICT)
-_FILE = msgspec.defstruct(
-    "Device",
-    [
-        *((name, kind) if name in _REQUIRED else (name, kind, None) for name, kind in _AGENT.items()),
-        ("report", tuple[str, ...], ()),
-        ("conditions", _TABLE, _TABLE()),
-        ("examples", ExampleSettings | None, None),
-    ],
-    **_STRICT,
-)
-_PLACES: dict[tuple[str, str], Any] = {
-    **{("", name): kind for name, kind in _AGENT.items() if name != "attributes"},
-    ("", "report"): tuple[str, ...],
-    **{("conditions", name): kind for name, kind in _CONDITIONS.items()},
-    **{("examples", name): kind for name, kind in get_type_hints(ExampleSettings, include_extras=True).items()},
-}
-_LISTS = {kind for kind in _PLACES.values() if getattr(kind, "__origin__", None) is tuple}
+        examples = msgspec.structs.replace(examples, file=str(path.parent / examples.file))
+    config = AgentConfig(**{name: getattr(found, name) for name in AgentConfig.__struct_fields__})
+    return DeviceSettings(path, config, found.conditions, found.report, examples)

@@ -91,7 +91,7 @@ class Sessions:
         self._settled: dict[str, tuple[Delegate, ...]] = {}
         self._skipped: dict[tuple[str, str], Skipped] = {}
         self._profile: tuple[str, Path] | None = None
-        bundle.inspect_graphs()  # also those of a bundle that nobody has verified
+        bundle.inspect_graphs()  # also those of a Bundle that somebody made without open_bundle
         if not all(preference.fallback for preference in self._preferences.values()):
             # A caller who insists on a delegate hears of its absence now and not with the first prediction.
             for preference in self._preferences.values():

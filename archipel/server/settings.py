@@ -7,12 +7,11 @@ import os
 import re
 import secrets
 import tempfile
-import tomllib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated
 
 import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -22,7 +21,7 @@ from msgspec import Meta
 
 from archipel.bundle import generate_key, load_private_key, load_public_key, save_private_key, save_public_key
 from archipel.errors import BundleError, ServerError
-from archipel.protocol import written
+from archipel.protocol import settings_file
 
 SETTINGS_FILE = "server.toml"
 SERVER_KEY_FILE = "server.key"
@@ -224,31 +223,21 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         }
 
 
-_HINTS = get_type_hints(Settings, include_extras=True)
-
-
 def load_settings(folder: Path | str, *, environment: Mapping[str, str] | None = None, **overrides: object) -> Settings:
     """Read FOLDER/server.toml, then the environment, then `overrides`. Raises ServerError that names the setting."""
     folder = Path(folder).absolute()
-    path = folder / SETTINGS_FILE
     try:
-        values: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ServerError(
-            f"{path}: cannot be read ({error.strerror}); `archipel serve init` makes a data folder"
-        ) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ServerError(f"{path}: {error}") from None
-    if "folder" in values:
-        raise ServerError(f"{path}: 'folder' is where this file lies and cannot be set")
-    values.update(_from_environment(os.environ if environment is None else environment))
-    for name in overrides.keys() & _HINTS.keys():
-        _check(name, overrides[name], _HINTS[name])
-    values.update(overrides)
-    try:
-        return written.convert({**values, "folder": str(folder)}, Settings)
+        return settings_file.load(
+            folder / SETTINGS_FILE,
+            Settings,
+            prefix=ENVIRONMENT_PREFIX,
+            environment=os.environ if environment is None else environment,
+            remedy="`archipel serve init` makes a data folder",
+            given={**overrides, "folder": str(folder)},
+            only_given={"folder": "is where this file lies and cannot be set"},
+        )
     except ValueError as error:
-        raise ServerError(f"{path}: {error}") from None
+        raise ServerError(str(error)) from None
 
 
 def init_data_folder(folder: Path | str, *, enrolment_key: bytes, publisher_keys: Sequence[bytes]) -> str:
@@ -318,26 +307,3 @@ def _write_new(path: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.rename(temporary, path)
-
-
-def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
-    names = {ENVIRONMENT_PREFIX + name.upper(): name for name in Settings.__struct_fields__ if name != "folder"}
-    values: dict[str, Any] = {}
-    for variable, text in environment.items():
-        if not variable.startswith(ENVIRONMENT_PREFIX):
-            continue
-        name = names.get(variable)
-        if name is None:
-            raise ServerError(
-                f"environment variable {variable}: no such setting; there are: {', '.join(sorted(names))}"
-            )
-        raw: object = text.split(",") if name == "publisher_keys" else text
-        values[name] = _check(f"environment variable {variable}", raw, _HINTS[name], strict=False)
-    return values
-
-
-def _check(name: str, value: object, kind: Any, *, strict: bool = True) -> Any:
-    try:
-        return msgspec.convert(value, kind, strict=strict)
-    except msgspec.ValidationError as error:
-        raise ServerError(written.explain(error, kind, name)) from None

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import re
 import subprocess
 import sys
-from dataclasses import fields
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec.structs import fields
 from sqlalchemy import select
 
 from archipel.client import AgentConfig
@@ -75,5 +78,14 @@ def test_settings_are_those_of_the_agent() -> None:
             told = float(default)
         assert name == "attributes" or told == defaults[name], name
     assert {"attributes", "allow_plain", "max_peak_bytes"} <= {name for name, _ in table}
-    documented = set(re.findall(r"\w+", AgentConfig.__doc__ or ""))
-    assert set(defaults) <= documented
+
+
+def test_every_setting_has_its_explanation_beside_it() -> None:
+    [body] = [each.body for each in ast.parse(inspect.getsource(AgentConfig)).body if isinstance(each, ast.ClassDef)]
+    explained = {
+        setting.target.id
+        for setting, text in pairwise(body)
+        if isinstance(setting, ast.AnnAssign) and isinstance(setting.target, ast.Name)
+        and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
+    }  # fmt: skip
+    assert explained == {each.name for each in fields(AgentConfig)}

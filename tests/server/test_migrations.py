@@ -2,25 +2,38 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from alembic import command
 from alembic.config import Config
+from sqlalchemy import column, inspect, select, table, update
 
 from archipel.server.database.engine import MIGRATIONS, SCHEMA, Database
-from archipel.server.database.tables import Base
+from archipel.server.database.tables import Base, Task
+from tests.server.test_backup import move_to
 
 
 def first_schema(path: Path) -> None:
     """An empty database as the first release made it."""
-    database = Database(f"sqlite:///{path}")
+    _run(f"sqlite:///{path}", command.upgrade, "0001")
+
+
+def before_requests_alone(url: str) -> None:
+    """Back to the schema in which tasks have columns for everything that rounds need of their requests."""
+    _run(url, command.downgrade, "0014")
+
+
+def _run(url: str, step: Callable[[Config, str], None], revision: str) -> None:
+    database = Database(url)
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS))
     with database.engine.connect() as connection, connection.begin():
         config.attributes["connection"] = connection
-        command.upgrade(config, "0001")
+        step(config, revision)
     database.dispose()
 
 
@@ -30,6 +43,7 @@ def take_back(world: Any, old: Path) -> list[str]:
     for services in (world.services, world.app.extensions["archipel"], world.coordinator._services):
         services.database.dispose()
     first_schema(old)
+    before_requests_alone(f"sqlite:///{path}")
     with sqlite3.connect(old) as connection:
         connection.execute("PRAGMA foreign_keys = OFF")
         tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
@@ -72,3 +86,44 @@ def test_a_round_under_way_is_finished_after_the_upgrade(world: Any, tmp_path: P
     world.start_round(devices)
     shown = world.task(task["task_id"])
     assert (shown["eligibility"], shown["max_contributions"], shown["rest_seconds"]) == ("", None, 0.0)
+
+
+ASKED: dict[str, Any] = {
+    "name": "long", "rounds": 7, "min_cohort": 3, "cohort": 5, "threshold": 4, "goal": 4, "max_contributions": 9,
+    "rest_seconds": 2.5, "hyperparameters": {"lr": 0.25},
+}  # fmt: skip
+
+
+def there_and_back(world: Any, url: str) -> None:
+    """What a task was asked for is the same after columns have had all of it, and are gone again."""
+    tasks = [world.create_task(**ASKED, deadlines={"sharing": 33.0}), world.create_task(eligibility="ram > 1")]
+    before = [world.task(task["task_id"]) for task in tasks]
+    assert {name: before[0][name] for name in ASKED} == ASKED
+    assert (before[0]["deadlines"]["sharing"], len(before[1]["deadlines"])) == (33.0, 10)
+    world.services.database.dispose()
+    before_requests_alone(url)
+
+    database = Database(url)
+    columns = select(*(column(name) for name in (*ASKED, "deadlines", "request"))).select_from(table("tasks"))
+    of_first = column("task_id") == tasks[0]["task_id"]
+    with database.engine.begin() as connection:
+        found = connection.execute(columns.where(of_first)).mappings().one()
+        values = {name: json.loads(value) if isinstance(value, str) and "{" in value else value
+                  for name, value in found.items()}  # fmt: skip
+        assert {name: values[name] for name in ASKED} == ASKED
+        assert values["deadlines"] == before[0]["deadlines"]
+        # As it was stored once: what the request left to the server is in the columns alone.
+        request = json.loads(found["request"])
+        del request["threshold"], request["deadlines"]
+        old = update(table("tasks", column("request"), column("task_id"))).where(of_first)
+        connection.execute(old.values(request=json.dumps(request).encode()))
+    move_to(world, world.settings.path("."), database=world.settings.database, smallest_answer=1)
+    assert {each["name"] for each in inspect(database.engine).get_columns("tasks")} == set(
+        Task.__table__.columns.keys()
+    )
+    database.dispose()
+    assert [world.task(task["task_id"]) for task in tasks] == before
+
+
+def test_settings_of_tasks_are_in_their_requests(world: Any) -> None:
+    there_and_back(world, f"sqlite:///{Path(world.settings.folder) / 'archipel.db'}")

@@ -97,7 +97,7 @@ def test_every_setting_can_be_set_by_the_environment(data_folder: Any) -> None:
     ("text", "said"),
     [
         ("port = 'high'", "server.toml: port: expected `int`, got `str`"),
-        ("port = 70000", "server.toml: port: expected `int` <= 65535"),
+        ("port = 70000", "server.toml: port: expected `int` <= 65535, got 70000$"),
         ("prot = 80", r"unknown field 'prot'; did you mean 'port'\?"),
         ("zzzzzz = 80", "unknown field 'zzzzzz'; there are: .*, port, "),
         ("retry_after = nan", "retry_after: expected a finite number, got nan"),
@@ -106,7 +106,7 @@ def test_every_setting_can_be_set_by_the_environment(data_folder: Any) -> None:
         ("folder = '/'", "'folder'"),
         ("port = ", "Invalid value"),
         ("retry_after = 5.0", "check_in_window"),
-        ("enrolment_key = 'zz'", "enrolment_key: expected 64 hexadecimal digits$"),
+        ("enrolment_key = 'zz'", "enrolment_key: expected 64 hexadecimal digits, got 2 characters$"),
     ],
 )
 def test_settings_that_cannot_be(data_folder: Any, text: str, said: str) -> None:
@@ -125,7 +125,16 @@ def test_environment_variables_that_cannot_be(data_folder: Any) -> None:
         load_settings(folder, environment={"ARCHIPEL_SERVER_PROT": "80"})
     with pytest.raises(ServerError, match=r"^environment variable ARCHIPEL_SERVER_PORT: expected `int`"):
         load_settings(folder, environment={"ARCHIPEL_SERVER_PORT": "high"})
-    with pytest.raises(ServerError, match=r"^port: expected `int` <= 65535$"):
+    with pytest.raises(ServerError, match=r"^environment variable ARCHIPEL_SERVER_FOLDER: no such setting"):
+        load_settings(folder, environment={"ARCHIPEL_SERVER_FOLDER": "/"})
+    with pytest.raises(
+        ServerError, match=r"^environment variable ARCHIPEL_SERVER_CHECK_IN_WINDOW: check_in_window \(1.0"
+    ):
+        load_settings(folder, environment={"ARCHIPEL_SERVER_CHECK_IN_WINDOW": "1"})
+    secret = "sesame" * 8
+    with pytest.raises(ServerError, match=r"expected 64 hexadecimal digits, got 48 characters$"):
+        load_settings(folder, environment={"ARCHIPEL_SERVER_OPERATOR_TOKEN_SHA256": secret})
+    with pytest.raises(ServerError, match=r"^port: expected `int` <= 65535, got 99999$"):
         load_settings(folder, environment={}, port=99999)
 
 

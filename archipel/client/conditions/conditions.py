@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+import msgspec
+
 from archipel.client.conditions.probes.device import Battery, Charging, Hours, Idle, Temperature
 from archipel.client.conditions.probes.network import METERED_INTERFACES, Unmetered
+from archipel.client.conditions.probes.readings import Bytes, Celsius, Load, Percent
 from archipel.client.conditions.probes.space import Disk, Memory
 from archipel.errors import ClientError
+from archipel.protocol import written
 
 _LONGEST_REASON = 300
 
@@ -68,33 +71,35 @@ class Conditions:
         return found
 
 
-@dataclass(frozen=True, kw_only=True)
-class ConditionSettings:
-    """When the device may work; by default always. Raises ClientError for a setting that cannot be, or not here.
-
-    charging: only on power (`Charging`).
-    min_battery: only with so many per cent in the battery.
-    idle: only while the machine's load for each core, without the agent's own, is below this (`Idle`).
-    unmetered: only while the default route leads to an interface that is not metered (`Unmetered`).
-    metered_interfaces: patterns of the names of those that are.
-    hours: only in one of these windows of local time, such as "22:00-06:00".
-    max_temperature: only up to so many degrees Celsius in the hottest thermal zone.
-    min_free_memory: only with so many bytes of memory left.
-    min_free_disk: only with so many bytes left on the disk of the agent's folder.
-    """
+class ConditionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """When the device may work; by default always. Raises ClientError for a setting that cannot be, or not here."""
 
     charging: bool = False
-    min_battery: float | None = None
-    idle: float | None = None
+    """Only on power (`Charging`)."""
+    min_battery: Percent | None = None
+    """Only with so many per cent in the battery."""
+    idle: Load | None = None
+    """Only while the machine's load for each core, without the agent's own, is below this (`Idle`)."""
     unmetered: bool = False
+    """Only while the default route leads to an interface that is not metered (`Unmetered`)."""
     metered_interfaces: tuple[str, ...] = METERED_INTERFACES
+    """Patterns of the names of those that are."""
     hours: tuple[str, ...] = ()
-    max_temperature: float | None = None
-    min_free_memory: int | None = None
-    min_free_disk: int | None = None
+    """Only in one of these windows of local time, such as "22:00-06:00"."""
+    max_temperature: Celsius | None = None
+    """Only up to so many degrees Celsius in the hottest thermal zone."""
+    min_free_memory: Bytes | None = None
+    """Only with so many bytes of memory left."""
+    min_free_disk: Bytes | None = None
+    """Only with so many bytes left on the disk of the agent's folder."""
 
     def __post_init__(self) -> None:
+        # The probes say more of what is wrong with what they are made of; the types speak for the rest.
         self.conditions(Path())
+        try:
+            written.conform(self)
+        except ValueError as error:
+            raise ClientError(str(error)) from None
 
     def conditions(self, folder: Path) -> Conditions:
         """`folder` is the agent's."""

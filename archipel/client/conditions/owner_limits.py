@@ -15,6 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import msgspec
 
@@ -33,20 +34,33 @@ DAY = 86400.0
 
 @dataclass(frozen=True)
 class Asked:
-    """What is known of a round when a limit is asked. `manifest` and `layout` come with the bundle, `examples` last."""
+    """What is known of a round when a limit is asked by its plan alone."""
 
     plan: RoundPlan
     config: AgentConfig
     record: DeviceRecord
     journal: Journal
     now: float
-    manifest: Manifest | None = None
-    layout: Layout | None = None
-    examples: int = 0
 
 
-Limit = Callable[[Asked], str]
-Table = Sequence[tuple[LeaveReason, Limit]]
+@dataclass(frozen=True)
+class AskedWithBundle(Asked):
+    """With the signed manifest, and the layout of what the round uploads."""
+
+    manifest: Manifest
+    layout: Layout
+
+
+@dataclass(frozen=True)
+class AskedWithExamples(Asked):
+    """With the number of local examples."""
+
+    manifest: Manifest
+    examples: int
+
+
+A = TypeVar("A", bound=Asked)
+Table = Sequence[tuple[LeaveReason, Callable[[A], str]]]
 
 
 class OwnerLimits:
@@ -62,18 +76,18 @@ class OwnerLimits:
 
     def check_plan(self, plan: RoundPlan) -> None:
         """Before anything is fetched. Raises OwnerRefusalError."""
-        _ask(BEFORE_DOWNLOAD, self._asked(plan))
+        _ask(BEFORE_DOWNLOAD, Asked(plan, *self._own()))
 
     def check_bundle(self, plan: RoundPlan, manifest: Manifest, layout: Layout) -> None:
         """Before weights are fetched and graphs loaded. Raises OwnerRefusalError."""
-        _ask(WITH_BUNDLE, self._asked(plan, manifest=manifest, layout=layout))
+        _ask(WITH_BUNDLE, AskedWithBundle(plan, *self._own(), manifest, layout))
 
     def check_examples(self, plan: RoundPlan, manifest: Manifest, examples: int) -> None:
         """Before anything is computed on so many local examples. Raises OwnerRefusalError."""
-        _ask(WITH_EXAMPLES, self._asked(plan, manifest=manifest, examples=examples))
+        _ask(WITH_EXAMPLES, AskedWithExamples(plan, *self._own(), manifest, examples))
 
-    def _asked(self, plan: RoundPlan, **more: object) -> Asked:
-        return Asked(plan, self.config, self._record, self._journal, self._clock(), **more)  # type: ignore[arg-type]
+    def _own(self) -> tuple[AgentConfig, DeviceRecord, Journal, float]:
+        return self.config, self._record, self._journal, self._clock()
 
 
 def allowed(record: DeviceRecord, config: AgentConfig) -> DeviceRecord:
@@ -101,7 +115,7 @@ def check_memory(manifest: Manifest, config: AgentConfig) -> str:
     )
 
 
-def _ask(table: Table, asked: Asked) -> None:
+def _ask(table: Table[A], asked: A) -> None:
     for code, limit in table:
         reason = limit(asked)
         if reason:
@@ -162,15 +176,12 @@ def _pace(asked: Asked) -> str:
 # --- by the signed manifest -------------------------------------------------------------------------------------------
 
 
-def _memory(asked: Asked) -> str:
-    assert asked.manifest is not None
+def _memory(asked: AskedWithBundle) -> str:
     return check_memory(asked.manifest, asked.config)
 
 
-def _upload(asked: Asked) -> str:
+def _upload(asked: AskedWithBundle) -> str:
     plan, manifest, layout = asked.plan, asked.manifest, asked.layout
-    assert manifest is not None
-    assert layout is not None
     size = layout.length * -(-plan.modulus_bits // 8) if plan.privacy == "secure" else plain_size(layout)
     if plan.kind == "training":
         size = max(manifest.limits.upload_bytes, size)
@@ -182,10 +193,8 @@ def _upload(asked: Asked) -> str:
     )
 
 
-def _entries(asked: Asked) -> str:
+def _entries(asked: AskedWithBundle) -> str:
     manifest, layout, config = asked.manifest, asked.layout, asked.config
-    assert manifest is not None
-    assert layout is not None
     training = asked.plan.kind == "training"
     most = config.max_upload_entries if training else min(config.max_upload_entries, config.max_query_entries)
     if layout.length <= most:
@@ -197,12 +206,11 @@ def _entries(asked: Asked) -> str:
 # --- with the number of examples --------------------------------------------------------------------------------------
 
 
-def _epsilon(asked: Asked) -> str:
+def _epsilon(asked: AskedWithExamples) -> str:
     """All that this device released with noise, and what this round adds."""
     most = asked.config.max_epsilon
     if most is None:
         return ""
-    assert asked.manifest is not None
     noise, rho = noise_of(asked.manifest, asked.plan.kind, asked.plan.program, asked.examples)
     if noise != "added" or rho <= 0:
         return f"no noise whose strength the bundle states, its owner allows an epsilon of {most:g} (max_epsilon)"
@@ -213,7 +221,7 @@ def _epsilon(asked: Asked) -> str:
     return f"epsilon {spent:.3g} with all rounds before, its owner allows {most:g} (max_epsilon)"
 
 
-BEFORE_DOWNLOAD: Table = (
+BEFORE_DOWNLOAD: Table[Asked] = (
     ("population", _population),
     ("publisher", _publisher),
     ("kind", _kind),
@@ -222,5 +230,5 @@ BEFORE_DOWNLOAD: Table = (
     ("cohort", _contributors),
     ("pace", _pace),
 )
-WITH_BUNDLE: Table = (("size", _memory), ("size", _upload), ("size", _entries))
-WITH_EXAMPLES: Table = (("privacy", _epsilon),)
+WITH_BUNDLE: Table[AskedWithBundle] = (("size", _memory), ("size", _upload), ("size", _entries))
+WITH_EXAMPLES: Table[AskedWithExamples] = (("privacy", _epsilon),)

@@ -158,7 +158,8 @@ class Reach(Base):
 class Task(Base):
     """What an operator asked for, and how far it is. `model` and `strategy_state` are blobs, None before round 1.
 
-    `request` is the JSON of the checked resources.TaskRequest; what queries and rounds need of it has columns too.
+    `request` is the JSON of the checked tasks.TaskRequest (task_requests.request_of), with what it left to the server;
+    what is asked for in conditions, and by every message of a device, has columns too.
     `failed_rounds` counts those since the last committed one that speak against the task, `spoiled_rounds` those since
     then whose sum made no sense (devices.spoiler_search); `request_digest` is of the request under an idempotency
     key. A proposed task waits until somebody else than `created_by` approves of it; these name people as the audit log
@@ -168,13 +169,11 @@ class Task(Base):
 
     __tablename__ = "tasks"
     task_id: Mapped[str] = mapped_column(Id, primary_key=True)
-    name: Mapped[str] = mapped_column(String(128))
     population: Mapped[str] = mapped_column(String(128))
     bundle: Mapped[str] = mapped_column(ForeignKey("bundles.digest"), index=True)
     weights: Mapped[str | None] = mapped_column(Digest)
     state: Mapped[str] = mapped_column(String(16), index=True)
     reason: Mapped[str] = mapped_column(String(1024))
-    rounds: Mapped[int] = mapped_column(Integer)
     rounds_committed: Mapped[int] = mapped_column(Integer)
     failed_rounds: Mapped[int] = mapped_column(Integer)
     spoiled_rounds: Mapped[int] = mapped_column(Integer, default=0, server_default="0")
@@ -182,21 +181,14 @@ class Task(Base):
     kind: Mapped[str] = mapped_column(String(16), server_default="training")
     mode: Mapped[str] = mapped_column(String(20), server_default="semi-synchronous")
     privacy: Mapped[str] = mapped_column(String(16))
-    min_cohort: Mapped[int] = mapped_column(Integer)
     cohort: Mapped[int] = mapped_column(Integer)
-    threshold: Mapped[int] = mapped_column(Integer)
-    goal: Mapped[int | None] = mapped_column(Integer)
     concurrency: Mapped[int | None] = mapped_column(Integer)
     eligibility: Mapped[str] = mapped_column(String(1024), server_default="")
     salt: Mapped[str | None] = mapped_column(String(128))
     percent: Mapped[float | None] = mapped_column(Float)
-    max_contributions: Mapped[int | None] = mapped_column(Integer)
-    rest_seconds: Mapped[float] = mapped_column(Float, server_default="0")
     request_digest: Mapped[str | None] = mapped_column(Digest)
     created_by: Mapped[str] = mapped_column(String(64), server_default="")
     approved_by: Mapped[str | None] = mapped_column(String(64))
-    hyperparameters: Mapped[dict[str, float]] = mapped_column(JSON)
-    deadlines: Mapped[dict[str, float]] = mapped_column(JSON)
     model: Mapped[str | None] = mapped_column(Digest)
     strategy_state: Mapped[str | None] = mapped_column(Digest)
     plan_serial: Mapped[int] = mapped_column(BigInteger, server_default="0")

@@ -22,8 +22,7 @@ def audited(task: Task) -> dict[str, str | int | float | None]:
     """What the audit log keeps of a task that is made: whom it asks for what, and how it is protected."""
     names = (
         "name", "population", "kind", "mode", "privacy", "bundle", "weights", "rounds", "min_cohort", "cohort",
-        "threshold", "eligibility", "percent", "max_contributions",
+        "threshold", "eligibility", "max_contributions", "devices_of", "min_contributors", "program",
     )  # fmt: skip
     request = request_of(task)
-    asked = {"devices_of": request.devices_of, "min_contributors": request.min_contributors, "program": request.program}
-    return {**{name: getattr(task, name) for name in names}, **asked, "state": task.state}
+    return {**{name: getattr(request, name) for name in names}, "percent": task.percent, "state": task.state}

@@ -29,7 +29,7 @@ from archipel.protocol.policy import check_validity
 from archipel.server.audit import log as audit
 from archipel.server.database.registry_tables import Model, ModelVersion, Rollout, RolloutStage
 from archipel.server.database.tables import BundleRow, Round, Task
-from archipel.server.database.task_requests import audited
+from archipel.server.database.task_requests import audited, decode_request
 from archipel.server.devices.targeting import Target
 from archipel.server.registry import versions as registry
 from archipel.server.registry.gates import Heard, Verdict, check_gate, evaluation_request, judge
@@ -312,7 +312,8 @@ def _said_late(session: Session, rollout: Rollout, reason: str) -> str:
         return f"{reason}: that of the {which} was not approved (archipel task approve {task.task_id})"
     failed = select(Round.reason).where(Round.task_id == task.task_id, Round.phase == "failed")
     last = session.scalar(failed.order_by(Round.ended.desc()).limit(1))
-    return f"{reason}: that of the {which} needs {task.min_cohort} devices at a time" + (f" ({last})" if last else "")
+    needed = decode_request(task.request).min_cohort
+    return f"{reason}: that of the {which} needs {needed} devices at a time" + (f" ({last})" if last else "")
 
 
 def _checked(

@@ -20,6 +20,7 @@ from archipel.server.audit import log as audit
 from archipel.server.callers import Identity
 from archipel.server.database.registry_tables import Model, ModelVersion, OfferSerial, Promotion
 from archipel.server.database.tables import BundleRow, Task, Version
+from archipel.server.database.task_requests import request_of
 from archipel.server.rounds import reach
 
 
@@ -163,7 +164,7 @@ def _of_task(session: Session, identity: Identity, model: Model, task_id: str, n
     if found is None:
         what = "versions yet" if number is None else f"version {number}"
         raise InvalidRequestError(
-            f"task {task.name!r} has no {what}; tasks of kind training make them, one in each round"
+            f"task {request_of(task).name!r} has no {what}; tasks of kind training make them, one in each round"
         )
     # Version 0 holds what the bundle holds.
     weights = None if found.round_id is None else found.weights

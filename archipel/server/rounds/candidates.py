@@ -51,7 +51,7 @@ def have_given(task: Task) -> Select[str]:
         .join(Round)
         .where(Round.task_id == task.task_id, Round.phase != "failed", Answer.phase.in_(UPDATE_PHASES))
         .group_by(Answer.device_id)
-        .having(func.count() >= task.max_contributions)
+        .having(func.count() >= request_of(task).max_contributions)
     )
 
 
@@ -61,19 +61,19 @@ def target_of(task: Task) -> Target:
 
 
 def _may_be_taken(task: Task, now: float, window: float) -> list[ColumnElement[bool]]:
+    request = request_of(task)
     where = is_waiting(task.population, now, window)
     where.append(CheckInRow.device_id.not_in(set_aside_now(task.population, now)))
-    if task.max_contributions is not None:
+    if request.max_contributions is not None:
         where.append(CheckInRow.device_id.not_in(have_given(task)))
-    before = request_of(task).devices_of
-    if before is not None:
-        counted = select(Answer.device_id).where(Answer.round_id == before, Answer.phase.in_(UPDATE_PHASES))
+    if request.devices_of is not None:
+        counted = select(Answer.device_id).where(Answer.round_id == request.devices_of, Answer.phase.in_(UPDATE_PHASES))
         where.append(CheckInRow.device_id.in_(counted))
-    if task.rest_seconds > 0:
+    if request.rest_seconds > 0:
         recent = (
             select(Participant.device_id)
             .join(Round)
-            .where(Round.task_id == task.task_id, Round.started > now - task.rest_seconds)
+            .where(Round.task_id == task.task_id, Round.started > now - request.rest_seconds)
         )
         where.append(CheckInRow.device_id.not_in(recent))
     return where

@@ -24,6 +24,7 @@ from archipel.protocol.messages import Phase, RoundPlan
 from archipel.protocol.sealed import Sealed, decode
 from archipel.server.audit import log as audit
 from archipel.server.database.tables import Answer, CheckInRow, Participant, Round, Share, Task
+from archipel.server.database.task_requests import request_of
 from archipel.server.devices import queries
 from archipel.server.devices.faults import has_faults
 from archipel.server.devices.smallest_answer import reads_attributes
@@ -129,13 +130,15 @@ def next_phase(task: Task, rule: PhaseRule) -> Phase:
 
 def required(task: Task, rule: PhaseRule) -> int:
     """How few answers are enough for `rule` at its deadline."""
+    request = request_of(task)
+    threshold = request.threshold or 1
     if rule.minimum != "cohort":
-        return task.threshold if rule.minimum == "threshold" else 0
-    if task.mode == "synchronous" and (rule.collects or ORDER[rule.name] < ORDER["masking"]):
-        return task.goal or task.cohort
-    if task.mode == "asynchronous" and rule.name == "assigning":
-        return task.cohort
-    return max(task.threshold, task.min_cohort)
+        return threshold if rule.minimum == "threshold" else 0
+    if request.mode == "synchronous" and (rule.collects or ORDER[rule.name] < ORDER["masking"]):
+        return request.goal or request.cohort
+    if request.mode == "asynchronous" and rule.name == "assigning":
+        return request.cohort
+    return max(threshold, request.min_cohort)
 
 
 def count(session: Session, current: Round, task: Task, *, now: float, window: float) -> Counts:
@@ -156,7 +159,7 @@ def count(session: Session, current: Round, task: Task, *, now: float, window: f
         # Where too many have left the deadline is waited for: rounds that fail at once use up the task's patience.
         expected = max(expected, minimum)
     answered = _count_answers(session, current.round_id, rule.name)
-    return Counts(expected, answered, minimum, goal=task.goal)
+    return Counts(expected, answered, minimum, goal=request_of(task).goal)
 
 
 def count_seatable(session: Session, task: Task, *, now: float, window: float) -> int:
@@ -209,7 +212,7 @@ def advance(session: Session, round_id: str, *, now: float, window: float, max_f
 
 def deadline(task: Task, phase: str) -> float:
     """Seconds that a phase of the task's rounds may take."""
-    return float(task.deadlines.get(phase, DEADLINES[phase]))
+    return dict(DEADLINES, **request_of(task).deadlines)[phase]
 
 
 def fail_round(
@@ -245,7 +248,7 @@ def commit_round(session: Session, current: Round, task: Task, *, now: float, no
     _end(session, current, task, "committed", note, now)
     task.rounds_committed += 1
     task.failed_rounds = 0
-    if task.rounds_committed >= task.rounds:
+    if task.rounds_committed >= request_of(task).rounds:
         task.state = "completed"
         task.ended = now
     let_go(session, task)

@@ -45,36 +45,29 @@ def new_task(
 ) -> Task:
     """A task, as `check_task` gave it, that runs or is `proposed`. With `part` it takes only so many percent of the
     devices."""
+    # A task keeps the deadlines that it began with, also where another version of this program has others.
+    checked = msgspec.structs.replace(checked, deadlines={**DEADLINES, **checked.deadlines})
     return Task(
         task_id=task_id,
-        name=checked.name,
         population=checked.population,
         bundle=checked.bundle,
         weights=checked.weights,
         state="proposed" if proposed else "running",
         reason="",
-        rounds=checked.rounds,
         rounds_committed=0,
         failed_rounds=0,
         request=msgspec.json.encode(checked),
         kind=checked.kind,
         mode=checked.mode,
         privacy=checked.privacy,
-        min_cohort=checked.min_cohort,
         cohort=checked.cohort,
-        threshold=checked.threshold,
-        goal=checked.goal,
         concurrency=checked.concurrency,
         eligibility=checked.eligibility,
         percent=None if part is None else part.percent,
         salt=None if part is None else part.salt,
-        max_contributions=checked.max_contributions,
-        rest_seconds=checked.rest_seconds,
         request_digest=request_digest,
         created_by=created_by,
         approved_by=None,
-        hyperparameters=dict(checked.hyperparameters),
-        deadlines={**DEADLINES, **checked.deadlines},
         model=None,
         strategy_state=None,
         plan_serial=0,

@@ -7,6 +7,7 @@ from sqlalchemy.orm import Session
 
 from archipel.protocol.eligibility import parse_eligibility
 from archipel.server.database.tables import Answer, CheckInRow, Device, Round, Task
+from archipel.server.database.task_requests import request_of
 from archipel.server.devices import queries
 from archipel.server.devices.faults import set_aside_now
 from archipel.server.devices.smallest_answer import hides, told
@@ -100,10 +101,11 @@ def _who_waits(session: Session, task: Task, candidates: int, now: float, window
     able = [row.device_id for row in here if target.takes(row.device_id, row.attributes)]
     if not able:
         return f"of {_number(len(here), 'waiting device')} none is eligible"
-    if task.max_contributions is not None and not candidates:
+    most = request_of(task).max_contributions
+    if most is not None and not candidates:
         given = session.scalars(have_given(task).where(Answer.device_id.in_(able))).all()
         if len(given) == len(able):
-            return f"all waiting devices have given their {_number(task.max_contributions, 'contribution')}"
+            return f"all waiting devices have given their {_number(most, 'contribution')}"
     if candidates >= len(here):
         return f"{_number(candidates, 'device')} waiting"
     of = f"{'at least ' if len(here) == MOST else ''}{_number(len(here), 'device')}"

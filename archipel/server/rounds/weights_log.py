@@ -33,6 +33,7 @@ from archipel.protocol.vector import DecodedSum
 from archipel.server.audit import log as audit
 from archipel.server.database.registry_tables import Model, ModelVersion
 from archipel.server.database.tables import Answer, Device, Round, Task, WeightsEntry
+from archipel.server.database.task_requests import request_of
 from archipel.server.rounds.machine import read_plan
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def step(session: Session, log: Log, current: Round, task: Task, version: NewVer
         privacy=task.privacy,
         sum=version.sum_digest,
         devices=devices,
-        hyperparameters=dict(sorted(task.hyperparameters.items())),
+        hyperparameters=dict(sorted(request_of(task).hyperparameters.items())),
     )
 
 

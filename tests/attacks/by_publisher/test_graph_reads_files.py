@@ -96,7 +96,7 @@ def test_a_bundle_that_nobody_opened_is_not_run_either(tmp_path: Path, key: Any)
     folder = signed(tmp_path / "bundle", key, upload(external("t", "../device.key")))
     manifest = decode_manifest((folder / "manifest.json").read_bytes())
     with pytest.raises(UnsafeGraphError):
-        Runtime(Bundle(folder, manifest, "0" * 64))
+        Runtime(Bundle(folder, manifest, "0" * 64, public(key)[0]))
 
 
 def test_what_the_attack_needs_is_what_is_refused(tmp_path: Path, key: Any) -> None:

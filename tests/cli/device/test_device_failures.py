@@ -87,7 +87,7 @@ def test_nothing_to_start_with(archipel: Command, device_of: Callable[[int], Dev
     device.settings("")
     assert "no examples to learn from; set" in archipel("device", "run", str(device.config), code=78)[1]
     device.settings(threads="0")
-    assert "threads must be at least 1" in archipel("device", "run", str(device.config), code=78)[1]
+    assert "threads: expected `int` >= 1, got 0" in archipel("device", "run", str(device.config), code=78)[1]
 
 
 @pytest.mark.parametrize(

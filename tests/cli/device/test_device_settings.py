@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import tomllib
-from dataclasses import fields
 from pathlib import Path
 from typing import get_type_hints
 
 import pytest
+from msgspec.structs import fields
 
 from archipel.cli.device import TEMPLATE
 from archipel.client import AgentConfig
@@ -28,17 +28,17 @@ def file(tmp_path: Path) -> Path:
     ("text", "said"),
     [
         ("", HERE + "the field 'folder' is missing"),
-        ('folder = ""', HERE + "folder: expected `str` of length >= 1"),
+        ('folder = ""', HERE + "folder: expected a path, got ''"),
         ("folder = ", HERE + "Invalid value (at end of document)"),
         ('folder = "device"\nthread = 1', HERE + "unknown field 'thread'; did you mean 'threads'?"),
         ('folder = "device"\nthreads = "2"', HERE + "threads: expected `int`, got `str`"),
-        ('folder = "device"\nthreads = 0', HERE + "threads must be at least 1, is 0"),
+        ('folder = "device"\nthreads = 0', HERE + "threads: expected `int` >= 1, got 0"),
         ('folder = "device"\nmax_wait = nan', HERE + "max_wait: expected a finite number, got nan"),
         ('folder = "device"\nkinds = ["spying"]', HERE + "kinds[0]: unknown value 'spying'; there are: ana"),
-        ('folder = "device"\npublishers = ["abc"]', HERE + "publishers: expected public keys, each 64 hexadecimal"),
-        ('folder = "device"\nmax_rounds_per_day = 1000', HERE + "max_rounds_per_day must be from 0 to 256, is 1000"),
+        ('folder = "device"\npublishers = ["abc"]', HERE + "publishers[0]: expected 64 hexadecimal digits, got 3 ch"),
+        ('folder = "device"\nmax_rounds_per_day = 1000', HERE + "max_rounds_per_day: expected `int` <= 256, got 1000"),
         ('folder = "device"\nserver = "http://a.example"', HERE + "server: plain http:// to a.example, where"),
-        ('folder = "device"\nmax_cache_bytes = -1', HERE + "max_cache_bytes must not be negative, is -1"),
+        ('folder = "device"\nmax_cache_bytes = -1', HERE + "max_cache_bytes: expected `int` >= 0, got -1"),
         ('folder = "device"\nserver = "a.example"', HERE + "server: expected a URL that starts with https:// or http://"),
         ('folder = "device"\nattributes = 3', HERE + "attributes: expected `object`, got `int`"),
         ('folder = "device"\n[attributes]\na = [1]', HERE + "attributes[...]: expected `bool | float | str`, got"),
@@ -46,7 +46,10 @@ def file(tmp_path: Path) -> Path:
         ('folder = "device"\n[conditions]\ncharging = 1', HERE + "conditions.charging: expected `bool`, got `int`"),
         ('folder = "device"\n[examples]', HERE + 'examples: set one of file = "data.npz" and store = true'),
         ('folder = "device"\n[examples]\nfile = "x"\nstore = true', HERE + "examples: set one of"),
-        ('folder = "device"\n[examples]\nstore = true\nmax_age = 0', HERE + "examples.max_age: expected `float` > 0.0"),
+        ('folder = "device"\n[examples]\nstore = true\nmax_age = 0', HERE + "examples.max_age: expected `float` > 0"),
+        ('folder = "device"\n[conditions]\nmin_battery = 101', HERE + "conditions.min_battery: expected `float` <= 10"),
+        ("a = " + "[" * 5000, HERE + "nested too deeply for a file of settings"),
+        ("a = " + "9" * 5000, HERE + "Exceeds the limit"),
         ('folder = "device"\nreport = ["charging"]', HERE + "report: 'charging' is not measured; [conditions] has: "),
     ],
 )  # fmt: skip
@@ -61,11 +64,15 @@ def test_a_wrong_file(file: Path, text: str, said: str) -> None:
 @pytest.mark.parametrize(
     ("variables", "said"),
     [
-        ({"THREDS": "1"}, "ARCHIPEL_DEVICE_THREDS: no such setting; did you mean ARCHIPEL_DEVICE_THREADS?"),
+        ({"THREDS": "1"}, "ARCHIPEL_DEVICE_THREDS: no such setting; did you mean 'ARCHIPEL_DEVICE_THREADS'?"),
         ({"ATTRIBUTES": "x"}, "ARCHIPEL_DEVICE_ATTRIBUTES: no such setting"),
         ({"THREADS": "two"}, "ARCHIPEL_DEVICE_THREADS: expected `int`, got `str`"),
-        ({"THREADS": "0"}, "ARCHIPEL_DEVICE_THREADS: threads must be at least 1, is 0"),
-        ({"EXAMPLES_MAX_BYTES": "0"}, "ARCHIPEL_DEVICE_EXAMPLES_MAX_BYTES: expected `int` >= 1"),
+        ({"THREADS": "0"}, "ARCHIPEL_DEVICE_THREADS: expected `int` >= 1, got 0"),
+        ({"PATIENCE": "inf"}, "ARCHIPEL_DEVICE_PATIENCE: expected a finite number, got inf"),
+        ({"PUBLISHERS": "ab,cd"}, "ARCHIPEL_DEVICE_PUBLISHERS[0]: expected 64 hexadecimal digits, got 2 characters"),
+        ({"SERVER": "a.example"}, "ARCHIPEL_DEVICE_SERVER: server: expected a URL that starts with"),
+        ({"CONDITIONS_HOURS": "noon"}, "ARCHIPEL_DEVICE_CONDITIONS_HOURS: hours must be windows such as"),
+        ({"EXAMPLES_MAX_BYTES": "0"}, "ARCHIPEL_DEVICE_EXAMPLES_MAX_BYTES: expected `int` >= 1, got 0"),
     ],
 )
 def test_a_wrong_variable(file: Path, variables: dict[str, str], said: str) -> None:
@@ -80,6 +87,12 @@ def test_no_file_and_none_of_text(file: Path) -> None:
         load_device_settings(file)
     file.write_bytes(b"folder = '\xff'")
     with pytest.raises(ClientError, match="no TOML, which is text in UTF-8"):
+        load_device_settings(file)
+
+
+def test_a_file_of_any_size(file: Path) -> None:
+    file.write_bytes(b"#" * ((1 << 20) + 1))
+    with pytest.raises(ClientError, match="more than 1048576 bytes, so not a file of settings"):
         load_device_settings(file)
 
 

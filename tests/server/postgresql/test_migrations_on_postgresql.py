@@ -15,6 +15,7 @@ from archipel.server.database.tables import Base
 from tests.server.postgresql.cluster import Cluster
 from tests.server.postgresql.conftest import administer
 from tests.server.test_backup import move_to
+from tests.server.test_migrations import before_requests_alone, there_and_back
 
 NEW = {"alembic_version", "challenges"}
 """Tables whose rows are not taken back: nothing is kept of a challenge any more."""
@@ -22,6 +23,7 @@ NEW = {"alembic_version", "challenges"}
 
 def take_back(world: Any, url: str) -> set[str]:
     """Fill an empty database of the first schema with the same rows. Returns the tables copied."""
+    before_requests_alone(str(world.services.database.engine.url.render_as_string(hide_password=False)))
     old = Database(url)
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS))
@@ -62,3 +64,7 @@ def test_a_round_under_way_is_finished_after_the_upgrade(world: Any, cluster: Cl
         world.services.database.dispose()
         world.app.extensions["archipel"].database.dispose()
         administer(cluster, "DROP DATABASE first WITH (FORCE)")
+
+
+def test_settings_of_tasks_are_in_their_requests(world: Any, database_url: str) -> None:
+    there_and_back(world, database_url)

@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import ClassVar
 
 from archipel.client.conditions.probes.own_load import OwnLoad
-from archipel.client.conditions.probes.readings import folders, need_linux, number, text, whole
+from archipel.client.conditions.probes.readings import Celsius, Load, Percent, folders, need_linux, number, text, whole
 from archipel.errors import ClientError
 
 _BATTERIES = {"Battery", "UPS"}
 _STATUS = {"Unknown", "Charging", "Discharging", "Not charging", "Full"}
-_ZERO_CELSIUS = -273.15
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,7 @@ class Battery:
 
     def __post_init__(self) -> None:
         need_linux("min_battery")
-        number("min_battery", self.min_battery, 0, 100, "per cent")
+        number("min_battery", self.min_battery, Percent, "per cent")
 
     def why_not(self) -> str:
         level = self._level()
@@ -93,7 +92,7 @@ class Idle:
 
     def __post_init__(self) -> None:
         need_linux("idle")
-        number("idle", self.idle, 0, 100, "busy threads for each core")
+        number("idle", self.idle, Load, "busy threads for each core")
 
     def why_not(self) -> str:
         load = self.value()
@@ -122,7 +121,7 @@ class Temperature:
 
     def __post_init__(self) -> None:
         need_linux("max_temperature")
-        number("max_temperature", self.max_temperature, _ZERO_CELSIUS, 200, "degrees Celsius")
+        number("max_temperature", self.max_temperature, Celsius, "degrees Celsius")
 
     def why_not(self) -> str:
         hottest = self._hottest()

@@ -5,10 +5,19 @@ from __future__ import annotations
 import math
 import sys
 from pathlib import Path
+from typing import Annotated, get_args
+
+from msgspec import Meta
 
 from archipel.errors import ClientError
 
 _MAX_BYTES = 1 << 20
+
+Percent = Annotated[float, Meta(gt=0, le=100)]
+Load = Annotated[float, Meta(gt=0, le=100)]
+"""Busy threads for each core."""
+Celsius = Annotated[float, Meta(gt=-273.15, le=200)]
+Bytes = Annotated[int, Meta(gt=0)]
 
 
 def need_linux(setting: str) -> None:
@@ -50,8 +59,10 @@ def folders(path: Path, pattern: str = "*") -> list[Path]:
         raise ClientError(f"{path} cannot be listed ({error.strerror})") from None
 
 
-def number(setting: str, value: object, least: float, most: float, unit: str) -> None:
-    """Raises ClientError unless `value` is a number above `least` and at most `most`."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not least < value <= most:
+def number(setting: str, value: object, kind: object, unit: str) -> None:
+    """Raises ClientError unless `value` is a number within the bounds of `kind`, one of those at the file's top."""
+    [bounds] = get_args(kind)[1:]
+    most = math.inf if bounds.le is None else bounds.le
+    if isinstance(value, bool) or not isinstance(value, int | float) or not bounds.gt < value <= most:
         upper = "" if math.isinf(most) else f" and at most {most:g}"
-        raise ClientError(f"{setting} must be a number of {unit} above {least:g}{upper}, is {value!r}")
+        raise ClientError(f"{setting} must be a number of {unit} above {bounds.gt:g}{upper}, is {value!r}")

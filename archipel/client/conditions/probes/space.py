@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from archipel.client.conditions.probes.readings import need_linux, number, text, whole
+from archipel.client.conditions.probes.readings import Bytes, need_linux, number, text, whole
 from archipel.errors import ClientError
 
 
@@ -24,7 +23,7 @@ class Memory:
 
     def __post_init__(self) -> None:
         need_linux("min_free_memory")
-        number("min_free_memory", self.min_free_memory, 0, math.inf, "bytes")
+        number("min_free_memory", self.min_free_memory, Bytes, "bytes")
 
     def why_not(self) -> str:
         free = int(self.value())
@@ -50,7 +49,7 @@ class Disk:
     name: ClassVar[str] = "disk"
 
     def __post_init__(self) -> None:
-        number("min_free_disk", self.min_free_disk, 0, math.inf, "bytes")
+        number("min_free_disk", self.min_free_disk, Bytes, "bytes")
 
     def why_not(self) -> str:
         free = int(self.value())
