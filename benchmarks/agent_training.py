@@ -48,7 +48,7 @@ class Network:
     @cached_property
     def bundle(self) -> b.Bundle:
         from archipel import models, training
-        from archipel.converter import convert
+        from archipel.converter import Signing, Training, convert
 
         path = self.folder / self.make
         with quiet():
@@ -56,12 +56,12 @@ class Network:
                 getattr(models, self.make)(0),
                 path,
                 example=self.arrays[0][:2],
-                sign_key=self.key,
                 name=self.make,
-                loss=training.losses.cross_entropy(),
-                optimizer=training.optimizers.sgd(momentum=0.9),
-                batch_size=BATCH,
+                training=Training(
+                    training.losses.cross_entropy(), training.optimizers.sgd(momentum=0.9), batch_size=BATCH
+                ),
                 privacy=PRIVACY,
+                signing=Signing(self.key),
             )
         return b.open_bundle(path, self.publisher_keys)
 

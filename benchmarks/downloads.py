@@ -21,7 +21,7 @@ from archipel import bundle as b
 from archipel.client import Agent, AgentConfig
 from archipel.client.downloads.cache import Cache
 from archipel.client.downloads.pieces import PieceDownload
-from archipel.converter import convert
+from archipel.converter import Signing, Training, convert
 from archipel.models import mobilenet_v2, resnet8
 from archipel.server import OperatorClient, TaskRequest
 from archipel.training import losses, optimizers
@@ -67,9 +67,10 @@ def made(federation: Federation, folder: Path, model: str, changed: str, number:
             tensor.mul_(1 + number / 100)
     lora = {"rank": 4, "seed": number} if changed == "adapters" else {}
     convert(
-        network, folder, example=torch.zeros(2, 3, 32, 32), loss=losses.cross_entropy(),
-        optimizer=optimizers.sgd(lr=0.1), strategy=CHANGES[changed], strategy_options=lora,
-        sign_key=federation.publisher,
+        network, folder, example=torch.zeros(2, 3, 32, 32),
+        training=Training(losses.cross_entropy(), optimizers.sgd(lr=0.1), strategy=CHANGES[changed],
+                          strategy_options=lora),
+        signing=Signing(federation.publisher),
     )  # fmt: skip
     b.pack(folder, folder.with_suffix(".bundle"))
 

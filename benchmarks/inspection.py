@@ -17,6 +17,7 @@ from measure import Report, arguments, compare, interleave
 from archipel import convert, models, training
 from archipel.bundle import WEIGHTS_FILE, generate_key
 from archipel.bundle.graphs import inspect_graph
+from archipel.converter import Signing, Training
 
 OURS = "archipel"
 NETWORKS = {
@@ -33,8 +34,9 @@ def main() -> None:
             folder = Path(temporary) / "bundle"
             with quiet():
                 convert(
-                    network(), folder, example=example, loss=training.losses.cross_entropy(),
-                    optimizer=training.optimizers.sgd(momentum=0.9), sign_key=generate_key(),
+                    network(), folder, example=example,
+                    training=Training(training.losses.cross_entropy(), training.optimizers.sgd(momentum=0.9)),
+                    signing=Signing(generate_key()),
                 )  # fmt: skip
             paths = sorted(folder.glob("*.onnx"))
             weights = (WEIGHTS_FILE, (folder / WEIGHTS_FILE).stat().st_size)

@@ -101,22 +101,22 @@ class Files:
     def int8(self) -> Path:
         """Predicts in int8, calibrated on `calibration`."""
         from archipel.compression import StaticInt8
+        from archipel.converter import Compression
 
         return self._converted(
             "int8",
             evaluating=True,
-            recipe=[StaticInt8(examples=64)],
-            calibration={"input": np.load(self.calibration)},
+            compression=Compression([StaticInt8(examples=64)], calibration={"input": np.load(self.calibration)}),
         )
 
     def train(self, batch: int) -> Path:
         """Trains everything with SGD and momentum, in batches of `batch`."""
-        return self._converted(f"train-{batch}", **_learning(), batch_size=batch)
+        return self._converted(f"train-{batch}", training=_learning(batch))
 
     def transfer(self, batch: int) -> Path:
         """Trains the last layer on top of a frozen rest."""
         frozen = {"trainable": self.case.head, "step_options": {"batch_norm": "frozen"}}
-        return self._converted(f"transfer-{batch}", **_learning(), **frozen, batch_size=batch)
+        return self._converted(f"transfer-{batch}", training=_learning(batch, **frozen))
 
     @cached_property
     def onnx(self) -> Path:
@@ -158,7 +158,7 @@ class Files:
         return path
 
     def _converted(self, kind: str, evaluating: bool = False, **options: Any) -> Path:
-        from archipel.converter import convert
+        from archipel.converter import Signing, convert
 
         path = self.bundles / kind
         if not path.exists():
@@ -168,7 +168,7 @@ class Files:
                     network.eval() if evaluating else network.train(),
                     path,
                     example=self.data(2)[0],
-                    sign_key=_key(),
+                    signing=Signing(_key()),
                     name=self.case.make,
                     **options,
                 )
@@ -198,10 +198,11 @@ def _digest(make: str) -> str:
     return hashlib.sha256(source + Path(__file__).read_bytes()).hexdigest()[:12]
 
 
-def _learning() -> dict[str, Any]:
+def _learning(batch: int, **options: Any) -> Any:
     from archipel import training
+    from archipel.converter import Training
 
-    return {"loss": training.losses.cross_entropy(), "optimizer": training.optimizers.sgd(momentum=0.9)}
+    return Training(training.losses.cross_entropy(), training.optimizers.sgd(momentum=0.9), batch_size=batch, **options)
 
 
 def _key() -> Any:

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from archipel.bundle import generate_key
-from archipel.converter import convert
+from archipel.converter import Signing, Training, convert
 from archipel.datasets import DigitsByWriter, digits_by_writer
 from archipel.datasets.splits import seeded_order
 from archipel.models import digits_cnn
@@ -77,11 +77,8 @@ def main() -> int:
             folder / "digits.bundle",
             example=np.zeros((2, 1, 28, 28), np.float32),
             name="digits",
-            loss=losses.cross_entropy(),
-            optimizer=optimizers.sgd(momentum=0.9),
-            epochs=1,
-            batch_size=BATCH_SIZE,
-            sign_key=key,
+            training=Training(losses.cross_entropy(), optimizers.sgd(momentum=0.9), epochs=1, batch_size=BATCH_SIZE),
+            signing=Signing(key),
         )
         facts = {
             "key": key.public_key().public_bytes_raw().hex(),

@@ -25,7 +25,7 @@ from archipel.bundle.roles import (
 from archipel.errors import ManifestError, TensorLayoutError, UnsafePathError
 
 if TYPE_CHECKING:
-    from archipel.bundle.manifest import Manifest, Phase, Statistic, TensorSpec
+    from archipel.bundle.manifest import Manifest, Phase, PrivacyPolicy, Statistic, TensorSpec
 
 MANIFEST_FILE = "manifest.json"
 SIGNATURE_FILE = "manifest.sig"
@@ -46,12 +46,12 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 def validate_manifest(manifest: Manifest) -> None:
     """Check what the types cannot say. Raises ManifestError, UnsafePathError or TensorLayoutError."""
-    _text("name", manifest.name)
+    check_text("name", manifest.name)
     for path, digest in manifest.files.items():
         check_file_name(path)
         if path in (MANIFEST_FILE, SIGNATURE_FILE):
             raise ManifestError(f"manifest: {path} cannot hold its own digest")
-        _digest(f"files[{path!r}]", digest)
+        check_digest(f"files[{path!r}]", digest)
     parameters = _validate_parameters(manifest.parameters)
     declared: dict[tuple[str, str], tuple[object, ...]] = {}
     for name, program in manifest.programs.items():
@@ -68,10 +68,10 @@ def validate_manifest(manifest: Manifest) -> None:
     for statistic in manifest.statistics:
         _validate_statistic(statistic, manifest.programs)
     _validate_self_test(manifest)
-    _validate_policy(manifest)
+    validate_policy(manifest.privacy)
     _validate_validity(manifest)
     if manifest.lineage.parent is not None:
-        _digest("lineage.parent", manifest.lineage.parent)
+        check_digest("lineage.parent", manifest.lineage.parent)
     if min(manifest.limits.peak_bytes, manifest.limits.flops_per_example, manifest.limits.upload_bytes) < 0:
         raise ManifestError("manifest: limits must not be negative")
 
@@ -85,8 +85,8 @@ def check_file_name(path: str) -> None:
 def _validate_parameters(specs: tuple[TensorSpec, ...]) -> dict[str, TensorSpec]:
     parameters: dict[str, TensorSpec] = {}
     for spec in specs:
-        _text("parameters[].name", spec.name)
-        _digest(f"parameter {spec.name!r}", spec.sha256)
+        check_text("parameters[].name", spec.name)
+        check_digest(f"parameter {spec.name!r}", spec.sha256)
         _shape(f"parameter {spec.name!r}", spec.shape)
         if spec.nbytes > MAX_TENSOR_BYTES:
             raise TensorLayoutError(
@@ -106,7 +106,7 @@ def _validate_program(
     declared: dict[tuple[str, str], tuple[object, ...]],
 ) -> None:
     where = f"program {name!r}"
-    _text("program name", name)
+    check_text("program name", name)
     if program.file not in files:
         raise ManifestError(f"{where}: its file {program.file!r} is not among the bundle's files")
     if not program.outputs:
@@ -138,11 +138,11 @@ def _validate_program(
 def _validate_port(where: str, port: Port, parameters: dict[str, TensorSpec], steps: int) -> None:
     role = role_of(port)
     here = f"{where}: {role} {port.name!r}"
-    _text(f"{here}: name", port.name)
+    check_text(f"{here}: name", port.name)
     _shape(here, port.shape)
     tensor = getattr(port, "tensor", None)
     if tensor is not None:
-        _text(f"{here}: tensor", tensor)
+        check_text(f"{here}: tensor", tensor)
     if role == "update":
         _validate_update(here, port)
     if role in ("parameter", "start") or (role == "update" and getattr(port, "kind", "") == "delta"):
@@ -295,8 +295,8 @@ def _validate_phase(index: int, phase: Phase, programs: dict[str, Program]) -> N
                 raise ManifestError(f"{where}: moves {tensor!r}, which {phase.program!r} does not write")
 
 
-def _validate_policy(manifest: Manifest) -> None:
-    policy = manifest.privacy
+def validate_policy(policy: PrivacyPolicy) -> None:
+    """Check what the types of a privacy policy cannot say. Raises ManifestError."""
     if not policy.modes:
         raise ManifestError("privacy: modes must name at least one of 'secure', 'plain'")
     if "secure" in policy.modes and not (policy.min_cohort >= 2 and 0.5 < policy.threshold <= 1):
@@ -326,7 +326,7 @@ def _validate_validity(manifest: Manifest) -> None:
 
 def _validate_statistic(statistic: Statistic, programs: dict[str, Program]) -> None:
     where = f"statistic {statistic.name!r}"
-    _text("statistics[].name", statistic.name)
+    check_text("statistics[].name", statistic.name)
     program = programs.get(statistic.program)
     if program is None or program.kind != "analyze":
         raise ManifestError(f"{where}: {statistic.program!r} is not an analyze program of this bundle")
@@ -345,12 +345,14 @@ def _validate_statistic(statistic: Statistic, programs: dict[str, Program]) -> N
         raise ManifestError(f"{where}: probabilities must be from 0 to 1, each once")
 
 
-def _text(where: str, value: str) -> None:
+def check_text(where: str, value: str) -> None:
+    """A name is short and printable. Raises ManifestError."""
     if not 0 < len(value) <= 256 or not value.isprintable():
         raise ManifestError(f"{where}: expected 1 to 256 printable characters, got {value[:64]!r}")
 
 
-def _digest(where: str, value: str) -> None:
+def check_digest(where: str, value: str) -> None:
+    """A SHA-256 in lower case. Raises ManifestError."""
     if not _SHA256.fullmatch(value):
         raise ManifestError(f"{where}: expected a SHA-256 in 64 hexadecimal digits, got {value[:80]!r}")
 
@@ -360,6 +362,6 @@ def _shape(where: str, shape: tuple[int | str, ...]) -> None:
         raise TensorLayoutError(f"{where}: rank {len(shape)}, the limit is {MAX_RANK}")
     for dim in shape:
         if isinstance(dim, str):
-            _text(f"{where}: dimension", dim)
+            check_text(f"{where}: dimension", dim)
         elif not 0 <= dim <= MAX_TENSOR_BYTES:
             raise TensorLayoutError(f"{where}: dimension {dim} is not from 0 to {MAX_TENSOR_BYTES}")

@@ -9,12 +9,14 @@ import click
 
 from archipel.bundle import Bundle, load_private_key
 from archipel.cli.compress import data_options, how_to_go_on, progress_line, read_sets, stoppable, told
-from archipel.converter import convert
-from archipel.converter.pipeline import DAY, VALID_DAYS
+from archipel.compression.recipe import check_sets, load_recipe
+from archipel.converter import Compression, Signing, Training
+from archipel.converter.options import DAY, VALID_DAYS
+from archipel.converter.pipeline import make_bundle
+from archipel.converter.request import Request
 from archipel.errors import CommandError
 from archipel.strategies.registry import STRATEGIES
 from archipel.training import losses, optimizers
-from archipel.training.losses import Loss
 from archipel.training.optimizers import Optimizer
 
 LOSSES = ("cross_entropy", "binary_cross_entropy", "mse", "l1", "huber", "kl_divergence")
@@ -104,28 +106,41 @@ def convert_command(
         raise CommandError(f"{output}: exists already; remove it or choose another name")
     if recipe is None and any((data, calibration, validation, work)):
         raise CommandError("--data, --calibration, --validation and --work are for compression; give --recipe")
-    objective: Loss | None = None if loss is None else getattr(losses, loss)()
     rule = _optimizer(optimizer, lr=lr, momentum=momentum, weight_decay=weight_decay)
-    with stoppable(how_to_go_on(work)) as check, progress_line() as show:
-        bundle = convert(
-            source,
-            output,
+    training = None
+    if loss is not None:
+        training = Training(
+            getattr(losses, loss)(),
+            rule,
             trainable=trainable,
-            loss=objective,
-            optimizer=None if objective is None else rule,
-            sign_key=key,
-            recipe=recipe,
-            **({} if recipe is None else read_sets(data, calibration, validation)),
-            seed=seed,
-            folder=work,
-            on_progress=told(check, show),
-            name=name,
+            strategy=strategy,
             epochs=epochs,
             batch_size=batch_size,
-            strategy=strategy,
-            populations=populations,
-            not_after=0 if not valid_days else (int(time.time()) // DAY + valid_days) * DAY,
-            sequence=sequence,
+        )
+    signing = Signing(
+        key,
+        sequence=sequence,
+        not_after=0 if not valid_days else (int(time.time()) // DAY + valid_days) * DAY,
+        populations=populations,
+    )
+    with stoppable(how_to_go_on(work)) as check, progress_line() as show:
+        compression = None
+        if recipe is not None:
+            parts = load_recipe(recipe)
+            check_sets(parts, {"data": data, "calibration": calibration, "validation": validation})
+            sets = read_sets(data, calibration, validation)
+            compression = Compression(parts, **sets, seed=seed, folder=work, on_progress=told(check, show))
+        # No call of `convert`: limits of a bundle that only predicts follow --batch-size as well.
+        bundle = make_bundle(
+            Request(
+                source,
+                output,
+                signing,
+                training=training,
+                compression=compression,
+                name=name,
+                batch_size=batch_size,
+            )
         )
     click.echo(_summary(bundle, output))
 

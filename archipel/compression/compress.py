@@ -19,7 +19,7 @@ from archipel.compression.compressed import CompressedModel
 from archipel.compression.distil import Distil
 from archipel.compression.examples import Data, Examples
 from archipel.compression.part import Part
-from archipel.compression.recipe import checked, write_recipe
+from archipel.compression.recipe import check_sets, checked, write_recipe
 from archipel.compression.report import Measured, Report, Step
 from archipel.compression.score import default_loss
 from archipel.compression.work import Progress, Work
@@ -60,6 +60,7 @@ def compress(
         "calibration": None if calibration is None else Examples.of(calibration, model, "calibration", labelled=False),
         "validation": None if validation is None else Examples.of(validation, model, "validation", labelled=True),
     }
+    check_sets(parts, {"data": data, "calibration": calibration, "validation": validation})
     labelled = sets["validation"] or sets["data"]
     chosen = loss or default_loss(None if labelled is None else labelled.labels)
     store = None if folder is None else _Store(Path(folder), _fingerprint(model, parts, sets, seed))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
+from archipel.compression.part import Need
 from archipel.errors import CompressionError
 from archipel.training.optimizers import Optimizer, adam, adamw, sgd
 from archipel.training.schedules import Schedule, constant, cosine, one_cycle
@@ -51,6 +52,10 @@ class FineTune:
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 raise CompressionError(f"FineTune: {name} is one of {', '.join(allowed)}, got {getattr(self, name)!r}")
+
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        return ("data",)
 
     def apply(self, model: CompressedModel, work: Work) -> CompressedModel:
         return work.train(model, self)

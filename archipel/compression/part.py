@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 if TYPE_CHECKING:
     from archipel.compression.compressed import CompressedModel
     from archipel.compression.work import Work
 
 
+Need = Literal["data", "calibration", "validation"]
+"""Examples that a part cannot do without: arguments of `compress`. Training data stand in for calibration data."""
+
+
 class Part(Protocol):
     """A step of a recipe. Its fields are numbers, strings, booleans, tuples of these, or another such dataclass."""
+
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        """What `apply` asks its `work` for, so that a run that lacks it is refused before the first part."""
 
     def apply(self, model: CompressedModel, work: Work) -> CompressedModel:
         """The changed model; `model` stays as it is. Raises CompressionError where the part cannot be applied."""

@@ -17,7 +17,7 @@ import dataclasses
 import os
 import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -28,7 +28,7 @@ from archipel.compression.distil import Distil
 from archipel.compression.fine_tune import FineTune
 from archipel.compression.low_rank import LowRank
 from archipel.compression.masks import PruneNM, PruneWeights
-from archipel.compression.part import Part
+from archipel.compression.part import Need, Part
 from archipel.compression.prune.structured import PruneChannels
 from archipel.compression.quantize.aware import QuantizationAware
 from archipel.compression.quantize.dynamic import DynamicInt8
@@ -42,6 +42,12 @@ PARTS: tuple[type[Any], ...] = (
     StaticInt8, QuantizationAware, DynamicInt8, WeightOnly, Float16,
 )  # fmt: skip
 """Every kind of part; in files its name is written like `static_int8`."""
+
+_REMEDIES: Mapping[Need, str] = {
+    "data": "training data; pass data=(inputs, labels)",
+    "calibration": "calibration data; pass calibration=inputs",
+    "validation": "validation data; pass validation=(inputs, labels)",
+}
 
 
 def kind_of(part: type[Any]) -> str:
@@ -91,6 +97,23 @@ def checked(parts: Sequence[Part]) -> list[Part]:
             known = ", ".join(kind.__name__ for kind in PARTS)
             raise CompressionError(f"recipe: {part!r} is no part; there are {known}")
     return list(parts)
+
+
+def check_sets(parts: Sequence[Part], given: Mapping[Need, object]) -> None:
+    """Refuse a recipe of which a part needs examples that are not `given` (None: not), or whose teacher is no file.
+
+    Raises CompressionError that names the part. Nothing is read: whoever calls this first wastes no work.
+    """
+    there = {need for need, examples in given.items() if examples is not None}
+    if "data" in there:
+        there.add("calibration")
+    for number, part in enumerate(parts, start=1):
+        name = type(part).__name__
+        for need in part.needs:
+            if need not in there:
+                raise CompressionError(f"part {number} of the recipe, {name}: {name} needs {_REMEDIES[need]}")
+        if isinstance(part, Distil) and part.teacher is not None and not Path(part.teacher).is_file():
+            raise CompressionError(f"part {number} of the recipe, Distil: teacher {part.teacher}: no such file")
 
 
 def _part(number: int, fields: dict[str, Any]) -> Part:

@@ -58,8 +58,10 @@ def train_programs(
     division: Division,
     strategy: str,
 ) -> dict[str, Model]:
-    """A train program for each part of the round. Raises ConversionError for options that the strategy cannot have."""
-    _check_optimizer(optimizer, options, half, strategy)
+    """A train program for each part of the round. Raises ConversionError for options that the strategy cannot have.
+
+    What `check_steps` refuses is not looked for again.
+    """
     programs = {}
     for number, part in enumerate(half.parts):
         moved = {"personal": list(division.personal), "shared": list(division.shared)}.get(part.trains, division.all)
@@ -117,9 +119,10 @@ def _step_options(options: StepOptions, part: Part, still: Sequence[str], strate
     changed = StepOptions(**options)
     given = list(options.get("transforms", ()))
     clips = [term for term in part.terms if isinstance(term, ClipExamples)]
-    if options.get("per_example") is not None and (clips or still):
-        why = "clips single examples itself" if clips else f"trains a part of the model in {part.program!r}"
-        raise ConversionError(f"step_options: strategy {strategy!r} {why}; leave per_example out")
+    if options.get("per_example") is not None and still:
+        raise ConversionError(
+            f"step_options: strategy {strategy!r} trains a part of the model in {part.program!r}; leave per_example out"
+        )
     for term in part.terms:
         if isinstance(term, Pull):
             given.append(transforms.proximal(term.strength, name=term.name))
@@ -132,11 +135,18 @@ def _step_options(options: StepOptions, part: Part, still: Sequence[str], strate
     return changed
 
 
-def _check_optimizer(optimizer: Optimizer, options: StepOptions, half: DeviceHalf, strategy: str) -> None:
-    """Where `finish` works with the number of steps, each of them has to be one of plain SGD at a constant rate."""
+def check_steps(optimizer: Optimizer, options: StepOptions, half: DeviceHalf, strategy: str) -> None:
+    """Refuse an optimizer and step options that the strategy cannot have, whatever the model is.
+
+    Where `finish` works with the number of steps, each of them has to be one of plain SGD at a constant rate. Raises
+    ConversionError.
+    """
+    here = f"strategy {strategy!r}"
+    clips = any(isinstance(term, ClipExamples) for part in half.parts for term in part.terms)
+    if clips and options.get("per_example") is not None:
+        raise ConversionError(f"step_options: {here} clips single examples itself; leave per_example out")
     if half.optimizer == "any":
         return
-    here = f"strategy {strategy!r}"
     if not isinstance(optimizer, SGD) or isinstance(optimizer.lr, Schedule):
         raise ConversionError(f"{here}: needs optimizers.sgd at a constant rate, got {optimizer!r}")
     if optimizer.momentum and half.optimizer == "sgd":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple, cast
 
 import numpy as np
@@ -14,17 +14,15 @@ from archipel.compression.compressed import CompressedModel
 from archipel.compression.deploy import deploy, refresh_program
 from archipel.converter.adapters import Adapted, adapt, merge_into
 from archipel.converter.federated import divide, local_training, schedule, train_programs, written_program
-from archipel.converter.roles import assign_roles
+from archipel.converter.options import Training
+from archipel.converter.roles import Division, assign_roles
 from archipel.errors import ConversionError
 from archipel.graph import Model
 from archipel.graph.parameters import trainable_names
-from archipel.strategies.device import describe
+from archipel.strategies.device import DeviceHalf
 from archipel.training import evaluate_graph
 from archipel.training.batch_norm import prepared
 from archipel.training.folding import is_batch_norm
-from archipel.training.losses import Loss
-from archipel.training.optimizers import Optimizer
-from archipel.training.step import StepOptions
 
 
 class Lowered(NamedTuple):
@@ -41,57 +39,26 @@ def predict_program(predict: Model) -> Model:
     return Model(predict.ir, signature=Program(kind="predict", inputs=inputs, outputs=outputs))
 
 
-def lower(
-    model: Model,
-    *,
-    loss: Loss | None,
-    optimizer: Optimizer | None,
-    trainable: str | Sequence[str],
-    step_options: StepOptions,
-    strategy: str,
-    strategy_options: Mapping[str, object],
-    epochs: int,
-    batch_size: int,
-) -> Lowered:
-    """What a bundle of the model consists of. Without a loss: `predict` only.
+def lower(model: Model, training: Training | None) -> Lowered:
+    """What a bundle of the model consists of. Without training: `predict` only.
 
     A CompressedModel predicts with its deployed form and is trained in its training form.
-    Raises ConversionError for options that do not fit together, CompressionError or TrainingError from the parts.
+    Raises ConversionError for options that do not fit the model, CompressionError or TrainingError from the parts.
     """
-    _check(step_options)
-    batch_norm = step_options.get("batch_norm", "train")
-    if batch_norm == "folded":
-        form = model.training_form if isinstance(model, CompressedModel) else None
-        if form is not None and any(map(is_batch_norm, form.ir.graph)):
-            raise ConversionError(
-                "step_options: batch_norm='folded', but the model was quantized with its BatchNormalization; pass "
-                "recipe= to convert, or use 'train' or 'frozen'"
-            )
-        if form is None:
-            model = prepared(model, batch_norm)  # every program has the parameters that are left
+    if training is not None and training.step_options.get("batch_norm") == "folded":
+        model = _folded(model)
     deployment = deploy(model)
     programs = {"predict": predict_program(deployment.predict)}
+    if training is None:
+        return Lowered(programs, ())
     if isinstance(model, CompressedModel) and model.training_form is not None:
         model = model.training_form
-    if loss is None:
-        if optimizer is not None or step_options:
-            what = "an optimizer" if optimizer is not None else "step_options"
-            raise ConversionError(f"{what} without a loss: pass loss= too, or neither for a predict-only bundle")
-        return Lowered(programs, ())
-    if optimizer is None:
-        raise ConversionError("a loss without an optimizer: pass optimizer= too, or neither for a predict-only bundle")
-    algorithm = strategies.get(strategy)
-    half = describe(algorithm.name, algorithm.device, strategy_options)
-    if half.adapters is None:
-        adapted = Adapted(model, (), tuple(trainable_names(model.ir, trainable)))
-    else:
-        adapted = adapt(model, half.adapters, trainable, strategy)
-    division = divide(adapted.model, adapted.trained, half, strategy)
-    evaluate = evaluate_graph(adapted.model, loss, trainable=adapted.trained, batch_norm=batch_norm)
+    trained = lower_training(model, training)
+    adapted, division = trained.adapted, trained.division
+    batch_norm = training.step_options.get("batch_norm", "train")
+    evaluate = evaluate_graph(adapted.model, training.loss, trainable=adapted.trained, batch_norm=batch_norm)
     programs["evaluate"] = assign_roles(evaluate, division, copies=division.copied)
-    training = train_programs(adapted.model, loss, optimizer, step_options, half, division, strategy)
-    programs.update(training)
-    _check_broadcasts(training, division.shared, strategy)
+    programs.update(trained.programs)
     refresh = refresh_program(
         deployment,
         {name: model.parameters[name] for name in adapted.derived},
@@ -101,25 +68,55 @@ def lower(
         refresh = merge_into(refresh, adapted.adapters, model.parameters)
         refresh.initial.update({name: adapted.model.parameters[name] for name in adapted.trained})
     programs["refresh"] = assign_roles(refresh, division, copies=division.copied)
-    local = local_training(training, optimizer, division)
+    half = trained.half
+    local = local_training(trained.programs, training.optimizer, division)
     if half.begin is not None:
         programs["begin"] = written_program(half.begin, local)
     programs["finish"] = written_program(half.finish, local)
-    return Lowered(programs, schedule(half, epochs, batch_size))
+    return Lowered(programs, schedule(half, training.epochs, training.batch_size))
 
 
-def _check(options: StepOptions) -> None:
-    if not isinstance(options, Mapping):
-        raise ConversionError(f"step_options must be a mapping from name to value, is {options!r}")
-    known = StepOptions.__optional_keys__
-    for name in options:
-        if name not in known:
-            raise ConversionError(f"step_options: no option {name!r}; step_graph has {', '.join(sorted(known))}")
-    if options.get("steps", 1) != 1:
+class Trained(NamedTuple):
+    """The train programs of a round by name, and what they were made of."""
+
+    programs: dict[str, Model]
+    half: DeviceHalf
+    adapted: Adapted
+    division: Division
+
+
+def lower_training(model: Model, training: Training) -> Trained:
+    """The train programs of a model that trains. Most of what may be wrong with options shows here.
+
+    Raises ConversionError, TrainingError, GraphError (a pattern that matches nothing) or AutodiffError.
+    """
+    half, strategy = training.half, training.strategy
+    if half.adapters is None:
+        adapted = Adapted(model, (), tuple(trainable_names(model.ir, training.trainable)))
+    else:
+        adapted = adapt(model, half.adapters, training.trainable, strategy)
+    division = divide(adapted.model, adapted.trained, half, strategy)
+    programs = train_programs(
+        adapted.model, training.loss, training.optimizer, training.step_options, half, division, strategy
+    )
+    _check_broadcasts(programs, division.shared, strategy)
+    return Trained(programs, half, adapted, division)
+
+
+def _folded(model: Model) -> Model:
+    """The model that every program is made of, where BatchNormalization is folded: with the parameters that are left.
+
+    A quantized model has been folded by the recipe. Raises ConversionError where it has not.
+    """
+    form = model.training_form if isinstance(model, CompressedModel) else None
+    if form is None:
+        return prepared(model, "folded")
+    if any(map(is_batch_norm, form.ir.graph)):
         raise ConversionError(
-            f"step_options: steps={options['steps']!r}, but devices hand one batch at a time to the train program; "
-            "leave steps out, or use accumulate= for updates from several batches"
+            "step_options: batch_norm='folded', but the model was quantized with its BatchNormalization; pass "
+            "compression= to convert, or use 'train' or 'frozen'"
         )
+    return model
 
 
 def _check_broadcasts(training: Mapping[str, Model], parameters: Mapping[str, np.ndarray], strategy: str) -> None:

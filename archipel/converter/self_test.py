@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -97,7 +97,7 @@ def _answers(
             problem = _text(error)
     inputs = ", ".join(f"{port.name!r} ({describe(port)})" for port in ports)
     raise ConversionError(
-        f"self_test: predict cannot be run on {inputs}: {problem}; pass calibration= with examples that it accepts"
+        f"self_test: predict cannot be run on {inputs}: {problem}; pass self_test= with examples that it accepts"
     )
 
 
@@ -117,8 +117,8 @@ def _first_value(port: Port, values: Mapping[str, np.ndarray]) -> np.ndarray:
     return np.asarray(values[tensor], port.dtype)
 
 
-def _given(ports: list[Example], examples: Mapping[str, np.ndarray], count: int) -> Iterator[dict[str, np.ndarray]]:
-    feed = {}
+def check_examples(ports: Sequence[Example], examples: Mapping[str, np.ndarray]) -> None:
+    """Refuse examples that have no array for an input, or one of another type. Raises ConversionError."""
     for port in ports:
         array = np.asarray(examples.get(port.name, ()))
         if array.ndim == 0 or not len(array):
@@ -127,6 +127,21 @@ def _given(ports: list[Example], examples: Mapping[str, np.ndarray], count: int)
             )
         if not np.can_cast(array.dtype, port.dtype, "same_kind"):
             raise ConversionError(f"self_test: examples of {port.name!r} are {array.dtype}, expected {port.dtype}")
+        sizes = array.shape[1:]
+        if len(sizes) != len(port.shape) - 1 or any(
+            isinstance(want, int) and want != have for want, have in zip(port.shape[1:], sizes)
+        ):
+            raise ConversionError(
+                f"self_test: examples of {port.name!r} have the shape {list(array.shape)}, expected {describe(port)} "
+                "with the examples first"
+            )
+
+
+def _given(ports: list[Example], examples: Mapping[str, np.ndarray], count: int) -> Iterator[dict[str, np.ndarray]]:
+    check_examples(ports, examples)
+    feed = {}
+    for port in ports:
+        array = np.asarray(examples[port.name])
         feed[port.name] = array[np.arange(count) % len(array)].astype(port.dtype)
     yield feed
 

@@ -23,6 +23,7 @@ from archipel.graph import Model
 from archipel.graph.build import Builder
 
 PROGRAM = "analyze"
+_LONGEST = 240
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,28 +60,70 @@ class Quantiles(Histogram):
 AnyStatistic = Sum | Histogram
 
 
+def check_statistics(statistics: Sequence[AnyStatistic]) -> None:
+    """Refuse statistics that no model could have. Raises ConversionError that names the statistic."""
+    if isinstance(statistics, str) or not isinstance(statistics, Sequence) or not statistics:
+        raise ConversionError(f"statistics: expected a list of one or more, got {statistics!r}")
+    names: set[str] = set()
+    for wanted in statistics:
+        if not isinstance(wanted, AnyStatistic):
+            raise ConversionError(f"statistics: expected converter.Sum, Mean, Histogram or Quantiles, got {wanted!r}")
+        # So that the names of its sums, which are longer, are such text as well.
+        if not isinstance(wanted.name, str) or not 0 < len(wanted.name) <= _LONGEST or not wanted.name.isprintable():
+            raise ConversionError(f"statistic {wanted.name!r}: a name is text of 1 to {_LONGEST} printable characters")
+        if wanted.name in names:
+            raise ConversionError(f"statistic {wanted.name!r}: there are two of that name")
+        names.add(wanted.name)
+        try:
+            _check_bounds(wanted)
+        except (TypeError, ValueError):
+            raise ConversionError(f"statistic {wanted.name!r}: a bound that is no number, in {wanted!r}") from None
+
+
+def _check_bounds(wanted: AnyStatistic) -> None:
+    if isinstance(wanted, Sum):
+        if not (math.isfinite(wanted.low) and math.isfinite(wanted.high) and wanted.low < wanted.high):
+            raise ConversionError(f"statistic {wanted.name!r}: low {wanted.low} is not below high {wanted.high}")
+        return
+    edges = tuple(float(edge) for edge in wanted.edges)
+    if not edges or not all(map(math.isfinite, edges)) or any(a >= b for a, b in pairwise(edges)):
+        raise ConversionError(f"statistic {wanted.name!r}: edges must be finite and grow, got {edges[:8]}")
+    if isinstance(wanted, Quantiles):
+        shares = tuple(float(share) for share in wanted.probabilities)
+        if not shares or not all(0 <= share <= 1 for share in shares) or len(set(shares)) != len(shares):
+            raise ConversionError(
+                f"statistic {wanted.name!r}: probabilities must be from 0 to 1, each once, got {shares}"
+            )
+
+
+def check_counts(max_examples: int, bits: int) -> None:
+    """Refuse counts that need more than `bits` of the fixed-point encoding. Raises ConversionError."""
+    if (needed := _counter_bits(max_examples)) > bits:
+        raise ConversionError(
+            f"max_examples {max_examples}: counts need {needed} bits, the privacy policy allows {bits} (max_bits)"
+        )
+
+
+def _counter_bits(max_examples: int) -> int:
+    return math.ceil(math.log2(max_examples + 1)) + 1
+
+
 def analyze_program(
     values: Model, statistics: Sequence[AnyStatistic], *, max_examples: int, bits: int
 ) -> tuple[Model, tuple[Statistic, ...]]:
     """The program and what the manifest says of it. `values`: a model whose outputs have one or more values for each
     example; `bits` of the fixed-point encoding of sums, counts being exact.
 
-    Raises ConversionError for a statistic that is not possible.
+    Raises ConversionError for a statistic of an output that there is not. What `check_statistics` and `check_counts`
+    refuse is not looked for again.
     """
-    counter_bits = math.ceil(math.log2(max_examples + 1)) + 1
-    if counter_bits > bits:
-        raise ConversionError(
-            f"max_examples {max_examples}: counts need {counter_bits} bits, the privacy policy allows {bits} (max_bits)"
-        )
     model = values.copy()
     graph = model.ir.graph
     outputs = {str(value.name): value for value in graph.outputs}
     inputs = tuple(Example(name=info.name, dtype=cast(DType, info.dtype), shape=info.shape) for info in model.inputs)
     graph.outputs.clear()
-    builder = _Statistics(Builder(graph), bits, counter_bits, max_examples)
+    builder = _Statistics(Builder(graph), bits, _counter_bits(max_examples), max_examples)
     for wanted in statistics:
-        if wanted.name in {each.name for each in builder.described}:
-            raise ConversionError(f"statistic {wanted.name!r}: there are two of that name")
         builder.add(wanted, outputs)
     signature = Program(kind="analyze", inputs=inputs, outputs=tuple(builder.ports))
     return Model(model.ir, signature=signature), tuple(builder.described)
@@ -107,8 +150,6 @@ class _Statistics:
         )
 
     def _total(self, wanted: Sum, values: ir.Value) -> Statistic:
-        if not (math.isfinite(wanted.low) and math.isfinite(wanted.high) and wanted.low < wanted.high):
-            raise ConversionError(f"statistic {wanted.name!r}: low {wanted.low} is not below high {wanted.high}")
         clipped = self._op.Clip(values, np.float32(wanted.low), np.float32(wanted.high))
         largest = max(abs(wanted.low), abs(wanted.high)) * self._max_examples
         total = self._op.ReduceSum(clipped, keepdims=0)
@@ -120,8 +161,6 @@ class _Statistics:
 
     def _histogram(self, wanted: Histogram, values: ir.Value) -> Statistic:
         op, edges = self._op, tuple(float(edge) for edge in wanted.edges)
-        if not edges or not all(map(math.isfinite, edges)) or any(a >= b for a, b in pairwise(edges)):
-            raise ConversionError(f"statistic {wanted.name!r}: edges must be finite and grow, got {edges[:8]}")
         above = op.GreaterOrEqual(op.Unsqueeze(values, [1]), np.array(edges, np.float32))
         reached = op.ReduceSum(op.Cast(above, to=ir.DataType.FLOAT.value), [0], keepdims=0)
         upper = op.Concat(self._size(values), reached, axis=0)
@@ -130,10 +169,6 @@ class _Statistics:
         if not isinstance(wanted, Quantiles):
             return Statistic(name=wanted.name, kind="histogram", program=PROGRAM, edges=edges)
         shares = tuple(float(share) for share in wanted.probabilities)
-        if not shares or not all(0 <= share <= 1 for share in shares) or len(set(shares)) != len(shares):
-            raise ConversionError(
-                f"statistic {wanted.name!r}: probabilities must be from 0 to 1, each once, got {shares}"
-            )
         return Statistic(name=wanted.name, kind="quantiles", program=PROGRAM, edges=edges, probabilities=shares)
 
     def _size(self, values: ir.Value) -> ir.Value:

@@ -65,6 +65,11 @@ def trained_model(function: str, model: object, trainable: object) -> None:
             f"{function}: model must be an archipel.Model, is {type(model).__name__}; Model.from_onnx reads a file, "
             "Model.from_torch takes a module"
         )
-    patterns = [trainable] if isinstance(trainable, str) else trainable
-    if not isinstance(patterns, Sequence) or not all(isinstance(pattern, str) for pattern in patterns):
+    patterns(function, trainable)
+
+
+def patterns(function: str, trainable: object) -> None:
+    """Refuse a `trainable` that is no pattern or list of patterns."""
+    found = [trainable] if isinstance(trainable, str) else trainable
+    if not isinstance(found, Sequence) or not all(isinstance(pattern, str) for pattern in found):
         raise TrainingError(f"{function}: trainable must be a pattern or a list of patterns, is {trainable!r}")

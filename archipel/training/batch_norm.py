@@ -29,8 +29,7 @@ def prepared(model: Model, batch_norm: BatchNorm) -> Model:
 
     "folded" puts it into the layer before, where there is one (`fold_batch_norm`).
     """
-    if batch_norm not in get_args(BatchNorm):
-        raise TrainingError(f"batch_norm must be 'train', 'frozen' or 'folded', is {batch_norm!r}")
+    check_batch_norm(batch_norm)
     result = model.copy()
     for node in result.ir.graph.all_nodes():
         if is_batch_norm(node):
@@ -40,6 +39,12 @@ def prepared(model: Model, batch_norm: BatchNorm) -> Model:
     if batch_norm == "folded":
         fold_batch_norm(result.ir)
     return result
+
+
+def check_batch_norm(batch_norm: object) -> None:
+    """Refuse what is no BatchNorm. Raises TrainingError."""
+    if batch_norm not in get_args(BatchNorm):
+        raise TrainingError(f"batch_norm must be 'train', 'frozen' or 'folded', is {batch_norm!r}")
 
 
 def track(work: Assembly) -> list[Average]:

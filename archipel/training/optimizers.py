@@ -48,6 +48,9 @@ class Updated:
     state: Mapping[str, ir.Value]
 
 
+OPTIMIZER_METHODS = ("hyperparameters", "init", "update")
+
+
 class Optimizer(Protocol):
     """An init/update pair. `update` is asked once for each parameter, with the graph's own values."""
 

@@ -15,11 +15,11 @@ from archipel.graph.model import Model
 from archipel.graph.shapes import dtype_of
 from archipel.training.arguments import flag, part, trained_model, whole
 from archipel.training.assembly import Assembly
-from archipel.training.batch_norm import BatchNorm, prepared, track
+from archipel.training.batch_norm import BatchNorm, check_batch_norm, prepared, track
 from archipel.training.dropout import activate, deactivate
 from archipel.training.losses import LOSS_METHODS, Loss, objective
 from archipel.training.nesting import repeat
-from archipel.training.optimizers import Optimizer
+from archipel.training.optimizers import OPTIMIZER_METHODS, Optimizer
 from archipel.training.per_example import PerExample, example_gradients
 from archipel.training.precision import LossScale, Mixed, autocast, mixed
 from archipel.training.transforms import Transform
@@ -77,18 +77,15 @@ def step_graph(
     """
     trained_model("step_graph", model, trainable)
     part("step_graph", "losses", loss, LOSS_METHODS)
-    part("step_graph", "optimizers", optimizer, ("hyperparameters", "init", "update"))
-    if not isinstance(transforms, Sequence):
-        raise TrainingError(f"step_graph: transforms must be a list of training.transforms, is {transforms!r}")
-    for transform in transforms:
-        part("step_graph", "transforms", transform, ("hyperparameters", "apply"))
-    if per_example is not None and not isinstance(per_example, PerExample):
-        raise TrainingError(f"step_graph: per_example must be training.per_example(...), is {per_example!r}")
-    steps = whole("step_graph", "steps", steps, 1)
-    accumulate = whole("step_graph", "accumulate", accumulate, 1)
+    part("step_graph", "optimizers", optimizer, OPTIMIZER_METHODS)
+    check_options(
+        steps=steps, transforms=transforms, accumulate=accumulate, batch_norm=batch_norm, dropout=dropout,
+        per_example=per_example, precision=precision,
+    )  # fmt: skip
+    steps, accumulate = int(steps), int(accumulate)
     work = Assembly(prepared(model, batch_norm), loss, trainable)
     averages = track(work) if batch_norm == "train" else []
-    streams = activate(work) if flag("step_graph", "dropout", dropout) else deactivate(work)
+    streams = activate(work) if dropout else deactivate(work)
     work.leave_idle()
     scaling = _mixed_precision(work, precision)
     update = Update(work, optimizer, transforms, accumulate, may_skip=scaling is not None)
@@ -115,16 +112,38 @@ def step_graph(
     return program if steps == 1 else repeat(program, steps)
 
 
-def _mixed_precision(work: Assembly, precision: str | Mixed) -> LossScale | None:
-    if precision == "float32":
-        return None
-    options = mixed() if precision == "mixed" else precision
-    if not isinstance(options, Mixed):
+def check_options(
+    *,
+    steps: object = 1,
+    transforms: object = (),
+    accumulate: object = 1,
+    batch_norm: object = "train",
+    dropout: object = True,
+    per_example: object = None,
+    precision: object = "float32",
+) -> None:
+    """Refuse values of StepOptions that are none, whatever the model is. Raises TrainingError that names the option."""
+    if not isinstance(transforms, Sequence):
+        raise TrainingError(f"step_graph: transforms must be a list of training.transforms, is {transforms!r}")
+    for transform in transforms:
+        part("step_graph", "transforms", transform, ("hyperparameters", "apply"))
+    if per_example is not None and not isinstance(per_example, PerExample):
+        raise TrainingError(f"step_graph: per_example must be training.per_example(...), is {per_example!r}")
+    whole("step_graph", "steps", steps, 1)
+    whole("step_graph", "accumulate", accumulate, 1)
+    check_batch_norm(batch_norm)
+    flag("step_graph", "dropout", dropout)
+    if precision not in ("float32", "mixed") and not isinstance(precision, Mixed):
         raise TrainingError(
             f"step_graph: precision must be 'float32', 'mixed' or training.mixed(...), is {precision!r}"
         )
+
+
+def _mixed_precision(work: Assembly, precision: Literal["float32", "mixed"] | Mixed) -> LossScale | None:
+    if precision == "float32":
+        return None
     autocast(work)
-    return LossScale(work, options)
+    return LossScale(work, mixed() if precision == "mixed" else precision)
 
 
 def _whole_batch(work: Assembly, loss: Loss, scaling: LossScale | None) -> tuple[ir.Value, list[ir.Value]]:

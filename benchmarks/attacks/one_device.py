@@ -36,6 +36,7 @@ from measure import arguments, state_run
 
 from archipel import convert, strategies
 from archipel.bundle import Bundle, PrivacyPolicy, generate_key
+from archipel.converter import Signing, Training
 from archipel.datasets import DigitsByWriter, digits_by_writer, split_writers
 from archipel.errors import BoundError
 from archipel.lite_runtime import Runtime
@@ -80,8 +81,10 @@ class Federation:
         policy = PrivacyPolicy(modes=("secure",), min_cohort=10, threshold=0.67, max_clip=clip, max_bits=BITS)
         self.bundle: Bundle = convert(
             digits_cnn(0), folder / "digits", example=np.zeros((2, 1, 28, 28), np.float32),
-            loss=losses.cross_entropy(), optimizer=optimizers.sgd(), sign_key=generate_key(), epochs=2, batch_size=10,
-            strategy_options={"clip": clip, "value_range": clip / 2, "bits": BITS}, privacy=policy,
+            training=Training(losses.cross_entropy(), optimizers.sgd(),
+                              strategy_options={"clip": clip, "value_range": clip / 2, "bits": BITS}, epochs=2,
+                              batch_size=10),
+            privacy=policy, signing=Signing(generate_key()),
         )  # fmt: skip
         self.clip, self.strategy = clip, strategies.get("fedavg")
         self.layout = Layout.of(self.bundle.program("finish"))

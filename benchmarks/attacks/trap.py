@@ -30,7 +30,7 @@ from measure import Report, Row, arguments
 
 from archipel import strategies, training
 from archipel.bundle import Bundle, generate_key
-from archipel.converter import convert
+from archipel.converter import Signing, Training, convert
 from archipel.datasets import digits_by_writer
 from archipel.errors import ProvenanceError
 from archipel.lite_runtime import Runtime
@@ -98,11 +98,13 @@ def make_bundle(path: Path, private: Examples, clip: float) -> Bundle:
         mlp(seed=0),
         path,
         example=private[0]["input"],
-        loss=training.losses.cross_entropy(),
-        optimizer=training.optimizers.sgd(lr=LEARNING_RATE),
-        sign_key=generate_key(),
-        batch_size=IMAGES,
-        strategy_options={"clip": clip, "bits": 24},
+        training=Training(
+            training.losses.cross_entropy(),
+            training.optimizers.sgd(lr=LEARNING_RATE),
+            strategy_options={"clip": clip, "bits": 24},
+            batch_size=IMAGES,
+        ),
+        signing=Signing(generate_key()),
     )
 
 

@@ -13,7 +13,7 @@ from people import lab
 from torch import nn
 
 from archipel.bundle import PrivacyPolicy
-from archipel.converter import convert
+from archipel.converter import Signing, Training, convert
 from archipel.datasets import HarByPerson
 from archipel.training import losses, optimizers
 from archipel.training.cloud import fit, random_scale
@@ -91,12 +91,14 @@ def publish(module: nn.Module, key: Ed25519PrivateKey, folder: Path, min_cohort:
         module,
         file,
         example=np.zeros((2, 6, 128), np.float32),
-        loss=losses.cross_entropy(),
-        optimizer=optimizers.sgd(),
-        epochs=LOCAL_EPOCHS,
-        batch_size=BATCH_SIZE,
-        strategy="fedavg",
-        strategy_options={"clip": CLIP, "value_range": CLIP, "bits": 16},
+        training=Training(
+            losses.cross_entropy(),
+            optimizers.sgd(),
+            strategy="fedavg",
+            strategy_options={"clip": CLIP, "value_range": CLIP, "bits": 16},
+            epochs=LOCAL_EPOCHS,
+            batch_size=BATCH_SIZE,
+        ),
         privacy=PrivacyPolicy(
             modes=("secure",),
             min_cohort=min_cohort,
@@ -105,6 +107,6 @@ def publish(module: nn.Module, key: Ed25519PrivateKey, folder: Path, min_cohort:
             max_bits=16,
             min_contributors=min_contributors,
         ),
-        sign_key=key,
+        signing=Signing(key),
     )
     return file

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from archipel.bundle import Bundle, PrivacyPolicy, pack, read_weights
-from archipel.converter import convert
+from archipel.converter import Signing, Training, convert
 from archipel.datasets import digits_by_writer, split_writers
 from archipel.lite_runtime import Runtime
 from archipel.protocol.vector import Layout
@@ -34,8 +34,9 @@ def make_bundle(folder: Path, key: Any, strategy: str = "fedavg", **options: Any
     )
     made = convert(
         network, folder, example=torch.zeros(2, 1, 28, 28),
-        loss=losses.cross_entropy(), optimizer=optimizers.sgd(lr=0.01), sign_key=key, batch_size=10,
-        strategy=strategy, strategy_options={"clip": CLIP, "bits": BITS, **options}, privacy=policy,
+        training=Training(losses.cross_entropy(), optimizers.sgd(lr=0.01), strategy=strategy,
+                          strategy_options={"clip": CLIP, "bits": BITS, **options}, batch_size=10),
+        privacy=policy, signing=Signing(key),
     )  # fmt: skip
     pack(made.folder, folder.with_suffix(".bundle"))
     return made, folder.with_suffix(".bundle")

@@ -91,12 +91,31 @@ def test_a_recipe_is_applied_and_kept_as_lineage(archipel: Command, folder: Path
         (["--loss", "hinge"], "'hinge' is not one of", 2),
         (["--strategy", "fedmagic"], "'fedmagic' is not one of", 2),
         (["--loss", "cross_entropy", "--trainable", "ghost.*"], "ghost.*", 1),
+        (["--loss", "cross_entropy", "--strategy", "fedrep"], "needs the option 'personal'", 1),
+        (["--population", "two words"], "expected names of 1 to 128 letters", 1),
     ],
 )
 def test_mistakes(arguments: list[str], words: str, code: int, archipel: Command, folder: Path) -> None:
     _, err = call(archipel, folder, *arguments, code=code)
     assert words in err
     assert not (folder / "m.bundle").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "StaticInt8 needs calibration data"),
+        (["--data", "data.npz", "--name", "a\nb"], "name: expected 1 to 256 printable characters"),
+        (["--data", "data.npz", "--loss", "cross_entropy", "--trainable", "ghost"], "no parameter matches 'ghost'"),
+    ],
+)
+def test_it_is_told_before_anything_is_compressed(
+    arguments: list[str], words: str, archipel: Command, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    _, err = call(archipel, folder, "--recipe", "recipe.toml", "--work", "run", *arguments, code=1)
+    assert words in err
+    assert not (folder / "run").exists()  # where compression would have kept what it did
 
 
 def test_an_output_that_exists_stays(archipel: Command, folder: Path) -> None:

@@ -14,6 +14,7 @@ from onnx import numpy_helper, parser
 
 from archipel import bundle as b
 from archipel import converter, training
+from archipel.converter import Signing, Training
 from archipel.graph import Model
 
 MLP = """<ir_version: 10, opset_import: ["": 21]> g (float[n, 6] x) => (float[n, 3] y) <float[6, 8] w, float[8, 3] v>
@@ -32,8 +33,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, shape in {"w": (6, 8), "v": (8, 3)}.items():
         proto.graph.initializer.append(numpy_helper.from_array(rng.standard_normal(shape).astype(np.float32), name))
     converter.convert(
-        Model.from_proto(proto), folder / "good", loss=training.losses.cross_entropy(),
-        optimizer=training.optimizers.sgd(), sign_key=key, batch_size=4,
+        Model.from_proto(proto), folder / "good",
+        training=Training(training.losses.cross_entropy(), training.optimizers.sgd(), batch_size=4),
+        signing=Signing(key),
     )  # fmt: skip
     return folder
 
@@ -206,7 +208,7 @@ def test_a_bundle_that_only_predicts_is_checked_for_one_example(archipel: Any, m
     for name, shape in {"w": (6, 8), "v": (8, 3)}.items():
         proto.graph.initializer.append(numpy_helper.from_array(np.ones(shape, np.float32), name))
     key = b.load_private_key(made / "k")
-    converter.convert(Model.from_proto(proto), tmp_path / "p.bundle", sign_key=key)
+    converter.convert(Model.from_proto(proto), tmp_path / "p.bundle", signing=Signing(key))
     out, _ = archipel("verify", str(tmp_path / "p.bundle"), "--key", str(made / "k.pub"))
     # Weights, the input, and two values of 8 at a time.
     assert f"computed again for batches of 1: peak bytes {4 * (72 + 6 + 8 + 8):,} of " in out

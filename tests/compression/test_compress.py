@@ -175,6 +175,18 @@ def test_a_wrong_recipe_is_named(text: str, message: str, tmp_path: Path) -> Non
         load_recipe(tmp_path / "r.toml")
 
 
+def test_what_a_later_part_lacks_is_told_before_the_first() -> None:
+    told: list[str] = []
+    with pytest.raises(CompressionError, match="part 2 of the recipe, StaticInt8: StaticInt8 needs validation data"):
+        compress(
+            network(),
+            [FineTune(steps=1), StaticInt8(max_drop=1.0)],
+            data=(np.zeros((4, 1, 28, 28), np.float32), np.zeros(4, int)),
+            on_progress=lambda progress: told.append(progress.what),
+        )
+    assert told == []
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

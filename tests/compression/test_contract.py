@@ -12,8 +12,26 @@ import pytest
 import torch
 
 from archipel import Model, models, training
-from archipel.compression import CompressedModel, compress
+from archipel.compression import (
+    CompressedModel,
+    Distil,
+    DynamicInt8,
+    Examples,
+    FineTune,
+    Float16,
+    LowRank,
+    PruneChannels,
+    PruneNM,
+    PruneWeights,
+    QuantizationAware,
+    StaticInt8,
+    WeightOnly,
+    Work,
+    compress,
+)
+from archipel.compression.part import Part
 from archipel.compression.recipe import PARTS, kind_of, parse_recipe, write_recipe
+from archipel.errors import CompressionError
 from archipel.graph.check import check_model
 
 Fields = tuple[np.ndarray, np.ndarray]
@@ -121,6 +139,52 @@ def test_a_recipe_survives_its_file(kind: str) -> None:
     recipe = parse_recipe(f"[[part]]\n{RECIPES[kind]}\n")
     assert parse_recipe(write_recipe(recipe)) == recipe
     assert all(hash(part) is not None for part in recipe)  # frozen, and made of values
+
+
+NEEDS: list[tuple[Part, tuple[str, ...]]] = [
+    (PruneChannels(ratio=0.5), ("data",)),
+    (PruneChannels(flops=0.5, criterion="l1"), ()),
+    (PruneChannels(flops=0.5, criterion="l1", fine_tune=FineTune()), ("data",)),
+    (PruneChannels(latency=0.5, criterion="l2"), ("calibration",)),
+    (PruneChannels(latency=0.5), ("data", "calibration")),
+    (LowRank(energy=0.9), ("calibration",)),
+    (LowRank(energy=0.9, data_aware=False), ()),
+    (LowRank(energy=0.9, fine_tune=FineTune()), ("data", "calibration")),
+    (Distil(), ("data",)),
+    (FineTune(), ("data",)),
+    (PruneWeights(), ()),
+    (PruneWeights(criterion="taylor"), ("data",)),
+    (PruneWeights(fine_tune=FineTune()), ("data",)),
+    (PruneNM(), ()),
+    (PruneNM(criterion="taylor"), ("data",)),
+    (PruneNM(fine_tune=FineTune()), ("data",)),
+    (StaticInt8(), ("calibration",)),
+    (StaticInt8(max_drop=1.0), ("calibration", "validation")),
+    (QuantizationAware(), ("data",)),
+    (DynamicInt8(), ()),
+    (WeightOnly(), ()),
+    (WeightOnly(rounding="adaround"), ("calibration",)),
+    (Float16(), ()),
+]
+
+
+def test_what_parts_need() -> None:
+    assert {type(part) for part, _ in NEEDS} == set(PARTS)
+    for part, needs in NEEDS:
+        assert part.needs == needs, part
+
+
+@pytest.mark.parametrize("kind", RECIPES)
+def test_a_part_runs_with_what_it_says_it_needs_and_not_without(kind: str) -> None:
+    model, (x, y) = network(QUICK[kind][0])
+    loss = training.losses.cross_entropy(axis=-1 if QUICK[kind][0] == "char_rnn" else 1)
+    examples = Examples.of((x, y), model, "data", labelled=True)
+    current = CompressedModel.of(model)
+    for part in parse_recipe(f"[[part]]\n{RECIPES[kind]}\n"):
+        if part.needs:
+            with pytest.raises(CompressionError, match=r"needs (training|calibration|validation) data"):
+                part.apply(current, Work(model, loss=loss))
+        current = part.apply(current, Work(model, loss=loss, **dict.fromkeys(part.needs, examples)))
 
 
 @pytest.mark.parametrize(("kind", "name"), cases())

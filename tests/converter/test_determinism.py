@@ -21,7 +21,7 @@ from torch import nn
 warnings.simplefilter("ignore")
 from archipel import Model, training
 from archipel.compression import StaticInt8
-from archipel.converter import convert
+from archipel.converter import Compression, Signing, Training, convert
 
 kind, folder = sys.argv[1], Path(sys.argv[2])
 torch.set_num_threads(1)
@@ -55,14 +55,13 @@ def source():
     return path
 
 
-options = {}
-if kind == "int8":
-    options = {"recipe": [StaticInt8()], "calibration": {"x": examples}}
+compression = Compression([StaticInt8()], calibration={"x": examples}) if kind == "int8" else None
 for name in ("once", "again"):
     bundle = convert(
         source(), folder / f"{kind}-{name}-{sys.argv[3]}", name="network", example=examples[:2],
-        loss=training.losses.cross_entropy(), optimizer=training.optimizers.sgd(lr=0.1), strategy="scaffold",
-        sign_key=Ed25519PrivateKey.from_private_bytes(bytes(range(32))), batch_size=4, **options,
+        training=Training(training.losses.cross_entropy(), training.optimizers.sgd(lr=0.1), strategy="scaffold",
+                          batch_size=4),
+        compression=compression, signing=Signing(Ed25519PrivateKey.from_private_bytes(bytes(range(32)))),
     )
     print(bundle.digest, " ".join(f"{f}:{hashlib.sha256((bundle.folder / f).read_bytes()).hexdigest()[:16]}"
           for f in sorted(bundle.manifest.files)))

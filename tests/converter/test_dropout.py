@@ -10,7 +10,7 @@ import onnx
 from archipel import bundle as b
 from archipel import lite_runtime, training
 from archipel.bundle import role_of
-from archipel.converter import convert
+from archipel.converter import Signing, Training, convert
 from archipel.graph import Model
 
 
@@ -22,8 +22,9 @@ def test_training_drops_and_prediction_does_not(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     proto.graph.initializer.append(onnx.numpy_helper.from_array(rng.standard_normal((6, 3), np.float32), "w"))
     bundle = convert(
-        Model.from_proto(proto), tmp_path / "dropout", loss=training.losses.cross_entropy(),
-        optimizer=training.optimizers.sgd(lr=0.1), sign_key=b.generate_key(),
+        Model.from_proto(proto), tmp_path / "dropout",
+        training=Training(training.losses.cross_entropy(), training.optimizers.sgd(lr=0.1)),
+        signing=Signing(b.generate_key()),
     )  # fmt: skip
     programs = bundle.manifest.programs
     assert {"seed", "step"} <= {role_of(port) for port in programs["train"].inputs}

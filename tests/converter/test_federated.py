@@ -16,7 +16,7 @@ from torch import nn
 
 from archipel import Model, training
 from archipel.bundle import Bundle, Phase, generate_key, role_of
-from archipel.converter import convert
+from archipel.converter import Signing, Training, convert
 from archipel.errors import ArchipelError, ConversionError, TrainingError
 from archipel.lite_runtime import DeviceState, Runtime
 from archipel.training import losses, optimizers, schedules, transforms
@@ -49,10 +49,10 @@ def data() -> tuple[np.ndarray, np.ndarray]:
 def make(model: Model, tmp_path: Path) -> Make:
     def build(strategy: str, source: Model = model, **changes: Any) -> Bundle:
         settings: dict[str, Any] = {
-            "loss": LOSS, "optimizer": optimizers.sgd(lr=0.1), "sign_key": KEY, "batch_size": 4,
-            "strategy": strategy, **changes, "strategy_options": {**CLIP, **changes.get("strategy_options", {})},
+            "loss": LOSS, "optimizer": optimizers.sgd(lr=0.1), "batch_size": 4, "strategy": strategy, **changes,
+            "strategy_options": {**CLIP, **changes.get("strategy_options", {})},
         }  # fmt: skip
-        return convert(source, tmp_path / "b", **settings)
+        return convert(source, tmp_path / "b", training=Training(**settings), signing=Signing(KEY))
 
     return build
 

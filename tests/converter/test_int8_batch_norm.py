@@ -11,7 +11,7 @@ import torch
 from archipel import Model, models, training
 from archipel.bundle import generate_key, role_of
 from archipel.compression import StaticInt8
-from archipel.converter import convert
+from archipel.converter import Compression, Signing, Training, convert
 from archipel.lite_runtime import Runtime
 from archipel.training.batch_norm import BatchNorm
 
@@ -45,9 +45,12 @@ class Setting:
         return [
             Runtime(
                 convert(
-                    self.model, folder / name, loss=training.losses.cross_entropy(), sign_key=KEY, recipe=recipe,
-                    optimizer=training.optimizers.sgd(lr=0.02), calibration={self.model.inputs[0].name: self.seen},
-                    step_options={"batch_norm": batch_norm},
+                    self.model,
+                    folder / name,
+                    training=Training(training.losses.cross_entropy(), training.optimizers.sgd(lr=0.02),
+                                      step_options={"batch_norm": batch_norm}),
+                    compression=Compression(recipe, calibration={self.model.inputs[0].name: self.seen}),
+                    signing=Signing(KEY),
                 )
             )
             for name, recipe in (("int8", [StaticInt8(narrow_convolutions="int8")]), ("float", []))

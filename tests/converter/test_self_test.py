@@ -17,7 +17,7 @@ from archipel import Model, models
 from archipel import bundle as b
 from archipel.bundle import roles
 from archipel.compression import StaticInt8, compress
-from archipel.converter import convert
+from archipel.converter import Signing, convert
 from archipel.converter.lowering import predict_program
 from archipel.converter.self_test import FILE, STEPS, self_test
 from archipel.errors import ConversionError
@@ -137,7 +137,7 @@ def test_steps_of_int8(model: Model, tensors: Any) -> None:
 
 def test_a_device_passes(model: Model, tmp_path: Path, tensors: Any) -> None:
     test, data = self_test(predict_program(model))
-    bundle = convert(model, tmp_path / "bundle", sign_key=KEY)
+    bundle = convert(model, tmp_path / "bundle", signing=Signing(KEY))
     found = tensors(data)
     assert right(test, Runtime(bundle).predict(found["example/input"]), found["output/output"])
 
@@ -260,8 +260,10 @@ def test_examples_that_do_not_fit(model: Model) -> None:
         self_test(predict, examples={"x": np.zeros((2, 1))})
     with pytest.raises(ConversionError, match="examples of 'input' are complex128, expected float32"):
         self_test(predict, examples={"input": np.zeros((2, 1, 28, 28), np.complex128)})
-    with pytest.raises(ConversionError, match="cannot be run on 'input'"):
+    with pytest.raises(ConversionError, match=r"have the shape \[2, 3, 28, 28\], expected float32\[batch, 1, 28, 28\]"):
         self_test(predict, examples={"input": np.zeros((2, 3, 28, 28))})
+    with pytest.raises(ConversionError, match=r"have the shape \[2, 28, 28\], expected float32\[batch, 1, 28, 28\]"):
+        self_test(predict, examples={"input": np.zeros((2, 28, 28))})
     with pytest.raises(ConversionError, match="expected a predict program"):
         self_test(model)
 

@@ -11,7 +11,7 @@ import torch
 
 from archipel import Model, convert
 from archipel.bundle import PrivacyPolicy, generate_key
-from archipel.converter import Histogram, Mean, Quantiles, Sum
+from archipel.converter import Analysis, Histogram, Mean, Quantiles, Signing, Sum
 from archipel.errors import ConversionError
 from archipel.lite_runtime import Runtime
 
@@ -27,8 +27,8 @@ class Brightness(torch.nn.Module):
 
 def bundle(folder: Path, statistics: list[Any], **more: Any) -> Any:
     return convert(
-        Brightness(), folder / "look", example=torch.rand(4, 3, 3), sign_key=generate_key(), statistics=statistics,
-        privacy=PRIVACY, **more,
+        Brightness(), folder / "look", example=torch.rand(4, 3, 3), analysis=Analysis(statistics, **more),
+        privacy=PRIVACY, signing=Signing(generate_key()),
     )  # fmt: skip
 
 
@@ -64,9 +64,9 @@ def outputs_of() -> list[str]:
 @pytest.mark.parametrize(
     ("statistic", "words"),
     [
-        (Sum(name="a", low=1, high=1, of="0"), "of='0'"),
+        (Sum(name="a", low=0, high=1, of="0"), "of='0'"),
         (Sum(name="a", low=0, high=1), "of=''"),
-        (Histogram(name="a", edges=[]), "of=''"),
+        (Histogram(name="a", edges=[0.5]), "of=''"),
     ],
 )
 def test_a_statistic_of_nothing_is_refused(tmp_path: Path, statistic: Any, words: str) -> None:

@@ -13,7 +13,7 @@ from torch import nn
 
 from archipel import Model, lite_runtime, training
 from archipel.bundle import generate_key, role_of
-from archipel.converter import convert
+from archipel.converter import Signing, Training, convert
 from archipel.errors import ConversionError, TrainingError
 from archipel.training import StepRunner, losses, optimizers, schedules, transforms
 from archipel.training.step import StepOptions
@@ -56,7 +56,9 @@ def test_the_device_makes_these_steps(
     model: Model, data: tuple[np.ndarray, np.ndarray], tmp_path: Path, name: str
 ) -> None:
     optimizer, options = OPTIONS[name]
-    bundle = convert(model, tmp_path / "b", loss=LOSS, optimizer=optimizer, step_options=options, sign_key=KEY)
+    bundle = convert(
+        model, tmp_path / "b", training=Training(LOSS, optimizer, step_options=options), signing=Signing(KEY)
+    )
     device, (x, y) = lite_runtime.Runtime(bundle), data
     found = device.fit(x, y, epochs=2, batch_size=8, shuffle=False, seed=5).losses
     runner = StepRunner(training.step_graph(model, LOSS, optimizer, **options), seed=5)
@@ -74,8 +76,10 @@ def test_noise_for_privacy_is_drawn_by_the_device(
     model: Model, data: tuple[np.ndarray, np.ndarray], tmp_path: Path
 ) -> None:
     bundle = convert(
-        model, tmp_path / "b", loss=LOSS, optimizer=optimizers.sgd(), sign_key=KEY,
-        step_options={"per_example": training.per_example(0.3, noise=1.0), "batch_norm": "frozen"},
+        model, tmp_path / "b",
+        training=Training(LOSS, optimizers.sgd(),
+                          step_options={"per_example": training.per_example(0.3, noise=1.0), "batch_norm": "frozen"}),
+        signing=Signing(KEY),
     )  # fmt: skip
     assert any(role_of(port) == "noise" for port in bundle.program("train").inputs)
     rounds = [lite_runtime.Runtime(bundle).local_round(*data, seed=1).parameters for _ in range(2)]
@@ -108,14 +112,10 @@ def test_every_option_of_a_step_is_one() -> None:
 def test_options_that_do_not_fit(model: Model, tmp_path: Path, options: Any, error: type, text: str) -> None:
     with pytest.raises(error, match=text):
         convert(
-            model, tmp_path / "b", loss=LOSS, optimizer=optimizers.sgd(), step_options=options, sign_key=KEY
+            model, tmp_path / "b", training=Training(LOSS, optimizers.sgd(), step_options=options),
+            signing=Signing(KEY),
         )  # fmt: skip
     assert list(tmp_path.iterdir()) == []
-
-
-def test_without_a_loss_there_is_no_step(model: Model, tmp_path: Path) -> None:
-    with pytest.raises(ConversionError, match="step_options without a loss: pass loss="):
-        convert(model, tmp_path / "b", step_options={"accumulate": 2}, sign_key=KEY)
 
 
 def test_prediction_of_a_model_that_was_exported_for_training(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_prediction_of_a_model_that_was_exported_for_training(tmp_path: Path) ->
           y, n, w = BatchNormalization <training_mode = 1> (d, s, b, m, v) }"""
     )
     model = Model.from_proto(proto)
-    bundle = convert(model, tmp_path / "b", loss=losses.mse(), optimizer=optimizers.sgd(), sign_key=KEY)
+    bundle = convert(model, tmp_path / "b", training=Training(losses.mse(), optimizers.sgd()), signing=Signing(KEY))
     x = np.random.default_rng(0).standard_normal((5, 2), np.float32)
     expected = (x - [0.5, -0.5]) / np.sqrt([1 + 1e-5, 2 + 1e-5]) * [1, 2] + [0, 1]
     np.testing.assert_allclose(lite_runtime.Runtime(bundle).predict(x), expected, rtol=1e-5, atol=1e-6)
@@ -151,7 +151,8 @@ class Counting:
 
 def test_an_optimizer_of_ones_own(model: Model, data: tuple[np.ndarray, np.ndarray], tmp_path: Path) -> None:
     bundle = convert(
-        model, tmp_path / "b", loss=LOSS, optimizer=Counting(), step_options={"dropout": False}, sign_key=KEY
+        model, tmp_path / "b", training=Training(LOSS, Counting(), step_options={"dropout": False}),
+        signing=Signing(KEY),
     )  # fmt: skip
     device, (x, y) = lite_runtime.Runtime(bundle), data
     found = device.fit(x, y, epochs=3, batch_size=32, hyperparameters={"rate": 0.5}, shuffle=False).losses

@@ -9,7 +9,7 @@ import pytest
 
 from archipel.bundle import generate_key
 from archipel.compression import StaticInt8
-from archipel.converter import convert
+from archipel.converter import Compression, Signing, Training, convert
 from archipel.datasets import DigitsByWriter, digits_by_writer, split_writers
 from archipel.lite_runtime import Runtime
 from archipel.models import digits_cnn
@@ -38,8 +38,9 @@ def runtimes(digits: DigitsByWriter, tmp_path_factory: pytest.TempPathFactory) -
     made = []
     for name, recipe in (("int8", [StaticInt8()]), ("float", [])):
         bundle = convert(
-            trained, folder / name, example=np.zeros((2, 1, 28, 28), np.float32), sign_key=key, recipe=recipe,
-            calibration={"input": staff.inputs()[::10]}, loss=losses.cross_entropy(), optimizer=optimizers.sgd(),
+            trained, folder / name, example=np.zeros((2, 1, 28, 28), np.float32),
+            training=Training(losses.cross_entropy(), optimizers.sgd()),
+            compression=Compression(recipe, calibration={"input": staff.inputs()[::10]}), signing=Signing(key),
         )  # fmt: skip
         made.append(Runtime(bundle))
     return made[0], made[1]

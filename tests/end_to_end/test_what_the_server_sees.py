@@ -17,8 +17,8 @@ from archipel.bundle import generate_key, open_bundle, pack
 from archipel.cli.demo.fleet import Federation
 from archipel.cli.demo.processes import Processes
 from archipel.client import Agent, AgentConfig, Event
-from archipel.converter import convert
-from archipel.converter.pipeline import DEFAULT_PRIVACY
+from archipel.converter import Signing, Training, convert
+from archipel.converter.request import DEFAULT_PRIVACY
 from archipel.datasets import DigitsByWriter
 from archipel.models import digits_cnn
 from archipel.protocol.identity import EnrolmentToken
@@ -83,10 +83,10 @@ def seen(few_writers: DigitsByWriter, tmp_path_factory: pytest.TempPathFactory) 
 def run_round(seen: Seen, who: Any, digits: DigitsByWriter, folder: Path, processes: Processes) -> None:
     key = generate_key()
     bundle = convert(
-        digits_cnn(seed=0), folder / "digits", example=np.zeros((2, 1, 28, 28), np.float32), sign_key=key,
-        loss=losses.cross_entropy(), optimizer=optimizers.sgd(), batch_size=10,
-        strategy_options={"clip": 1.0, "value_range": RANGE, "bits": BITS},
-        privacy=msgspec.structs.replace(DEFAULT_PRIVACY, min_cohort=6, colluders=0.2),
+        digits_cnn(seed=0), folder / "digits", example=np.zeros((2, 1, 28, 28), np.float32),
+        training=Training(losses.cross_entropy(), optimizers.sgd(),
+                          strategy_options={"clip": 1.0, "value_range": RANGE, "bits": BITS}, batch_size=10),
+        privacy=msgspec.structs.replace(DEFAULT_PRIVACY, min_cohort=6, colluders=0.2), signing=Signing(key),
     )  # fmt: skip
     pack(bundle.folder, folder / "digits.bundle")
     seen.parameters = {name: np.array(values) for name, values in bundle.parameters().items()}

@@ -14,7 +14,7 @@ import pytest
 
 from archipel import bundle as b
 from archipel import training
-from archipel.converter import convert
+from archipel.converter import Signing, Training, convert
 from archipel.datasets import digits_by_writer
 from archipel.models import digits_cnn
 
@@ -92,8 +92,8 @@ def test_nothing_foreign_came_along(clean: Path) -> None:
 def test_the_device_predicts_learns_and_takes_part(clean: Path, tmp_path: Path) -> None:
     key = b.generate_key()
     convert(
-        digits_cnn(seed=0), tmp_path / "digits.bundle", example=np.zeros((2, 1, 28, 28), np.float32), sign_key=key,
-        loss=training.losses.cross_entropy(), optimizer=training.optimizers.sgd(),
+        digits_cnn(seed=0), tmp_path / "digits.bundle", example=np.zeros((2, 1, 28, 28), np.float32),
+        training=Training(training.losses.cross_entropy(), training.optimizers.sgd()), signing=Signing(key),
     )  # fmt: skip
     code = """
 import sys

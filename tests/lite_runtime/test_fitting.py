@@ -20,6 +20,7 @@ import torch
 
 from archipel import convert, training
 from archipel.bundle import generate_key, load_public_key, open_bundle, read_weights, save_public_key
+from archipel.converter import Signing, Training
 from archipel.errors import CheckpointError, NonFiniteLossError, RuntimeInputError
 from archipel.lite_runtime import Control, Progress, Runtime, load
 
@@ -52,8 +53,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     key = generate_key()
     root = tmp_path_factory.mktemp("fitting")
     convert(
-        Net(), root / "net", example=torch.zeros(2, 6), loss=training.losses.cross_entropy(),
-        optimizer=training.optimizers.sgd(momentum=0.9), sign_key=key,
+        Net(), root / "net", example=torch.zeros(2, 6),
+        training=Training(training.losses.cross_entropy(), training.optimizers.sgd(momentum=0.9)), signing=Signing(key),
     )  # fmt: skip
     save_public_key(key, root / "key.pub")
     return root

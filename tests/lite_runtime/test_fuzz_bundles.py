@@ -19,6 +19,7 @@ import torch
 
 from archipel import convert, training
 from archipel.bundle import generate_key, pack
+from archipel.converter import Signing, Training
 
 WORKER = Path(__file__).parent / "fuzz_worker.py"
 CORPUS = Path(__file__).parent / "corpus" / "bundles"
@@ -42,8 +43,8 @@ def good(tmp_path_factory: pytest.TempPathFactory, key: Any) -> Files:
         torch.nn.Flatten(), torch.nn.Dropout(0.1), torch.nn.Linear(18, 3),
     )  # fmt: skip
     convert(
-        net, folder, example=torch.zeros(2, 1, 6, 6), loss=training.losses.cross_entropy(),
-        optimizer=training.optimizers.sgd(momentum=0.9), sign_key=key,
+        net, folder, example=torch.zeros(2, 1, 6, 6),
+        training=Training(training.losses.cross_entropy(), training.optimizers.sgd(momentum=0.9)), signing=Signing(key),
     )  # fmt: skip
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 

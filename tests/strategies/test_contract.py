@@ -18,6 +18,7 @@ from archipel import strategies
 from archipel.bundle import Bundle, role_of
 from archipel.bundle.roles import Broadcast
 from archipel.compression import StaticInt8
+from archipel.converter import Compression
 from archipel.errors import ArchipelError, ConversionError
 from archipel.lite_runtime import DeviceState, LocalUpdate, Runtime
 from archipel.protocol.vector import Layout
@@ -157,7 +158,8 @@ def test_predictions_follow_what_the_device_learned(make: Make, bundle_of: Of, s
     field = imported(normalized).inputs[0].name
     plain = bundle_of(strategy)
     first, found = Runtime(plain).predict(x), []
-    for bundle in (plain, build(make, strategy, recipe=[StaticInt8()], calibration={field: 2 * x})):
+    int8 = Compression([StaticInt8()], calibration={field: 2 * x})
+    for bundle in (plain, build(make, strategy, compression=int8)):
         device = Runtime(bundle, state=DeviceState())
         update = local_round(bundle, state=device.state, lr=0.05)
         device.set_parameters(update.parameters)

@@ -31,7 +31,7 @@ def test_secure_rounds_come_out_like_simulated_ones(make: Callable[..., Bundle],
     key = generate_key()
     # A batch holds all examples, so that their order, which devices draw by themselves, does not matter.
     bundle = make(
-        strategy, sign_key=key, batch_size=32, privacy=POLICY, strategy_options={"clip": 5.0, "bits": BITS}
+        strategy, key=key, batch_size=32, privacy=POLICY, strategy_options={"clip": 5.0, "bits": BITS}
     )  # fmt: skip
     pack(bundle.folder, tmp_path / "model.bundle")
     processes = Processes(tmp_path)

@@ -23,6 +23,7 @@ from make_vectors import byte_source
 
 from archipel import Model, convert, training
 from archipel import bundle as b
+from archipel.converter import Signing, Training
 from archipel.converter.repeated import repeated
 from archipel.graph.slim import slim
 from archipel.lite_runtime import Runtime, load
@@ -121,8 +122,8 @@ def expected(
 def converted(name: str, folder: Path, network: torch.nn.Module, x: np.ndarray, optimizer: Any, **more: Any) -> Path:
     path = folder / name
     convert(
-        network, path, example=torch.from_numpy(x[:4]), loss=training.losses.cross_entropy(), optimizer=optimizer,
-        sign_key=KEY, privacy=PRIVACY, **more,
+        network, path, example=torch.from_numpy(x[:4]),
+        training=Training(training.losses.cross_entropy(), optimizer, **more), privacy=PRIVACY, signing=Signing(KEY),
     )  # fmt: skip
     return path
 

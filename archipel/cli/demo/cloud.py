@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from archipel.bundle import Bundle, Lineage, PrivacyPolicy, pack
 from archipel.cli.demo.results import EpochRow
 from archipel.compression import StaticInt8, write_recipe
-from archipel.converter import convert
+from archipel.converter import Compression, Signing, Training, convert
 from archipel.datasets import DigitsByWriter, WriterSplit
 from archipel.graph import Model
 from archipel.models import digits_cnn
@@ -73,20 +73,25 @@ def publish(
         convert,
         model,
         name="digits",
-        loss=losses.cross_entropy(),
-        optimizer=optimizers.sgd(),
-        sign_key=key,
-        epochs=LOCAL_EPOCHS,
-        batch_size=BATCH_SIZE,
-        strategy_options={"clip": CLIP, "value_range": RANGE, "bits": BITS},
+        training=Training(
+            losses.cross_entropy(),
+            optimizers.sgd(),
+            strategy_options={"clip": CLIP, "value_range": RANGE, "bits": BITS},
+            epochs=LOCAL_EPOCHS,
+            batch_size=BATCH_SIZE,
+        ),
         privacy=policy,
     )
     recipe = [StaticInt8()]
     lineage = Lineage(recipe=(write_recipe(recipe),), metrics={"validation_accuracy": accuracy})
-    bundle = make(path=folder / "digits", recipe=recipe, calibration={name: calibration}, lineage=lineage)
+    bundle = make(
+        path=folder / "digits",
+        compression=Compression(recipe, calibration={name: calibration}),
+        signing=Signing(key, lineage=lineage),
+    )
     file = folder / "digits.bundle"
     pack(bundle.folder, file)
-    float_bundle = make(path=folder / "digits-float")
+    float_bundle = make(path=folder / "digits-float", signing=Signing(key))
     float_onnx, int8_onnx = folder / "digits-float.onnx", folder / "digits-int8.onnx"
     model.save(float_onnx)
     Model.from_onnx(bundle.program_path("predict")).save(int8_onnx)

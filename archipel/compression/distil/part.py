@@ -14,6 +14,7 @@ from archipel.compression.distil.features import Hint, distance, first_projectio
 from archipel.compression.distil.loss import DistillationLoss, class_axis
 from archipel.compression.examples import fixed_batch
 from archipel.compression.fine_tune import FineTune
+from archipel.compression.part import Need
 from archipel.compression.score import open_session
 from archipel.compression.work import Work
 from archipel.errors import CompressionError
@@ -60,6 +61,10 @@ class Distil:
             raise CompressionError("Distil: with alpha=0 and features=0 there is nothing to learn from the teacher")
         if self.match and not self.features:
             raise CompressionError("Distil: match names features, but features=0 gives them no weight")
+
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        return ("data",)
 
     def apply(self, model: CompressedModel, work: Work) -> CompressedModel:
         student = CompressedModel.of(model)

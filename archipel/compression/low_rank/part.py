@@ -12,6 +12,7 @@ from archipel.compression.low_rank.choice import Choice, Layer, Unit, by_budget,
 from archipel.compression.low_rank.factors import Factors, replace
 from archipel.compression.low_rank.moments import moments
 from archipel.compression.low_rank.splits import layer_splits
+from archipel.compression.part import Need
 from archipel.compression.work import Work
 from archipel.errors import CompressionError
 from archipel.graph.flops import flops
@@ -50,6 +51,11 @@ class LowRank:
         for name, value in given.items():
             if not 0.0 < value < 1.0 and not (name == "energy" and value == 1.0):
                 raise CompressionError(f"LowRank: {name} is a share above 0 and below 1, got {value!r}")
+
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        data: tuple[Need, ...] = () if self.fine_tune is None else ("data",)
+        return (*data, "calibration") if self.data_aware else data
 
     def apply(self, model: CompressedModel, work: Work) -> CompressedModel:
         refuse_quantized(model, "LowRank")

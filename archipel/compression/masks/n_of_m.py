@@ -13,6 +13,7 @@ from archipel.compression.layer_weights import LayerWeight, chosen, layer_weight
 from archipel.compression.masks.apply import write_masks
 from archipel.compression.masks.report import facts
 from archipel.compression.masks.scores import Criterion, scores
+from archipel.compression.part import Need
 from archipel.compression.work import Work
 from archipel.errors import CompressionError
 
@@ -39,6 +40,10 @@ class PruneNM:
             raise CompressionError(f"PruneNM: n and m must be whole numbers with 0 < n < m, are {self.n!r}, {self.m!r}")
         if self.criterion not in get_args(Criterion):
             raise CompressionError(f"PruneNM: criterion is one of {get_args(Criterion)}, got {self.criterion!r}")
+
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        return ("data",) if self.criterion == "taylor" or self.fine_tune is not None else ()
 
     def apply(self, model: CompressedModel, work: Work) -> CompressedModel:
         refuse_quantized(model, "PruneNM")

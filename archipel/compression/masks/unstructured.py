@@ -14,6 +14,7 @@ from archipel.compression.layer_weights import LayerWeight, chosen, layer_weight
 from archipel.compression.masks.apply import sparsity, write_masks
 from archipel.compression.masks.report import facts
 from archipel.compression.masks.scores import Criterion, scores
+from archipel.compression.part import Need
 from archipel.compression.work import Work
 from archipel.errors import CompressionError
 
@@ -59,6 +60,10 @@ class PruneWeights:
                 f"PruneWeights: {self.iterations} iterations do nothing that one does not unless the model is trained "
                 "between them; give fine_tune=FineTune(...)"
             )
+
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        return ("data",) if self.criterion == "taylor" or self.fine_tune is not None else ()
 
     def apply(self, model: CompressedModel, work: Work) -> CompressedModel:
         refuse_quantized(model, "PruneWeights")

@@ -13,6 +13,7 @@ import numpy as np
 
 from archipel.compression.fine_tune import FineTune
 from archipel.compression.layer_weights import find_mask, refuse_quantized
+from archipel.compression.part import Need
 from archipel.compression.prune.dependency import ChannelGroup, channel_groups, fixed_channels
 from archipel.compression.prune.importance import Criterion, magnitudes, taylor
 from archipel.compression.prune.removal import remove_channels
@@ -88,6 +89,12 @@ class PruneChannels:
     def _share(self) -> float:
         share: float = getattr(self, self._goal)
         return share
+
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        trains = self.criterion == "taylor" or self.fine_tune is not None
+        data: tuple[Need, ...] = ("data",) if trains else ()
+        return (*data, "calibration") if self._goal == "latency" else data
 
     def apply(self, model: CompressedModel, work: Work) -> CompressedModel:
         """The smaller model. Raises CompressionError where the goal cannot be reached or nothing can be removed."""

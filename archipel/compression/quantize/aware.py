@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from archipel.compression.compressed import CompressedModel
 from archipel.compression.fine_tune import FineTune
+from archipel.compression.part import Need
 from archipel.compression.quantize.simulation import initializer
 from archipel.errors import CompressionError
 from archipel.graph import Builder
@@ -37,6 +38,10 @@ class QuantizationAware:
 
     fine_tune: FineTune = _DEFAULT
     learn_steps: bool = True
+
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        return ("data",)
 
     def apply(self, model: CompressedModel, work: Work) -> CompressedModel:
         if model.training_form is None:

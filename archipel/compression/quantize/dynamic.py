@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from archipel.compression.compressed import CompressedModel
 from archipel.compression.deploy import constants
+from archipel.compression.part import Need
 from archipel.compression.quantize.placement import Layer, layers
 from archipel.compression.quantize.simulation import float_form, weight_scale
 from archipel.errors import CompressionError
@@ -33,6 +34,10 @@ class DynamicInt8:
     per_channel: bool = True
     convolutions: bool = False
     exclude: tuple[str, ...] = ()
+
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        return ()
 
     def apply(self, model: CompressedModel, work: Work) -> CompressedModel:
         if model.training_form is not None:

@@ -13,6 +13,7 @@ from onnx import defs
 
 from archipel.compression.compressed import CompressedModel
 from archipel.compression.deploy import constants, evaluate_constants
+from archipel.compression.part import Need
 from archipel.compression.quantize.arguments import choices
 from archipel.compression.quantize.placement import source_name
 from archipel.compression.quantize.simulation import float_form
@@ -45,6 +46,10 @@ class Float16:
 
     def __post_init__(self) -> None:
         choices(self, compute=("float32", "float16"))
+
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        return ()
 
     def apply(self, model: CompressedModel, work: Work) -> CompressedModel:
         if model.training_form is not None:

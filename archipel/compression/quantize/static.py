@@ -12,6 +12,7 @@ import onnx_ir as ir
 from archipel.compression.compressed import CompressedModel
 from archipel.compression.deploy import constants, evaluate_constants
 from archipel.compression.examples import Examples
+from archipel.compression.part import Need
 from archipel.compression.quantize.arguments import choices, percent, whole
 from archipel.compression.quantize.equalize import equalized
 from archipel.compression.quantize.fallback import choose_float_layers, sensitivities
@@ -81,6 +82,10 @@ class StaticInt8:
     def scheme(self) -> Scheme:
         kind: Literal["uint8", "int8"] = "int8" if self.activations == "int8" else "uint8"
         return Scheme(kind, self.per_channel, REDUCED if self.reduce_range else FULL)
+
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        return ("calibration",) if self.max_drop is None else ("calibration", "validation")
 
     def apply(self, model: CompressedModel, work: Work) -> CompressedModel:
         if model.training_form is not None:

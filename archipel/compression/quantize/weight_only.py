@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from archipel.compression.compressed import CompressedModel
 from archipel.compression.deploy import constants, evaluate_constants
+from archipel.compression.part import Need
 from archipel.compression.quantize.arguments import choices, whole
 from archipel.compression.quantize.blocks import Grid, rounded
 from archipel.compression.quantize.layerwise import fit_layers
@@ -53,6 +54,10 @@ class WeightOnly:
         whole(self, "smallest", "rounding_steps")
         if self.block_size is not None:
             whole(self, "block_size")
+
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        return ("calibration",) if self.rounding == "adaround" else ()
 
     def apply(self, model: CompressedModel, work: Work) -> CompressedModel:
         if model.training_form is not None:

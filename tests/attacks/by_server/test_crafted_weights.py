@@ -214,7 +214,7 @@ def test_what_is_broadcast_beside_the_weights_is_bounded_too(
     federation: Any, make: Callable[..., Bundle], tmp_path: Path
 ) -> None:
     """SCAFFOLD's control moves the weights with every local step: genuine weights and a crafted control would do."""
-    bundle = make("scaffold", sign_key=federation.publisher_key, privacy=SCAFFOLD, strategy_options={"clip": 2.0})
+    bundle = make("scaffold", key=federation.publisher_key, privacy=SCAFFOLD, strategy_options={"clip": 2.0})
     federation.bundle_file = tmp_path / "scaffold.bundle"
     pack(bundle.folder, federation.bundle_file)
     field = bundle.program("predict").inputs[0].name

@@ -12,8 +12,8 @@ from msgspec import structs
 
 from archipel import convert
 from archipel.cli.main import archipel
-from archipel.converter import Histogram, Mean, Quantiles, Sum
-from archipel.converter.pipeline import DEFAULT_PRIVACY
+from archipel.converter import Analysis, Histogram, Mean, Quantiles, Signing, Sum
+from archipel.converter.request import DEFAULT_PRIVACY
 from archipel.errors import RefusedError
 
 EDGES = list(range(0, 241, 5))
@@ -47,15 +47,17 @@ def usage(federation: Any) -> Any:
         Minutes(),
         federation.bundle_file,
         example=torch.zeros(4, 2),
-        sign_key=federation.publisher_key,
+        analysis=Analysis(
+            statistics=[
+                Mean(name="mean", low=0, high=240),
+                Sum(name="total", low=0, high=240),
+                Histogram(name="spread", edges=BOUNDS),
+                Quantiles(name="minutes", edges=EDGES, probabilities=[0.5, 0.9]),
+            ],
+        ),
         # What convert asks for by default are fifteen devices; here are three.
         privacy=structs.replace(DEFAULT_PRIVACY, min_cohort=3, colluders=0.0, min_contributors=3),
-        statistics=[
-            Mean(name="mean", low=0, high=240),
-            Sum(name="total", low=0, high=240),
-            Histogram(name="spread", edges=BOUNDS),
-            Quantiles(name="minutes", edges=EDGES, probabilities=[0.5, 0.9]),
-        ],
+        signing=Signing(federation.publisher_key),
     )
     return federation
 

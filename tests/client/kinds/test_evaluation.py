@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from archipel.bundle import PrivacyPolicy, pack, roles
 from archipel.bundle.roles import Metric
-from archipel.converter import convert
+from archipel.converter import Signing, Training, convert
 from archipel.errors import RefusedError
 from archipel.protocol.measures import measured, measures
 from archipel.training import losses, optimizers
@@ -36,12 +36,13 @@ def examples(number: int) -> dict[str, np.ndarray]:
 @pytest.fixture
 def fleet(federation: Any, network: nn.Module) -> tuple[Any, list[Any]]:
     made = convert(
-        network, federation.folder / "net", example=torch.zeros(2, 4), loss=losses.cross_entropy(),
-        optimizer=optimizers.sgd(lr=0.1), strategy="fedavg", sign_key=federation.publisher_key,
+        network, federation.folder / "net", example=torch.zeros(2, 4),
+        training=Training(losses.cross_entropy(), optimizers.sgd(lr=0.1), strategy="fedavg"),
         privacy=PrivacyPolicy(
             modes=("secure", "plain"), min_cohort=2, threshold=0.6, max_clip=10.0, max_bits=20, colluders=0.0,
             min_contributors=1,
         ),
+        signing=Signing(federation.publisher_key),
     )  # fmt: skip
     pack(federation.folder / "net", federation.folder / "net.bundle")
     federation.bundle_file = federation.folder / "net.bundle"

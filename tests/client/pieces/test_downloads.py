@@ -17,8 +17,8 @@ from archipel import bundle as b
 from archipel.client.connection.session import DeviceSession
 from archipel.client.downloads.cache import Cache
 from archipel.client.downloads.pieces import MAX_FETCHES, PieceDownload
-from archipel.converter import convert
-from archipel.converter.pipeline import DEFAULT_PRIVACY
+from archipel.converter import Signing, Training, convert
+from archipel.converter.request import DEFAULT_PRIVACY
 from archipel.errors import ClientError, DigestError, MessageError, RefusedError, UnreachableError
 from archipel.protocol.messages import Piece, Pieces
 from archipel.protocol.sealed import decode, encode, public_bytes
@@ -97,9 +97,10 @@ def versions(federation: Any) -> list[str]:
         network[4].reset_parameters()
         folder = federation.folder / f"version-{seed}"
         convert(
-            network, folder, example=torch.zeros(2, 64), loss=losses.cross_entropy(), optimizer=optimizers.sgd(lr=0.1),
-            strategy="fedavg", sign_key=federation.publisher_key,
+            network, folder, example=torch.zeros(2, 64),
+            training=Training(losses.cross_entropy(), optimizers.sgd(lr=0.1), strategy="fedavg"),
             privacy=msgspec.structs.replace(DEFAULT_PRIVACY, min_cohort=3, colluders=0.0),
+            signing=Signing(federation.publisher_key),
         )  # fmt: skip
         b.pack(folder, folder.with_suffix(".bundle"))
         digests.append(federation.operator.upload_bundle(folder.with_suffix(".bundle")).digest)

@@ -15,8 +15,8 @@ from archipel import bundle as b
 from archipel.bundle.roles import Label, Noise
 from archipel.client.memory.privacy import epsilon
 from archipel.client.owner_view import look
-from archipel.converter import convert
-from archipel.converter.pipeline import DEFAULT_PRIVACY
+from archipel.converter import Signing, Training, convert
+from archipel.converter.request import DEFAULT_PRIVACY
 from archipel.training import losses, optimizers
 from tests.client.conftest import local_data
 
@@ -32,10 +32,11 @@ class Column(nn.Module):
 
 def test_the_owner_sees_what_the_rounds_cost(federation: Any, tmp_path: Any) -> None:
     bundle = convert(
-        Column(), tmp_path / "private", example=torch.zeros(2, 3), loss=losses.mse(), optimizer=optimizers.sgd(lr=0.1),
-        strategy="dpsgd", strategy_options={"example_clip": 0.5, "noise_multiplier": 2.0}, epochs=3, batch_size=2,
-        sign_key=federation.publisher_key,
+        Column(), tmp_path / "private", example=torch.zeros(2, 3),
+        training=Training(losses.mse(), optimizers.sgd(lr=0.1), strategy="dpsgd",
+                          strategy_options={"example_clip": 0.5, "noise_multiplier": 2.0}, epochs=3, batch_size=2),
         privacy=msgspec.structs.replace(DEFAULT_PRIVACY, min_cohort=3, colluders=0.0),
+        signing=Signing(federation.publisher_key),
     )  # fmt: skip
     ports = [port for port in bundle.program("train").inputs if isinstance(port, Noise)]
     # A little below what was asked for: the sums are rounded.

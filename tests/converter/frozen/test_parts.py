@@ -11,6 +11,7 @@ import torch
 
 from archipel import convert, models, training
 from archipel.bundle import generate_key, read_weights
+from archipel.converter import Signing, Training
 from archipel.lite_runtime import load
 from archipel.lite_runtime.self_test import run_self_test
 
@@ -21,9 +22,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     key = generate_key()
     path = tmp_path_factory.mktemp("parts") / "net"
     convert(
-        models.resnet8(0), path, example=torch.zeros(2, 3, 32, 32), trainable="output.*", sign_key=key,
-        loss=training.losses.cross_entropy(), optimizer=training.optimizers.sgd(momentum=0.9),
-        step_options={"batch_norm": "frozen"}, batch_size=8,
+        models.resnet8(0), path, example=torch.zeros(2, 3, 32, 32),
+        training=Training(training.losses.cross_entropy(), training.optimizers.sgd(momentum=0.9), trainable="output.*",
+                          step_options={"batch_norm": "frozen"}, batch_size=8),
+        signing=Signing(key),
     )  # fmt: skip
     return path, key.public_key().public_bytes_raw()
 
@@ -81,8 +83,10 @@ def test_the_vectors_hold_no_data_but_what_is_given(folder: tuple[Path, Any], tm
     assert report.examples == 4
     key = generate_key()
     x = np.random.default_rng(7).standard_normal((4, 3, 32, 32)).astype(np.float32)
-    bundle = convert(models.resnet8(0), tmp_path / "b", example=torch.zeros(2, 3, 32, 32), sign_key=key,
-                     self_test={"input": x})  # fmt: skip
+    bundle = convert(
+        models.resnet8(0), tmp_path / "b", example=torch.zeros(2, 3, 32, 32), self_test={"input": x},
+        signing=Signing(key),
+    )  # fmt: skip
     assert bundle.manifest.self_test is not None
     vectors = read_weights(bundle.folder / bundle.manifest.self_test.file)
     np.testing.assert_array_equal(vectors["example/input"], x)

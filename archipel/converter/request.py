@@ -1,0 +1,52 @@
+"""Everything that one call of `convert` asks for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from archipel.bundle import PrivacyPolicy
+from archipel.compression.part import Part
+from archipel.converter.options import BATCH_SIZE, Analysis, Compression, Signing, Training
+
+SUFFIX = ".bundle"
+DEFAULT_PRIVACY = PrivacyPolicy(modes=("secure",), min_cohort=10, threshold=0.67, max_clip=10.0, max_bits=24)
+
+
+@dataclass(frozen=True, eq=False)  # arrays have no truth of their own
+class Request:
+    """The arguments of `convert`.
+
+    `batch_size`: the examples that limits of a bundle without training are counted for; with training its own is.
+    """
+
+    source: Any
+    path: str | os.PathLike[str]
+    signing: Signing
+    training: Training | None = None
+    analysis: Analysis | None = None
+    compression: Compression | None = None
+    example: Any = None
+    name: str | None = None
+    privacy: PrivacyPolicy = DEFAULT_PRIVACY
+    self_test: Mapping[str, np.ndarray] | None = None
+    batch_size: int = BATCH_SIZE
+
+    @property
+    def bundle_name(self) -> str:
+        return self.name or Path(self.path).name.removesuffix(SUFFIX)
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The parts of the recipe; none: the model stays as it is."""
+        return () if self.compression is None else self.compression.parts
+
+    @property
+    def rows(self) -> int:
+        """The examples that devices compute with at once, as far as limits are concerned."""
+        return self.batch_size if self.training is None else self.training.batch_size

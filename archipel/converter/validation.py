@@ -1,0 +1,123 @@
+"""What is checked of a request before any work: arguments with one another, then with the model.
+
+What a single group says of itself is checked when it is made (options.py).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from archipel.bundle import PrivacyPolicy
+from archipel.bundle.roles import Example
+from archipel.bundle.validation import check_text, validate_policy
+from archipel.compression.compressed import CompressedModel
+from archipel.compression.low_rank import LowRank
+from archipel.converter.arguments import instance, strict, whole
+from archipel.converter.lowering import lower_training, predict_program
+from archipel.converter.options import Analysis, Compression, Signing, Training
+from archipel.converter.request import Request
+from archipel.converter.self_test import check_examples
+from archipel.converter.sources import check_source
+from archipel.converter.statistics import analyze_program, check_counts
+from archipel.errors import ConversionError
+from archipel.graph import Model
+from archipel.graph.parameters import match
+
+UNSIGNED = (
+    "a bundle must be signed: pass signing=Signing(key); `archipel keys FILE` makes a key, bundle.load_private_key "
+    "reads it"
+)
+
+
+def check_request(request: Request) -> None:
+    """Refuse what is wrong whatever the model is. Nothing is read but what is at the path.
+
+    Raises ConversionError, or ManifestError for a name or a privacy policy that no manifest may have.
+    """
+    if request.signing is None:
+        raise ConversionError(UNSIGNED)
+    instance("signing", request.signing, Signing, "a converter.Signing")
+    for where, group, kind in (
+        ("training", request.training, Training),
+        ("analysis", request.analysis, Analysis),
+        ("compression", request.compression, Compression),
+    ):
+        instance(where, group, kind | None, f"a converter.{kind.__name__}")
+    _check_path(request.path)
+    if request.name is not None:
+        instance("name", request.name, str, "text")
+    check_text("name", request.bundle_name)
+    whole("batch_size", request.batch_size, 1)
+    strict("privacy", request.privacy, PrivacyPolicy)
+    validate_policy(request.privacy)
+    if request.analysis is not None:
+        if request.training is not None:
+            raise ConversionError("analysis with training: an analysis is a bundle of its own; leave one of them out")
+        check_counts(request.analysis.max_examples, request.privacy.max_bits)
+    if request.training is not None:
+        with_weighting(request.training, request.privacy)
+    if request.self_test is not None:
+        instance("self_test", request.self_test, Mapping, "arrays by the names of the model's inputs")
+    check_source(request.source, request.example)
+
+
+def check_model(request: Request, model: Model) -> None:
+    """Refuse what does not fit the model, before it is compressed for hours.
+
+    Where it will be compressed, the programs are made of the model as it is and thrown away: compression changes
+    neither its inputs and outputs nor, but for LowRank, the names of its parameters. Raises what making them raises:
+    ConversionError, TrainingError, GraphError, AutodiffError.
+    """
+    predict = predict_program(model)
+    ports = [] if predict.signature is None else [p for p in predict.signature.inputs if isinstance(p, Example)]
+    if request.self_test and all(port.shape for port in ports):
+        check_examples(ports, request.self_test)
+    if not request.parts:
+        return  # the programs themselves are made next
+    if request.analysis is not None:
+        analyze_program(
+            predict,
+            request.analysis.statistics,
+            max_examples=request.analysis.max_examples,
+            bits=request.privacy.max_bits,
+        )
+    if request.training is None:
+        return
+    if any(isinstance(part, LowRank) for part in request.parts):
+        _check_patterns_or_factors(request.training, model)
+    else:
+        form = model.training_form if isinstance(model, CompressedModel) else None
+        lower_training(form or model, request.training)
+
+
+def with_weighting(training: Training, privacy: PrivacyPolicy) -> Training:
+    """What the policy says of weights holds for the strategy's device half. Raises ConversionError for another one."""
+    if privacy.weighting != "uniform":
+        return training
+    options = training.strategy_options
+    if options.get("weighting", "uniform") != "uniform":
+        raise ConversionError(
+            f"strategy_options: weighting is {options['weighting']!r}, but the privacy policy wants every device to "
+            "weigh 1; leave it out, or change privacy"
+        )
+    return replace(training, strategy_options={**options, "weighting": "uniform"})
+
+
+def _check_path(path: str | os.PathLike[str]) -> None:
+    instance("path", path, str | os.PathLike, "a path")
+    place = Path(path)
+    if place.exists():
+        raise ConversionError(f"{place}: exists already; remove it or choose another name")
+    folder = next(parent for parent in place.absolute().parents if parent.exists())
+    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+        why = "cannot be written to" if folder.is_dir() else "is not a folder"
+        raise ConversionError(f"path {place}: {folder} {why}; choose another path")
+
+
+def _check_patterns_or_factors(training: Training, model: Model) -> None:
+    """LowRank makes `<weight>.left` and `<weight>.right` of some weights, and `trainable` may name these as well."""
+    names = model.parameter_names
+    match([*names, *(f"{name}.{factor}" for name in names for factor in ("left", "right"))], training.trainable)
