@@ -16,7 +16,7 @@ __all__ = ["Model", "__version__", "compress", "convert"]
 _HOMES = {"Model": "archipel.graph", "compress": "archipel.compression", "convert": "archipel.converter"}
 _ROOMS = (
     "autodiff", "bundle", "client", "compression", "converter", "datasets", "errors", "graph", "lite_runtime", "models",
-    "protocol", "server", "strategies", "training",
+    "operator", "protocol", "server", "strategies", "training",
 )  # fmt: skip
 
 

@@ -10,9 +10,9 @@ import click
 from archipel.cli.remote import fields, metrics_line, remote, save
 from archipel.cli.tables import as_json, show, table
 from archipel.errors import CommandError
+from archipel.operator import OperatorClient
 from archipel.protocol.moments import moment
 from archipel.protocol.operator.registry import ModelInfo, VersionDetail, VersionInfo, VersionRequest
-from archipel.server import OperatorClient
 from archipel.server.registry.expiry import has_expired
 
 DIGITS = frozenset("0123456789abcdef")
@@ -39,7 +39,7 @@ def model() -> None:
 @remote
 def create(client: OperatorClient, name: str, population: str, as_json: bool) -> None:
     """Make a model; one that is there already is shown."""
-    made = client.create_model(name, population)
+    made = client.models.create(name, population)
     show(made, as_json, _model(made))
 
 
@@ -48,7 +48,7 @@ def create(client: OperatorClient, name: str, population: str, as_json: bool) ->
 @remote
 def list_(client: OperatorClient, as_json: bool) -> None:
     """Every model, by name."""
-    found = list(client.models())
+    found = list(client.models.list())
     rows = [
         (each.name, each.population, _or_dash(each.promoted), _or_dash(each.newest), _or_dash(each.rollout_id))
         for each in found
@@ -63,7 +63,7 @@ def list_(client: OperatorClient, as_json: bool) -> None:
 @remote
 def show_(client: OperatorClient, name: str, as_json: bool) -> None:
     """One model: which version is promoted, and whether another is on its way."""
-    found = client.model(name)
+    found = client.models.get(name)
     show(found, as_json, _model(found))
 
 
@@ -88,9 +88,9 @@ def register(
     if (bundle is None) == (task_id is None):
         raise CommandError("register: give either --bundle or --task")
     if bundle is not None and not (len(bundle) == 64 and DIGITS.issuperset(bundle)):
-        bundle = client.upload_bundle(Path(bundle), client.model(name).population).digest
+        bundle = client.bundles.upload(Path(bundle), client.models.get(name).population).digest
     request = VersionRequest(bundle=bundle, task_id=task_id, task_version=number, parent=parent)
-    made = client.register_version(name, request)
+    made = client.models.register(name, request)
     show(made, as_json, _version(made))
 
 
@@ -101,7 +101,7 @@ def register(
 def versions(client: OperatorClient, name: str, as_json: bool) -> None:
     """A model's versions, newest first: where they came from, how many devices fetched them last, and until when they
     are offered ("-": without end)."""
-    found = list(client.versions(name))
+    found = list(client.models.versions(name))
     rows = [
         (
             str(each.number), each.state, each.digest[:12], _or_dash(each.parent), _origin(each),
@@ -121,7 +121,7 @@ def versions(client: OperatorClient, name: str, as_json: bool) -> None:
 @remote
 def version(client: OperatorClient, name: str, number: int, as_json: bool) -> None:
     """One version: its content, its lineage, and what devices found when they evaluated it."""
-    found = client.version(name, number)
+    found = client.models.version(name, number)
     show(found, as_json, [*_version(found), *_evaluations(found)])
 
 
@@ -132,12 +132,12 @@ def version(client: OperatorClient, name: str, number: int, as_json: bool) -> No
 @remote
 def download(client: OperatorClient, name: str, number: int, file: Path) -> None:
     """Write a version into FILE, a new one: its weights (safetensors), or the bundle where it is one as it is."""
-    found = client.version(name, number)
+    found = client.models.version(name, number)
     weights = found.weights
     if weights is None:
-        save(file, lambda: client.bundle(found.bundle))
+        save(file, lambda: client.bundles.download(found.bundle))
     else:
-        save(file, lambda: client.blob(weights), weights)
+        save(file, lambda: client.weights.download(weights), weights)
 
 
 @model.command()
@@ -147,7 +147,7 @@ def download(client: OperatorClient, name: str, number: int, file: Path) -> None
 @remote
 def promote(client: OperatorClient, name: str, number: int, as_json: bool) -> None:
     """Make a version the one for all devices, at once."""
-    done = client.promote(name, number)
+    done = client.models.promote(name, number)
     show(done, as_json, _promoted(done))
 
 
@@ -157,7 +157,7 @@ def promote(client: OperatorClient, name: str, number: int, as_json: bool) -> No
 @remote
 def rollback(client: OperatorClient, name: str, as_json: bool) -> None:
     """Take back what came last: the rollout under way, else the last promotion."""
-    done = client.roll_back(name)
+    done = client.models.roll_back(name)
     show(done, as_json, _promoted(done))
 
 
@@ -167,7 +167,7 @@ def rollback(client: OperatorClient, name: str, as_json: bool) -> None:
 @remote
 def history(client: OperatorClient, name: str, as_json: bool) -> None:
     """Which version was for all devices from when on, newest first."""
-    found = list(client.promotions(name))
+    found = list(client.models.promotions(name))
     rows = [
         (str(each.number), str(each.version), each.how, each.actor, moment(each.created), _or_dash(each.rollout_id))
         for each in found
@@ -182,7 +182,7 @@ def history(client: OperatorClient, name: str, as_json: bool) -> None:
 @remote
 def reject(client: OperatorClient, name: str, number: int, reason: str) -> None:
     """Let a version never be promoted, until it is restored."""
-    click.echo(client.reject_version(name, number, reason).state)
+    click.echo(client.models.reject(name, number, reason).state)
 
 
 @model.command()
@@ -191,7 +191,7 @@ def reject(client: OperatorClient, name: str, number: int, reason: str) -> None:
 @remote
 def restore(client: OperatorClient, name: str, number: int) -> None:
     """Take back that a version was rejected."""
-    click.echo(client.restore_version(name, number).state)
+    click.echo(client.models.restore(name, number).state)
 
 
 def _promoted(done: ModelInfo) -> list[str]:

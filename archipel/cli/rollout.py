@@ -9,9 +9,9 @@ import click
 from archipel.cli.remote import fields, read_request, remote, request_key
 from archipel.cli.tables import as_json, show, table
 from archipel.errors import CommandError
+from archipel.operator import OperatorClient
 from archipel.protocol.moments import moment
 from archipel.protocol.operator.registry import RolloutInfo, RolloutRequest, StageEvaluation, StageInfo
-from archipel.server import OperatorClient
 
 
 @click.group()
@@ -46,7 +46,7 @@ def rollout() -> None:
 @remote
 def create(client: OperatorClient, file: Path, key: str | None, as_json: bool) -> None:
     """Begin the rollout that FILE (TOML) describes."""
-    made = client.create_rollout(read_request(file, RolloutRequest), key=key)
+    made = client.rollouts.create(read_request(file, RolloutRequest), key=key)
     show(made, as_json, _lines(made))
 
 
@@ -55,7 +55,7 @@ def create(client: OperatorClient, file: Path, key: str | None, as_json: bool) -
 @remote
 def list_(client: OperatorClient, as_json: bool) -> None:
     """Every rollout, newest first."""
-    found = list(client.rollouts())
+    found = list(client.rollouts.list())
     rows = [
         (
             each.rollout_id, each.model, str(each.version), each.state, f"{each.stage}/{len(each.stages)}",
@@ -72,7 +72,7 @@ def list_(client: OperatorClient, as_json: bool) -> None:
 @remote
 def show_(client: OperatorClient, rollout_id: str, as_json: bool) -> None:
     """One rollout, with what was found in each stage."""
-    found = client.rollout(rollout_id)
+    found = client.rollouts.get(rollout_id)
     show(found, as_json, _lines(found))
 
 
@@ -91,7 +91,7 @@ def watch(client: OperatorClient, rollout_id: str, timeout: float | None) -> Non
             click.echo(line)
         said = line
 
-    done = client.wait_rollout(rollout_id, timeout=timeout, on_change=changed)
+    done = client.rollouts.wait(rollout_id, timeout=timeout, on_change=changed)
     if done.state != "completed":
         raise CommandError(f"rollout of {done.model} version {done.version} {done.state}: {done.reason}")
 
@@ -101,7 +101,7 @@ def watch(client: OperatorClient, rollout_id: str, timeout: float | None) -> Non
 @remote
 def pause(client: OperatorClient, rollout_id: str) -> None:
     """Stay in the stage; after a week it is rolled back."""
-    click.echo(client.pause_rollout(rollout_id).state)
+    click.echo(client.rollouts.pause(rollout_id).state)
 
 
 @rollout.command()
@@ -109,7 +109,7 @@ def pause(client: OperatorClient, rollout_id: str) -> None:
 @remote
 def resume(client: OperatorClient, rollout_id: str) -> None:
     """Go on."""
-    click.echo(client.resume_rollout(rollout_id).state)
+    click.echo(client.rollouts.resume(rollout_id).state)
 
 
 @rollout.command()
@@ -117,7 +117,7 @@ def resume(client: OperatorClient, rollout_id: str) -> None:
 @remote
 def abort(client: OperatorClient, rollout_id: str) -> None:
     """Roll back: all devices are offered the promoted version again."""
-    click.echo(client.abort_rollout(rollout_id).state)
+    click.echo(client.rollouts.abort(rollout_id).state)
 
 
 def _lines(found: RolloutInfo) -> list[str]:

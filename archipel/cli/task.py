@@ -10,10 +10,10 @@ import msgspec
 from archipel.cli.remote import fields, read_request, read_toml, remote, request_key, result_line, save
 from archipel.cli.tables import as_json, show, table
 from archipel.errors import CommandError
+from archipel.operator import OperatorClient, TaskRequest
 from archipel.protocol.moments import moment
 from archipel.protocol.operator.registry import RoundMetrics
 from archipel.protocol.operator.tasks import TaskInfo
-from archipel.server import OperatorClient, TaskRequest
 
 
 @click.group()
@@ -57,8 +57,8 @@ def create(client: OperatorClient, file: Path, bundle: Path | None, key: str | N
         )
     request = read_request(file, TaskRequest, **({} if bundle is None else {"bundle": "0" * 64}))
     if bundle is not None:
-        request = msgspec.structs.replace(request, bundle=client.upload_bundle(bundle, request.population).digest)
-    made = client.create_task(request, key=key)
+        request = msgspec.structs.replace(request, bundle=client.bundles.upload(bundle, request.population).digest)
+    made = client.tasks.create(request, key=key)
     show(made, as_json, _lines(made))
 
 
@@ -67,7 +67,7 @@ def create(client: OperatorClient, file: Path, bundle: Path | None, key: str | N
 @remote
 def list_(client: OperatorClient, as_json: bool) -> None:
     """Every task, newest first."""
-    found = list(client.tasks())
+    found = list(client.tasks.list())
     rows = [
         (
             each.task_id, each.name, each.population, each.state, f"{each.rounds_committed}/{each.rounds}",
@@ -84,7 +84,7 @@ def list_(client: OperatorClient, as_json: bool) -> None:
 @remote
 def show_(client: OperatorClient, task_id: str, as_json: bool) -> None:
     """One task: what was asked for, and how far it is."""
-    found = client.task(task_id)
+    found = client.tasks.get(task_id)
     show(found, as_json, _lines(found))
 
 
@@ -110,7 +110,7 @@ def watch(client: OperatorClient, task_id: str, timeout: float | None, as_json: 
         if now.spoiled_rounds:
             click.echo(f"  {now.search}")
 
-    done = client.wait_task(task_id, timeout=timeout, on_change=changed)
+    done = client.tasks.wait(task_id, timeout=timeout, on_change=changed)
     if done.state != "completed":
         raise CommandError(f"task {done.name!r} {done.state}: {done.reason}")
 
@@ -121,7 +121,7 @@ def watch(client: OperatorClient, task_id: str, timeout: float | None, as_json: 
 @remote
 def metrics(client: OperatorClient, task_id: str, as_json: bool) -> None:
     """What the task's committed rounds came to, oldest first."""
-    found = list(client.task_metrics(task_id))
+    found = list(client.tasks.metrics(task_id))
     rows = [
         (
             str(each.number), each.round_id, str(each.devices), moment(each.ended),
@@ -146,11 +146,11 @@ def _step(each: RoundMetrics) -> str:
 @remote
 def download(client: OperatorClient, task_id: str, file: Path) -> None:
     """Write the task's newest weights into FILE, a new one (safetensors)."""
-    found = client.task(task_id)
+    found = client.tasks.get(task_id)
     if found.model is None:
         raise CommandError(f"task {found.name!r} has no weights yet: no round was opened")
     digest = found.model
-    save(file, lambda: client.blob(digest), digest)
+    save(file, lambda: client.weights.download(digest), digest)
 
 
 @task.command()
@@ -158,7 +158,7 @@ def download(client: OperatorClient, task_id: str, file: Path) -> None:
 @remote
 def pause(client: OperatorClient, task_id: str) -> None:
     """Open no further rounds; the one under way is finished."""
-    click.echo(client.pause(task_id).state)
+    click.echo(client.tasks.pause(task_id).state)
 
 
 @task.command()
@@ -166,7 +166,7 @@ def pause(client: OperatorClient, task_id: str) -> None:
 @remote
 def resume(client: OperatorClient, task_id: str) -> None:
     """Open rounds again."""
-    click.echo(client.resume(task_id).state)
+    click.echo(client.tasks.resume(task_id).state)
 
 
 @task.command()
@@ -174,7 +174,7 @@ def resume(client: OperatorClient, task_id: str) -> None:
 @remote
 def approve(client: OperatorClient, task_id: str) -> None:
     """Let an evaluation or analysis run that somebody else proposed."""
-    click.echo(client.approve(task_id).state)
+    click.echo(client.tasks.approve(task_id).state)
 
 
 @task.command()
@@ -182,7 +182,7 @@ def approve(client: OperatorClient, task_id: str) -> None:
 @remote
 def cancel(client: OperatorClient, task_id: str) -> None:
     """Stop a task for good; the round under way is thrown away."""
-    click.echo(client.cancel(task_id).state)
+    click.echo(client.tasks.cancel(task_id).state)
 
 
 def _lines(found: TaskInfo) -> list[str]:
