@@ -22,9 +22,10 @@ from server_load import SERVE
 from archipel import bundle as b
 from archipel.bundle import roles
 from archipel.client import Agent, AgentConfig, Event
+from archipel.operator import OperatorClient, TaskRequest
 from archipel.protocol.identity import EnrolmentToken, mint_token
 from archipel.protocol.sealed import public_bytes
-from archipel.server import OperatorClient, TaskRequest, init_data_folder, load_settings
+from archipel.server import init_data_folder, load_settings
 
 POPULATION = "devices"
 PRIVACY = b.PrivacyPolicy(
@@ -106,15 +107,15 @@ def rounds(
     operator: OperatorClient, bundle: Path, cohort: int, count: int, privacy: str, population: str = POPULATION
 ) -> Callable[[], None]:
     """Has every device of `cohort` train `bundle` for `count` rounds; the call that is returned waits for their end."""
-    task = operator.create_task(
+    task = operator.tasks.create(
         TaskRequest(
-            name="rounds", population=population, bundle=operator.upload_bundle(bundle).digest, rounds=count,
+            name="rounds", population=population, bundle=operator.bundles.upload(bundle).digest, rounds=count,
             min_cohort=cohort, cohort=cohort, privacy=privacy, deadlines=dict.fromkeys(_PHASES, 120.0),
         )  # type: ignore[arg-type]
     )  # fmt: skip
 
     def wait() -> None:
-        ended = operator.wait_task(task.task_id, timeout=600, poll=0.1)
+        ended = operator.tasks.wait(task.task_id, timeout=600, poll=0.1)
         if ended.state != "completed":
             raise RuntimeError(f"the task is {ended.state}: {ended.reason}")
 

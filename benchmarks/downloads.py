@@ -23,7 +23,7 @@ from archipel.client.downloads.cache import Cache
 from archipel.client.downloads.pieces import PieceDownload
 from archipel.converter import Signing, Training, convert
 from archipel.models import mobilenet_v2, resnet8
-from archipel.server import OperatorClient, TaskRequest
+from archipel.operator import OperatorClient, TaskRequest
 from archipel.training import losses, optimizers
 
 LIMIT = 1 << 30
@@ -47,7 +47,7 @@ def measure(folder: Path, model: str, changed: str) -> Iterator[Row]:
         made(federation, folder / f"{number}", model, changed, number)
     with federation.serving() as operator:
         device = federation.enrolled("device")
-        bundles = [operator.upload_bundle(folder / f"{number}.bundle").digest for number in range(2)]
+        bundles = [operator.bundles.upload(folder / f"{number}.bundle").digest for number in range(2)]
         weights = [first_weights(operator, digest) for digest in bundles]
         with Agent(AgentConfig(folder=device, server=federation.url), examples=dict) as agent:
             agent.run_once()
@@ -77,10 +77,10 @@ def made(federation: Federation, folder: Path, model: str, changed: str, number:
 
 def first_weights(operator: OperatorClient, bundle: str) -> str:
     """The parameters of a bundle, stored as the weights of a task's first round; their digest."""
-    task = operator.create_task(
+    task = operator.tasks.create(
         TaskRequest(name="weights", population=POPULATION, bundle=bundle, rounds=1, min_cohort=15, cohort=15)
     )
-    while (model := operator.task(task.task_id).model) is None:
+    while (model := operator.tasks.get(task.task_id).model) is None:
         time.sleep(0.05)
     # It lives on, for devices fetch what live tasks name; it waits for devices that never come.
     return model

@@ -31,7 +31,7 @@ from server_load import POPULATION, THREADS, Fleet, bare, check_in, memory, poll
 from sqlalchemy import insert, select
 
 from archipel.bundle import write_weights
-from archipel.server import OperatorClient, TaskRequest
+from archipel.operator import OperatorClient, TaskRequest
 from archipel.server.database.tables import Answer, Participant
 
 PEER = "bare Flask"
@@ -116,10 +116,10 @@ class Bench:
         """A round that takes updates, and the tokens of its devices. What comes before is not measured: of a secure
         round the first messages are put into the database."""
         if entries not in self._bundles:
-            self._bundles[entries] = self.client.upload_bundle(self.fleet.bundle(entries)).digest
+            self._bundles[entries] = self.client.bundles.upload(self.fleet.bundle(entries)).digest
         tokens = self.fleet.tokens[:devices]
         deadlines = dict.fromkeys(("assigning", "advertising", "sharing", "complaining", "masking", "updating"), 600.0)
-        task = self.client.create_task(
+        task = self.client.tasks.create(
             TaskRequest(
                 name="load", population=POPULATION, bundle=self._bundles[entries], rounds=1, cohort=devices,
                 min_cohort=devices, privacy="secure" if privacy == "masked" else "plain", deadlines=deadlines,
@@ -134,8 +134,8 @@ class Bench:
                 self._wait(task.task_id, "masking")
             yield f"/v1/rounds/{found}/update", tokens
         finally:
-            self.client.cancel(task.task_id)
-            wait_for(lambda: all(each.ended for each in self.client.rounds(task.task_id)))
+            self.client.tasks.cancel(task.task_id)
+            wait_for(lambda: all(each.ended for each in self.client.tasks.rounds(task.task_id)))
 
     def check_ins(self, seconds: float) -> None:
         tokens = self.fleet.tokens
@@ -154,7 +154,7 @@ class Bench:
         found: list[str] = []
 
         def reached() -> bool:
-            found[:] = [each.round_id for each in self.client.rounds(task_id) if each.phase == phase]
+            found[:] = [each.round_id for each in self.client.tasks.rounds(task_id) if each.phase == phase]
             return bool(found)
 
         wait_for(reached)

@@ -11,9 +11,9 @@ from archipel.cli.files import new_secret
 from archipel.cli.remote import remote
 from archipel.cli.tables import as_json, show, table
 from archipel.errors import CommandError
+from archipel.operator import OperatorClient
 from archipel.protocol.moments import moment
 from archipel.protocol.operator.tasks import TokenRequest
-from archipel.server import OperatorClient
 
 
 @click.group()
@@ -75,7 +75,7 @@ def create(
         raise CommandError(str(error)) from None
     # Before the token is made: there is no second chance to keep it.
     with new_secret(output) as file:
-        made = client.create_token(request)
+        made = client.tokens.create(request)
         file.write(made.token.encode() + b"\n")
     show(made.info, as_json, [f"token {made.info.token_id} ({role}) written to {output}"])
 
@@ -85,7 +85,7 @@ def create(
 @remote
 def list_(client: OperatorClient, as_json: bool) -> None:
     """List every token and what it is for, newest first."""
-    found = list(client.tokens())
+    found = list(client.tokens.list())
     rows = [
         (
             each.token_id, each.name, each.role, "all" if each.populations is None else ", ".join(each.populations),
@@ -105,4 +105,4 @@ def revoke(client: OperatorClient, token_id: str) -> None:
     \b
     archipel access revoke ID
     """
-    click.echo(f"{token_id} revoked {moment(client.revoke_token(token_id).revoked)}")
+    click.echo(f"{token_id} revoked {moment(client.tokens.revoke(token_id).revoked)}")

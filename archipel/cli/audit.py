@@ -11,10 +11,10 @@ from archipel.bundle import load_public_key
 from archipel.cli.remote import remote
 from archipel.cli.tables import as_json, show, table
 from archipel.errors import CommandError, ProtocolError
+from archipel.operator import OperatorClient
 from archipel.protocol.moments import moment
 from archipel.protocol.operator.tasks import AuditHead
 from archipel.protocol.sealed import Sealed, decode, encode, unseal
-from archipel.server import OperatorClient
 from archipel.server.audit.chain import verify as verify_chain
 
 
@@ -42,8 +42,8 @@ def list_(client: OperatorClient, limit: int | None, as_json: bool) -> None:
     \b
     archipel audit list --limit 20
     """
-    newest = 0 if limit is None else decode("audit head", client.audit_head().body, AuditHead).seq
-    found = list(client.audit(after=max(0, newest - (limit or 0))))
+    newest = 0 if limit is None else decode("audit head", client.audit.head().body, AuditHead).seq
+    found = list(client.audit.list(after=max(0, newest - (limit or 0))))
     rows = [
         (
             str(each.seq), moment(each.time / 1e6), each.actor, each.action, each.subject,
@@ -73,9 +73,9 @@ def verify(client: OperatorClient, server_key: Path, heads: Path | None) -> None
     """
     key = load_public_key(server_key)
     kept = _read(heads, key) if heads and heads.exists() else []
-    sealed = client.audit_head()
+    sealed = client.audit.head()
     told = unseal("audit", sealed, key, AuditHead)
-    seq, newest = verify_chain(client.audit(), heads=[(head.seq, head.hash) for head in (*kept, told) if head.seq])
+    seq, newest = verify_chain(client.audit.list(), heads=[(head.seq, head.hash) for head in (*kept, told) if head.seq])
     if heads is not None and told.seq and told.seq not in {head.seq for head in kept}:
         with open(heads, "ab") as file:
             file.write(encode(sealed) + b"\n")

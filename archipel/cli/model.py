@@ -10,9 +10,9 @@ import click
 from archipel.cli.remote import fields, metrics_line, remote, save
 from archipel.cli.tables import as_json, show, table
 from archipel.errors import CommandError
+from archipel.operator import OperatorClient
 from archipel.protocol.moments import moment
 from archipel.protocol.operator.registry import ModelInfo, VersionDetail, VersionInfo, VersionRequest
-from archipel.server import OperatorClient
 from archipel.server.registry.expiry import has_expired
 
 DIGITS = frozenset("0123456789abcdef")
@@ -43,7 +43,7 @@ def create(client: OperatorClient, name: str, population: str, as_json: bool) ->
     \b
     archipel model create digits --population pupils
     """
-    made = client.create_model(name, population)
+    made = client.models.create(name, population)
     show(made, as_json, _model(made))
 
 
@@ -56,7 +56,7 @@ def list_(client: OperatorClient, as_json: bool) -> None:
     \b
     archipel model list
     """
-    found = list(client.models())
+    found = list(client.models.list())
     rows = [
         (each.name, each.population, _or_dash(each.promoted), _or_dash(each.newest), _or_dash(each.rollout_id))
         for each in found
@@ -75,7 +75,7 @@ def show_(client: OperatorClient, name: str, as_json: bool) -> None:
     \b
     archipel model show digits
     """
-    found = client.model(name)
+    found = client.models.get(name)
     show(found, as_json, _model(found))
 
 
@@ -105,9 +105,9 @@ def register(
     if (bundle is None) == (task_id is None):
         raise CommandError("register: give either --bundle or --task")
     if bundle is not None and not (len(bundle) == 64 and DIGITS.issuperset(bundle)):
-        bundle = client.upload_bundle(Path(bundle), client.model(name).population).digest
+        bundle = client.bundles.upload(Path(bundle), client.models.get(name).population).digest
     request = VersionRequest(bundle=bundle, task_id=task_id, task_version=number, parent=parent)
-    made = client.register_version(name, request)
+    made = client.models.register(name, request)
     show(made, as_json, _version(made))
 
 
@@ -122,7 +122,7 @@ def versions(client: OperatorClient, name: str, as_json: bool) -> None:
     \b
     archipel model versions digits
     """
-    found = list(client.versions(name))
+    found = list(client.models.versions(name))
     rows = [
         (
             str(each.number), each.state, each.digest[:12], _or_dash(each.parent), _origin(each),
@@ -146,7 +146,7 @@ def version(client: OperatorClient, name: str, number: int, as_json: bool) -> No
     \b
     archipel model version digits 2
     """
-    found = client.version(name, number)
+    found = client.models.version(name, number)
     show(found, as_json, [*_version(found), *_evaluations(found)])
 
 
@@ -162,12 +162,12 @@ def download(client: OperatorClient, name: str, number: int, file: Path) -> None
     \b
     archipel model download digits 2 weights.safetensors
     """
-    found = client.version(name, number)
+    found = client.models.version(name, number)
     weights = found.weights
     if weights is None:
-        save(file, lambda: client.bundle(found.bundle))
+        save(file, lambda: client.bundles.download(found.bundle))
     else:
-        save(file, lambda: client.blob(weights), weights)
+        save(file, lambda: client.weights.download(weights), weights)
 
 
 @model.command()
@@ -181,7 +181,7 @@ def promote(client: OperatorClient, name: str, number: int, as_json: bool) -> No
     \b
     archipel model promote digits 2
     """
-    done = client.promote(name, number)
+    done = client.models.promote(name, number)
     show(done, as_json, _promoted(done))
 
 
@@ -195,7 +195,7 @@ def rollback(client: OperatorClient, name: str, as_json: bool) -> None:
     \b
     archipel model rollback digits
     """
-    done = client.roll_back(name)
+    done = client.models.roll_back(name)
     show(done, as_json, _promoted(done))
 
 
@@ -209,7 +209,7 @@ def history(client: OperatorClient, name: str, as_json: bool) -> None:
     \b
     archipel model history digits
     """
-    found = list(client.promotions(name))
+    found = list(client.models.promotions(name))
     rows = [
         (str(each.number), str(each.version), each.how, each.actor, moment(each.created), _or_dash(each.rollout_id))
         for each in found
@@ -228,7 +228,7 @@ def reject(client: OperatorClient, name: str, number: int, reason: str) -> None:
     \b
     archipel model reject digits 3 --reason "worse on old phones"
     """
-    click.echo(client.reject_version(name, number, reason).state)
+    click.echo(client.models.reject(name, number, reason).state)
 
 
 @model.command()
@@ -241,7 +241,7 @@ def restore(client: OperatorClient, name: str, number: int) -> None:
     \b
     archipel model restore digits 3
     """
-    click.echo(client.restore_version(name, number).state)
+    click.echo(client.models.restore(name, number).state)
 
 
 def _promoted(done: ModelInfo) -> list[str]:

@@ -9,11 +9,11 @@ import click
 from archipel.cli.remote import remote
 from archipel.cli.tables import as_json, show, table
 from archipel.errors import CommandError
+from archipel.operator import OperatorClient
 from archipel.protocol.identity import EnrolmentToken
 from archipel.protocol.moments import moment
-from archipel.protocol.operator.devices import DeviceInfo, PopulationInfo
+from archipel.protocol.operator.devices import DeviceInfo, DeviceState, PopulationInfo
 from archipel.protocol.sealed import decode
-from archipel.server import OperatorClient
 
 MAX_TOKEN_BYTES = 64 << 10
 
@@ -38,7 +38,7 @@ def population() -> None:
 @remote
 def list_(client: OperatorClient, as_json: bool) -> None:
     """List every population with its numbers of devices."""
-    found = list(client.populations())
+    found = list(client.populations.list())
     show(found, as_json, table(("population", *_COUNTS), (_row(each) for each in found)))
 
 
@@ -52,7 +52,7 @@ def show_(client: OperatorClient, name: str, as_json: bool) -> None:
     \b
     archipel population show pupils
     """
-    found = client.population(name)
+    found = client.populations.get(name)
     lines = [f"{label:<12}{value}" for label, value in zip(("population", *_COUNTS), _row(found))]
     show(found, as_json, [*lines, *_search(found)])
 
@@ -62,15 +62,15 @@ def show_(client: OperatorClient, name: str, as_json: bool) -> None:
 @click.option("--state", type=click.Choice(["active", "set-aside", "revoked"]), help="Show only devices in this state.")
 @as_json
 @remote
-def devices(client: OperatorClient, name: str | None, state: str | None, as_json: bool) -> None:
+def devices(client: OperatorClient, name: str | None, state: DeviceState | None, as_json: bool) -> None:
     """List the devices of the population NAME, or of all populations, newest first.
 
     \b
     archipel population devices pupils --state set-aside
     """
-    found = list(client.devices(population=name, state=state))
+    found = list(client.devices.list(population=name, state=state))
     if name is not None and not found:
-        client.population(name)  # one of which nothing is known is an error
+        client.populations.get(name)  # one of which nothing is known is an error
     rows = [
         (
             each.device_id, each.population, each.kind, _state(each), moment(each.enrolled), moment(each.last_seen),
@@ -92,7 +92,7 @@ def show_device(client: OperatorClient, device_id: str, as_json: bool) -> None:
     \b
     archipel population show-device ID
     """
-    found = client.device(device_id)
+    found = client.devices.get(device_id)
     show(found, as_json, _lines(found))
 
 
@@ -106,7 +106,7 @@ def release(client: OperatorClient, device_ids: tuple[str, ...], as_json: bool) 
     \b
     archipel population release ID
     """
-    released = [client.release_device(device_id) for device_id in device_ids]
+    released = [client.devices.release(device_id) for device_id in device_ids]
     show(released, as_json, (f"{each.device_id} {_state(each)}" for each in released))
 
 
@@ -120,7 +120,7 @@ def revoke_device(client: OperatorClient, device_ids: tuple[str, ...], as_json: 
     \b
     archipel population revoke-device ID
     """
-    ended = [client.revoke_device(device_id) for device_id in device_ids]
+    ended = [client.devices.revoke(device_id) for device_id in device_ids]
     show(ended, as_json, (f"{each.device_id} revoked {moment(each.revoked)}" for each in ended))
 
 
@@ -140,9 +140,9 @@ def revoke_token(client: OperatorClient, tokens: tuple[str, ...], as_json: bool)
     for token in tokens:
         key = _key(token)
         if key is not None:
-            ended.append(client.revoke_enrolment_token(token_key=key))
+            ended.append(client.enrolment_tokens.revoke(token_key=key))
         else:
-            ended.append(client.revoke_enrolment_token(certificate=_read(Path(token)).certificate))
+            ended.append(client.enrolment_tokens.revoke(certificate=_read(Path(token)).certificate))
     lines = (f"{each.token_id} revoked {moment(each.revoked)}" for each in ended)
     show(ended, as_json, lines)
 
@@ -156,7 +156,7 @@ def revoked_tokens(client: OperatorClient, as_json: bool) -> None:
     \b
     archipel population revoked-tokens
     """
-    found = list(client.revoked_enrolment_tokens())
+    found = list(client.enrolment_tokens.revoked())
     rows = [(each.token_id, each.token_key.hex(), each.population or "-", moment(each.revoked)) for each in found]
     show(found, as_json, table(("token", "public key", "population", "revoked"), rows))
 

@@ -16,13 +16,13 @@ import click
 import msgspec
 
 from archipel.errors import ClientError, CommandError
-from archipel.operator.client import ACCESS_TOKEN
+from archipel.operator import OperatorClient
+from archipel.operator.connection import ACCESS_TOKEN
 from archipel.protocol import written
 from archipel.protocol.address import check_url
 from archipel.protocol.moments import moment
 from archipel.protocol.operator.tasks import RoundResult
 from archipel.protocol.tls import client_context
-from archipel.server import OperatorClient
 
 T = TypeVar("T")
 SERVER, TOKEN, TOKEN_FILE = "ARCHIPEL_SERVER", "ARCHIPEL_TOKEN", "ARCHIPEL_TOKEN_FILE"

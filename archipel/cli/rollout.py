@@ -9,9 +9,9 @@ import click
 from archipel.cli.remote import fields, read_request, remote, request_key
 from archipel.cli.tables import as_json, show, table
 from archipel.errors import CommandError
+from archipel.operator import OperatorClient
 from archipel.protocol.moments import moment
 from archipel.protocol.operator.registry import RolloutInfo, RolloutRequest, StageEvaluation, StageInfo
-from archipel.server import OperatorClient
 
 
 @click.group()
@@ -50,7 +50,7 @@ def create(client: OperatorClient, file: Path, key: str | None, as_json: bool) -
     \b
     archipel rollout create rollout.toml
     """
-    made = client.create_rollout(read_request(file, RolloutRequest), key=key)
+    made = client.rollouts.create(read_request(file, RolloutRequest), key=key)
     show(made, as_json, _lines(made))
 
 
@@ -63,7 +63,7 @@ def list_(client: OperatorClient, as_json: bool) -> None:
     \b
     archipel rollout list
     """
-    found = list(client.rollouts())
+    found = list(client.rollouts.list())
     rows = [
         (
             each.rollout_id, each.model, str(each.version), each.state, f"{each.stage}/{len(each.stages)}",
@@ -84,7 +84,7 @@ def show_(client: OperatorClient, rollout_id: str, as_json: bool) -> None:
     \b
     archipel rollout show ID
     """
-    found = client.rollout(rollout_id)
+    found = client.rollouts.get(rollout_id)
     show(found, as_json, _lines(found))
 
 
@@ -107,7 +107,7 @@ def watch(client: OperatorClient, rollout_id: str, timeout: float | None) -> Non
             click.echo(line)
         said = line
 
-    done = client.wait_rollout(rollout_id, timeout=timeout, on_change=changed)
+    done = client.rollouts.wait(rollout_id, timeout=timeout, on_change=changed)
     if done.state != "completed":
         raise CommandError(f"rollout of {done.model} version {done.version} {done.state}: {done.reason}")
 
@@ -121,7 +121,7 @@ def pause(client: OperatorClient, rollout_id: str) -> None:
     \b
     archipel rollout pause ID
     """
-    click.echo(client.pause_rollout(rollout_id).state)
+    click.echo(client.rollouts.pause(rollout_id).state)
 
 
 @rollout.command()
@@ -133,7 +133,7 @@ def resume(client: OperatorClient, rollout_id: str) -> None:
     \b
     archipel rollout resume ID
     """
-    click.echo(client.resume_rollout(rollout_id).state)
+    click.echo(client.rollouts.resume(rollout_id).state)
 
 
 @rollout.command()
@@ -145,7 +145,7 @@ def abort(client: OperatorClient, rollout_id: str) -> None:
     \b
     archipel rollout abort ID
     """
-    click.echo(client.abort_rollout(rollout_id).state)
+    click.echo(client.rollouts.abort(rollout_id).state)
 
 
 def _lines(found: RolloutInfo) -> list[str]:

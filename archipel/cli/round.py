@@ -8,9 +8,9 @@ import click
 
 from archipel.cli.remote import remote, result_line
 from archipel.cli.tables import as_json, show, table
+from archipel.operator import OperatorClient
 from archipel.protocol.moments import moment
 from archipel.protocol.operator.tasks import RoundInfo, RoundResult
-from archipel.server import OperatorClient
 
 
 @click.group()
@@ -37,7 +37,7 @@ def list_(client: OperatorClient, task_id: str, as_json: bool) -> None:
     asynchronous and plain these may come from other devices: an update comes into the round that is open when it
     arrives.
     """
-    found = client.rounds(task_id)
+    found = list(client.tasks.rounds(task_id))
     rows = [
         (
             each.round_id, str(each.number), each.phase, str(len(each.participants)), str(len(each.survivors)),
@@ -58,7 +58,7 @@ def show_(client: OperatorClient, round_id: str, as_json: bool) -> None:
     \b
     archipel round show ROUND
     """
-    found = client.round(round_id)
+    found = client.rounds.get(round_id)
     show(found, as_json, [*_head(found), "", *_devices(found), *_notes(found), *_result(found.result)])
 
 

@@ -10,10 +10,10 @@ import msgspec
 from archipel.cli.remote import fields, read_request, read_toml, remote, request_key, result_line, save
 from archipel.cli.tables import as_json, show, table
 from archipel.errors import CommandError
+from archipel.operator import OperatorClient, TaskRequest
 from archipel.protocol.moments import moment
 from archipel.protocol.operator.registry import RoundMetrics
 from archipel.protocol.operator.tasks import TaskInfo
-from archipel.server import OperatorClient, TaskRequest
 
 
 @click.group()
@@ -65,8 +65,8 @@ def create(client: OperatorClient, file: Path, bundle: Path | None, key: str | N
         )
     request = read_request(file, TaskRequest, **({} if bundle is None else {"bundle": "0" * 64}))
     if bundle is not None:
-        request = msgspec.structs.replace(request, bundle=client.upload_bundle(bundle, request.population).digest)
-    made = client.create_task(request, key=key)
+        request = msgspec.structs.replace(request, bundle=client.bundles.upload(bundle, request.population).digest)
+    made = client.tasks.create(request, key=key)
     show(made, as_json, _lines(made))
 
 
@@ -75,7 +75,7 @@ def create(client: OperatorClient, file: Path, bundle: Path | None, key: str | N
 @remote
 def list_(client: OperatorClient, as_json: bool) -> None:
     """List every task, newest first."""
-    found = list(client.tasks())
+    found = list(client.tasks.list())
     rows = [
         (
             each.task_id, each.name, each.population, each.state, f"{each.rounds_committed}/{each.rounds}",
@@ -96,7 +96,7 @@ def show_(client: OperatorClient, task_id: str, as_json: bool) -> None:
     \b
     archipel task show ID
     """
-    found = client.task(task_id)
+    found = client.tasks.get(task_id)
     show(found, as_json, _lines(found))
 
 
@@ -125,7 +125,7 @@ def watch(client: OperatorClient, task_id: str, timeout: float | None, as_json: 
         if now.spoiled_rounds:
             click.echo(f"  {now.search}")
 
-    done = client.wait_task(task_id, timeout=timeout, on_change=changed)
+    done = client.tasks.wait(task_id, timeout=timeout, on_change=changed)
     if done.state != "completed":
         raise CommandError(f"task {done.name!r} {done.state}: {done.reason}")
 
@@ -140,7 +140,7 @@ def metrics(client: OperatorClient, task_id: str, as_json: bool) -> None:
     \b
     archipel task metrics ID
     """
-    found = list(client.task_metrics(task_id))
+    found = list(client.tasks.metrics(task_id))
     rows = [
         (
             str(each.number), each.round_id, str(each.devices), moment(each.ended),
@@ -169,11 +169,11 @@ def download(client: OperatorClient, task_id: str, file: Path) -> None:
     \b
     archipel task download ID weights.safetensors
     """
-    found = client.task(task_id)
+    found = client.tasks.get(task_id)
     if found.model is None:
         raise CommandError(f"task {found.name!r} has no weights yet: no round was opened")
     digest = found.model
-    save(file, lambda: client.blob(digest), digest)
+    save(file, lambda: client.weights.download(digest), digest)
 
 
 @task.command()
@@ -185,7 +185,7 @@ def pause(client: OperatorClient, task_id: str) -> None:
     \b
     archipel task pause ID
     """
-    click.echo(client.pause(task_id).state)
+    click.echo(client.tasks.pause(task_id).state)
 
 
 @task.command()
@@ -197,7 +197,7 @@ def resume(client: OperatorClient, task_id: str) -> None:
     \b
     archipel task resume ID
     """
-    click.echo(client.resume(task_id).state)
+    click.echo(client.tasks.resume(task_id).state)
 
 
 @task.command()
@@ -209,7 +209,7 @@ def approve(client: OperatorClient, task_id: str) -> None:
     \b
     archipel task approve ID
     """
-    click.echo(client.approve(task_id).state)
+    click.echo(client.tasks.approve(task_id).state)
 
 
 @task.command()
@@ -221,7 +221,7 @@ def cancel(client: OperatorClient, task_id: str) -> None:
     \b
     archipel task cancel ID
     """
-    click.echo(client.cancel(task_id).state)
+    click.echo(client.tasks.cancel(task_id).state)
 
 
 def _lines(found: TaskInfo) -> list[str]:

@@ -1,6 +1,88 @@
-"""The operator's Python API: typed calls to a server over HTTP."""
+"""The Python API of a server, for people and scripts: see docs/operator-api.md."""
 
 from archipel.operator.client import OperatorClient
-from archipel.protocol.operator.tasks import TaskRequest
+from archipel.protocol.messages import Endorsement, Piece, Pieces, RoundStatus
+from archipel.protocol.operator.devices import (
+    DeviceInfo,
+    PopulationInfo,
+    QuarantineInfo,
+    RevokedTokenInfo,
+    SearchInfo,
+    SuspicionInfo,
+)
+from archipel.protocol.operator.registry import (
+    Evaluation,
+    Gate,
+    ModelInfo,
+    PromotionInfo,
+    RolloutInfo,
+    RolloutRequest,
+    RoundMetrics,
+    Stage,
+    StageEvaluation,
+    StageInfo,
+    VersionDetail,
+    VersionInfo,
+    VersionRequest,
+)
+from archipel.protocol.operator.tasks import (
+    AuditEntry,
+    AuditHead,
+    BundleInfo,
+    FaultInfo,
+    Health,
+    NewToken,
+    ParticipantInfo,
+    RoundInfo,
+    RoundResult,
+    ServerInfo,
+    StatisticResult,
+    TaskInfo,
+    TaskRequest,
+    TokenInfo,
+    TokenRequest,
+)
+from archipel.protocol.sealed import Sealed
 
-__all__ = ["OperatorClient", "TaskRequest"]
+__all__ = [
+    "AuditEntry",
+    "AuditHead",
+    "BundleInfo",
+    "DeviceInfo",
+    "Endorsement",
+    "Evaluation",
+    "FaultInfo",
+    "Gate",
+    "Health",
+    "ModelInfo",
+    "NewToken",
+    "OperatorClient",
+    "ParticipantInfo",
+    "Piece",
+    "Pieces",
+    "PopulationInfo",
+    "PromotionInfo",
+    "QuarantineInfo",
+    "RevokedTokenInfo",
+    "RolloutInfo",
+    "RolloutRequest",
+    "RoundInfo",
+    "RoundMetrics",
+    "RoundResult",
+    "RoundStatus",
+    "Sealed",
+    "SearchInfo",
+    "ServerInfo",
+    "Stage",
+    "StageEvaluation",
+    "StageInfo",
+    "StatisticResult",
+    "SuspicionInfo",
+    "TaskInfo",
+    "TaskRequest",
+    "TokenInfo",
+    "TokenRequest",
+    "VersionDetail",
+    "VersionInfo",
+    "VersionRequest",
+]

@@ -1,67 +1,59 @@
-"""The operator's client: typed calls over HTTP."""
+"""OperatorClient: one server, and a resource for each kind of thing that people deal with there."""
 
 from __future__ import annotations
 
-import re
 import ssl
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
-from typing import Any, TypeVar
-from urllib.parse import urlencode
 
-import msgspec
-import numpy as np
-import urllib3
-
-from archipel.bundle import read_weights
-from archipel.errors import ClientError, RefusedError
-from archipel.operator.answers import refused, unreachable
-from archipel.operator.registry_calls import RegistryCalls, wait_until_ended
-from archipel.protocol.address import check_url
-from archipel.protocol.messages import RoundStatus
-from archipel.protocol.operator.devices import (
-    DeviceInfo,
-    DevicePage,
-    PopulationInfo,
-    PopulationPage,
-    RevokedTokenInfo,
-    RevokedTokenPage,
-    TokenRevocation,
-)
-from archipel.protocol.operator.tasks import (
-    AuditEntry,
-    AuditPage,
-    BundleInfo,
-    Health,
-    NewToken,
-    RoundInfo,
-    RoundPage,
-    ServerInfo,
-    TaskInfo,
-    TaskPage,
-    TaskRequest,
-    TokenInfo,
-    TokenPage,
-    TokenRequest,
-)
-from archipel.protocol.sealed import Sealed
-
-T = TypeVar("T")
-PAGE = 100
-SEGMENT = re.compile("[A-Za-z0-9][A-Za-z0-9._-]*")
-"""Of a path: ids and names are nothing else, so what stands for one in an address cannot lead elsewhere."""
-ACCESS_TOKEN = re.compile("[!-~]{1,256}")
-"""Printable ASCII without blanks: anything else is some other file's content."""
+from archipel.operator.audit import Audit
+from archipel.operator.bundles import Bundles
+from archipel.operator.connection import Connection, OnOutage
+from archipel.operator.devices import Devices
+from archipel.operator.enrolment_tokens import EnrolmentTokens
+from archipel.operator.former_names import FormerNames, keep_former_names
+from archipel.operator.models import Models
+from archipel.operator.populations import Populations
+from archipel.operator.rollouts import Rollouts
+from archipel.operator.rounds import Rounds
+from archipel.operator.server import Server
+from archipel.operator.tasks import Tasks
+from archipel.operator.tokens import Tokens
+from archipel.operator.weights import Weights
+from archipel.operator.weights_log import WeightsLogs
 
 
-class OperatorClient(RegistryCalls):
-    """Calls one server with the operator's token. Raises UnreachableError, or RefusedError for an error status.
+class OperatorClient(FormerNames):
+    """Calls one server with an access token of an operator, an analyst, an auditor or an admin.
 
-    `server` is such as "http://127.0.0.1:8470". Everything is retried that may be sent twice, which is all but
-    `upload_bundle` (which may be repeated) and `create_token`. `tls` is for https://, see
-    archipel.protocol.tls.client_context; None: with the system's authorities. `allow_http`: plain http:// also to
-    another machine. While the server is not to be reached, `wait_task` and `wait_rollout` go on: `on_outage` is called
-    with the error when that begins, with None when it ends.
+        with OperatorClient("https://federation.example", token) as client:
+            bundle = client.bundles.upload("digits.bundle", "pupils")
+            request = TaskRequest(
+                name="digits", population="pupils", bundle=bundle.digest, rounds=10, min_cohort=15, cohort=16
+            )
+            task = client.tasks.create(request)
+            done = client.tasks.wait(task.task_id, timeout=3600)
+            weights = client.weights.read(done.model)
+
+    Args:
+        server: its address, such as "https://federation.example:8443".
+        token: an access token.
+        timeout: seconds that connecting, and each part of an answer, may take.
+        tls: for https://, see archipel.protocol.tls.client_context; None: with the system's authorities.
+        on_outage: while the server is not to be reached, `tasks.wait` and `rollouts.wait` go on: this is called with
+            the error when that begins, and with None when it ends. May be replaced later.
+        allow_http: plain http:// also to another machine, where others may read the token.
+
+    Every call is one HTTP request; a list asks for the next 100 items when they are reached. What may be sent twice is
+    sent up to three times more where the server does not answer or is busy (429, 503): all but `bundles.upload`, which
+    may be repeated, and `tokens.create`.
+
+    Raises:
+        ClientError: here, the address or the token can be none. From any call, an id or a name can be none, or the
+            answer is not an archipel server's.
+        UnreachableError: from any call, there was no answer.
+        RefusedError: from any call, the server answered with an error, whose HTTP status is `status`. 401: it does not
+            know the token, or the token has expired or was revoked. 403: the token's role does not allow the call. 422,
+            and 400: the request is not possible; the text says why. 429 and 503: come again after `retry_after`
+            seconds. The methods say which others they have.
     """
 
     def __init__(
@@ -71,16 +63,35 @@ class OperatorClient(RegistryCalls):
         *,
         timeout: float = 30.0,
         tls: ssl.SSLContext | None = None,
-        on_outage: Callable[[ClientError | None], None] | None = None,
+        on_outage: OnOutage | None = None,
         allow_http: bool = False,
     ) -> None:
-        check_url(server, allow_http=allow_http)
-        if not ACCESS_TOKEN.fullmatch(token):
-            raise ClientError("access token: expected at most 256 printable ASCII characters without blanks")
-        self.on_outage = on_outage
-        self._server = server.rstrip("/")
-        self._headers = {"Authorization": f"Bearer {token}"}
-        self._pool = urllib3.PoolManager(timeout=timeout, ssl_context=tls)
+        self._connection = Connection(
+            server, token, timeout=timeout, tls=tls, on_outage=on_outage, allow_http=allow_http
+        )
+        self.server = Server(self._connection)
+        self.bundles = Bundles(self._connection)
+        self.tasks = Tasks(self._connection)
+        self.rounds = Rounds(self._connection)
+        self.weights = Weights(self._connection)
+        self.weights_log = WeightsLogs(self._connection)
+        self.models = Models(self._connection)
+        self.rollouts = Rollouts(self._connection)
+        self.devices = Devices(self._connection)
+        self.populations = Populations(self._connection)
+        self.enrolment_tokens = EnrolmentTokens(self._connection)
+        self.tokens = Tokens(self._connection)
+        self.audit = Audit(self._connection)
+        keep_former_names(self)
+
+    @property
+    def on_outage(self) -> OnOutage | None:
+        """What is called when the server is away while something is waited for, and when it is back."""
+        return self._connection.on_outage
+
+    @on_outage.setter
+    def on_outage(self, call: OnOutage | None) -> None:
+        self._connection.on_outage = call
 
     def __enter__(self) -> OperatorClient:
         return self
@@ -89,229 +100,5 @@ class OperatorClient(RegistryCalls):
         self.close()
 
     def close(self) -> None:
-        self._pool.clear()
-
-    def health(self) -> Health:
-        return self._call("GET", "/v1/health", Health)
-
-    def server(self) -> ServerInfo:
-        return self._call("GET", "/v1/server", ServerInfo)
-
-    def upload_bundle(self, path: Path | str, population: str | None = None) -> BundleInfo:
-        """Send a .bundle file, which errors name, for `population` (None: all that the token is for).
-
-        Raises ClientError when it cannot be read.
-        """
-        path = Path(path)
-        url = "/v1/bundles" + ("" if population is None else f"?{urlencode({'population': population})}")
-        try:
-            with open(path, "rb") as file:
-                headers = {"Content-Type": "application/zip", "Content-Length": str(path.stat().st_size)}
-                return self._call("POST", url, BundleInfo, body=file, headers=headers)
-        except OSError as error:
-            raise ClientError(f"{path}: cannot be read ({error.strerror})") from None
-        except RefusedError as error:
-            raise RefusedError(
-                error.status, error.kind, f"{path}: {error.message}", error.retry_after, error.request_id
-            ) from None
-
-    def create_task(self, request: TaskRequest, *, key: str | None = None) -> TaskInfo:
-        """Make a task. With the same `key` (16 to 64 letters, digits, - or _) the same task is made only once, however
-        often this is called; without one, once for this call, however often it has to be sent."""
-        return self._post("/v1/tasks", TaskInfo, request, key=key)
-
-    def tasks(self) -> Iterator[TaskInfo]:
-        """Every task, newest first."""
-        return self._items("/v1/tasks", TaskPage)
-
-    def task(self, task_id: str) -> TaskInfo:
-        return self._call("GET", f"/v1/tasks/{task_id}", TaskInfo)
-
-    def approve(self, task_id: str) -> TaskInfo:
-        """Let a proposed query run; needs the role analyst, and somebody else's token than the one that asked."""
-        return self._post(f"/v1/tasks/{task_id}/approve", TaskInfo)
-
-    def cancel(self, task_id: str) -> TaskInfo:
-        return self._post(f"/v1/tasks/{task_id}/cancel", TaskInfo)
-
-    def pause(self, task_id: str) -> TaskInfo:
-        """Open no further rounds; the one under way is finished."""
-        return self._post(f"/v1/tasks/{task_id}/pause", TaskInfo)
-
-    def resume(self, task_id: str) -> TaskInfo:
-        return self._post(f"/v1/tasks/{task_id}/resume", TaskInfo)
-
-    def rounds(self, task_id: str) -> list[RoundInfo]:
-        """Every round of the task, failed ones too, oldest first."""
-        return list(self._items(f"/v1/tasks/{task_id}/rounds", RoundPage))
-
-    def round(self, round_id: str) -> RoundInfo:
-        """One round, with how far each participant came."""
-        return self._call("GET", f"/v1/rounds/{round_id}/participants", RoundInfo)
-
-    def round_status(self, round_id: str) -> RoundStatus:
-        return self._call("GET", f"/v1/rounds/{round_id}", RoundStatus)
-
-    def create_token(self, request: TokenRequest) -> NewToken:
-        """Make an access token; needs the role admin. The answer is the only place where it is ever shown."""
-        headers = {"Content-Type": "application/json"}
-        return self._call("POST", "/v1/tokens", NewToken, body=msgspec.json.encode(request), headers=headers)
-
-    def tokens(self) -> Iterator[TokenInfo]:
-        """What every access token is for, newest first."""
-        return self._items("/v1/tokens", TokenPage)
-
-    def revoke_token(self, token_id: str) -> TokenInfo:
-        return self._post(f"/v1/tokens/{token_id}/revoke", TokenInfo)
-
-    def populations(self) -> Iterator[PopulationInfo]:
-        """Every population, by name."""
-        return self._items("/v1/populations", PopulationPage)
-
-    def population(self, name: str) -> PopulationInfo:
-        return self._call("GET", f"/v1/populations/{name}", PopulationInfo)
-
-    def devices(self, *, population: str | None = None, state: str | None = None) -> Iterator[DeviceInfo]:
-        """Devices, newest first. `state`: "active", "set-aside" or "revoked"."""
-        return self._items("/v1/devices", DevicePage, population=population, state=state)
-
-    def device(self, device_id: str) -> DeviceInfo:
-        return self._call("GET", f"/v1/devices/{device_id}", DeviceInfo)
-
-    def revoke_device(self, device_id: str) -> DeviceInfo:
-        """End a device's membership for good."""
-        return self._post(f"/v1/devices/{device_id}/revoke", DeviceInfo)
-
-    def release_device(self, device_id: str) -> DeviceInfo:
-        """Let rounds take a device again that was set aside."""
-        return self._post(f"/v1/devices/{device_id}/release", DeviceInfo)
-
-    def revoke_enrolment_token(
-        self, *, certificate: Sealed | None = None, token_key: bytes | None = None
-    ) -> RevokedTokenInfo:
-        """Let nobody enrol with a token any more; one that was used is refused. Give either of the two."""
-        body = TokenRevocation(certificate=certificate, token_key=token_key)
-        return self._post("/v1/enrolment-tokens/revoke", RevokedTokenInfo, body)
-
-    def revoked_enrolment_tokens(self) -> Iterator[RevokedTokenInfo]:
-        """Newest first."""
-        return self._items("/v1/enrolment-tokens/revoked", RevokedTokenPage)
-
-    def audit(self, *, after: int = 0) -> Iterator[AuditEntry]:
-        """The audit log from the entry after number `after`, oldest first; needs the role auditor or admin."""
-        return self._items("/v1/audit", AuditPage, after=str(after))
-
-    def audit_head(self) -> Sealed:
-        """An AuditHead, signed by the server (label "audit")."""
-        return self._call("GET", "/v1/audit/head", Sealed)
-
-    def blob(self, digest: str) -> bytes:
-        """Weights of a version, as they are stored."""
-        return self._request("GET", f"/v1/blobs/{digest}").data
-
-    def bundle(self, digest: str) -> bytes:
-        """The .bundle file."""
-        return self._request("GET", f"/v1/bundles/{digest}").data
-
-    def weights(self, digest: str) -> dict[str, np.ndarray]:
-        """Parameters of a version by name, read-only."""
-        return read_weights(self.blob(digest))
-
-    def wait_task(
-        self,
-        task_id: str,
-        *,
-        timeout: float | None = None,
-        poll: float = 0.5,
-        on_change: Callable[[TaskInfo], None] | None = None,
-    ) -> TaskInfo:
-        """Wait until the task has ended, whichever way. `on_change` sees it whenever it has changed.
-
-        `timeout` and `poll` are in seconds. Raises ClientError when the time is over, UnreachableError or RefusedError
-        when the server was away all the time that was left, without a `timeout` for ten minutes.
-        """
-        return wait_until_ended(
-            lambda: self.task(task_id),
-            _news,
-            lambda task: (
-                f"task {task.name!r} is {task.state}: {task.rounds_committed} of {task.rounds} rounds, "
-                + (task.waiting_for or f"{_few(task.waiting)} devices waiting, at least {task.min_cohort} needed")
-            ),
-            timeout=timeout,
-            poll=poll,
-            on_change=on_change,
-            on_outage=self.on_outage,
-        )
-
-    def _items(self, path: str, kind: type[Any], **chosen: str | None) -> Iterator[Any]:
-        query: dict[str, object] = {
-            "limit": PAGE,
-            **{name: value for name, value in chosen.items() if value is not None},
-        }
-        while True:
-            page = self._call("GET", f"{path}?{urlencode(query)}", kind)
-            yield from page.items
-            if page.next is None:
-                return
-            query["after"] = page.next
-
-    def _call(
-        self,
-        method: str,
-        path: str,
-        kind: type[T],
-        *,
-        body: Any = None,
-        headers: Mapping[str, str] | None = None,
-        repeat: bool = False,
-    ) -> T:
-        data = self._request(method, path, body=body, headers=headers, repeat=repeat).data
-        try:
-            return msgspec.json.decode(data, type=kind)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise ClientError(f"{method} {path}: not an answer of an archipel server ({error})") from None
-
-    def _request(
-        self,
-        method: str,
-        path: str,
-        *,
-        body: Any = None,
-        headers: Mapping[str, str] | None = None,
-        repeat: bool = False,
-    ) -> urllib3.BaseHTTPResponse:
-        for segment in path.partition("?")[0].split("/")[1:]:
-            if not SEGMENT.fullmatch(segment):
-                raise ClientError(f"{segment!r}: expected an id or a name of letters, digits, '.', '_' and '-'")
-        retries = urllib3.Retry(
-            total=3,
-            allowed_methods=None,
-            status_forcelist=(429, 503),
-            backoff_factor=0.1,
-            redirect=False,
-            raise_on_status=False,
-            raise_on_redirect=False,
-        )
-        try:
-            response = self._pool.request(
-                method,
-                self._server + path,
-                body=body,
-                headers={**self._headers, **(headers or {})},
-                retries=retries if method == "GET" or repeat else False,
-            )
-        except (urllib3.exceptions.HTTPError, OSError) as error:
-            raise unreachable(self._server, method, path, error) from None
-        if response.status >= 300:
-            raise refused(response)
-        return response
-
-
-def _news(task: TaskInfo) -> object:
-    """What is told of a task when it changes. Devices come and go, so of what it waits for only the words count."""
-    waits = re.sub(r"[0-9]+", "", task.waiting_for)
-    return task.state, task.rounds_committed, task.failed_rounds, task.model, waits
-
-
-def _few(count: int | None) -> str:
-    return "too few" if count is None else str(count)
+        """Close the connections to the server. A call after that opens new ones."""
+        self._connection.close()

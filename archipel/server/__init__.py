@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from archipel.errors import MissingExtraError
 
 if TYPE_CHECKING:
-    from archipel.operator.client import OperatorClient as OperatorClient
+    from archipel.operator import OperatorClient as OperatorClient
     from archipel.protocol.operator.tasks import TaskRequest as TaskRequest
     from archipel.server.http.app import create_app as create_app
     from archipel.server.processes.coordinator_process import run_coordinator as run_coordinator
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from archipel.server.storage.copying import copy_files as copy_files
 
 _HOMES = {
-    "OperatorClient": "archipel.operator.client",
+    "OperatorClient": "archipel.operator",
     "Settings": "archipel.server.settings",
     "TaskRequest": "archipel.protocol.operator.tasks",
     "back_up": "archipel.server.storage.backup",

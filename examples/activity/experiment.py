@@ -68,7 +68,7 @@ def run(options: Options, folder: Path, say: Callable[[str], None] = lambda text
                 sent[person] += phones.sent.get((person, info.round_id), 0)
             say(f"round {info.number}: {len(info.survivors)} of {len(info.participants)} phones, {took:.1f} s")
 
-        digest = federation.operator.upload_bundle(file).digest
+        digest = federation.operator.bundles.upload(file).digest
         federation.promote(phones, VersionRequest(bundle=digest))
         last = federation.train(phones, digest, len(groups.contributors), options.rounds, on_round)
         adopted = federation.promote(phones, VersionRequest(task_id=last.task_id))
@@ -81,7 +81,7 @@ def run(options: Options, folder: Path, say: Callable[[str], None] = lambda text
         if last.weights_out is None:
             raise RuntimeError("a committed round of training without weights")
         parameters = folder / "federated.safetensors"
-        save_file(federation.operator.weights(last.weights_out), parameters)
+        save_file(federation.operator.weights.read(last.weights_out), parameters)
     finally:
         processes.close()
     peak_memory = processes.peak_memory

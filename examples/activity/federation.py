@@ -20,11 +20,12 @@ from archipel.bundle import generate_key
 from archipel.cli.demo.host import HostEvent
 from archipel.cli.demo.processes import Processes
 from archipel.errors import CommandError
+from archipel.operator import OperatorClient, TaskRequest
 from archipel.protocol.identity import EnrolmentToken, mint_token
 from archipel.protocol.operator.registry import VersionRequest
 from archipel.protocol.operator.tasks import RoundInfo
 from archipel.protocol.sealed import encode
-from archipel.server import OperatorClient, TaskRequest, init_data_folder, load_settings
+from archipel.server import init_data_folder, load_settings
 
 POPULATION = "walkers"
 HOSTS = 2
@@ -147,10 +148,10 @@ class Federation:
 
     def promote(self, phones: Phones, content: VersionRequest, seconds: float = 120.0) -> list[int]:
         """Offer a version to everybody and wait until each phone has decided. Returns who adopted it."""
-        if not any(model.name == MODEL for model in self.operator.models()):
-            self.operator.create_model(MODEL, POPULATION)
-        number = self.operator.register_version(MODEL, content).number
-        self.operator.promote(MODEL, number)
+        if not any(model.name == MODEL for model in self.operator.models.list()):
+            self.operator.models.create(MODEL, POPULATION)
+        number = self.operator.models.register(MODEL, content).number
+        self.operator.models.promote(MODEL, number)
         decided = phones.offered.setdefault(number, {})
         deadline = time.monotonic() + seconds
         while len(decided) < len(phones.configs):
@@ -181,13 +182,13 @@ class Federation:
     def _watch(
         self, phones: Phones, request: TaskRequest, on_round: Callable[[RoundInfo], None] = lambda info: None
     ) -> list[RoundInfo]:
-        task = self.operator.create_task(request).task_id
+        task = self.operator.tasks.create(request).task_id
         committed: dict[str, RoundInfo] = {}
         while True:
             # Asked for before the rounds: when it is over, they are all there.
-            state = self.operator.task(task)
+            state = self.operator.tasks.get(task)
             phones.listen(self._processes, 0.2)
-            for info in self.operator.rounds(task):
+            for info in self.operator.tasks.rounds(task):
                 if info.phase == "committed" and info.round_id not in committed:
                     committed[info.round_id] = info
                     on_round(info)

@@ -31,7 +31,12 @@ PUBLIC = {
     "Profile Progress Runtime Slots load running_slot",
     "archipel.models": "autoencoder char_rnn cnn_1d digits_cnn ds_cnn fedavg_cnn lenet mlp mobilenet_v2 resnet8 "
     "transformer unet",
-    "archipel.operator": "OperatorClient TaskRequest",
+    "archipel.operator": "AuditEntry AuditHead BundleInfo DeviceInfo Endorsement Evaluation FaultInfo Gate Health "
+    "ModelInfo NewToken OperatorClient ParticipantInfo Piece Pieces PopulationInfo PromotionInfo "
+    "QuarantineInfo RevokedTokenInfo RolloutInfo RolloutRequest RoundInfo RoundMetrics RoundResult "
+    "RoundStatus Sealed SearchInfo ServerInfo Stage StageEvaluation StageInfo StatisticResult "
+    "SuspicionInfo TaskInfo TaskRequest TokenInfo TokenRequest VersionDetail VersionInfo "
+    "VersionRequest",
     "archipel.server": "OperatorClient Settings TaskRequest back_up copy_files create_app init_data_folder "
     "load_settings restore run_coordinator supervise",
     "archipel.strategies": "STRATEGIES Strategy get",

@@ -31,7 +31,7 @@ class Caller:
 
 def person(federation: Federation, *populations: str, role: Any = "operator") -> Caller:
     """An operator or auditor of these populations alone."""
-    made = federation.operator.create_token(TokenRequest(name="bound", role=role, populations=list(populations)))
+    made = federation.operator.tokens.create(TokenRequest(name="bound", role=role, populations=list(populations)))
     return Caller(federation.url, made.token)
 
 

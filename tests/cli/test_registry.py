@@ -164,26 +164,26 @@ def test_a_wrong_rollout_file(archipel: Command, digits: Path, text: str, said: 
 def test_the_client_walks_all_pages(archipel: Command, digits: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import os
 
-    import archipel.operator.client as operator
+    import archipel.operator.connection as connection
     from archipel.cli.remote import SERVER, TOKEN
-    from archipel.server import OperatorClient
+    from archipel.operator import OperatorClient
 
-    monkeypatch.setattr(operator, "PAGE", 1)
+    monkeypatch.setattr(connection, "PAGE", 1)
     with OperatorClient(os.environ[SERVER], os.environ[TOKEN]) as client:
-        client.create_model("alpha", "pupils")
-        assert [each.name for each in client.models()] == ["alpha", "digits"]
-        assert [each.number for each in client.versions("digits")] == [2, 1]
+        client.models.create("alpha", "pupils")
+        assert [each.name for each in client.models.list()] == ["alpha", "digits"]
+        assert [each.number for each in client.models.versions("digits")] == [2, 1]
         for number in (2, 1):
-            client.promote("digits", number)
-        assert [each.version for each in client.promotions("digits")] == [1, 2, 1]
+            client.models.promote("digits", number)
+        assert [each.version for each in client.models.promotions("digits")] == [1, 2, 1]
         made: Any = json.loads(archipel("rollout", "create", str(digits / "rollout.toml"), "--json")[0])
-        assert [each.rollout_id for each in client.rollouts()] == [made["rollout_id"]]
-        assert list(client.task_metrics(_task(client))) == []
+        assert [each.rollout_id for each in client.rollouts.list()] == [made["rollout_id"]]
+        assert list(client.tasks.metrics(_task(client))) == []
 
 
 def _task(client: Any) -> str:
-    from archipel.server import TaskRequest
+    from archipel.operator import TaskRequest
 
-    bundle = client.version("digits", 1).bundle
+    bundle = client.models.version("digits", 1).bundle
     request = TaskRequest(name="t", population="pupils", bundle=bundle, rounds=1, min_cohort=3, cohort=5)
-    return str(client.create_task(request).task_id)
+    return str(client.tasks.create(request).task_id)

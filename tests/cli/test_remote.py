@@ -192,7 +192,7 @@ def tokens(archipel: Command, served: Path) -> list[Path]:
 def test_devices_and_populations(
     archipel: Command, served: Path, tokens: list[Path], task: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("archipel.operator.client.PAGE", 2)
+    monkeypatch.setattr("archipel.operator.connection.PAGE", 2)
     agents = []
     for number, token in enumerate(tokens[:3]):
         with Agent(AgentConfig(folder=served / f"device-{number}"), examples=dict) as agent:

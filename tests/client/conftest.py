@@ -27,12 +27,13 @@ from archipel.client.memory.keystore import FileKeys, data_key
 from archipel.client.memory.seeds import RoundSeeds
 from archipel.client.memory.vault import Vault
 from archipel.lite_runtime import DeviceState, Runtime
+from archipel.operator import OperatorClient, TaskRequest
 from archipel.protocol.identity import EnrolmentToken, mint_token
 from archipel.protocol.operator.tasks import RoundInfo, TaskInfo
 from archipel.protocol.policy import plan_digest
 from archipel.protocol.sealed import Sealed, decode, public_bytes
 from archipel.protocol.vector import Layout
-from archipel.server import OperatorClient, TaskRequest, create_app, init_data_folder, load_settings
+from archipel.server import create_app, init_data_folder, load_settings
 from archipel.server.database.tables import Round
 from archipel.server.processes.coordinator import Coordinator
 from archipel.server.services import Services
@@ -336,7 +337,7 @@ class Federation:
         return agent
 
     def publish(self) -> str:
-        return self.operator.upload_bundle(self.bundle_file).digest
+        return self.operator.bundles.upload(self.bundle_file).digest
 
     def task(self, **changes: Any) -> TaskInfo:
         values: dict[str, Any] = {
@@ -347,13 +348,13 @@ class Federation:
         }  # fmt: skip
         if "bundle" not in values:
             values["bundle"] = self.publish()
-        return self.operator.create_task(TaskRequest(**values))
+        return self.operator.tasks.create(TaskRequest(**values))
 
     def wait(self, task: TaskInfo, timeout: float = 60.0) -> TaskInfo:
-        return self.operator.wait_task(task.task_id, timeout=timeout, poll=0.05)
+        return self.operator.tasks.wait(task.task_id, timeout=timeout, poll=0.05)
 
     def rounds(self, task: TaskInfo) -> list[RoundInfo]:
-        return self.operator.rounds(task.task_id)
+        return list(self.operator.tasks.rounds(task.task_id))
 
     def run(self, agents: Sequence[Agent], until: Callable[[], bool], timeout: float = 60.0) -> None:
         """`run_forever` in a thread for each agent, until the condition holds and no round is under way."""

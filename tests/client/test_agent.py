@@ -19,15 +19,15 @@ from tests.client.conftest import local_data
 
 
 def ended(federation: Any, task: Any) -> Any:
-    return lambda: federation.operator.task(task.task_id).state != "running"
+    return lambda: federation.operator.tasks.get(task.task_id).state != "running"
 
 
 def check_sum(federation: Any, task: Any, survivors: list[tuple[Agent, int]]) -> None:
     [info] = [r for r in federation.rounds(task) if r.phase == "committed"][-1:]
     assert sorted(info.survivors) == sorted(agent.device_id for agent, _ in survivors)
-    start = federation.operator.weights(info.weights_in)["w"]
+    start = federation.operator.weights.read(info.weights_in)["w"]
     expected = federation.expected_weights(start, survivors, task)
-    np.testing.assert_allclose(federation.operator.weights(info.weights_out)["w"], expected, rtol=1e-6)
+    np.testing.assert_allclose(federation.operator.weights.read(info.weights_out)["w"], expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize("why", ["it cannot compute", "its owner refuses"])
@@ -134,7 +134,7 @@ def test_a_round_below_the_threshold_fails_and_nobody_remembers_it(federation: A
     [entry] = first.rounds
     assert entry.result == "dropped"
     assert lacking in entry.reason
-    assert federation.operator.task(task.task_id).failed_rounds == 1
+    assert federation.operator.tasks.get(task.task_id).failed_rounds == 1
     assert not list((first.config.folder / "state").glob("*.sealed"))
     assert not list((first.config.folder / "rounds").glob("*.masked"))
 
@@ -352,4 +352,4 @@ def test_no_other_round_begins_before_the_result_of_one_that_it_counts_in(federa
             thread.join()
     assert first.rounds[0].result == "dropped"
     assert "the round failed" in first.rounds[0].reason
-    assert federation.operator.task(task.task_id).failed_rounds == 1
+    assert federation.operator.tasks.get(task.task_id).failed_rounds == 1

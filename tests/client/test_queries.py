@@ -178,7 +178,7 @@ def test_it_is_written_before_the_confirmation_leaves(federation: Any, bundle_ma
 
     monkeypatch.setattr(DeviceSession, "call", watched)
     task = federation.task(kind="analytics", cohort=3, threshold=None)
-    federation.run(agents, lambda: federation.operator.task(task.task_id).state == "completed")
+    federation.run(agents, lambda: federation.operator.tasks.get(task.task_id).state == "completed")
     [info] = federation.rounds(task)
     assert seen == [info.round_id] * 3
     for agent in agents:
@@ -192,7 +192,7 @@ def test_an_owner_may_ask_for_more(federation: Any, bundle_maker: Any) -> None:
     others = [federation.agent(number) for number in (1, 2)]
     task = federation.task(kind="analytics", cohort=3, threshold=None)
     federation.run([careful, *others], lambda: any(entry.result == "refused" for entry in careful.rounds))
-    federation.operator.cancel(task.task_id)
+    federation.operator.tasks.cancel(task.task_id)
     refused = next(entry for entry in careful.rounds if entry.result == "refused")
     assert refused.reason.endswith(
         "the sum of 3 devices with examples may be released, its owner asks for 4 (min_contributors)"

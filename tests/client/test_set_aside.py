@@ -30,8 +30,8 @@ def test_its_owner_is_told_once(federation: Any) -> None:
         "reason": "spoils rounds (9 of 9 rounds)",
         "until": time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(until)),
     }
-    assert federation.operator.device(device_id).quarantine.until == until
-    assert [each.device_id for each in federation.operator.devices(state="set-aside")] == [device_id]
-    assert federation.operator.release_device(device_id).quarantine is None
+    assert federation.operator.devices.get(device_id).quarantine.until == until
+    assert [each.device_id for each in federation.operator.devices.list(state="set-aside")] == [device_id]
+    assert federation.operator.devices.release(device_id).quarantine is None
     assert agent.run_once().reason == ""
-    assert list(federation.operator.devices(state="set-aside")) == []
+    assert list(federation.operator.devices.list(state="set-aside")) == []

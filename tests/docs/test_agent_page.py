@@ -36,7 +36,7 @@ def test_the_page_runs(federation: Any, tmp_path: Path, shell: dict[str, str]) -
     assert re.match(r"enrolled  \{'population': 'pupils'\}\nwaiting  .*\nwaiting \n", done.stdout)
     assert "\nadopted  {'model': 'readings', 'version': 1," in done.stdout
     assert "{'readings': 1}\n[0.6" in done.stdout
-    [task] = federation.operator.tasks()
+    [task] = federation.operator.tasks.list()
     # Whether the device still counts as waiting depends on how long the page's last part took.
     assert task.waiting_for.endswith("waiting; 3 needed, 1 enrolled in population 'pupils'")
     with federation.server._services.database.read() as session:

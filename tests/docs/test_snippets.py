@@ -12,8 +12,8 @@ import msgspec
 import pytest
 
 from archipel.compression.recipe import parse_recipe
+from archipel.operator import TaskRequest
 from archipel.protocol.operator.registry import RolloutRequest
-from archipel.server import TaskRequest
 from archipel.server.registry.gates import check_gate
 from tests.docs.conftest import ROOT, blocks
 
@@ -25,6 +25,7 @@ RUN = {
     "docs/device.md",
     "docs/importing.md",
     "docs/operations.md",
+    "docs/operator-api.md",
     "docs/quickstart.md",
     "docs/store.md",
     "docs/strategies.md",

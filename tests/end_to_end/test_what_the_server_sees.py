@@ -126,14 +126,14 @@ def run_round(seen: Seen, who: Any, digits: DigitsByWriter, folder: Path, proces
     federation.devices = dict.fromkeys(map(str, writers))  # type: ignore[arg-type]
     task = federation.create_task(folder / "digits.bundle", rounds=1, threshold=9, min_cohort=8, lr=0.2)
     deadline = time.monotonic() + 60
-    while federation.operator.task(task).state == "running" and time.monotonic() < deadline:
+    while federation.operator.tasks.get(task).state == "running" and time.monotonic() < deadline:
         time.sleep(0.2)
     stop.set()
     for thread in threads:
         thread.join(timeout=10)
-    (seen.round,) = federation.operator.rounds(task)
+    (seen.round,) = federation.operator.tasks.rounds(task)
     assert seen.round.weights_out is not None, seen.round.reason
-    seen.moved = federation.operator.weights(seen.round.weights_out)
+    seen.moved = federation.operator.weights.read(seen.round.weights_out)
     keep_disk(seen, federation.data_folder)
     assert open_bundle(folder / "digits", [key.public_key().public_bytes_raw()]).digest == bundle.digest
 

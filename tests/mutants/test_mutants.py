@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = {
     "attacks", "autodiff", "bundle", "cli", "client", "compression", "converter", "datasets", "graph", "lite_runtime",
-    "protocol", "server", "strategies", "training",
+    "operator", "protocol", "server", "strategies", "training",
 }  # fmt: skip
 LEAST = 120
 

@@ -16,9 +16,9 @@ from archipel.bundle import Bundle, PrivacyPolicy, generate_key, pack
 from archipel.cli.demo.fleet import POPULATION, Federation
 from archipel.cli.demo.processes import Processes
 from archipel.client import Agent, AgentConfig
+from archipel.operator import TaskRequest
 from archipel.protocol.identity import EnrolmentToken
 from archipel.protocol.sealed import decode
-from archipel.server import TaskRequest
 from tests.strategies.simulation import clients, simulate
 
 ROUNDS, BITS = 3, 24
@@ -61,22 +61,22 @@ def run(federation: Federation, folder: Path, bundle: Bundle) -> dict[str, np.nd
     operator: Any = federation.operator
     with ThreadPoolExecutor(4) as pool:
         running = [pool.submit(device, index) for index in range(4)]
-        info = operator.upload_bundle(folder / "model.bundle")
-        task = operator.create_task(
+        info = operator.bundles.upload(folder / "model.bundle")
+        task = operator.tasks.create(
             TaskRequest(
                 name="small", population=POPULATION, bundle=info.digest, rounds=ROUNDS,
                 min_cohort=4, cohort=4, threshold=3,
             )
         )  # fmt: skip
         deadline = time.monotonic() + 90
-        while operator.task(task.task_id).state == "running" and time.monotonic() < deadline:
+        while operator.tasks.get(task.task_id).state == "running" and time.monotonic() < deadline:
             if any(future.done() for future in running):
                 break
             time.sleep(0.2)
         stop.set()
     for future in running:
         future.result()
-    rounds = operator.rounds(task.task_id)
+    rounds = list(operator.tasks.rounds(task.task_id))
     assert [each.reason for each in rounds if each.weights_out is None] == []
     assert len(rounds) == ROUNDS
-    return dict(operator.weights(rounds[-1].weights_out))
+    return dict(operator.weights.read(rounds[-1].weights_out))

@@ -17,9 +17,10 @@ from archipel.cli.demo.results import DeviceRow
 from archipel.datasets import DigitsByWriter
 from archipel.datasets.splits import seeded_order
 from archipel.errors import CommandError
+from archipel.operator import OperatorClient, TaskRequest
 from archipel.protocol.identity import EnrolmentToken, mint_token
 from archipel.protocol.sealed import encode
-from archipel.server import OperatorClient, TaskRequest, init_data_folder, load_settings
+from archipel.server import init_data_folder, load_settings
 
 POPULATION = "pupils"
 VANISH_PER_ROUND = 2
@@ -106,8 +107,8 @@ class Federation:
     def create_task(self, bundle: Path, *, rounds: int, threshold: int, min_cohort: int, lr: float) -> str:
         """Upload the bundle and start the task; every device is assigned to every round. Returns the task's id."""
         cohort = len(self.devices)
-        info = self.operator.upload_bundle(bundle)
-        task = self.operator.create_task(
+        info = self.operator.bundles.upload(bundle)
+        task = self.operator.tasks.create(
             TaskRequest(
                 name="digits",
                 population=POPULATION,

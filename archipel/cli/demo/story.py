@@ -134,12 +134,12 @@ class Story:
             while True:
                 federation.collect_events(timeout=POLL_SECONDS)
                 # Before its rounds: once it is completed, all of them are among what is listed after that.
-                state = federation.operator.task(task)
-                for info in federation.operator.rounds(task):
+                state = federation.operator.tasks.get(task)
+                for info in federation.operator.tasks.rounds(task):
                     if info.phase in ("committed", "failed") and info.round_id not in seen:
                         seen[info.round_id] = info
                         if info.weights_out is not None:
-                            parameters = federation.operator.weights(info.weights_out)
+                            parameters = federation.operator.weights.read(info.weights_out)
                         self._round_row(info, federation, runtime, parameters)
                         committed = sum(row.phase == "committed" for row in self.results.rounds)
                         self._progress.update(bar, completed=committed)

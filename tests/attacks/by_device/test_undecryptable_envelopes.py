@@ -48,20 +48,20 @@ def test_the_task_is_completed_without_it(federation: Any, monkeypatch: pytest.M
     monkeypatch.setattr(Spoiling, "victims", victims, raising=False)
     monkeypatch.setattr(participation, "Participant", Spoiling)
     task = federation.task(cohort=5, min_cohort=3, threshold=3, rounds=2)
-    federation.run(agents, lambda: federation.operator.task(task.task_id).state != "running")
+    federation.run(agents, lambda: federation.operator.tasks.get(task.task_id).state != "running")
 
-    assert federation.operator.task(task.task_id).state == "completed"
+    assert federation.operator.tasks.get(task.task_id).state == "completed"
     honest = [(agent, number) for number, agent in enumerate(agents) if agent is not hostile]
     rounds = federation.rounds(task)
     assert [info.phase for info in rounds] == ["committed", "committed"]
     for info in rounds:
         assert set(info.survivors) == {agent.device_id for agent, _ in honest}
     # What plain federated averaging of the other four makes of the same model.
-    start = federation.operator.weights(rounds[-1].weights_in)["w"]
+    start = federation.operator.weights.read(rounds[-1].weights_in)["w"]
     expected = federation.expected_weights(start, honest, task)
-    np.testing.assert_allclose(federation.operator.weights(rounds[-1].weights_out)["w"], expected, rtol=1e-6)
+    np.testing.assert_allclose(federation.operator.weights.read(rounds[-1].weights_out)["w"], expected, rtol=1e-6)
 
-    faults = [entry for entry in federation.operator.audit() if entry.action == "device.fault"]
+    faults = [entry for entry in federation.operator.audit.list() if entry.action == "device.fault"]
     assert [(entry.subject, entry.detail["round"]) for entry in faults] == [
         (hostile.device_id, info.round_id) for info in rounds
     ]

@@ -17,8 +17,8 @@ import pytest
 
 from archipel.bundle import PrivacyPolicy
 from archipel.errors import RefusedError
+from archipel.operator import OperatorClient
 from archipel.protocol.operator.tasks import RoundInfo, TokenRequest
-from archipel.server import OperatorClient
 from archipel.server.rounds.machine import queries
 from tests.client.conftest import bundle_maker as bundle_maker
 from tests.client.conftest import federation as federation
@@ -44,10 +44,10 @@ def ask_without_each(fleet: Any, times: int) -> list[RoundInfo]:
 
     def ask_next() -> bool:
         if tasks:
-            found = fleet.operator.task(tasks[-1].task_id)
+            found = fleet.operator.tasks.get(tasks[-1].task_id)
             if found.state == "running" and "such as may be in one sum" not in found.waiting_for:
                 return False
-            fleet.operator.cancel(found.task_id)
+            fleet.operator.tasks.cancel(found.task_id)
         if len(tasks) == times * DEVICES:
             return True
         number = len(tasks) % DEVICES
@@ -99,7 +99,7 @@ def test_devices_refuse_though_the_server_skips_its_rules(fleet: Any, monkeypatc
     monkeypatch.setattr(queries, "choose", lambda session, task, waiting, fewest, *, now: list(waiting))
     monkeypatch.setattr(queries, "conflict", lambda session, current, task, *, now: "")
     first = fleet.task(**{**ASK, "min_cohort": DEVICES, "cohort": DEVICES})
-    fleet.run(fleet.agents, lambda: fleet.operator.task(first.task_id).state == "completed")
+    fleet.run(fleet.agents, lambda: fleet.operator.tasks.get(first.task_id).state == "completed")
     second = fleet.task(**ASK, bundle=first.bundle, name="less-one", eligibility="number != 3")
     refused = [agent for number, agent in enumerate(fleet.agents) if number != 3]
 
@@ -107,11 +107,11 @@ def test_devices_refuse_though_the_server_skips_its_rules(fleet: Any, monkeypatc
         return all(any("differ by 1 from" in entry.reason for entry in agent.rounds) for agent in refused)
 
     fleet.run(fleet.agents, all_refused)
-    fleet.operator.cancel(second.task_id)
+    fleet.operator.tasks.cancel(second.task_id)
     assert all(info.phase != "committed" for info in fleet.rounds(second))
     # The same set is no danger: it is confirmed again.
     third = fleet.task(**{**ASK, "min_cohort": DEVICES, "cohort": DEVICES}, bundle=first.bundle, name="same")
-    fleet.run(fleet.agents, lambda: fleet.operator.task(third.task_id).state == "completed")
+    fleet.run(fleet.agents, lambda: fleet.operator.tasks.get(third.task_id).state == "completed")
 
 
 def test_by_default_twenty_devices_must_be_in_a_sum(fleet: Any, bundle_maker: Any) -> None:
@@ -126,7 +126,7 @@ def test_by_default_twenty_devices_must_be_in_a_sum(fleet: Any, bundle_maker: An
 
 
 def test_an_operator_may_not_ask(fleet: Any) -> None:
-    token = fleet.operator.create_token(TokenRequest(name="shift", role="operator")).token
+    token = fleet.operator.tokens.create(TokenRequest(name="shift", role="operator")).token
     operator, fleet.operator = fleet.operator, OperatorClient(fleet.url, token)
     try:
         fleet.publish()
@@ -146,7 +146,7 @@ def test_nothing_is_released_of_too_few_contributors(fleet: Any) -> None:
     ]
     task = fleet.task(**{**ASK, "min_cohort": DEVICES, "cohort": DEVICES})
     fleet.run(agents, lambda: any(info.phase == "failed" for info in fleet.rounds(task)))
-    fleet.operator.cancel(task.task_id)
+    fleet.operator.tasks.cancel(task.task_id)
     info = next(info for info in fleet.rounds(task) if info.phase == "failed")
     assert info.reason == (
         "aggregation: fewer than 5 of the devices had examples (min_contributors); nothing of their sum was kept"
@@ -165,7 +165,7 @@ def test_a_population_is_asked_so_many_times(fleet: Any, bundle_maker: Any, monk
     with pytest.raises(RefusedError, match="rounds: 3; bundle 'linear' allows 2 queries in 30 days"):
         fleet.task(**ASK, rounds=3)
     first = fleet.task(**ASK, rounds=2)
-    fleet.run(agents, lambda: fleet.operator.task(first.task_id).state == "completed")
+    fleet.run(agents, lambda: fleet.operator.tasks.get(first.task_id).state == "completed")
     more = fleet.task(**ASK, bundle=first.bundle, name="more")
     assert "was asked 2 times in the last 30 days; the bundle allows 2 queries" in more.waiting_for
     until = time.monotonic() + 0.5
@@ -178,5 +178,5 @@ def test_a_population_is_asked_so_many_times(fleet: Any, bundle_maker: Any, monk
         return all("was in 2 evaluations and analyses" in agent.rounds[-1].reason for agent in agents)
 
     fleet.run(agents, lambda: all_refused() or any(each.phase == "committed" for each in fleet.rounds(more)))
-    fleet.operator.cancel(more.task_id)
+    fleet.operator.tasks.cancel(more.task_id)
     assert all_refused()

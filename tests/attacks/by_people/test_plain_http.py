@@ -15,8 +15,8 @@ import pytest
 
 from archipel.client import Agent, AgentConfig
 from archipel.errors import ClientError
+from archipel.operator import OperatorClient
 from archipel.protocol.address import check_url
-from archipel.server import OperatorClient
 from tests.cli.conftest import archipel  # noqa: F401
 from tests.client.scripted import scripted
 

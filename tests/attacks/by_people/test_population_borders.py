@@ -58,7 +58,7 @@ def make_borders(federation: Federation) -> Borders:  # noqa: F811
         agent, patient = device(federation, number, OURS)
         agents.append(agent)
     task = federation.task(population=OURS, bundle=made["digest"], cohort=3)
-    federation.run(agents, lambda: federation.operator.task(task.task_id).state == "completed")
+    federation.run(agents, lambda: federation.operator.tasks.get(task.task_id).state == "completed")
     [done] = [each for each in federation.rounds(task) if each.phase == "committed"]
     assert done.weights_out is not None
     for path, body in (
@@ -178,7 +178,7 @@ def test_uploading_the_same_bytes_says_nothing_about_others_and_binds_the_bundle
 
 
 def test_a_device_reads_no_longer_what_an_ended_task_left(borders: Borders) -> None:
-    first = borders.federation.operator.task(borders.task.task_id)
+    first = borders.federation.operator.tasks.get(borders.task.task_id)
     long_ago(borders.federation, first.task_id)
     with borders.federation.server._services.database.read() as session:
         mine = [row.digest for row in session.query(Reach).filter_by(reason=first.task_id)]

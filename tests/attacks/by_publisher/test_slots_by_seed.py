@@ -110,12 +110,12 @@ def test_the_server_cannot_foretell_a_seed_of_training(federation: Any) -> None:
     b.pack(federation.folder / "marked", federation.bundle_file)
     agents = [federation.agent(number) for number in range(3)]
     task = federation.task(cohort=3, threshold=3)
-    federation.run(agents, lambda: federation.operator.task(task.task_id).state != "running")
+    federation.run(agents, lambda: federation.operator.tasks.get(task.task_id).state != "running")
     done = federation.wait(task)
     assert done.state == "completed", [e.detail for e in federation.events if e.name == "refused"][:2]
     [info] = federation.rounds(task)
     plan = federation.plan_digest(info.round_id)
-    used = set(np.flatnonzero(np.abs(federation.operator.weights(info.weights_out)["w"]) > 0.1).tolist())
+    used = set(np.flatnonzero(np.abs(federation.operator.weights.read(info.weights_out)["w"]) > 0.1).tolist())
     assert used == {RoundSeeds(data_key(FileKeys(a.config.folder))).of(plan) % ENTRIES for a in agents}
     assert used != {foretold(plan, agent.device_id) % ENTRIES for agent in agents}
 

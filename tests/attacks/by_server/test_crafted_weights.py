@@ -151,9 +151,9 @@ def trained_twice(federation: Any, agents: Any) -> Any:
     task = federation.task(rounds=4, cohort=3)
 
     def two_rounds() -> bool:
-        found = federation.operator.task(task.task_id)
+        found = federation.operator.tasks.get(task.task_id)
         if found.state == "running" and any(each.number == 2 for each in federation.rounds(task)):
-            federation.operator.pause(task.task_id)  # it finishes its round, and opens no other
+            federation.operator.tasks.pause(task.task_id)  # it finishes its round, and opens no other
         return bool(found.rounds_committed >= 2)
 
     federation.run(agents, two_rounds)
@@ -163,8 +163,8 @@ def trained_twice(federation: Any, agents: Any) -> Any:
 def all_refuse(federation: Any, task: Any, reasons: dict[Any, str]) -> None:
     """Go on with the task: each of these agents refuses its next round for that reason, and none computes anything."""
     federation.events.clear()
-    if federation.operator.task(task.task_id).state == "paused":
-        federation.operator.resume(task.task_id)
+    if federation.operator.tasks.get(task.task_id).state == "paused":
+        federation.operator.tasks.resume(task.task_id)
     wanted = {agent.device_id: reason for agent, reason in reasons.items()}
 
     def names() -> set[str]:
@@ -176,7 +176,7 @@ def all_refuse(federation: Any, task: Any, reasons: dict[Any, str]) -> None:
 
     federation.run(list(reasons), lambda: refused() == set(wanted) or "trained" in names(), timeout=20)
     assert "trained" not in names()
-    federation.operator.cancel(task.task_id)
+    federation.operator.tasks.cancel(task.task_id)
 
 
 def attacked(federation: Any, task: Any, attack: Any) -> None:
@@ -242,7 +242,7 @@ def test_nothing_is_evaluated_with_them_either(federation: Any, monkeypatch: pyt
     services = federation.server._services
     with services.database.write() as session:
         trap = store(services, session, session.get_one(Task, trained.task_id))
-    federation.operator.cancel(trained.task_id)
+    federation.operator.tasks.cancel(trained.task_id)
     question = {"kind": "evaluation", "metrics": {"mse": 10.0}, "cohort": 3, "bundle": trained.bundle}
     with pytest.raises(RefusedError, match=f"no weights {trap} in the log of this bundle"):
         federation.task(**question, weights=trap)

@@ -150,7 +150,7 @@ def test_the_server_begins_nothing_with_such_bundles(federation: Federation) -> 
     theirs = signed_anew(folder, key, populations=("staff",)).read_bytes()
     status, answer = operator.ask("POST", "/v1/bundles", theirs)
     assert (status, "for ['staff'], not for 'pupils'" in answer["message"]) == (422, True)
-    root = federation.operator.upload_bundle(folder.with_suffix(".changed.bundle")).digest
+    root = federation.operator.bundles.upload(folder.with_suffix(".changed.bundle")).digest
     over = operator.ask("POST", "/v1/bundles", signed_anew(folder, key, populations=(), not_after=NOW - 5).read_bytes())
     assert over[0] == 201
     with pytest.raises(Exception, match="not for 'pupils'"):

@@ -166,7 +166,7 @@ def test_a_real_server_tells_devices_whom_an_operator_revoked(federation: Federa
     operator = person(federation, "pupils")
     assert operator.ask("POST", f"/v1/devices/{agents[3].device_id}/revoke")[0] == 200
     task = federation.task(cohort=3)
-    federation.run(agents[:3], lambda: federation.operator.task(task.task_id).state == "completed")
+    federation.run(agents[:3], lambda: federation.operator.tasks.get(task.task_id).state == "completed")
     for agent in agents[:3]:
         record = agent._record
         assert record is not None

@@ -121,7 +121,7 @@ def test_examples_that_are_gone_later(archipel: Command, federation: Federation,
 def test_a_revoked_device(archipel: Command, federation: Federation, enrolled: Device) -> None:
     enrolled.start()
     device_id = enrolled.until("waiting")["device"]
-    federation.operator.revoke_device(device_id)
+    federation.operator.devices.revoke(device_id)
     assert enrolled.wait() == 78
     assert "the server does not take this device" in enrolled.error
     assert "revoked" in enrolled.error

@@ -158,26 +158,26 @@ class Registry:
         folder = self.federation.folder / f"{model}-{len(list(self.federation.folder.iterdir()))}"
         file = make_model(folder, key or self.federation.publisher_key, w, **more)
         operator = self.federation.operator
-        operator.create_model(model, POPULATION)
-        digest = operator.upload_bundle(file).digest
-        return self._added(operator.register_version(model, VersionRequest(bundle=digest)), np.array(w), promote)
+        operator.models.create(model, POPULATION)
+        digest = operator.bundles.upload(file).digest
+        return self._added(operator.models.register(model, VersionRequest(bundle=digest)), np.array(w), promote)
 
     def add_trained(self, agents: list[Agent], *, promote: bool = True) -> VersionInfo:
         """Another version: what the agents make of version 1 in a plain round."""
         operator = self.federation.operator
         plain: dict[str, Any] = {"privacy": "plain", "threshold": None, "deadlines": {"assigning": 3, "updating": 5}}
-        bundle = operator.version(MODEL, 1).bundle
+        bundle = operator.models.version(MODEL, 1).bundle
         task = self.federation.task(bundle=bundle, min_cohort=2, cohort=len(agents), **plain)
-        self.federation.run(agents, lambda: operator.task(task.task_id).state != "running")
+        self.federation.run(agents, lambda: operator.tasks.get(task.task_id).state != "running")
         assert self.federation.wait(task).state == "completed"
-        made = operator.register_version(MODEL, VersionRequest(task_id=task.task_id))
-        return self._added(made, operator.weights(made.weights)["w"], promote)
+        made = operator.models.register(MODEL, VersionRequest(task_id=task.task_id))
+        return self._added(made, operator.weights.read(made.weights)["w"], promote)
 
     def _added(self, info: VersionInfo, w: np.ndarray, promote: bool) -> VersionInfo:
         if info.model == MODEL:
             self.w[info.number] = w.astype(np.float32)
         if promote:
-            self.federation.operator.promote(info.model, info.number)
+            self.federation.operator.models.promote(info.model, info.number)
         return info
 
     def device(self, number: int = 0, **more: Any) -> Agent:
@@ -202,7 +202,7 @@ class Registry:
 
     def counted(self) -> dict[int, int]:
         """How many devices told the server that they fetched each version last."""
-        return {each.number: each.downloaded for each in self.federation.operator.versions(MODEL)}
+        return {each.number: each.downloaded for each in self.federation.operator.models.versions(MODEL)}
 
 
 @pytest.fixture

@@ -128,12 +128,12 @@ def test_a_device_that_goes_from_round_to_round_adopts_too(registry: Any) -> Non
         agent.run_once()
     federation, operator = registry.federation, registry.federation.operator
     plain: dict[str, Any] = {"privacy": "plain", "threshold": None, "deadlines": {"assigning": 3, "updating": 5}}
-    task = federation.task(bundle=operator.version(MODEL, 1).bundle, min_cohort=3, cohort=3, rounds=50, **plain)
+    task = federation.task(bundle=operator.models.version(MODEL, 1).bundle, min_cohort=3, cohort=3, rounds=50, **plain)
     while not any(each.phase == "updating" for each in federation.rounds(task)):
         time.sleep(0.02)
     registry.add(BETTER)
     federation.run(agents, lambda: all(agent.models == {MODEL: 2} for agent in agents))
-    operator.cancel(task.task_id)
+    operator.tasks.cancel(task.task_id)
     for agent in agents:
         names = federation.names(agent)
         assert names[:4] == ["enrolled", "offered", "adopted", "assigned"]
@@ -160,19 +160,19 @@ def test_what_the_server_takes_back_is_not_compared(registry: Any) -> None:
         agent.run_once()
     assert agent.models == {MODEL: 3}
     operator = registry.federation.operator
-    operator.roll_back(MODEL)
+    operator.models.roll_back(MODEL)
     (agent.config.folder / "cache" / "bundles").rename(agent.config.folder / "cache" / "gone")
     (agent.config.folder / "cache" / "bundles").mkdir()
     agent.run_once()
     assert agent.models == {MODEL: 2}
     # Fetched, as on a device that has it in no slot: the server is to see no difference.
     assert len(list((agent.config.folder / "cache" / "bundles").iterdir())) == 1
-    operator.promote(MODEL, 1)
+    operator.models.promote(MODEL, 1)
     agent.run_once()
     assert agent.models == {MODEL: 1}
     np.testing.assert_allclose(agent.model(MODEL).predict(X), registry.answer(1), rtol=1e-6)
     assert "took back" in registry.told(agent, "adopted")[-1]["reason"]
-    operator.promote(MODEL, 3)  # and a version that was taken back is not out for ever
+    operator.models.promote(MODEL, 3)  # and a version that was taken back is not out for ever
     agent.run_once()
     assert agent.models == {MODEL: 3}
     assert registry.told(agent, "kept") == []
@@ -186,7 +186,7 @@ def test_a_version_kept_out_wins_where_it_is_what_the_server_goes_back_to(regist
     registry.add(BEST)
     agent.run_once()
     assert agent.models == {MODEL: 3}
-    registry.federation.operator.roll_back(MODEL)
+    registry.federation.operator.models.roll_back(MODEL)
     agent.run_once()
     assert agent.models == {MODEL: 2}
 
@@ -199,10 +199,10 @@ def test_a_rollout_of_an_older_version_that_is_aborted(registry: Any) -> None:
     agent.run_once()
     operator = registry.federation.operator
     stages = [Stage(percent=100, soak_seconds=3600)]
-    rollout = operator.create_rollout(RolloutRequest(model=MODEL, version=2, stages=stages, gate="none"))
+    rollout = operator.rollouts.create(RolloutRequest(model=MODEL, version=2, stages=stages, gate="none"))
     agent.run_once()
     assert agent.models == {MODEL: 2}
-    operator.abort_rollout(rollout.rollout_id)
+    operator.rollouts.abort(rollout.rollout_id)
     agent.run_once()
     assert agent.models == {MODEL: 3}
     assert registry.loss(3) > 1.05 * registry.loss(2)
@@ -219,11 +219,11 @@ def test_a_rollout_with_its_gate(registry: Any) -> None:
     )  # fmt: skip
     asked = RolloutRequest(model=MODEL, version=2, stages=[Stage(percent=100, soak_seconds=0.5)], gate=gate)
     operator = registry.federation.operator
-    rollout = operator.create_rollout(asked)
-    registry.federation.run(agents, lambda: operator.rollout(rollout.rollout_id).ended is not None)
-    assert operator.rollout(rollout.rollout_id).state == "completed"
+    rollout = operator.rollouts.create(asked)
+    registry.federation.run(agents, lambda: operator.rollouts.get(rollout.rollout_id).ended is not None)
+    assert operator.rollouts.get(rollout.rollout_id).state == "completed"
     assert [agent.models for agent in agents] == [{MODEL: 2}] * 3
-    assert operator.model(MODEL).promoted == 2
+    assert operator.models.get(MODEL).promoted == 2
     for agent in agents:
         agent.run_once()
     assert registry.counted() == {1: 0, 2: 3}

@@ -105,7 +105,7 @@ def test_killed_at(registry: Any, trained: bool, stride: int) -> None:
     agent.run_once()
     agent.close()
     if trained:
-        registry.federation.operator.promote(MODEL, 2)
+        registry.federation.operator.models.promote(MODEL, 2)
     else:
         registry.add(BETTER)
     data = {name: array.tolist() for name, array in registry.federation.data(0).items()}

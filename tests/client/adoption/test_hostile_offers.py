@@ -72,7 +72,7 @@ def test_forged_offers(registry: Any, offer: Offer, answer: Any) -> None:
 
 
 def registry_bundle(registry: Any, number: int) -> str:
-    return str(registry.federation.operator.version(MODEL, number).bundle)
+    return str(registry.federation.operator.models.version(MODEL, number).bundle)
 
 
 def test_an_old_offer_that_is_sent_again(registry: Any, monkeypatch: pytest.MonkeyPatch, answer: Any) -> None:
@@ -104,7 +104,7 @@ def test_what_is_not_there_and_what_does_not_fit(registry: Any, offer: Offer, an
     runs = agent.models[MODEL]
     agents = [registry.federation.agent(number, allow_plain=True) for number in (1, 2)]
     weights = registry.add_trained(agents, promote=False).weights
-    foreign = registry.federation.operator.upload_bundle(registry.federation.bundle_file)
+    foreign = registry.federation.operator.bundles.upload(registry.federation.bundle_file)
     # A task that never begins: without one no device of the population could fetch it.
     registry.federation.task(bundle=foreign.digest, min_cohort=50, cohort=60, threshold=40)
     for number, (changes, said) in enumerate(
@@ -138,7 +138,7 @@ def test_older_weights_come_back_only_with_an_entry_in_the_log(registry: Any, an
     agent.run_once()
     assert agent.models == {MODEL: 4}
     assert "no later entry goes back to it" in registry.told(agent, "kept")[-1]["reason"]
-    registry.federation.operator.promote(MODEL, 2)
+    registry.federation.operator.models.promote(MODEL, 2)
     answer([sign(registry, msgspec.structs.replace(again, serial=2**51))])
     agent.run_once()
     assert agent.models == {MODEL: 2}

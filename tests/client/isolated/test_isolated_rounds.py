@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="child processes
 
 
 def over(federation: Any, task: Any) -> Any:
-    return lambda: federation.operator.task(task.task_id).state != "running"
+    return lambda: federation.operator.tasks.get(task.task_id).state != "running"
 
 
 def test_the_sum_and_what_is_remembered_are_those_of_a_round_in_one_process(federation: Any) -> None:
@@ -29,9 +29,9 @@ def test_the_sum_and_what_is_remembered_are_those_of_a_round_in_one_process(fede
     federation.run(agents, over(federation, task), timeout=60)
     assert federation.wait(task).state == "completed"
     last = max(federation.rounds(task), key=lambda info: info.number)
-    start = federation.operator.weights(last.weights_in)["w"]
+    start = federation.operator.weights.read(last.weights_in)["w"]
     expected = federation.expected_weights(start, [(agent, n) for n, agent in enumerate(agents)], task)
-    np.testing.assert_allclose(federation.operator.weights(last.weights_out)["w"], expected, rtol=1e-6)
+    np.testing.assert_allclose(federation.operator.weights.read(last.weights_out)["w"], expected, rtol=1e-6)
     # Two rounds of two epochs, each of 5 examples in batches of 4.
     assert [float(kept.state["seen"]) for kept in federation.states(agents[0].config.folder)] == [8.0]
 
@@ -47,7 +47,7 @@ def test_other_kinds_of_rounds(federation: Any, kind: str) -> None:
     data = [federation.data(number) for number in range(3)]
     y = np.concatenate([fields["y"] for fields in data])
     if kind == "evaluation":
-        w = federation.operator.weights(info.weights_in)["w"]
+        w = federation.operator.weights.read(info.weights_in)["w"]
         errors = np.concatenate([(fields["x"] @ w - fields["y"]) ** 2 for fields in data])
         assert info.result.metrics["mse"] == pytest.approx(float(errors.mean()), rel=1e-2)
     else:

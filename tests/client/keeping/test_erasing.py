@@ -27,7 +27,7 @@ def used(federation: Any) -> Path:
     """A device that took part in a round, with examples in its store. Returns its folder."""
     agents = [federation.agent(number) for number in range(3)]
     task = federation.task(cohort=3)
-    federation.run(agents, lambda: federation.operator.task(task.task_id).state != "running")
+    federation.run(agents, lambda: federation.operator.tasks.get(task.task_id).state != "running")
     folder: Path = agents[0].config.folder
     with ExampleStore.open(folder / "examples", data_key(FileKeys(folder))) as store:
         store.add({"text": np.frombuffer(DIARY, np.uint8)})

@@ -84,7 +84,7 @@ def test_the_owners_key_store_keeps_all_secrets(federation: Any) -> None:
         others = [federation.agent(number) for number in (1, 2)]
         task = federation.task(cohort=3)
         stop = threading.Event()
-        federation.run([agent, *others], lambda: federation.operator.task(task.task_id).state != "running")
+        federation.run([agent, *others], lambda: federation.operator.tasks.get(task.task_id).state != "running")
         stop.set()
         assert federation.wait(task).state == "completed"
         assert [entry.result for entry in agent.rounds] == ["took_part"]

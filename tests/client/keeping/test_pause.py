@@ -56,7 +56,7 @@ def test_a_pause_in_a_round_holds_it_up(federation: Any) -> None:
     agents = [federation.agent(0, on_event=on_event, resume_within=5.0)]
     agents += [federation.agent(number) for number in (1, 2)]
     task = federation.task(cohort=3)
-    federation.run(agents, lambda: federation.operator.task(task.task_id).state != "running")
+    federation.run(agents, lambda: federation.operator.tasks.get(task.task_id).state != "running")
     assert federation.wait(task).state == "completed"
     names = federation.names(agents[0])
     assert names[names.index("trained") :][:3] == ["trained", "paused", "resumed"]

@@ -91,7 +91,7 @@ def test_an_agent_leaves_nothing_personal_in_the_clear(federation: Any) -> None:
 
     agents = [federation.agent(0, on_event=on_event), *(federation.agent(number) for number in (1, 2))]
     task = federation.task(cohort=3)
-    federation.run(agents, lambda: federation.operator.task(task.task_id).state != "running")
+    federation.run(agents, lambda: federation.operator.tasks.get(task.task_id).state != "running")
     assert federation.wait(task).state == "completed"
     [path] = (agents[0].config.folder / "state").iterdir()
     seen.append(path.read_bytes())
@@ -107,7 +107,7 @@ def test_an_agent_leaves_nothing_personal_in_the_clear(federation: Any) -> None:
 def test_a_damaged_state_is_a_refusal_that_names_the_file(federation: Any) -> None:
     agents = [federation.agent(number) for number in range(3)]
     task = federation.task(cohort=3)
-    federation.run(agents, lambda: federation.operator.task(task.task_id).state != "running")
+    federation.run(agents, lambda: federation.operator.tasks.get(task.task_id).state != "running")
     [path] = (agents[0].config.folder / "state").iterdir()
     path.write_bytes(b"damaged")
     federation.task(name="again", cohort=3, deadlines={"advertising": 1.0})

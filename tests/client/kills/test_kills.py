@@ -57,7 +57,7 @@ def run(federation: Any, scenario: str, kill: int, *, restart: bool = False) -> 
             victims.append(Victim(values, token, 0))
 
     def settled() -> bool:
-        if federation.operator.task(task.task_id).state == "running" or not (config.folder / RECORD_FILE).exists():
+        if federation.operator.tasks.get(task.task_id).state == "running" or not (config.folder / RECORD_FILE).exists():
             return False
         return all(entry.step == "closed" for entry in journal(config.folder))
 
@@ -94,7 +94,7 @@ def check(federation: Any, task: Any, others: list[Agent], folder: Path) -> None
         victim = agent.device_id
         numbers = {victim: 0, **{other.device_id: number for number, other in enumerate(others, start=1)}}
         entries = {entry.round_id: entry for entry in agent.rounds}
-    assert federation.operator.task(task.task_id).state == "completed"
+    assert federation.operator.tasks.get(task.task_id).state == "completed"
     [info] = [each for each in federation.rounds(task) if each.phase == "committed"]
     for round_id, entry in entries.items():
         query = select(Answer.digest).where(
@@ -114,15 +114,15 @@ def check(federation: Any, task: Any, others: list[Agent], folder: Path) -> None
 
 
 def check_sum(federation: Any, task: Any, info: Any, numbers: dict[str, int]) -> None:
-    start = federation.operator.weights(info.weights_in)["w"]
-    made = federation.operator.weights(info.weights_out)["w"]
+    start = federation.operator.weights.read(info.weights_in)["w"]
+    made = federation.operator.weights.read(info.weights_out)["w"]
     survivors = [(Named(federation, device, numbers[device]), numbers[device]) for device in info.survivors]
     expected = federation.expected_weights(start, survivors, task)
     np.testing.assert_allclose(made, expected, rtol=1e-6, atol=1e-4 if task.privacy == "plain" else 0)
 
 
 def check_metrics(federation: Any, task: Any, info: Any, numbers: dict[str, int]) -> None:
-    w = federation.operator.weights(info.weights_in)["w"]
+    w = federation.operator.weights.read(info.weights_in)["w"]
     data = [federation.data(numbers[device]) for device in info.survivors]
     errors = np.concatenate([fields["x"] @ w - fields["y"] for fields in data])
     assert info.result.metrics["mse"] == pytest.approx(float(np.mean(errors**2)), rel=1e-2)

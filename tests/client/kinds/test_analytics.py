@@ -65,8 +65,8 @@ def usage(federation: Any) -> Any:
 def test_an_analysis_by_the_converter_is_that_of_numpy(usage: Any) -> None:
     agents = [usage.agent(number, examples=lambda number=number: {"times": sessions(number)}) for number in range(3)]
     task = usage.task(kind="analytics", threshold=None, cohort=3)
-    usage.run(agents, lambda: usage.operator.task(task.task_id).state != "running")
-    done = usage.operator.task(task.task_id)
+    usage.run(agents, lambda: usage.operator.tasks.get(task.task_id).state != "running")
+    done = usage.operator.tasks.get(task.task_id)
     assert done.state == "completed", done
     [info] = usage.rounds(task)
     found, values = info.result.statistics, minutes()

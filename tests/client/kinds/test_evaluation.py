@@ -59,7 +59,7 @@ def fleet(federation: Any, network: nn.Module) -> tuple[Any, list[Any]]:
 
 def evaluate(federation: Any, agents: list[Any], metrics: dict[str, float], privacy: str) -> Any:
     task = federation.task(kind="evaluation", metrics=metrics, privacy=privacy, threshold=None, cohort=3, min_cohort=3)
-    federation.run(agents, lambda: federation.operator.task(task.task_id).state != "running")
+    federation.run(agents, lambda: federation.operator.tasks.get(task.task_id).state != "running")
     [info] = federation.rounds(task)
     assert info.phase == "committed", info
     return info.result

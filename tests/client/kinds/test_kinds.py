@@ -25,8 +25,8 @@ def plain(federation: Any, bundle_maker: Any) -> Any:
 
 
 def until_ended(federation: Any, task: Any, agents: list[Any]) -> Any:
-    federation.run(agents, lambda: federation.operator.task(task.task_id).state != "running")
-    return federation.operator.task(task.task_id)
+    federation.run(agents, lambda: federation.operator.tasks.get(task.task_id).state != "running")
+    return federation.operator.tasks.get(task.task_id)
 
 
 def trained(federation: Any, digest: str, agent: Any, number: int) -> dict[str, np.ndarray]:
@@ -46,7 +46,7 @@ def test_a_plain_round_is_the_mean_in_floating_point(plain: Any) -> None:
     weight = sum(float(each["weight"]) for each in updates)
     start = np.array([0.1, 0.2, 0.3], np.float32)
     expected = start + sum(each["dw"].astype(np.float64) for each in updates) / weight
-    np.testing.assert_allclose(plain.operator.weights(done.model)["w"], expected, rtol=1e-6)
+    np.testing.assert_allclose(plain.operator.weights.read(done.model)["w"], expected, rtol=1e-6)
     for agent in agents:
         assert plain.names(agent)[-3:] == ["trained", "uploaded", "committed"]
         assert agent.rounds[-1].result == "took_part"
@@ -71,7 +71,7 @@ def test_asynchronous_devices_work_on_without_waiting_for_each_other(plain: Any)
     done = until_ended(plain, task, agents)
     assert (done.state, done.rounds_committed) == ("completed", 6)
     # Least squares by gradient steps: six versions later the loss is lower than at the start.
-    w = plain.operator.weights(done.model)["w"]
+    w = plain.operator.weights.read(done.model)["w"]
     losses = []
     for weights in (np.array([0.1, 0.2, 0.3]), w):
         errors = [plain.data(n)["x"] @ weights - plain.data(n)["y"] for n in range(4)]

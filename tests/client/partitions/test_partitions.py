@@ -97,13 +97,13 @@ class Devices:
     def check_sum(self, info: Any, task: Any) -> None:
         federation = self.federation
         survivors = [(agent, n) for n, agent in enumerate(self.agents) if agent.device_id in info.survivors]
-        expected = federation.expected_weights(federation.operator.weights(info.weights_in)["w"], survivors, task)
-        np.testing.assert_allclose(federation.operator.weights(info.weights_out)["w"], expected, rtol=1e-6)
+        expected = federation.expected_weights(federation.operator.weights.read(info.weights_in)["w"], survivors, task)
+        np.testing.assert_allclose(federation.operator.weights.read(info.weights_out)["w"], expected, rtol=1e-6)
 
     def clean_round(self) -> None:
         """With all of them, as if nothing had been."""
         task = self.federation.task(name="clean", cohort=4, min_cohort=4)
-        self.wait_until(lambda: self.federation.operator.task(task.task_id).state == "completed", 15)
+        self.wait_until(lambda: self.federation.operator.tasks.get(task.task_id).state == "completed", 15)
         [info] = [each for each in self.federation.rounds(task) if each.phase == "committed"]
         self.wait_until(lambda: self.settled, 5)
         assert self.alone.rounds[-1].result == "took_part"
@@ -135,7 +135,7 @@ def test_a_cable_that_is_mended_within_the_phase(federation: Any, network: Netwo
         devices.wait_until(cut.is_set, 15)
         time.sleep(0.8)
         network.cable.mend()
-        devices.wait_until(lambda: federation.operator.task(task.task_id).state != "running", 30)
+        devices.wait_until(lambda: federation.operator.tasks.get(task.task_id).state != "running", 30)
         devices.wait_until(lambda: devices.alone.rounds and devices.settled, 5)
     [info] = [each for each in federation.rounds(task) if each.phase == "committed"]
     assert len(info.survivors) == 4
@@ -151,7 +151,7 @@ def test_a_cable_that_is_mended_when_the_round_is_over(federation: Any, network:
     cut = devices.cut_at(event, way)
     with devices.running():
         devices.wait_until(cut.is_set, 15)
-        devices.wait_until(lambda: federation.operator.task(task.task_id).state != "running", 30)
+        devices.wait_until(lambda: federation.operator.tasks.get(task.task_id).state != "running", 30)
         [info] = [each for each in federation.rounds(task) if each.phase == "committed"]
         devices.check_sum(info, task)
         network.cable.mend()
@@ -191,8 +191,8 @@ def test_the_server_is_away_for_everybody(federation: Any, network: Network) -> 
         for cable in (network.cable, network.other_cable):
             cable.mend()
         devices.wait_until(lambda: devices.settled, 5)
-        for task in federation.operator.tasks():
-            federation.operator.cancel(task.task_id)
+        for task in federation.operator.tasks.list():
+            federation.operator.tasks.cancel(task.task_id)
         devices.clean_round()
 
 

@@ -79,7 +79,7 @@ def test_of_a_small_model_only_the_bundle_is_asked_about(federation: Any) -> Non
             (cache / "blobs" / ("0" * 64)).write_bytes(others)
             proxy.came.clear()
             task = federation.task(cohort=3)
-            federation.run(agents, lambda task=task: federation.operator.task(task.task_id).state != "running")
+            federation.run(agents, lambda task=task: federation.operator.tasks.get(task.task_id).state != "running")
             assert federation.wait(task).state == "completed"
             paths = [path.split("/")[2] for _, path, _ in proxy.came if path.endswith("/pieces")]
             assert paths == (["bundles"] if others else [])
@@ -103,7 +103,7 @@ def versions(federation: Any) -> list[str]:
             signing=Signing(federation.publisher_key),
         )  # fmt: skip
         b.pack(folder, folder.with_suffix(".bundle"))
-        digests.append(federation.operator.upload_bundle(folder.with_suffix(".bundle")).digest)
+        digests.append(federation.operator.bundles.upload(folder.with_suffix(".bundle")).digest)
         with federation.server._services.database.write() as session:
             session.add(Reach(digest=digests[-1], population=POPULATION, reason="model"))
     return digests
@@ -277,7 +277,7 @@ def test_a_round_fetches_the_bundles_tensors_once(federation: Any, versions: lis
     data = {"input": np.zeros((4, 64), np.float32), "label": np.zeros(4, np.int64)}
     agents = [federation.agent(number, examples=lambda: data) for number in range(3)]
     task = federation.task(bundle=versions[0], cohort=3, min_cohort=3, threshold=3)
-    federation.run(agents, lambda: federation.operator.task(task.task_id).state != "running")
+    federation.run(agents, lambda: federation.operator.tasks.get(task.task_id).state != "running")
     assert federation.wait(task).state == "completed"
     size = (federation.folder / "version-1.bundle").stat().st_size
     assert all(agent.rounds[0].received < 1.1 * size + 20_000 for agent in agents)

@@ -53,8 +53,8 @@ def test_the_owner_sees_what_the_rounds_cost(federation: Any, tmp_path: Any) -> 
 
     agents = [federation.agent(number, examples=partial(examples, number)) for number in range(3)]
     task = federation.task(cohort=3, rounds=2)
-    federation.run(agents, lambda: federation.operator.task(task.task_id).state != "running")
-    assert federation.operator.task(task.task_id).state == "completed", [agent.rounds[-1] for agent in agents]
+    federation.run(agents, lambda: federation.operator.tasks.get(task.task_id).state != "running")
+    assert federation.operator.tasks.get(task.task_id).state == "completed", [agent.rounds[-1] for agent in agents]
     for number in range(3):
         found = look(tmp_path / f"device-{number}", delta=1e-5).privacy
         rho = 2 * 3 / (2 * ports[0].multiplier ** 2)

@@ -28,7 +28,7 @@ def key_of(agent: Agent, name: str = DEVICE_KEY) -> bytes:
 
 def rotations(federation: Any, agent: Agent) -> int:
     """How often the server says that the device has replaced its key."""
-    return int(federation.operator.device(agent.device_id).rotations)
+    return int(federation.operator.devices.get(agent.device_id).rotations)
 
 
 def test_the_key_is_another_and_the_device_the_same(federation: Any) -> None:
@@ -59,14 +59,14 @@ def test_a_round_with_agents_that_replaced_their_keys(federation: Any) -> None:
     for agent in agents[1:3]:
         assert agent.rotate_key()
     task = federation.task(cohort=4)
-    federation.run(agents, lambda: federation.operator.task(task.task_id).state != "running")
+    federation.run(agents, lambda: federation.operator.tasks.get(task.task_id).state != "running")
     assert federation.wait(task).state == "completed"
     [info] = federation.rounds(task)
     assert set(info.survivors) == {agent.device_id for agent in agents}
     expected = federation.expected_weights(
-        federation.operator.weights(info.weights_in)["w"], [(agent, n) for n, agent in enumerate(agents)], task
+        federation.operator.weights.read(info.weights_in)["w"], [(agent, n) for n, agent in enumerate(agents)], task
     )
-    np.testing.assert_allclose(federation.operator.weights(info.weights_out)["w"], expected, rtol=1e-6)
+    np.testing.assert_allclose(federation.operator.weights.read(info.weights_out)["w"], expected, rtol=1e-6)
 
 
 def test_in_a_round_it_is_put_off_until_that_is_over(federation: Any) -> None:
@@ -80,7 +80,7 @@ def test_in_a_round_it_is_put_off_until_that_is_over(federation: Any) -> None:
 
     agents[0]._on_event = once
     task = federation.task(cohort=3)
-    federation.run(agents, lambda: federation.operator.task(task.task_id).state != "running")
+    federation.run(agents, lambda: federation.operator.tasks.get(task.task_id).state != "running")
     assert federation.wait(task).state == "completed"
     assert asked == [False]
     agents[0].run_once()
@@ -117,7 +117,7 @@ def test_an_unreachable_server_leaves_the_old_key_in_use_and_the_next_one_waitin
 
 def test_a_revoked_device(federation: Any) -> None:
     agent = federation.agent(0)
-    federation.operator.revoke_device(agent.device_id)
+    federation.operator.devices.revoke(agent.device_id)
     for call in (agent.run_once, agent.rotate_key):
         with pytest.raises(RefusedError, match="was revoked"):
             call()

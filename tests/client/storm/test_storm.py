@@ -19,8 +19,9 @@ from typing import Any
 import pytest
 
 from archipel import bundle as b
+from archipel.operator import OperatorClient, TaskRequest
 from archipel.protocol.sealed import encode, public_bytes
-from archipel.server import OperatorClient, TaskRequest, init_data_folder, load_settings
+from archipel.server import init_data_folder, load_settings
 from archipel.server.services import Services
 from tests.client.conftest import POPULATION, Federation, make_bundle
 from tests.client.faults import Proxy, running
@@ -154,7 +155,7 @@ class Storm:
                 "min_cohort": 3, "deadlines": {**DEADLINES, "aggregating": 20.0}, **changes,
             }
         )  # fmt: skip
-        return self.operator.create_task(request).task_id
+        return self.operator.tasks.create(request).task_id
 
     def rage(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
@@ -189,17 +190,17 @@ class Storm:
 
     def committed(self, task: str) -> int:
         """Rounds of the task, once the server answers."""
-        return int(self.answered(lambda: self.operator.task(task)).rounds_committed)
+        return int(self.answered(lambda: self.operator.tasks.get(task)).rounds_committed)
 
     def shown(self) -> Any:
         """What the server says about rounds that are not over."""
         live = [
             info
-            for task in self.operator.tasks()
-            for info in self.operator.rounds(task.task_id)
+            for task in self.operator.tasks.list()
+            for info in self.operator.tasks.rounds(task.task_id)
             if info.phase not in ("committed", "failed")
         ]
-        waiting = {task.name: (task.waiting, task.waiting_for) for task in self.operator.tasks() if not task.ended}
+        waiting = {task.name: (task.waiting, task.waiting_for) for task in self.operator.tasks.list() if not task.ended}
         rows = [(info.phase, info.reason, [each.furthest for each in info.participants]) for info in live]
         return waiting, rows
 
@@ -252,12 +253,12 @@ def test_whatever_happens_sums_are_right_and_nobody_is_stuck(storm: Storm, secon
     storm.rage(seconds)
     storm.calm()
     # Left alone, every task goes on; the evaluations may have used up what a population may be asked.
-    going = [task for task in tasks.values() if storm.operator.task(task).state == "running"]
+    going = [task for task in tasks.values() if storm.operator.tasks.get(task).state == "running"]
     assert set(tasks.values()) - set(going) <= {tasks["evaluation"]}
     goals = {task: storm.committed(task) + 1 for task in going}
     storm.wait_until(lambda: all(storm.committed(task) >= goal for task, goal in goals.items()), 60, storm.shown)
     for task in goals:
-        storm.operator.cancel(task)
+        storm.operator.tasks.cancel(task)
     storm.wait_until(lambda: not storm.unsettled(), 30, storm.unsettled)
     last = storm.task(name="all", rounds=1, cohort=AGENTS, min_cohort=AGENTS, threshold=35)
     storm.wait_until(lambda: storm.committed(last), 60, storm.shown)

@@ -33,18 +33,18 @@ def run(federation: Any, proxy: Proxy, *, rounds: int = 1, **config: Any) -> tup
     options = {"read_timeout": 2.0, **config}
     agents = [federation.agent(0, server=proxy.url, **options), federation.agent(1), federation.agent(2)]
     task = federation.task(cohort=3, rounds=rounds)
-    federation.run(agents, lambda: federation.operator.task(task.task_id).state != "running")
+    federation.run(agents, lambda: federation.operator.tasks.get(task.task_id).state != "running")
     return task, agents
 
 
 def check_sum(federation: Any, task: Any, agents: list[Agent]) -> None:
-    assert federation.operator.task(task.task_id).state == "completed"
+    assert federation.operator.tasks.get(task.task_id).state == "completed"
     [info] = federation.rounds(task)
     assert len(info.survivors) == len(agents)
     expected = federation.expected_weights(
-        federation.operator.weights(info.weights_in)["w"], list(zip(agents, range(len(agents)))), task
+        federation.operator.weights.read(info.weights_in)["w"], list(zip(agents, range(len(agents)))), task
     )
-    np.testing.assert_allclose(federation.operator.weights(info.weights_out)["w"], expected, rtol=1e-6)
+    np.testing.assert_allclose(federation.operator.weights.read(info.weights_out)["w"], expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -102,8 +102,8 @@ def test_a_phase_that_is_over_ends_the_part_not_always_the_round(
     agents = [federation.agent(number) for number in (1, 2, 3)]
     late = federation.agent(0, server=proxy.url)
     task = federation.task(cohort=4, deadlines={"sharing": 0.6, "confirming": 0.6, "unmasking": 0.6})
-    federation.run([late, *agents], lambda: federation.operator.task(task.task_id).state != "running")
-    assert federation.operator.task(task.task_id).state == "completed"
+    federation.run([late, *agents], lambda: federation.operator.tasks.get(task.task_id).state != "running")
+    assert federation.operator.tasks.get(task.task_id).state == "completed"
     [info] = federation.rounds(task)
     assert (late.device_id in info.survivors) == (result == "took_part")
     assert late.rounds[0].result == result
@@ -133,7 +133,7 @@ def test_too_early_is_waited_out(federation: Any, proxy: Proxy) -> None:
     proxy.fault = pretend
     agents = [federation.agent(0, server=proxy.url), federation.agent(1, examples=slowly), federation.agent(2)]
     task = federation.task(cohort=3)
-    federation.run(agents, lambda: federation.operator.task(task.task_id).state != "running")
+    federation.run(agents, lambda: federation.operator.tasks.get(task.task_id).state != "running")
     assert any(code == 409 for _, path, code, _ in proxy.seen if path.endswith("/cohort"))
     check_sum(federation, task, agents)
 
@@ -184,12 +184,12 @@ def test_random_faults_never_spoil_a_sum(federation: Any, proxy: Proxy) -> None:
         "unmasking": 2.0,
     }
     task = federation.task(cohort=5, min_cohort=3, threshold=3, deadlines=deadlines)
-    federation.run(agents, lambda: federation.operator.task(task.task_id).state != "running", timeout=30)
-    assert federation.operator.task(task.task_id).state == "completed"
+    federation.run(agents, lambda: federation.operator.tasks.get(task.task_id).state != "running", timeout=30)
+    assert federation.operator.tasks.get(task.task_id).state == "completed"
     info = next(r for r in federation.rounds(task) if r.phase == "committed")
     survivors = [(agent, number) for number, agent in enumerate(agents) if agent.device_id in info.survivors]
-    expected = federation.expected_weights(federation.operator.weights(info.weights_in)["w"], survivors, task)
-    np.testing.assert_allclose(federation.operator.weights(info.weights_out)["w"], expected, rtol=1e-6)
+    expected = federation.expected_weights(federation.operator.weights.read(info.weights_in)["w"], survivors, task)
+    np.testing.assert_allclose(federation.operator.weights.read(info.weights_out)["w"], expected, rtol=1e-6)
     # And nobody is stuck: the next time the server can be asked, everything is settled.
     proxy.fault = lambda method, path: None
     for agent in agents:

@@ -21,7 +21,7 @@ import urllib3
 
 from archipel.bundle import load_public_key
 from archipel.errors import ClientError, RefusedError, UnreachableError
-from archipel.operator.client import OperatorClient
+from archipel.operator import OperatorClient
 from archipel.protocol import messages
 from archipel.protocol.operator.tasks import TaskRequest
 from archipel.server.settings import load_settings
@@ -58,7 +58,9 @@ def fleet(server: Server, operator: OperatorClient, data_folder: Any, device_mak
         response = pool.request(method, server.url + path, body=body, headers=headers)
         return response.status, response.data
 
-    devices = [device_maker(transport, data_folder[2], operator.server().server_key, not_after=2e9) for _ in range(5)]
+    devices = [
+        device_maker(transport, data_folder[2], operator.server.info().server_key, not_after=2e9) for _ in range(5)
+    ]
     for device in devices:
         device.enrol().open_session()
     return devices
@@ -97,21 +99,21 @@ def test_two_rounds_over_tcp_while_processes_are_killed(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    info = operator.upload_bundle(bundle_maker(tmp_path, data_folder[2].publisher))
-    assert operator.upload_bundle(tmp_path / "tiny.bundle") == info
-    assert operator.bundle(info.digest) == (tmp_path / "tiny.bundle").read_bytes()
-    task = operator.create_task(task_request(info.digest))
+    info = operator.bundles.upload(bundle_maker(tmp_path, data_folder[2].publisher))
+    assert operator.bundles.upload(tmp_path / "tiny.bundle") == info
+    assert operator.bundles.download(info.digest) == (tmp_path / "tiny.bundle").read_bytes()
+    task = operator.tasks.create(task_request(info.digest))
     for number, device in enumerate(fleet, start=1):
         device.vector = np.full(9, 256 * number, np.uint32)
         device.vector[8] = 4096
     threads = in_threads([lambda device=device: take_part(device, 2) for device in fleet])
     before = server.children()
     assert set(before) == {"coordinator", "gunicorn", "worker"}
-    wait_until(lambda: operator.task(task.task_id).rounds_committed == 1)
+    wait_until(lambda: operator.tasks.get(task.task_id).rounds_committed == 1)
     os.kill(before["coordinator"], signal.SIGKILL)
     os.kill(before["worker"], signal.SIGKILL)
     seen = []
-    done = operator.wait_task(task.task_id, timeout=20, poll=0.05, on_change=seen.append)
+    done = operator.tasks.wait(task.task_id, timeout=20, poll=0.05, on_change=seen.append)
     for thread in threads:
         thread.join()
     assert (done.state, done.rounds_committed) == ("completed", 2)
@@ -121,14 +123,14 @@ def test_two_rounds_over_tcp_while_processes_are_killed(
     assert after["coordinator"] != before["coordinator"]
     assert after["worker"] != before["worker"]
     assert done.model is not None
-    np.testing.assert_array_equal(operator.weights(done.model)["w"], np.full((3, 2), 6.0, np.float32))
-    monkeypatch.setattr("archipel.operator.client.PAGE", 1)
-    first, second = operator.rounds(task.task_id)
+    np.testing.assert_array_equal(operator.weights.read(done.model)["w"], np.full((3, 2), 6.0, np.float32))
+    monkeypatch.setattr("archipel.operator.connection.PAGE", 1)
+    first, second = operator.tasks.rounds(task.task_id)
     assert (first.number, second.number) == (1, 2)
     assert second.weights_in == first.weights_out
     assert second.weights_out == done.model
-    assert operator.round_status(second.round_id).phase == "committed"
-    assert [known.task_id for known in operator.tasks()] == [task.task_id]
+    assert operator.rounds.status(second.round_id).phase == "committed"
+    assert [known.task_id for known in operator.tasks.list()] == [task.task_id]
     operator.close()
     assert server.stop() == 0
     assert server.children() == {}
@@ -137,8 +139,8 @@ def test_two_rounds_over_tcp_while_processes_are_killed(
 def test_what_is_acknowledged_survives_kill_minus_9(
     server: Server, operator: OperatorClient, fleet: list[Any], bundle_maker: Any, data_folder: Any, tmp_path: Path
 ) -> None:
-    info = operator.upload_bundle(bundle_maker(tmp_path, data_folder[2].publisher))
-    operator.create_task(task_request(info.digest, rounds=1))
+    info = operator.bundles.upload(bundle_maker(tmp_path, data_folder[2].publisher))
+    operator.tasks.create(task_request(info.digest, rounds=1))
     threads = in_threads([lambda device=device: take_part(device, 1, vanish_in="masking") for device in fleet])
     for thread in threads:
         thread.join()
@@ -190,7 +192,7 @@ def test_what_cannot_start_says_why_in_one_line_and_what_is_killed_leaves_no_pro
     (server.folder / "server.key").chmod(0o600)
     server.start()
     with OperatorClient(server.url, "wrong") as stranger, pytest.raises(RefusedError):
-        next(stranger.tasks())
+        next(stranger.tasks.list())
     for name in ("archipel.db", "server.log", "requests.log"):
         assert (server.folder / name).stat().st_mode & 0o077 == 0, name
     assert load_public_key(public) == load_settings(server.folder, environment={}).public_key
@@ -210,27 +212,27 @@ def test_what_cannot_start_says_why_in_one_line_and_what_is_killed_leaves_no_pro
 def test_the_operators_client_says_what_went_wrong_and_ctrl_c_stops_everything(
     server: Server, operator: OperatorClient, data_folder: Any, tmp_path: Path
 ) -> None:
-    assert operator.health().status == "ok"
+    assert operator.server.health().status == "ok"
     settings = load_settings(data_folder[0], environment={})
-    assert operator.server().server_key == settings.public_key
+    assert operator.server.info().server_key == settings.public_key
     with pytest.raises(RefusedError) as refusal:
-        operator.task("0" * 32)
+        operator.tasks.get("0" * 32)
     assert (refusal.value.status, refusal.value.kind) == (404, "not_found")
     with OperatorClient(server.url, "wrong") as stranger, pytest.raises(RefusedError) as refusal:
-        next(stranger.tasks())
+        next(stranger.tasks.list())
     assert (refusal.value.status, refusal.value.kind) == (401, "unauthorized")
     (tmp_path / "junk.bundle").write_bytes(b"junk")
     with pytest.raises(RefusedError, match="not a bundle that this server accepts: "):
-        operator.upload_bundle(tmp_path / "junk.bundle")
+        operator.bundles.upload(tmp_path / "junk.bundle")
     with pytest.raises(ClientError, match="cannot be read"):
-        operator.upload_bundle(tmp_path / "missing.bundle")
+        operator.bundles.upload(tmp_path / "missing.bundle")
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     with OperatorClient(f"http://127.0.0.1:{port}", "x", timeout=2) as nobody:
         with pytest.raises(UnreachableError, match="no answer to POST"):
-            nobody.cancel("0" * 32)
+            nobody.tasks.cancel("0" * 32)
         with pytest.raises(UnreachableError, match="no answer to GET"):
-            next(nobody.tasks())
+            next(nobody.tasks.list())
     # A body that is too large is refused before it is sent.
     host, port = server.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=10) as connection:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from archipel.errors import RefusedError
-from archipel.server import OperatorClient
+from archipel.operator import OperatorClient
 from tests.server.processes.serving import Server
 
 
@@ -17,7 +17,7 @@ def test_counts_of_the_last_minute_are_written(data_folder: Any) -> None:
     with OperatorClient(server.start(), "wrong") as stranger:
         for _ in range(3):
             with pytest.raises(RefusedError, match="401"):
-                next(stranger.tasks())
+                next(stranger.tasks.list())
     assert server.stop() == 0
     with sqlite3.connect(f"file:{server.folder}/archipel.db?mode=ro", uri=True) as database:
         rows = database.execute("SELECT actor, action, detail FROM audit").fetchall()

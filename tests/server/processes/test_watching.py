@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from archipel.errors import UnreachableError
-from archipel.server import OperatorClient, TaskRequest
+from archipel.operator import OperatorClient, TaskRequest
 from tests.server.processes.serving import Server
 
 
@@ -33,9 +33,9 @@ def operator(server: Server, data_folder: Any) -> Iterator[OperatorClient]:
 
 @pytest.fixture
 def task(operator: OperatorClient, bundle_maker: Any, data_folder: Any, tmp_path: Path) -> str:
-    bundle = operator.upload_bundle(bundle_maker(tmp_path, data_folder[2].publisher)).digest
+    bundle = operator.bundles.upload(bundle_maker(tmp_path, data_folder[2].publisher)).digest
     request = TaskRequest(name="t", population="pupils", bundle=bundle, rounds=1, min_cohort=3, cohort=5)
-    return operator.create_task(request).task_id
+    return operator.tasks.create(request).task_id
 
 
 def test_a_restart_is_waited_for(server: Server, operator: OperatorClient, data_folder: Any, task: str) -> None:
@@ -56,7 +56,7 @@ def test_a_restart_is_waited_for(server: Server, operator: OperatorClient, data_
     assert lost.endswith("; trying again\n")
     server.start(int(server.url.rpartition(":")[2]))
     assert watch.stderr.readline() == "the server is back\n"
-    operator.cancel(task)
+    operator.tasks.cancel(task)
     out, err = watch.communicate(timeout=20)
     assert out.startswith("cancelled: ")
     assert err == "archipel: task 't' cancelled: cancelled by the operator\n"
@@ -65,13 +65,13 @@ def test_a_restart_is_waited_for(server: Server, operator: OperatorClient, data_
 def test_an_outage_is_not_waited_for_for_ever(
     server: Server, operator: OperatorClient, task: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("archipel.operator.registry_calls.OUTAGE_SECONDS", 0.2)
+    monkeypatch.setattr("archipel.operator.waiting.OUTAGE_SECONDS", 0.2)
     seen: list[bool] = []
     operator.on_outage = lambda error: seen.append(error is not None)
     with pytest.raises(UnreachableError, match="connection refused"):
-        operator.wait_task(task, poll=0.05, on_change=lambda _: server.stop() and None)
+        operator.tasks.wait(task, poll=0.05, on_change=lambda _: server.stop() and None)
     assert seen == [True]
     # A server that was never there is a wrong address.
     with pytest.raises(UnreachableError):
-        operator.wait_task(task)
+        operator.tasks.wait(task)
     assert seen == [True]

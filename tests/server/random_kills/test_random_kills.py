@@ -23,9 +23,10 @@ import pytest
 from archipel import bundle as b
 from archipel.client import Agent
 from archipel.lite_runtime import Runtime
+from archipel.operator import OperatorClient, TaskRequest
 from archipel.protocol.sealed import public_bytes
 from archipel.protocol.vector import Layout
-from archipel.server import OperatorClient, TaskRequest, init_data_folder, load_settings
+from archipel.server import init_data_folder, load_settings
 from archipel.server.services import Services
 from tests.client.conftest import POPULATION, W0, Federation, make_bundle, round_seed
 from tests.server.processes.test_processes import SERVE, Server
@@ -124,7 +125,7 @@ def test_whatever_dies_every_round_is_the_sum_it_names(
     deadlines = dict.fromkeys(
         ("assigning", "advertising", "sharing", "complaining", "masking", "confirming", "unmasking"), 8.0
     )
-    task = operator.create_task(
+    task = operator.tasks.create(
         TaskRequest(
             name="linear", population=POPULATION, bundle=federation.publish(), rounds=1_000_000, min_cohort=3,
             cohort=AGENTS, deadlines={**deadlines, "updating": 8.0, "aggregating": 20.0}, **GOALS[privacy],
@@ -159,7 +160,7 @@ def test_whatever_dies_every_round_is_the_sum_it_names(
         goal = committed(operator, task.task_id) + 2
         deadline = time.monotonic() + 90
         while committed(operator, task.task_id) < goal and not errors:
-            assert time.monotonic() < deadline, operator.rounds(task.task_id)[-3:]
+            assert time.monotonic() < deadline, list(operator.tasks.rounds(task.task_id))[-3:]
             time.sleep(0.2)
     finally:
         stop.set()
@@ -167,13 +168,13 @@ def test_whatever_dies_every_round_is_the_sum_it_names(
             thread.join()
     assert not errors, errors
     assert sum(kills.values()) >= seconds / 3
-    operator.cancel(task.task_id)
+    operator.tasks.cancel(task.task_id)
     start = W0
-    rounds = [info for info in operator.rounds(task.task_id) if info.phase == "committed"]
+    rounds = [info for info in operator.tasks.rounds(task.task_id) if info.phase == "committed"]
     assert [info.number for info in rounds] == list(range(1, len(rounds) + 1))
     for info in rounds:
         assert len(info.survivors) >= 3
-        made = operator.weights(info.weights_out or "")["w"]
+        made = operator.weights.read(info.weights_out or "")["w"]
         np.testing.assert_allclose(
             made, reference(federation, agents, info, start, privacy == "plain"), rtol=1e-6, atol=1e-7
         )
@@ -197,7 +198,7 @@ def committed(operator: OperatorClient, task_id: str) -> int:
     deadline = time.monotonic() + 60
     while True:
         try:
-            return operator.task(task_id).rounds_committed
+            return operator.tasks.get(task_id).rounds_committed
         except Exception:
             if time.monotonic() > deadline:
                 raise

@@ -43,22 +43,22 @@ def test_a_secure_round_while_a_web_process_and_the_coordinator_are_killed(
     on_bucket: TestBucket,
 ) -> None:
     file = bundle_maker(tmp_path, data_folder[2].publisher)
-    info = operator.upload_bundle(file)
-    assert operator.bundle(info.digest) == file.read_bytes()
-    task = operator.create_task(task_request(info.digest, rounds=2))
+    info = operator.bundles.upload(file)
+    assert operator.bundles.download(info.digest) == file.read_bytes()
+    task = operator.tasks.create(task_request(info.digest, rounds=2))
     for number, device in enumerate(fleet, start=1):
         device.vector = np.full(9, 256 * number, np.uint32)
         device.vector[8] = 4096
     threads = in_threads([lambda device=device: take_part(device, 2) for device in fleet])
-    wait_until(lambda: operator.task(task.task_id).rounds_committed == 1, 30)
+    wait_until(lambda: operator.tasks.get(task.task_id).rounds_committed == 1, 30)
     children = server.children()
     for name in ("coordinator", "worker"):
         os.kill(children[name], signal.SIGKILL)
-    done = operator.wait_task(task.task_id, timeout=30, poll=0.05)
+    done = operator.tasks.wait(task.task_id, timeout=30, poll=0.05)
     for thread in threads:
         thread.join()
     assert (done.state, done.rounds_committed) == ("completed", 2)
-    np.testing.assert_array_equal(operator.weights(done.model)["w"], np.full((3, 2), 6.0, np.float32))
+    np.testing.assert_array_equal(operator.weights.read(done.model)["w"], np.full((3, 2), 6.0, np.float32))
     assert not (server.folder / "blobs").exists()
     wait_until(lambda: not any(key.startswith("updates/") for key in on_bucket.objects()))
     operator.close()

@@ -18,10 +18,11 @@ import pytest
 
 from archipel.client import Agent, AgentConfig
 from archipel.errors import TlsError, UnreachableError
+from archipel.operator import OperatorClient
 from archipel.protocol.identity import EnrolmentToken, mint_token
 from archipel.protocol.sealed import public_bytes
 from archipel.protocol.tls import client_context, server_context
-from archipel.server import OperatorClient, load_settings
+from archipel.server import load_settings
 from archipel.server.processes.tls import WebTls
 from tests.server.processes.serving import SERVE, Server
 from tests.server.tls.authority import Authority
@@ -72,7 +73,7 @@ def test_a_check_in_over_tls(server: Server, authority: Authority, data_folder: 
     with agent(tmp_path, data_folder, url, ca_file=authority.file) as device:
         assert device.run_once().kind == "waiting"
     with OperatorClient(url, data_folder[1], tls=client_context(authority.file)) as operator:
-        assert operator.health().status == "ok"
+        assert operator.server.health().status == "ok"
     # Another authority, or the system's: nothing is sent.
     for wrong in ({}, {"ca_file": Authority(tmp_path, "another").file}):
         with pytest.raises(UnreachableError, match="certificate verify failed"):
@@ -96,7 +97,7 @@ def no_answer(url: str, data_folder: Any, authority: Authority | None) -> str:
     """What the operator's client says."""
     tls = None if authority is None else client_context(authority.file)
     with OperatorClient(url, data_folder[1], tls=tls) as operator, pytest.raises(UnreachableError) as refusal:
-        operator.health()
+        operator.server.health()
     return str(refusal.value)
 
 
@@ -135,7 +136,7 @@ def test_a_check_in_with_certificates_at_both_ends(
     both.touch(0o600)
     both.write_bytes(my_key.read_bytes() + mine.read_bytes())
     with OperatorClient(url, data_folder[1], tls=client_context(authority.file, both)) as operator:
-        assert operator.health().status == "ok"
+        assert operator.server.health().status == "ok"
     foreign, foreign_key = authority.certify("stranger")
     for wrong in ({}, {"client_certificate": foreign, "client_key": foreign_key}):
         with pytest.raises(UnreachableError):
@@ -285,7 +286,7 @@ def test_clients_that_fall_silent_do_not_keep_the_threads(
         silent[1].sendall(request)
     begun = time.monotonic()
     with OperatorClient(url, data_folder[1], tls=context if secured else None) as operator:
-        assert operator.health().status == "ok"
+        assert operator.server.health().status == "ok"
     assert time.monotonic() - begun < 8
     assert silent[1].recv(100).startswith(b"HTTP/1.1 503 ")
     assert silent[0].recv(100) == b""

@@ -1,0 +1,213 @@
+"""Tasks: what devices are to train, or which question they are to answer, for a number of rounds."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+
+from archipel.operator.connection import Resource, make_path
+from archipel.operator.waiting import wait_until_ended
+from archipel.protocol.operator.registry import MetricsPage, RoundMetrics
+from archipel.protocol.operator.tasks import RoundInfo, RoundPage, TaskInfo, TaskPage, TaskRequest
+
+
+class Tasks(Resource):
+    """`OperatorClient.tasks`. `task_id` is everywhere a task's id, 32 hexadecimal digits (`TaskInfo.task_id`)."""
+
+    def create(self, request: TaskRequest, *, key: str | None = None) -> TaskInfo:
+        """Have a bundle trained, evaluated or analysed over a population.
+
+        Route: POST /v1/tasks
+
+        Args:
+            request: what is to be done; times in it are in seconds.
+            key: with the same key (16 to 64 letters, digits, "-" or "_") the same task is made only once, however often
+                this is called; None: once for this call, however often it has to be sent.
+
+        Returns:
+            The task as it was made: running, or proposed where queries need an approval.
+
+        Raises:
+            RefusedError: 403: a training needs the role operator, an evaluation or analysis the role analyst, and the
+                token must be for the population. 409: the key was used for another request. 422: the bundle or the
+                weights are not there, or the bundle does not do what is asked for; the text says which.
+        """
+        return self._connection.post("/v1/tasks", TaskInfo, request, key=key)
+
+    def list(self) -> Iterator[TaskInfo]:
+        """Go through all tasks of the token's populations.
+
+        Route: GET /v1/tasks
+
+        Returns:
+            The tasks, newest first, fetched as they are reached.
+
+        Raises:
+            RefusedError: no status that other calls do not have; at the first item.
+        """
+        return self._connection.pages("/v1/tasks", TaskPage)
+
+    def get(self, task_id: str) -> TaskInfo:
+        """Look at one task: what was asked for, and how far it is.
+
+        Route: GET /v1/tasks/<task_id>
+
+        Args:
+            task_id: the task's id.
+
+        Returns:
+            The task as it is now.
+
+        Raises:
+            RefusedError: 404: there is no such task for this token.
+        """
+        return self._connection.get(make_path("tasks", task_id), TaskInfo)
+
+    def approve(self, task_id: str) -> TaskInfo:
+        """Let a proposed evaluation or analysis run that somebody else asked for.
+
+        Route: POST /v1/tasks/<task_id>/approve
+
+        Args:
+            task_id: the task's id.
+
+        Returns:
+            The task, now running.
+
+        Raises:
+            RefusedError: 403: the token has not the role analyst, or it is the one that asked. 404: there is no such
+                task for this token. 409: the task is not proposed, or the rollout that it is for is paused.
+        """
+        return self._connection.post(make_path("tasks", task_id, "approve"), TaskInfo)
+
+    def cancel(self, task_id: str) -> TaskInfo:
+        """Stop a task for good; the round under way is thrown away. A task that has ended stays as it is.
+
+        Route: POST /v1/tasks/<task_id>/cancel
+
+        Args:
+            task_id: the task's id.
+
+        Returns:
+            The task, now ended.
+
+        Raises:
+            RefusedError: 403: the token's role may not stop tasks of this kind. 404: there is no such task for this
+                token.
+        """
+        return self._connection.post(make_path("tasks", task_id, "cancel"), TaskInfo)
+
+    def pause(self, task_id: str) -> TaskInfo:
+        """Open no further rounds; the round under way is finished.
+
+        Route: POST /v1/tasks/<task_id>/pause
+
+        Args:
+            task_id: the task's id.
+
+        Returns:
+            The task, now paused.
+
+        Raises:
+            RefusedError: 403: the token's role may not pause tasks of this kind. 404: there is no such task for this
+                token. 409: the task is proposed or has ended.
+        """
+        return self._connection.post(make_path("tasks", task_id, "pause"), TaskInfo)
+
+    def resume(self, task_id: str) -> TaskInfo:
+        """Open rounds of a paused task again.
+
+        Route: POST /v1/tasks/<task_id>/resume
+
+        Args:
+            task_id: the task's id.
+
+        Returns:
+            The task, now running.
+
+        Raises:
+            RefusedError: 403: a training needs the role operator, an evaluation or analysis the role analyst. 404:
+                there is no such task for this token. 409: the task is proposed or has ended.
+        """
+        return self._connection.post(make_path("tasks", task_id, "resume"), TaskInfo)
+
+    def rounds(self, task_id: str) -> Iterator[RoundInfo]:
+        """Go through all rounds of a task, failed ones too, with how far each participant came.
+
+        Route: GET /v1/tasks/<task_id>/rounds
+
+        Args:
+            task_id: the task's id.
+
+        Returns:
+            The rounds, oldest first, fetched as they are reached.
+
+        Raises:
+            RefusedError: 404: there is no such task for this token; at the first item.
+        """
+        return self._connection.pages(make_path("tasks", task_id, "rounds"), RoundPage)
+
+    def metrics(self, task_id: str) -> Iterator[RoundMetrics]:
+        """Go through what the committed rounds of a task came to, without who took part.
+
+        Route: GET /v1/tasks/<task_id>/metrics
+
+        Args:
+            task_id: the task's id.
+
+        Returns:
+            The results, oldest first, fetched as they are reached.
+
+        Raises:
+            RefusedError: 404: there is no such task for this token; at the first item.
+        """
+        return self._connection.pages(make_path("tasks", task_id, "metrics"), MetricsPage)
+
+    def wait(
+        self,
+        task_id: str,
+        *,
+        timeout: float | None = None,
+        poll: float = 0.5,
+        on_change: Callable[[TaskInfo], None] | None = None,
+    ) -> TaskInfo:
+        """Wait until a task has ended, whichever way.
+
+        Calls: get
+
+        Args:
+            task_id: the task's id.
+            timeout: seconds after which this gives up; None: never.
+            poll: seconds between two questions.
+            on_change: called with the task at first, and then whenever it has changed.
+
+        Returns:
+            The task, which is completed, cancelled or failed.
+
+        Raises:
+            ClientError: the time is over.
+            UnreachableError, RefusedError: the server was away all the time that was left, without a `timeout` for ten
+                minutes.
+        """
+        return wait_until_ended(
+            lambda: self.get(task_id),
+            _news,
+            lambda task: (
+                f"task {task.name!r} is {task.state}: {task.rounds_committed} of {task.rounds} rounds, "
+                + (task.waiting_for or f"{_few(task.waiting)} devices waiting, at least {task.min_cohort} needed")
+            ),
+            timeout=timeout,
+            poll=poll,
+            on_change=on_change,
+            on_outage=self._connection.on_outage,
+        )
+
+
+def _news(task: TaskInfo) -> object:
+    """What is told of a task when it changes. Devices come and go, so of what it waits for only the words count."""
+    waits = re.sub(r"[0-9]+", "", task.waiting_for)
+    return task.state, task.rounds_committed, task.failed_rounds, task.model, waits
+
+
+def _few(count: int | None) -> str:
+    return "too few" if count is None else str(count)
