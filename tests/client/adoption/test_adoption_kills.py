@@ -21,7 +21,7 @@ import json, os, shutil, signal, sys
 from pathlib import Path
 import numpy as np
 from archipel.client import Agent, AgentConfig
-from archipel.client import adoption, comparing
+from archipel.client.versions import adoption, comparing
 from archipel.lite_runtime import sessions
 
 template, model, stride, data, x = json.loads(sys.argv[1])

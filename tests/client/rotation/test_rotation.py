@@ -138,7 +138,9 @@ def test_a_key_that_is_not_the_records_is_not_used(federation: Any) -> None:
 VICTIM = """
 import json, os, signal, sys
 from pathlib import Path
-from archipel.client import Agent, AgentConfig, identity, keystore, transport
+from archipel.client import Agent, AgentConfig
+from archipel.client.connection import identity, transport
+from archipel.client.memory import keystore
 
 folder, point = json.loads(sys.argv[1])
 
