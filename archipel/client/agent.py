@@ -34,7 +34,7 @@ from archipel.client.rounds.exchange import LATER
 from archipel.client.rounds.participation import Participation
 from archipel.client.rounds.settling import Settling
 from archipel.client.versions.adoption import Adoption
-from archipel.durable import sweep
+from archipel.durable import make_folder, sweep
 from archipel.errors import (
     CertificateError,
     ClientError,
@@ -86,7 +86,7 @@ class Agent:
             self._keys: KeyStore = FileKeys(config.folder) if keys is None else keys
             finish_erasing(config.folder, self._keys)
             state_folder = config.folder / "state"
-            state_folder.mkdir(exist_ok=True)
+            make_folder(state_folder)
             for folder in (config.folder, state_folder):
                 sweep(folder)
             secret = data_key(self._keys)
