@@ -17,7 +17,7 @@ banned = "onnx onnx_ir onnxscript torch flask sqlalchemy alembic werkzeug gunico
 found = sorted(set(banned) & set(sys.modules))
 assert not found, found
 rooms = {name.split(".")[1] for name in sys.modules if name.startswith("archipel.")}
-assert rooms <= {"errors", "bundle", "lite_runtime", "protocol", "strategies", "client"}, rooms
+assert rooms <= {"errors", "durable", "bundle", "lite_runtime", "protocol", "strategies", "client"}, rooms
 """
 
 

@@ -370,7 +370,7 @@ def test_kept_answers(fuzzed: Fuzzed, path: Path) -> None:
 
 
 def client_code() -> Iterator[ast.AST]:
-    for path in Path(inspect.getfile(archipel.client)).parent.glob("*.py"):
+    for path in Path(inspect.getfile(archipel.client)).parent.rglob("*.py"):
         yield from ast.walk(ast.parse(path.read_text()))
 
 
