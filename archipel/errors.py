@@ -2,6 +2,7 @@
 
 ArchipelError
 ├── MissingExtraError             an optional dependency is not installed
+├── LockedError                   another process holds the lock on a file
 ├── DatasetError                  a data file cannot be read
 ├── BundleError                   a bundle is not what it says it is
 │   ├── ArchiveError              the .bundle file is not a plain, uncompressed zip of known members
@@ -84,6 +85,9 @@ class MissingExtraError(ArchipelError):
         super().__init__(f"{package} is not installed; install it with: pip install 'archipel[{extra}]'")
         self.package = package
         self.extra = extra
+
+
+class LockedError(ArchipelError): ...
 
 
 class DatasetError(ArchipelError): ...

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import struct
 import zipfile
 from pathlib import Path
@@ -14,6 +13,7 @@ from archipel.bundle.manifest import (
     SIGNATURE_FILE,
     check_file_name,
 )
+from archipel.durable import replacing, sync_open
 from archipel.errors import ArchiveError, UnsafePathError
 
 MAX_MEMBERS = 64
@@ -30,9 +30,11 @@ def pack(folder: Path | str, file: Path | str) -> None:
         if not (folder / name).is_file():
             raise ArchiveError(f"{folder}: not a bundle folder, it has no {name}; `archipel.convert` makes one")
     names = sorted(path.name for path in folder.iterdir())
-    temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
     try:
-        with zipfile.ZipFile(temporary, "w", zipfile.ZIP_STORED, strict_timestamps=True) as archive:
+        with (
+            replacing(file, 0o666) as written,
+            zipfile.ZipFile(written, "w", zipfile.ZIP_STORED, strict_timestamps=True) as archive,
+        ):
             for name in first + [name for name in names if name not in first]:
                 check_file_name(name)
                 info = zipfile.ZipInfo(name, _EPOCH)
@@ -41,13 +43,8 @@ def pack(folder: Path | str, file: Path | str) -> None:
                 with archive.open(info, "w") as member, open(folder / name, "rb") as source:
                     while chunk := source.read(_CHUNK):
                         member.write(chunk)
-        with open(temporary, "rb") as written:
-            os.fsync(written.fileno())
-        os.replace(temporary, file)
     except OSError as error:
         raise ArchiveError(f"{file}: cannot be written ({error.strerror})") from None
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def unpack(file: Path | str, folder: Path | str) -> None:
@@ -123,5 +120,4 @@ def _extract(archive: zipfile.ZipFile, info: zipfile.ZipInfo, target: Path) -> N
             if written > info.file_size:
                 raise ArchiveError(f"member {info.filename!r} is longer than its declared {info.file_size} bytes")
             out.write(chunk)
-        out.flush()
-        os.fsync(out.fileno())
+        sync_open(out)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -14,6 +13,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
+from archipel.durable import create_durably
 from archipel.errors import SignatureError
 
 _MAX_KEY_FILE_BYTES = 16 << 10
@@ -72,15 +72,11 @@ def load_public_key(path: Path | str) -> bytes:
 
 def _create(path: Path, data: bytes, mode: int) -> None:
     try:
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        create_durably(path, data, mode)
     except FileExistsError:
         raise SignatureError(f"{path}: exists already; move it away first, a key is never overwritten") from None
     except OSError as error:
         raise SignatureError(f"{path}: cannot be written ({error.strerror})") from None
-    with os.fdopen(handle, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _read(path: Path) -> bytes:

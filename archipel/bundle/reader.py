@@ -29,6 +29,7 @@ from archipel.bundle.manifest import (
 )
 from archipel.bundle.roles import Program
 from archipel.bundle.weights import read_weights, release_pages
+from archipel.durable import publish, sync_folder
 from archipel.errors import (
     BundleError,
     DigestError,
@@ -117,11 +118,13 @@ def open_bundle(path: Path | str, trusted_keys: Sequence[bytes], cache: Path | s
     root = Path(cache) if cache is not None else _default_cache()
     try:
         root.mkdir(parents=True, exist_ok=True)
+        # What it is to be called is known once it is unpacked; whoever owns `root` sweeps what a kill left of it.
         staging = Path(tempfile.mkdtemp(prefix=".unpack-", dir=root))
     except OSError as error:
         raise BundleError(f"{root}: cannot unpack {path.name} there ({error.strerror}); pass another cache") from None
     try:
         unpack(path, staging / "bundle")
+        sync_folder(staging / "bundle")
         digest = verify_folder(staging / "bundle", trusted_keys, path).digest
         target = root / digest
         if target.is_dir():
@@ -131,7 +134,7 @@ def open_bundle(path: Path | str, trusted_keys: Sequence[bytes], cache: Path | s
                 # A half-written or damaged copy; the one just unpacked has been verified.
                 shutil.rmtree(target)
         try:
-            os.replace(staging / "bundle", target)
+            publish(staging / "bundle", target)
         except OSError:
             # Another process put the same digest there between the check and the rename.
             if not target.is_dir():

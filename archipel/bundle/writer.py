@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import shutil
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -29,6 +26,7 @@ from archipel.bundle.manifest import (
 )
 from archipel.bundle.reader import Bundle, verify_folder
 from archipel.bundle.roles import Program
+from archipel.durable import creating_folder, make_folder
 from archipel.errors import BundleError, TensorLayoutError
 
 
@@ -97,21 +95,12 @@ def write_bundle(
     contents[MANIFEST_FILE] = manifest_bytes
     contents[SIGNATURE_FILE] = key.sign(manifest_bytes)
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        staging = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+        make_folder(folder.parent)
+        with creating_folder(folder, 0o755) as staging:
+            for path, data in contents.items():
+                with open(staging / path, "xb") as file:
+                    file.write(data)
+            verify_folder(staging, [key.public_key().public_bytes_raw()])
     except OSError as error:
         raise BundleError(f"{folder}: cannot be written ({error.strerror})") from None
-    try:
-        os.chmod(staging, 0o755)
-        for path, data in contents.items():
-            with open(staging / path, "xb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-        verify_folder(staging, [key.public_key().public_bytes_raw()])
-        os.replace(staging, folder)
-    except OSError as error:
-        raise BundleError(f"{folder}: cannot be written ({error.strerror})") from None
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
     return verify_folder(folder, [key.public_key().public_bytes_raw()])

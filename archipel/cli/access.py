@@ -7,9 +7,9 @@ from pathlib import Path
 import click
 import msgspec
 
-from archipel.cli.files import new_secret
 from archipel.cli.remote import remote
 from archipel.cli.tables import as_json, show, table
+from archipel.durable import creating
 from archipel.errors import CommandError
 from archipel.operator import OperatorClient
 from archipel.protocol.moments import moment
@@ -74,7 +74,7 @@ def create(
     except msgspec.ValidationError as error:
         raise CommandError(str(error)) from None
     # Before the token is made: there is no second chance to keep it.
-    with new_secret(output) as file:
+    with creating(output) as file:
         made = client.tokens.create(request)
         file.write(made.token.encode() + b"\n")
     show(made.info, as_json, [f"token {made.info.token_id} ({role}) written to {output}"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import click
@@ -10,6 +9,7 @@ import click
 from archipel.bundle import load_public_key
 from archipel.cli.remote import remote
 from archipel.cli.tables import as_json, show, table
+from archipel.durable import sync_folder, sync_open
 from archipel.errors import CommandError, ProtocolError
 from archipel.operator import OperatorClient
 from archipel.protocol.moments import moment
@@ -79,8 +79,8 @@ def verify(client: OperatorClient, server_key: Path, heads: Path | None) -> None
     if heads is not None and told.seq and told.seq not in {head.seq for head in kept}:
         with open(heads, "ab") as file:
             file.write(encode(sealed) + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
+            sync_open(file)
+        sync_folder(heads.parent)
     click.echo(f"good: {seq} entries, {len(kept)} kept heads, newest {newest}")
 
 

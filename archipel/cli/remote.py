@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import click
 import msgspec
 
+from archipel.durable import write_durably
 from archipel.errors import ClientError, CommandError
 from archipel.operator import OperatorClient
 from archipel.operator.connection import ACCESS_TOKEN
@@ -143,9 +144,7 @@ def save(file: Path, fetch: Callable[[], bytes], digest: str | None = None) -> N
     data = fetch()
     if digest is not None and hashlib.sha256(data).hexdigest() != digest:
         raise CommandError(f"{file}: not written, the server sent other bytes than those with SHA-256 {digest}")
-    part = file.with_name(f"{file.name}.part")
-    part.write_bytes(data)
-    part.rename(file)
+    write_durably(file, data, 0o666)
     click.echo(f"{file}: {len(data)} bytes")
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from archipel.bundle import load_public_key
-from archipel.cli.files import new_secret
+from archipel.durable import creating
 from archipel.server import back_up, copy_files, init_data_folder, load_settings, supervise
 from archipel.server import restore as restore_backup
 
@@ -59,7 +59,7 @@ def init(folder: Path, enrolment_key: Path, publisher_keys: tuple[Path, ...], to
     enrolment, publishers = load_public_key(enrolment_key), [load_public_key(file) for file in publisher_keys]
     with ExitStack() as stack:
         # Before the token is made: there is no second chance to keep it.
-        kept = None if token_file is None else stack.enter_context(new_secret(token_file))
+        kept = None if token_file is None else stack.enter_context(creating(token_file))
         token = init_data_folder(folder, enrolment_key=enrolment, publisher_keys=publishers)
         if kept is not None:
             kept.write(token.encode() + b"\n")

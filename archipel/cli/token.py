@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from archipel.bundle import load_private_key, load_public_key
-from archipel.cli.files import new_secret
+from archipel.durable import create_durably
 from archipel.errors import CommandError
 from archipel.protocol.address import check_url
 from archipel.protocol.identity import EnrolmentToken, mint_token
@@ -89,6 +89,5 @@ def token(
             certificate=certificate,
         )
         path = folder / f"{population}-{secrets.token_hex(4)}.token"
-        with new_secret(path) as file:
-            file.write(encode(document))
+        create_durably(path, encode(document))
         click.echo(path)

@@ -34,7 +34,7 @@ from archipel.client.rounds.exchange import LATER
 from archipel.client.rounds.participation import Participation
 from archipel.client.rounds.settling import Settling
 from archipel.client.versions.adoption import Adoption
-from archipel.durable import sweep
+from archipel.durable import make_folder, sweep
 from archipel.errors import (
     CertificateError,
     ClientError,
@@ -46,6 +46,7 @@ from archipel.errors import (
     UnreachableError,
 )
 from archipel.lite_runtime import Slots
+from archipel.protocol.backoff import Backoff
 from archipel.protocol.identity import EnrolmentToken, enrolment_request, read_chain
 from archipel.protocol.messages import CheckIn, CheckInResponse, EnrolmentResponse, RoundPlan, SetAside
 from archipel.protocol.moments import moment
@@ -86,7 +87,7 @@ class Agent:
             self._keys: KeyStore = FileKeys(config.folder) if keys is None else keys
             finish_erasing(config.folder, self._keys)
             state_folder = config.folder / "state"
-            state_folder.mkdir(exist_ok=True)
+            make_folder(state_folder)
             for folder in (config.folder, state_folder):
                 sweep(folder)
             secret = data_key(self._keys)
@@ -215,6 +216,8 @@ class Agent:
         """
         self._gate.stop = stop = threading.Event() if stop is None else stop
         failures = 0
+        # The transport has waited `backoff` between its own attempts before the server counts as away.
+        offline = Backoff(2 * self.config.backoff, longest=self.config.max_offline_wait, longest_asked=_LONGEST_WAIT)
         try:
             while not stop.is_set():
                 try:
@@ -225,8 +228,7 @@ class Agent:
                         raise
                     failures += 1
                     asked = error.retry_after if isinstance(error, RefusedError) else None
-                    growing = min(self.config.backoff * 2 ** min(failures, 30), self.config.max_offline_wait)
-                    wait = growing if asked is None else min(asked, _LONGEST_WAIT)
+                    wait = offline.after(failures, retry_after=asked)
                 except RoundAbandonedError:
                     # Stopped while it waited for the server.
                     continue

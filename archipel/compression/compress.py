@@ -23,6 +23,7 @@ from archipel.compression.recipe import check_sets, checked, write_recipe
 from archipel.compression.report import Measured, Report, Step
 from archipel.compression.score import default_loss
 from archipel.compression.work import Progress, Work
+from archipel.durable import make_folder, sweep, write_durably
 from archipel.errors import CompressionError
 from archipel.graph import Model
 from archipel.graph.check import check_model
@@ -141,7 +142,8 @@ class _Store:
     def __init__(self, folder: Path, fingerprint: str) -> None:
         self.folder = folder
         self._fingerprint = fingerprint
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
+        sweep(folder)
 
     def restore(self, start: CompressedModel) -> tuple[CompressedModel, list[Step], Measured | None]:
         path = self.folder / _STATE
@@ -190,14 +192,4 @@ class _Store:
 
     @staticmethod
     def _write(path: Path, content: bytes) -> None:
-        temporary = path.with_name(path.name + ".partial")
-        with open(temporary, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        write_durably(path, content, 0o666)

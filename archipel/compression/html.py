@@ -12,6 +12,7 @@ import jinja2
 from archipel.compression.plots import bars, trade
 from archipel.compression.report import Report
 from archipel.compression.search.result import SearchResult
+from archipel.durable import write_durably
 
 _MOST = 400
 """Rows that a table of a part's notes shows; a page of a network with thousands of layers must still open."""
@@ -73,9 +74,4 @@ def _write(path: Path, template: str, **context: Any) -> None:
         trim_blocks=True,
     )
     page = environment.get_template(template).render(**context)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(page, encoding="utf-8")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_durably(path, page.encode(), 0o666)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,6 +10,7 @@ import numpy as np
 
 from archipel.compression.examples import Examples, fixed_batch
 from archipel.compression.fine_tune import FineTune, steps_per_epoch
+from archipel.durable import replacing
 from archipel.errors import CompressionError
 from archipel.graph import Model
 from archipel.training import step_graph
@@ -104,12 +104,8 @@ def augmented(images: np.ndarray, most: int, flip: bool, rng: np.random.Generato
 
 
 def _save(path: Path, tensors: Mapping[str, np.ndarray], losses: list[float]) -> None:
-    temporary = path.with_suffix(".partial")
-    with open(temporary, "wb") as file:
+    with replacing(path, 0o666) as file:
         np.savez(file, **{_LOSSES: np.asarray(losses)}, **tensors)  # type: ignore[arg-type]
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
 
 
 def _restore(path: Path, runner: StepRunner) -> list[float]:

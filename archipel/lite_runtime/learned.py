@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from archipel.bundle import Bundle, read_weights, write_weights
-from archipel.durable import sync_folder, write_durably
+from archipel.durable import creating_folder, make_folder, sweep, write_durably
 from archipel.errors import RuntimeInputError, TensorLayoutError
 
 BUNDLE_FOLDER = "bundle"
@@ -39,20 +38,13 @@ def write_slot(folder: Path, bundle: Bundle, learned: Mapping[str, np.ndarray]) 
     if folder.exists():
         what = "a model of another bundle" if is_slot(folder) else "something else"
         raise RuntimeInputError(f"{folder}: holds {what}; choose another name, or remove it first")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    for left in folder.parent.glob(f".{folder.name}.*.tmp"):
-        shutil.rmtree(left, ignore_errors=True)
-    staging = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".tmp", dir=folder.parent))
-    try:
+    make_folder(folder.parent)
+    sweep(folder.parent, folder.name)
+    with creating_folder(folder, 0o700) as staging:
         (staging / BUNDLE_FOLDER).mkdir()
         for name in sorted(path.name for path in bundle.folder.iterdir()):
             _copy(bundle.folder / name, staging / BUNDLE_FOLDER / name)
-        sync_folder(staging / BUNDLE_FOLDER)
         write_durably(staging / LEARNED_FILE, write_weights(learned))
-        os.replace(staging, folder)
-        sync_folder(folder.parent)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
 
 
 def read_learned(folder: Path) -> dict[str, np.ndarray]:
@@ -92,5 +84,3 @@ def _copy(source: Path, target: Path) -> None:
         os.link(source, target)
     except OSError:
         shutil.copyfile(source, target)
-        with open(target, "rb") as file:
-            os.fsync(file.fileno())

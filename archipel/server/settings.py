@@ -6,7 +6,6 @@ import hashlib
 import os
 import re
 import secrets
-import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
@@ -20,6 +19,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from msgspec import Meta
 
 from archipel.bundle import generate_key, load_private_key, load_public_key, save_private_key, save_public_key
+from archipel.durable import write_durably
 from archipel.errors import BundleError, ServerError
 from archipel.protocol import settings_file
 
@@ -301,9 +301,4 @@ def keep_public_key(settings: Settings) -> None:
 
 
 def _write_new(path: Path, text: str) -> None:
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.rename(temporary, path)
+    write_durably(path, text.encode())

@@ -18,11 +18,12 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
 from archipel.bundle import generate_key, load_private_key, load_public_key, save_private_key
+from archipel.durable import make_folder
 from archipel.errors import ServerError
 from archipel.server.database.engine import MIGRATIONS, SCHEMA, Database
 from archipel.server.database.tables import Base
 from archipel.server.settings import Settings, init_data_folder, keep_public_key, load_settings
-from archipel.server.storage.durable import make_folder, write_temporary
+from archipel.server.storage.received import write_temporary
 
 KEY = bytes(range(32))
 
@@ -209,7 +210,7 @@ def test_a_full_disk_is_an_error_and_leaves_nothing() -> None:
     code = """
 import resource, sys, signal
 from pathlib import Path
-from archipel.server.storage.durable import write_temporary
+from archipel.server.storage.received import write_temporary
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
 try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from importlib import resources
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from rich.table import Table
 
 from archipel.cli.demo.plots import all_plots
 from archipel.cli.demo.results import Interval, Results
+from archipel.durable import write_durably
 
 
 def write_report(results: Results, path: Path) -> None:
@@ -31,12 +31,7 @@ def write_report(results: Results, path: Path) -> None:
         points=points,
         kb=kilobytes,
     )
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(page, encoding="utf-8")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_durably(path, page.encode(), 0o666)
 
 
 def print_results(results: Results, console: Console) -> None:

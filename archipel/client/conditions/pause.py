@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from archipel.durable import sync_folder, write_durably
+from archipel.durable import remove_durably, write_durably
 from archipel.errors import ClientError, MessageError
 from archipel.protocol.sealed import decode, encode
 
@@ -35,12 +35,7 @@ def pause(folder: Path, until: float | None = None) -> None:
 
 def resume(folder: Path) -> bool:
     """Work may go on; whether it was paused."""
-    path = folder / PAUSE_FILE
-    there = path.exists()
-    path.unlink(missing_ok=True)
-    if there:
-        sync_folder(folder)
-    return there
+    return remove_durably(folder / PAUSE_FILE)
 
 
 def paused(folder: Path, clock: Callable[[], float] = time.time) -> str:

@@ -22,7 +22,9 @@ import urllib3
 from archipel.client.config import AgentConfig
 from archipel.errors import ClientError, MessageError, RefusedError, TooLargeError, UnreachableError
 from archipel.protocol.address import check_url
+from archipel.protocol.backoff import Backoff
 from archipel.protocol.messages import Problem
+from archipel.protocol.problems import KINDS, TRY_AGAIN
 from archipel.protocol.sealed import decode
 from archipel.protocol.tls import client_context
 
@@ -30,12 +32,6 @@ MAX_MESSAGE_BYTES = 16 << 20
 _MAX_PROBLEM_BYTES = 64 << 10
 _CHUNK = 64 << 10
 _CONTENT_RANGE = re.compile(r"bytes (\d{1,16})-(\d{1,16})/(\d{1,16})", re.ASCII)
-_TRY_AGAIN = {429, 500, 502, 503, 504}
-_KINDS = {
-    400: "bad_request", 401: "unauthorized", 403: "forbidden", 404: "not_found", 409: "conflict", 410: "gone",
-    411: "length_required", 413: "too_large", 415: "unsupported", 422: "unprocessable", 429: "rate_limited",
-    500: "internal", 503: "unavailable",
-}  # fmt: skip
 
 T = TypeVar("T")
 
@@ -70,6 +66,7 @@ class Transport:
         self._config = config
         self._pause = pause
         self._random = random.Random()
+        self._backoff = Backoff(config.backoff, longest=config.max_wait, jitter=config.poll_jitter)
         tls = None
         if server.startswith("https://"):
             tls = client_context(config.ca_file, config.client_certificate, config.client_key)
@@ -84,12 +81,11 @@ class Transport:
 
     def wait(self, attempt: int, retry_after: float | None = None) -> None:
         """Pause before attempt `attempt` + 1: as long as the server asked for, else longer each time."""
-        growing = min(self._config.backoff * 2 ** (attempt - 1), self._config.max_wait)
-        self._pause(self.jittered(growing if retry_after is None else min(retry_after, self._config.max_wait)))
+        self._pause(self._backoff.after(attempt, retry_after=retry_after, draw=self._random.random()))
 
     def jittered(self, seconds: float) -> float:
         """`seconds`, longer or shorter by up to the configured share."""
-        return seconds * (1 + self._config.poll_jitter * self._random.uniform(-1, 1))
+        return self._backoff.jittered(seconds, self._random.random())
 
     def call(
         self,
@@ -232,7 +228,7 @@ class Transport:
     def _problem(self, response: urllib3.BaseHTTPResponse) -> Exception:
         status = response.status
         retry_after = _retry_after(response.headers.get("Retry-After"))
-        kind, message = _KINDS.get(status, "error"), "the server gave no reason"
+        kind, message = KINDS.get(status, "error"), "the server gave no reason"
         try:
             problem = decode("problem", self._read(response, _MAX_PROBLEM_BYTES), Problem)
             kind = problem.type
@@ -241,7 +237,7 @@ class Transport:
             # Some proxy's page, or a part of one: the status says enough.
             pass
         refused = RefusedError(status, kind, message, retry_after)
-        return _TryAgainError(str(refused), retry_after, refused) if status in _TRY_AGAIN else refused
+        return _TryAgainError(str(refused), retry_after, refused) if status in TRY_AGAIN else refused
 
     def _read(self, response: urllib3.BaseHTTPResponse, limit: int) -> bytes:
         try:

@@ -13,7 +13,7 @@ import numpy as np
 
 from archipel.bundle import Bundle, open_bundle, read_weights
 from archipel.client.downloads.piece_index import PieceIndex
-from archipel.durable import sync_folder
+from archipel.durable import publish, sync_file
 from archipel.errors import BundleError, DigestError
 
 Download = Callable[[str, Path, int], bool | None]
@@ -63,7 +63,6 @@ class Cache:
                 _remove(bundle.folder)
                 raise DigestError(f"bundle: asked for {digest}, the server sent {bundle.digest}")
             part.unlink()
-            sync_folder(root)
             return bundle
 
         part = self._folder / _PARTS / f"{digest}.bundle"
@@ -80,10 +79,8 @@ class Cache:
             actual = _sha256(part)
             if actual != digest:
                 raise DigestError(f"weights: asked for {digest}, the server sent {actual}")
-            with open(part, "rb") as file:
-                os.fsync(file.fileno())
-            os.replace(part, target)
-            sync_folder(target.parent)
+            sync_file(part)
+            publish(part, target)
 
         if not target.exists() or _sha256(target) != digest:
             _fetch(f"/v1/blobs/{digest}", self._folder / _PARTS / digest, limit, download, verified)

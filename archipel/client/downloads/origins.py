@@ -23,7 +23,7 @@ from archipel.client.config import AgentConfig
 from archipel.client.connection.identity import DeviceRecord
 from archipel.client.connection.session import DeviceSession
 from archipel.client.memory.stored import read_stored
-from archipel.durable import sweep, write_durably
+from archipel.durable import make_folder, sweep, write_durably
 from archipel.errors import ProvenanceError
 from archipel.protocol.messages import Digest, Endorsement, WeightsLog, WeightsStatement, Whole
 from archipel.protocol.provenance import History, LogReader, check_distance, check_endorsement
@@ -58,7 +58,7 @@ class Origins:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder / FOLDER
-        self._folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self._folder)
         sweep(self._folder)
 
     def check(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from archipel.bundle.ranges import MIN_RANGE_BYTES, range_sha256, shareable_ranges
+from archipel.durable import write_durably
 from archipel.protocol.messages import Piece
 
 _Part = tuple[str, int, int, bytes]
@@ -90,9 +90,7 @@ class PieceIndex:
                     digests = [bytes.fromhex(range_sha256(source, *each)) for each in ranges]
                 below = "" if file == entry else file.name
                 parts += [(below, *each, digest) for each, digest in zip(ranges, digests, strict=True)]
-        temporary = self._folder / f".{name}"
-        temporary.write_bytes(msgspec.msgpack.encode(parts))
-        os.replace(temporary, path)
+        write_durably(path, msgspec.msgpack.encode(parts))
         return parts
 
 

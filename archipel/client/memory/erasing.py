@@ -11,7 +11,7 @@ from pathlib import Path
 
 from archipel.client.memory.folder import lock_folder
 from archipel.client.memory.keystore import DATA_KEY, SECRETS, FileKeys, KeyStore
-from archipel.durable import sweep, sync_folder, write_durably
+from archipel.durable import remove_durably, sweep, sync_folder, write_durably
 from archipel.errors import ClientError
 
 MARK = "erasing"
@@ -56,6 +56,5 @@ def finish_erasing(folder: Path, keys: KeyStore) -> bool:
         (folder / name).unlink(missing_ok=True)
     sweep(folder)
     sync_folder(folder)
-    (folder / MARK).unlink()
-    sync_folder(folder)
+    remove_durably(folder / MARK)
     return True

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 from pathlib import Path
 
-from archipel.errors import ClientError
+from archipel.durable import make_folder, open_locked
+from archipel.errors import ClientError, LockedError
 
 
 def lock_folder(folder: Path) -> int:
@@ -15,13 +14,9 @@ def lock_folder(folder: Path) -> int:
     Raises ClientError when the folder cannot be used or another agent uses it.
     """
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        make_folder(folder, 0o700)
+        return open_locked(folder / "lock")
+    except LockedError:
+        raise ClientError(f"{folder}: another agent is using it; give each device a folder of its own") from None
     except OSError as error:
         raise ClientError(f"{folder}: cannot be used ({error.strerror})") from None
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(handle)
-        raise ClientError(f"{folder}: another agent is using it; give each device a folder of its own") from None
-    return handle

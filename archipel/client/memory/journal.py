@@ -20,7 +20,7 @@ from archipel.client.memory.plan_book import PlanBook
 from archipel.client.memory.spending import Sums
 from archipel.client.memory.stored import read_stored
 from archipel.client.memory.vault import Vault
-from archipel.durable import sweep, write_durably
+from archipel.durable import make_folder, sweep, write_durably
 from archipel.errors import ClientError
 from archipel.protocol.messages import RoundId, RoundPlan
 from archipel.protocol.sealed import encode
@@ -49,7 +49,7 @@ class Journal:
         self._plans = PlanBook(folder / _PLANS)
         self._open: dict[str, Entry] | None = None
         """The entries that are not closed, once they were asked for: that is what every check-in asks."""
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         sweep(folder)
         for kind in _BESIDE:
             for path in folder.glob(f"*{kind}"):

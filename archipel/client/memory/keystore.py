@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 from typing import Protocol
 
-from archipel.durable import sync_folder, write_durably
+from archipel.durable import overwrite, remove_durably, write_durably
 from archipel.errors import ClientError
 
 DEVICE_KEY = "device.key"
@@ -71,17 +71,8 @@ class FileKeys:
         """Overwrites it first, where it lies. Flash and copy-on-write file systems may keep the old blocks for a while:
         there the secret belongs in the system's key store."""
         path = self._folder / name
-        try:
-            handle = os.open(path, os.O_WRONLY | os.O_NOFOLLOW)
-        except FileNotFoundError:
-            return
-        try:
-            os.pwrite(handle, os.urandom(os.fstat(handle).st_size), 0)
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-        path.unlink()
-        sync_folder(self._folder)
+        if overwrite(path):
+            remove_durably(path)
 
 
 def data_key(keys: KeyStore) -> bytes:

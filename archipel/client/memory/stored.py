@@ -1,4 +1,4 @@
-"""The agent's own small files: read with a limit, decoded strictly. lite_runtime.durable writes them."""
+"""The agent's own small files: read with a limit, decoded strictly. archipel.durable writes them."""
 
 from __future__ import annotations
 

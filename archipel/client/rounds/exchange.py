@@ -15,7 +15,9 @@ from archipel.client.connection.session import DeviceSession
 from archipel.client.events import EventName
 from archipel.client.memory.journal import OpenRound
 from archipel.errors import RefusedError, RoundAbandonedError, UnreachableError
+from archipel.protocol.backoff import Backoff
 from archipel.protocol.messages import Phase, Receipt, RoundPlan, RoundStatus
+from archipel.protocol.problems import TRY_AGAIN
 
 T = TypeVar("T")
 
@@ -25,8 +27,8 @@ ORDER: tuple[Phase, ...] = (
     "assigning", "advertising", "sharing", "complaining", "masking", "confirming", "unmasking", "buffering", "updating",
     "aggregating", "committed", "failed",
 )  # fmt: skip
-LATER = {401, 429, 500, 502, 503, 504}
-"""Statuses of a server that cannot answer now."""
+LATER = {401, *TRY_AGAIN}
+"""Statuses of a server that cannot answer now. 401 is one of them: the session has opened another by then, in vain."""
 _SHORTEST_WAIT = 0.01
 
 
@@ -63,6 +65,8 @@ class RoundExchange:
         self._session = session
         self._journal = journal
         self._config = config
+        # The transport has waited `backoff` between its own attempts before one of these counts as failed.
+        self._backoff = Backoff(2 * config.backoff, longest=config.max_wait)
         self._pause, self._check, self._report = owner.pause, owner.check, owner.report
         self._url = f"/v1/rounds/{plan.round_id}"
         self._started = self._last_answer = time.monotonic()
@@ -140,7 +144,7 @@ class RoundExchange:
                 self._last_answer = time.monotonic()
                 return result
             failures += 1
-            self._wait(self._config.backoff * 2 ** min(failures, 16) if wait is None else wait)
+            self._wait(self._backoff.after(failures, retry_after=wait))
 
     def _give_up_if_late(self, error: Exception) -> None:
         if time.monotonic() - self._last_answer > self._config.patience:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,6 +12,7 @@ import onnx
 from archipel.compression.compressed import CompressedModel
 from archipel.compression.part import Part
 from archipel.compression.recipe import load_recipe, write_recipe
+from archipel.durable import creating_folder, sweep
 from archipel.errors import CompressionError
 from archipel.graph import Model
 from archipel.graph.slim import slim
@@ -93,20 +92,14 @@ def save_point(
 
     `deployed` is what devices run of `model`: to compute it takes longer than all the rest.
     """
-    partial = folder.with_name(f".{folder.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
+    sweep(folder.parent, folder.name)
     command = f"# Made by: archipel compress ORIGINAL -o NEW --recipe {RECIPE} --seed {seed}, with the search's data\n"
-    (partial / RECIPE).write_text(command + write_recipe(recipe), encoding="utf-8")
-    onnx.save(slim(deployed.ir), partial / MODEL)
-    model.save(partial / TRAINABLE, trainable=True)
     content = {"point": number, "seed": seed, "seconds": seconds, "metrics": asdict(metrics)}
-    (partial / METRICS).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    for path in partial.iterdir():
-        _sync(path)
-    _sync(partial)
-    os.rename(partial, folder)
-    _sync(folder.parent)
+    with creating_folder(folder) as partial:
+        (partial / RECIPE).write_text(command + write_recipe(recipe), encoding="utf-8")
+        onnx.save(slim(deployed.ir), partial / MODEL)
+        model.save(partial / TRAINABLE, trainable=True)
+        (partial / METRICS).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     return Point(number, folder, tuple(recipe), seed, metrics, seconds)
 
 
@@ -124,11 +117,3 @@ def short(part: Part) -> str:
     fields = part.__dataclass_fields__  # type: ignore[attr-defined]
     shown = [f"{name}={value!r}" for name, field in fields.items() if (value := getattr(part, name)) != field.default]
     return f"{type(part).__name__}({', '.join(shown)})" if shown else type(part).__name__
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

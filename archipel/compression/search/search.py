@@ -30,6 +30,7 @@ from archipel.compression.search.result import SearchResult
 from archipel.compression.search.space import Space
 from archipel.compression.search.target import Target, parse_target
 from archipel.compression.work import Progress
+from archipel.durable import make_folder, sweep, write_durably
 from archipel.errors import CompressionError
 from archipel.graph import Model
 from archipel.training.losses import Loss
@@ -225,16 +226,17 @@ class _Search:
                     "the folder or choose another"
                 )
         else:
+            sweep(self.folder, path.name)
             if self.folder.exists() and any(self.folder.iterdir()):
                 raise CompressionError(f"{self.folder}: neither empty nor the folder of a search; choose another")
-            (self.folder / "points").mkdir(parents=True)
+            make_folder(self.folder)
             measured = Measured.of(self.model, self.deployed, score(self.deployed, self.validation, self.loss))
             latency = latencies([self.deployed], self.feed)[0]
             self.original = _metrics(measured, latency, 1.0)
             content = {"run": fingerprint, "seed": self.seed, "original": asdict(self.original)}
-            partial = path.with_suffix(".partial")
-            partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-            os.replace(partial, path)
+            write_durably(path, json.dumps(content, indent=1).encode() + b"\n", 0o666)
+        # After the file that says whose folder this is: one with anything else in it is refused.
+        make_folder(self.folder / "points")
         folders = sorted((self.folder / "points").glob("[0-9]*"))
         self.points = {point.number: point for point in map(Point.load, folders)}
 

@@ -8,6 +8,9 @@ import tempfile
 import weakref
 from pathlib import Path
 
+from archipel.durable import is_at, open_locked
+from archipel.errors import LockedError
+
 _LOCK = ".lock"
 
 
@@ -26,15 +29,13 @@ class Scratch:
     would remove it, and whoever makes the next folder does. Raises OSError."""
 
     def __init__(self) -> None:
-        import fcntl  # Unix only
-
         root = scratch_root()
         _sweep(root)
         while True:
+            # Nothing in it outlives the child, so nothing is synced; who made it is told by the lock, not by its name.
             self.path = Path(tempfile.mkdtemp(prefix="child-", dir=root))
-            lock = os.open(self.path.with_suffix(_LOCK), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if self.path.is_dir() and _same(lock, self.path.with_suffix(_LOCK)):
+            lock = open_locked(self.path.with_suffix(_LOCK), timeout=None)
+            if self.path.is_dir() and is_at(lock, self.path.with_suffix(_LOCK)):
                 break
             os.close(lock)  # somebody swept between the two lines
         self._end = weakref.finalize(self, _remove, self.path, lock, os.getpid())
@@ -51,24 +52,15 @@ def _remove(path: Path, lock: int, owner: int) -> None:
 
 
 def _sweep(root: Path) -> None:
-    import fcntl
-
     for path in root.glob("child-*"):
         if path.suffix == _LOCK:
             continue
-        lock = os.open(path.with_suffix(_LOCK), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock = open_locked(path.with_suffix(_LOCK))
+        except LockedError:
+            continue  # in use
+        try:
             shutil.rmtree(path, ignore_errors=True)
             path.with_suffix(_LOCK).unlink(missing_ok=True)
-        except OSError:
-            pass  # in use
         finally:
             os.close(lock)
-
-
-def _same(handle: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(handle), path.stat())
-    except FileNotFoundError:
-        return False

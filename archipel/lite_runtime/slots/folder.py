@@ -7,10 +7,8 @@ FOLDER/a, FOLDER/b   slot folders: `bundle/` and, where its parameters are other
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
-import tempfile
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -22,8 +20,16 @@ import numpy as np
 
 from archipel.bundle import Bundle, open_bundle, unpack, write_weights
 from archipel.bundle.manifest import MANIFEST_FILE, SIGNATURE_FILE
-from archipel.durable import sweep, sync_folder, write_durably
-from archipel.errors import SlotError
+from archipel.durable import (
+    make_folder,
+    open_locked,
+    replace_folder,
+    sweep,
+    sync_tree,
+    temporary_folder,
+    write_durably,
+)
+from archipel.errors import LockedError, SlotError
 from archipel.lite_runtime.learned import BUNDLE_FOLDER, LEARNED_FILE
 
 FORMAT = 1
@@ -31,8 +37,6 @@ STATE_FILE = "state.json"
 MAX_STATE_BYTES = 64 << 10
 MAX_ATTEMPTS = 1000
 _MAX_REASON = 1000
-_STAGING = ".staging-"
-_REPLACED = ".replaced-"
 
 SlotName = Literal["a", "b"]
 Status = Literal["empty", "staged", "trying", "good", "bad"]
@@ -137,28 +141,24 @@ class SlotFolder:
         """
         self.check_open()
         name = self._free_slot()
-        staging = Path()
         try:
-            staging = Path(tempfile.mkdtemp(prefix=_STAGING, dir=self.folder))
-            copy = staging / BUNDLE_FOLDER
-            if Path(source).is_dir():
-                _copy_bundle(open_bundle(source, trusted_keys), copy)
-            else:
-                unpack(source, copy)
-            # What counts is what lies here now, whatever happened to the source in between.
-            bundle = open_bundle(copy, trusted_keys)
-            tensors = learned(bundle)
-            if tensors:
-                write_durably(staging / LEARNED_FILE, write_weights(tensors))
-            sync_folder(copy)
-            sync_folder(staging)
-            self.update(name, Slot())
-            self._replace(name, staging)
+            with temporary_folder(self.path(name), 0o700) as staging:
+                copy = staging / BUNDLE_FOLDER
+                if Path(source).is_dir():
+                    _copy_bundle(open_bundle(source, trusted_keys), copy)
+                else:
+                    unpack(source, copy)
+                # What counts is what lies here now, whatever happened to the source in between.
+                bundle = open_bundle(copy, trusted_keys)
+                tensors = learned(bundle)
+                if tensors:
+                    write_durably(staging / LEARNED_FILE, write_weights(tensors))
+                sync_tree(staging)
+                # Before the slot's folder is replaced, as for a moment there is none.
+                self.update(name, Slot())
+                replace_folder(staging, self.path(name))
         except OSError as error:
             raise SlotError(f"{self.folder}: cannot install {source} ({error.strerror}); free some space") from None
-        finally:
-            if staging.name:
-                shutil.rmtree(staging, ignore_errors=True)
         staged = Slot(
             status="staged",
             name=bundle.manifest.name,
@@ -198,20 +198,9 @@ class SlotFolder:
             return free
         return "b" if state.a.status == "staged" else "a"
 
-    def _replace(self, name: SlotName, staging: Path) -> None:
-        before = self.folder / f"{_REPLACED}{name}"
-        shutil.rmtree(before, ignore_errors=True)
-        if self.path(name).exists():
-            os.rename(self.path(name), before)
-        os.rename(staging, self.path(name))
-        sync_folder(self.folder)
-        shutil.rmtree(before, ignore_errors=True)
-
     def _clear_up(self) -> None:
         """Remove what a killed process left behind."""
         sweep(self.folder)
-        for path in (*self.folder.glob(f"{_STAGING}*"), *self.folder.glob(f"{_REPLACED}*")):
-            shutil.rmtree(path)
         names: tuple[SlotName, ...] = ("a", "b")
         for name in names:
             if self.state.slot(name).status == "empty" and self.path(name).exists():
@@ -226,16 +215,12 @@ def bad(slot: Slot, reason: str) -> Slot:
 
 def _lock(folder: Path) -> int:
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        make_folder(folder, 0o700)
+        return open_locked(folder / "lock")
+    except LockedError:
+        raise SlotError(f"{folder}: another process, or another Slots of this one, owns it; close that first") from None
     except OSError as error:
         raise SlotError(f"{folder}: cannot be used ({error.strerror})") from None
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(handle)
-        raise SlotError(f"{folder}: another process, or another Slots of this one, owns it; close that first") from None
-    return handle
 
 
 def running_slot(folder: Path | str) -> Path:
@@ -284,5 +269,3 @@ def _copy_bundle(bundle: Bundle, target: Path) -> None:
     for name in (MANIFEST_FILE, SIGNATURE_FILE, *sorted(bundle.manifest.files)):
         with open(bundle.folder / name, "rb") as source, open(target / name, "xb") as copy:
             shutil.copyfileobj(source, copy)
-            copy.flush()
-            os.fsync(copy.fileno())

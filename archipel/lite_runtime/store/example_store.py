@@ -21,7 +21,7 @@ from types import TracebackType
 
 import numpy as np
 
-from archipel.durable import sync_folder
+from archipel.durable import make_folder, sweep
 from archipel.errors import (
     RuntimeInputError,
     RuntimeLimitError,
@@ -31,8 +31,8 @@ from archipel.errors import (
 )
 from archipel.lite_runtime import shuffle
 from archipel.lite_runtime.store.database import example_ids, open_database, translated
-from archipel.lite_runtime.store.files import database_path, erase, finish_erasing, load_keys, locked, sweep
-from archipel.lite_runtime.store.keys import StoreKeys, check_key, read_record
+from archipel.lite_runtime.store.files import database_path, erase, finish_erasing, load_keys, locked
+from archipel.lite_runtime.store.keys import KEY_FILE, StoreKeys, check_key, read_record
 from archipel.lite_runtime.store.layout import Field, Layout, batch_of
 from archipel.lite_runtime.store.quotas import Quotas, count_examples, recount
 from archipel.lite_runtime.store.records import Records, sealed_bytes
@@ -94,9 +94,7 @@ class ExampleStore:
             raise StoreError(f"example store: quotas must be above 0, got max_bytes={max_bytes}, max_age={max_age}")
         folder = Path(path)
         with translated(folder):
-            if not folder.is_dir():
-                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-                sync_folder(folder.parent)
+            make_folder(folder, 0o700)
             with locked(folder, timeout):
                 finish_erasing(folder)
                 keys = load_keys(folder, key)
@@ -116,7 +114,7 @@ class ExampleStore:
         with translated(folder):
             if folder.is_dir():
                 with locked(folder, timeout):
-                    sweep(folder)
+                    sweep(folder, KEY_FILE)
                     erase(folder)
 
     @property

@@ -11,17 +11,24 @@ store whole; killed after it, the store is erased and whoever opens the folder n
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from archipel.durable import sync_folder, write_durably
-from archipel.errors import StoreBusyError, StoreKeyError
-from archipel.lite_runtime.store.keys import KEY_FILE, RECORD_BYTES, StoreKeys, make_record, open_record, read_record
+from archipel.durable import (
+    create_durably,
+    overwrite,
+    publish,
+    remove_durably,
+    sweep,
+    sync_folder,
+    take_lock,
+    write_durably,
+)
+from archipel.errors import LockedError, StoreBusyError, StoreKeyError
+from archipel.lite_runtime.store.keys import KEY_FILE, StoreKeys, make_record, open_record, read_record
 
 ERASING_FILE = "erasing.key"
 _DATABASE = re.compile(r"examples-[0-9a-f]{32}\.db(-wal|-shm|-journal)?")
@@ -41,15 +48,10 @@ def locked(folder: Path, timeout: float) -> Iterator[None]:
     """Hold the folder's lock, which its processes take to open and to erase. Raises StoreBusyError, OSError."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        deadline = time.monotonic() + timeout
-        while True:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() >= deadline:
-                    raise StoreBusyError(f"{folder}: another process is opening or erasing the store") from None
-                time.sleep(0.01)
+        try:
+            take_lock(handle, timeout=timeout)
+        except LockedError:
+            raise StoreBusyError(f"{folder}: another process is opening or erasing the store") from None
         yield
     finally:
         os.close(handle)
@@ -65,47 +67,31 @@ def load_keys(folder: Path, key: bytes) -> StoreKeys:
                 f"{folder}: {lost[0].name} is there but {KEY_FILE} is not, and nobody can read it without; put that "
                 "file back, or make room for a new store with ExampleStore.destroy(path)"
             )
-        sweep(folder)
+        sweep(folder, KEY_FILE)
         record = make_record(key, os.urandom(104))
         write_durably(folder / KEY_FILE, record)
     return open_record(record, key, str(folder / KEY_FILE))
-
-
-def sweep(folder: Path) -> None:
-    """Remove key files that were not yet in place when their process was killed. The lock is held."""
-    for path in folder.glob(f".{KEY_FILE}.*.tmp"):
-        path.unlink(missing_ok=True)
 
 
 def erase(folder: Path) -> None:
     """Destroy the key, then remove the files. The lock is held. Raises OSError."""
     finish_erasing(folder)
     try:
-        os.replace(folder / KEY_FILE, folder / ERASING_FILE)
+        publish(folder / KEY_FILE, folder / ERASING_FILE)
     except FileNotFoundError:
         if not database_files(folder):
             return
-        (folder / ERASING_FILE).touch(0o600)
-    sync_folder(folder)
+        create_durably(folder / ERASING_FILE, b"")
     finish_erasing(folder)
 
 
 def finish_erasing(folder: Path) -> bool:
     """Do what an erase that was begun still has to do; whether there was one. The lock is held. Raises OSError."""
     erasing = folder / ERASING_FILE
-    try:
-        handle = os.open(erasing, os.O_WRONLY | os.O_NOFOLLOW)
-    except FileNotFoundError:
+    if not overwrite(erasing):
         return False
-    try:
-        # In place, so that file systems that overwrite blocks do so. Flash and copy-on-write file systems do not.
-        os.pwrite(handle, os.urandom(RECORD_BYTES), 0)
-        os.fsync(handle)
-    finally:
-        os.close(handle)
     for path in database_files(folder):
         path.unlink(missing_ok=True)
     sync_folder(folder)
-    erasing.unlink()
-    sync_folder(folder)
+    remove_durably(erasing)
     return True

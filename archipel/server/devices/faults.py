@@ -13,6 +13,7 @@ import time
 from sqlalchemy import Select, func, select
 from sqlalchemy.orm import Session
 
+from archipel.protocol.backoff import Backoff
 from archipel.server.audit import log as audit
 from archipel.server.database.fault_tables import Fault, Quarantine
 from archipel.server.database.tables import Device, Round, Task
@@ -84,8 +85,9 @@ def set_aside(
         session.add(row)
     row.reason, row.detail, row.round_id = reason, detail[:512], round_id
     row.since = now
-    row.until = now + settings.quarantine_seconds * 2 ** min(row.times, MAX_DOUBLINGS)
+    first = settings.quarantine_seconds
     row.times += 1
+    row.until = now + Backoff(first, longest=first * 2**MAX_DOUBLINGS).after(row.times)
     row.released = None
     session.flush()
     audit.append(

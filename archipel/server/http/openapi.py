@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from archipel.protocol.messages import Problem
-from archipel.server.http.problems import TYPES
+from archipel.protocol.problems import KINDS
 from archipel.server.http.routes import CONVERTERS, Route
 
 VERSION = "3.1.0"
@@ -80,7 +80,7 @@ def _operation(resource: str, route: Route, known: Mapping[Any, Any], components
     }
     problem = {"application/json": {"schema": known[Problem]}}
     for status in _failures(route):
-        made["responses"][str(status)] = {"description": TYPES[status], "content": problem}
+        made["responses"][str(status)] = {"description": KINDS[status], "content": problem}
     if route.request is not None:
         made["requestBody"] = {
             "required": True,

@@ -25,30 +25,11 @@ from archipel.errors import (
     RefusalError,
 )
 from archipel.protocol.messages import Problem
+from archipel.protocol.problems import KINDS, TELLS_WHEN
 from archipel.server.storage import StorageUnreachableError
 
 log = logging.getLogger("archipel.server")
 
-TYPES: dict[int, str] = {
-    400: "bad_request",
-    401: "unauthorized",
-    403: "forbidden",
-    404: "not_found",
-    405: "unsupported",
-    406: "unsupported",
-    409: "conflict",
-    410: "gone",
-    411: "length_required",
-    413: "too_large",
-    414: "too_large",
-    415: "unsupported",
-    416: "unprocessable",
-    422: "unprocessable",
-    429: "rate_limited",
-    431: "too_large",
-    500: "internal",
-    503: "unavailable",
-}
 STATUS: dict[type[RefusalError], int] = {
     ForbiddenError: 403,
     NotFoundError: 404,
@@ -75,7 +56,7 @@ _POSTGRESQL = {
 
 def refuse(status: int, message: str, detail: str = "", *, retry_after: int = RETRY_SECONDS) -> ApiError:
     """The error to raise for a request that cannot be served; `retry_after` (seconds) goes with 429 and 503."""
-    return ApiError(status, TYPES[status], message, detail, retry_after)
+    return ApiError(status, KINDS[status], message, detail, retry_after)
 
 
 def api_error(error: RefusalError) -> ApiError:
@@ -93,10 +74,10 @@ def refusing(status: int) -> Iterator[None]:
 
 
 def problem_response(status: int, message: str, detail: str = "", retry_after: int = RETRY_SECONDS) -> Response:
-    kind = TYPES.get(status, "internal" if status >= 500 else "bad_request")
+    kind = KINDS.get(status, "internal" if status >= 500 else "bad_request")
     problem = Problem(type=kind, message=message, detail=detail, request_id=g.request_id)
     response = Response(msgspec.json.encode(problem), status, mimetype="application/json")
-    if status in (429, 503):
+    if status in TELLS_WHEN:
         response.headers["Retry-After"] = str(retry_after)
     if status == 401:
         response.headers["WWW-Authenticate"] = "Bearer"

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import BinaryIO
 
 from archipel.errors import ServerError
+from archipel.protocol.backoff import Backoff
 from archipel.server.processes import children
 from archipel.server.processes.stopping import Stop
 from archipel.server.processes.tls import WebTls
@@ -26,8 +27,7 @@ from archipel.server.storage.log_files import bound
 
 START_SECONDS = 30.0
 STOP_SECONDS = 10.0
-FIRST_DELAY = 0.5
-LONGEST_DELAY = 10.0
+RESTARTS = Backoff(0.5, longest=10.0)
 STEADY_SECONDS = 60.0
 MIN_FREE_BYTES = 16 << 20
 
@@ -75,14 +75,14 @@ def supervise(settings: Settings, *, announce: Callable[[str], None] = _print, s
 
 @dataclass
 class _Child:
-    """One child process, and how long to wait before it is started again."""
+    """One child process, and when it is started again; `deaths` are those that came soon after its start, in a row."""
 
     name: str
     command: list[str]
     process: subprocess.Popen[bytes] | None = None
     ready: int = -1
     started: float = 0.0
-    delay: float = FIRST_DELAY
+    deaths: int = 0
     restart_at: float | None = None
 
     def start(self, settings: Settings, listener: socket.socket, log: BinaryIO) -> None:
@@ -124,12 +124,13 @@ class _Child:
         now = time.monotonic()
         if self.restart_at is None:
             if now - self.started > STEADY_SECONDS:
-                self.delay = FIRST_DELAY
-            self.restart_at = now + self.delay
+                self.deaths = 0
+            self.deaths += 1
+            delay = RESTARTS.after(self.deaths)
+            self.restart_at = now + delay
             names = {each.value: each.name for each in signal.Signals}
             how = f"was killed by {names.get(-code, f'signal {-code}')}" if code < 0 else f"ended with {code}"
-            _tell(log, f"the {self.name} process {how}; starting it again in {self.delay:g} s")
-            self.delay = min(2 * self.delay, LONGEST_DELAY)
+            _tell(log, f"the {self.name} process {how}; starting it again in {delay:g} s")
         elif now >= self.restart_at:
             self.start(settings, listener, log)
 

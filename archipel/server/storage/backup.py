@@ -7,7 +7,6 @@ after the copy is put back, and is tried again.
 
 from __future__ import annotations
 
-import os
 import shutil
 import sqlite3
 from collections.abc import Iterator
@@ -19,13 +18,13 @@ from sqlalchemy import select
 from sqlalchemy.exc import SQLAlchemyError
 
 from archipel.bundle import load_private_key, save_public_key
+from archipel.durable import creating_folder, make_folder, sweep
 from archipel.errors import ServerError
 from archipel.server.database.engine import Database
 from archipel.server.database.tables import Blob, BundleRow
 from archipel.server.settings import PUBLIC_KEY_FILE, SETTINGS_FILE, Settings, load_settings
 from archipel.server.storage import BLOBS, UPDATES, open_storage
 from archipel.server.storage.copying import KEY, copy_file, has_file
-from archipel.server.storage.durable import sync_folder
 
 DATABASE = "archipel.db"
 FILES = "blobs"
@@ -92,22 +91,14 @@ def _made_whole(target: Path) -> Iterator[Path]:
     """A folder beside `target` that becomes it when all is in it and synced; otherwise nothing stays."""
     if target.exists():
         raise ServerError(f"{target}: exists already; choose another name")
-    part = target.with_name(f"{target.name}.part")
-    shutil.rmtree(part, ignore_errors=True)
     try:
-        part.mkdir(mode=0o700, parents=True)
-        yield part
-        for path in part.rglob("*"):
-            handle = os.open(path, os.O_RDONLY)
-            os.fsync(handle)
-            os.close(handle)
-        sync_folder(part)
-        part.rename(target)
-        sync_folder(target.parent)
+        make_folder(target.parent)
+        # What is left of a copy to the same place that was killed.
+        sweep(target.parent, target.name)
+        with creating_folder(target, 0o700) as part:
+            yield part
     except OSError as error:
         raise ServerError(f"{error.filename or target}: {error.strerror}") from None
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
 
 
 def _copy_database(source: Path, target: Path) -> None:

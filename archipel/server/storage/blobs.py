@@ -12,7 +12,7 @@ import numpy as np
 from archipel.bundle import read_weights
 from archipel.errors import ServerError
 from archipel.server.storage import BLOBS, INCOMING, Storage, StorageUnreachableError
-from archipel.server.storage.durable import Written
+from archipel.server.storage.received import Written
 
 
 class BlobStore:

@@ -7,7 +7,6 @@ digests with the same first two digits, so that only one fetches an object that 
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import time
@@ -16,9 +15,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from archipel.errors import ServerError
-from archipel.server.storage.durable import CHUNK_BYTES, Written, write_temporary
+from archipel.durable import is_at, open_locked, take_lock
+from archipel.errors import LockedError, ServerError
 from archipel.server.storage.interface import INCOMING
+from archipel.server.storage.received import CHUNK_BYTES, Written, write_temporary
 
 LEFTOVER_SECONDS = 86400.0
 
@@ -113,8 +113,8 @@ class BlobCache:
         except FileNotFoundError:
             return None
         try:
-            fcntl.flock(handle, fcntl.LOCK_SH)
-            if self._is_intact(digest, handle) and _is_at(path, handle):
+            take_lock(handle, shared=True, timeout=None)
+            if self._is_intact(digest, handle) and is_at(handle, path):
                 # Reading order is kept as the access time, which not every file system keeps by itself.
                 os.utime(handle, ns=(time.time_ns(), os.fstat(handle).st_mtime_ns))
                 kept, handle = handle, -1
@@ -155,12 +155,13 @@ class BlobCache:
         path = self._files / written.digest
         handle = os.open(written.temporary, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            fcntl.flock(handle, fcntl.LOCK_SH)
+            take_lock(handle, shared=True, timeout=None)
             if written.size > self._max_bytes:
                 return _Held(written.temporary, handle, passing=True)
             with self._lock("room"):
                 self._make_room(written.size)
-                os.replace(written.temporary, path)  # of a damaged one, if there is one
+                # In the place of a damaged one, if there is one. Nothing here is synced: see the class.
+                os.replace(written.temporary, path)
             self._intact[written.digest] = _signature(handle)
         except BaseException:
             os.close(handle)
@@ -180,29 +181,20 @@ class BlobCache:
 
     @contextmanager
     def _lock(self, name: str, *, wait: bool = True) -> Iterator[bool]:
-        handle = os.open(self._locks / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-            except BlockingIOError:
-                yield False
-            else:
-                yield True
+            handle = open_locked(self._locks / name, timeout=None if wait else 0.0)
+        except LockedError:
+            handle = -1
+        try:
+            yield handle >= 0
         finally:
-            os.close(handle)
+            if handle >= 0:
+                os.close(handle)
 
 
 def _signature(handle: int) -> tuple[int, int, int]:
     status = os.fstat(handle)
     return status.st_ino, status.st_size, status.st_mtime_ns
-
-
-def _is_at(path: Path, handle: int) -> bool:
-    # It may have been thrown out between opening and locking.
-    try:
-        return os.path.samestat(os.stat(path), os.fstat(handle))
-    except FileNotFoundError:
-        return False
 
 
 def _remove_unless_held(path: str) -> bool:
@@ -211,9 +203,9 @@ def _remove_unless_held(path: str) -> bool:
     except FileNotFoundError:
         return True
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        take_lock(handle)
         os.unlink(path)
-    except BlockingIOError:
+    except LockedError:
         return False
     finally:
         os.close(handle)

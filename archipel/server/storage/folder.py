@@ -8,9 +8,10 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from archipel.durable import make_folder, sync_folder
 from archipel.errors import ServerError
-from archipel.server.storage.durable import CHUNK_BYTES, Written, make_folder, sync_folder, write_temporary
 from archipel.server.storage.interface import INCOMING
+from archipel.server.storage.received import CHUNK_BYTES, Written, write_temporary
 
 
 class FolderStorage:

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 
-from archipel.server.storage.durable import Written
+from archipel.server.storage.received import Written
 
 BLOBS = "sha256"
 """Folder of what is named by its digest: sha256/ab/abcdef..."""

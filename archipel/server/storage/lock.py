@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import secrets
@@ -10,7 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from archipel.errors import ServerError
+from archipel.durable import open_locked, sync_folder, sync_open
+from archipel.errors import LockedError, ServerError
 
 LOCK_FILE = "coordinator.lock"
 
@@ -22,20 +22,20 @@ def only_one(path: Path) -> Iterator[str]:
     Raises ServerError when another process has the lock.
     """
     try:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        handle = open_locked(path)
+    except LockedError:
+        raise ServerError(f"{path.parent}: another server is running on this data folder") from None
     except OSError as error:
         raise ServerError(f"{path}: cannot be written ({error.strerror})") from None
     try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ServerError(f"{path.parent}: another server is running on this data folder") from None
         kept = os.pread(handle, 64, 0).decode("ascii", "replace")
         if not re.fullmatch("[0-9a-f]{32}", kept):
             kept = secrets.token_hex(16)
             os.ftruncate(handle, 0)
+            # In place, as the lock is on this very file. Half an id, after a kill, is no id, and a new one is made.
             os.pwrite(handle, kept.encode(), 0)
-            os.fsync(handle)
+            sync_open(handle)
+            sync_folder(path.parent)
         yield kept
     finally:
         os.close(handle)

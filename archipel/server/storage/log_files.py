@@ -1,17 +1,19 @@
 """Log files of a bounded size: NAME is written to, NAME.1 is what was there before, up to NAME.KEPT.
 
-Several processes may write to one file, and a program such as logrotate may rename or truncate it.
+Several processes may write to one file, and a program such as logrotate may rename or truncate it. Nothing is synced:
+who writes a line must not wait for the disk, so a power cut may take the last ones.
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import threading
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
+
+from archipel.durable import is_at, release_lock, take_lock
 
 
 class LogFile:
@@ -27,31 +29,24 @@ class LogFile:
 
     def write(self, line: bytes) -> None:
         with self._lock:
-            if not self._is_current():
+            if not is_at(self._handle, self._path):
                 self._reopen()
             os.write(self._handle, line)
             if self._most and os.fstat(self._handle).st_size >= self._most:
                 self._rotate()
 
-    def _is_current(self) -> bool:
-        # Another process may have renamed it.
-        try:
-            return os.path.samestat(os.stat(self._path), os.fstat(self._handle))
-        except FileNotFoundError:
-            return False
-
     def _rotate(self) -> None:
         # Locked is the file itself: whoever waited for it finds that it has another name by now.
-        fcntl.flock(self._handle, fcntl.LOCK_EX)
+        take_lock(self._handle, timeout=None)
         try:
-            if self._is_current():
+            if is_at(self._handle, self._path):
                 _shift(self._path, self._kept)
                 if self._kept:
                     os.rename(self._path, _numbered(self._path, 1))
                 else:
                     self._path.unlink()
         finally:
-            fcntl.flock(self._handle, fcntl.LOCK_UN)
+            release_lock(self._handle)
         self._reopen()
 
     def _reopen(self) -> None:

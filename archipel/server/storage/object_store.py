@@ -13,8 +13,8 @@ from pathlib import Path
 
 from archipel.errors import ServerError
 from archipel.server.storage.cache import BlobCache
-from archipel.server.storage.durable import Written
 from archipel.server.storage.interface import BLOBS, UPDATES
+from archipel.server.storage.received import Written
 from archipel.server.storage.s3 import Bucket
 
 log = logging.getLogger("archipel.server")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 
 from archipel.errors import ServerError
 from archipel.server.storage import UPDATES, Storage, StorageUnreachableError
-from archipel.server.storage.durable import Written
+from archipel.server.storage.received import Written
 
 _SUM = "sum"
 

@@ -82,7 +82,7 @@ def test_an_app_that_has_the_store_open_cannot_read_on(used: Path) -> None:
 
 VICTIM = """
 import json, os, pathlib, shutil, signal, sys
-from archipel.client.memory import erasing, keystore
+from archipel.client.memory import erasing
 
 folder, at = json.loads(sys.argv[1])
 count = 0

@@ -17,7 +17,7 @@ from archipel.server.database.tables import Blob, BundleRow
 from archipel.server.http.problems import refuse
 from archipel.server.http.routes import DEVICE, OPERATOR, READ, Call, Route
 from archipel.server.rounds import reach
-from archipel.server.storage.durable import CHUNK_BYTES
+from archipel.server.storage.received import CHUNK_BYTES
 
 _UNPACKED = re.compile(r"/\S*/\.unpack-[^/]+/bundle(?:/([^\s:]+))?")
 

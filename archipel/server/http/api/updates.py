@@ -16,7 +16,7 @@ from archipel.server.http.problems import refuse
 from archipel.server.http.routes import DEVICE, Call, Route
 from archipel.server.rounds.seats import find_seat, store_answer
 from archipel.server.services import Services
-from archipel.server.storage.durable import Written
+from archipel.server.storage.received import Written
 
 DIGEST_HEADER = "Digest-SHA256"
 _DIGEST = re.compile(r"[0-9a-f]{64}")

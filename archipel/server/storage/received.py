@@ -1,13 +1,14 @@
-"""Files that are there after a power cut: bytes are synced, then renamed into place, then the folder is synced."""
+"""Files that are received piece by piece, and measured meanwhile: temporary until somebody has looked at them."""
 
 from __future__ import annotations
 
 import hashlib
-import os
 import secrets
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+
+from archipel.durable import publish, sync_open
 
 CHUNK_BYTES = 256 << 10
 
@@ -21,9 +22,8 @@ class Written:
     size: int
 
     def publish(self, path: Path) -> None:
-        """Rename to `path` (same file system, its folder exists) and sync that folder."""
-        os.replace(self.temporary, path)
-        sync_folder(path.parent)
+        """Rename to `path` (same file system, its folder exists) and sync that folder: from here on it is there."""
+        publish(self.temporary, path)
 
     def discard(self) -> None:
         self.temporary.unlink(missing_ok=True)
@@ -32,7 +32,9 @@ class Written:
 def write_temporary(folder: Path, chunks: Iterable[bytes], *, sync: bool = True) -> Written:
     """Write the chunks to a new file in `folder` and sync it. On any error nothing stays behind.
 
-    Without `sync` it may be lost or damaged after a power cut: for what is durable elsewhere.
+    What it becomes is known once it has all come, so it lies in `folder` under no name of its own (`TOKEN.part` with a
+    dot before it), and whoever owns `folder` sweeps it by its age: others may be writing there. Without `sync` it may
+    be lost or damaged after a power cut: for what is durable elsewhere.
     """
     temporary = folder / f".{secrets.token_hex(8)}.part"
     digest = hashlib.sha256()
@@ -44,28 +46,11 @@ def write_temporary(folder: Path, chunks: Iterable[bytes], *, sync: bool = True)
                 size += len(chunk)
                 _write_all(file.write, chunk)
             if sync:
-                os.fsync(file.fileno())
+                sync_open(file)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
     return Written(temporary, digest.hexdigest(), size)
-
-
-def make_folder(path: Path) -> None:
-    """Create the folder (its parents too) so that it survives a power cut."""
-    if path.is_dir():
-        return
-    make_folder(path.parent)
-    path.mkdir(exist_ok=True)
-    sync_folder(path.parent)
-
-
-def sync_folder(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _write_all(write: Callable[[memoryview], int | None], data: bytes) -> None:
