@@ -197,7 +197,7 @@ class Sessions:
         # What was inspected, and not what the file's name or first bytes might make of it.
         options.add_session_config_entry("session.load_model_format", "ONNX")
         # Threads wait for work in a busy loop during a run, but not on to the next one: a device that predicts now and
-        # then does not keep a core busy in between. Waking them costs some 10 to 40 microseconds a run.
+        # then does not keep a core busy in between. Waking them makes each run a little longer.
         options.add_session_config_entry("session.force_spinning_stop", "1")
         names = [delegate.name for delegate in delegates]
         if not names:

@@ -17,6 +17,7 @@ from archipel.operator.answers import refused, unreachable
 from archipel.operator.former_names import FormerMethod
 from archipel.protocol.address import check_url
 from archipel.protocol.operator.tasks import IDEMPOTENCY_HEADER
+from archipel.protocol.problems import TELLS_WHEN
 
 T = TypeVar("T")
 Item = TypeVar("Item")
@@ -139,7 +140,7 @@ class Connection:
         retries = urllib3.Retry(
             total=3,
             allowed_methods=None,
-            status_forcelist=(429, 503),
+            status_forcelist=TELLS_WHEN,
             backoff_factor=0.1,
             redirect=False,
             raise_on_status=False,

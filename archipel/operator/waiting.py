@@ -8,6 +8,7 @@ from typing import Protocol, TypeVar
 
 from archipel.errors import ClientError, RefusedError, UnreachableError
 from archipel.operator.connection import OnOutage
+from archipel.protocol.problems import TELLS_WHEN
 
 OUTAGE_SECONDS = 600.0
 """How long a server that is away is waited for where the caller gives no time."""
@@ -45,7 +46,7 @@ def wait_until_ended(
         try:
             found = ask()
         except (UnreachableError, RefusedError) as error:
-            if seen is None or (isinstance(error, RefusedError) and error.status not in (429, 503)):
+            if seen is None or (isinstance(error, RefusedError) and error.status not in TELLS_WHEN):
                 raise
             if give_up is None:
                 give_up = deadline or time.monotonic() + OUTAGE_SECONDS

@@ -102,8 +102,8 @@ def _input_gradient(
 ) -> ir.Value:
     """At stride 1 a Conv with the flipped kernel, else ConvTranspose.
 
-    Conv unfolds g, ConvTranspose folds what reaches X. The latter is less where X has fewer channels (5 x 5 at 14 x 14,
-    32 to 64 channels: 4.0 ms against 5.9, one thread) or g fewer positions.
+    Conv unfolds g, ConvTranspose folds what reaches X. The latter is less where X has fewer channels or g fewer
+    positions.
     """
     before = [extent - 1 - pad for extent, pad in zip(window.extent, window.before)]
     after = [extent - 1 - pad for extent, pad in zip(window.extent, window.after)]
@@ -119,13 +119,12 @@ def _input_gradient(
 def _convolve(
     op: Builder, x: ir.Value, w: ir.Value, b: ir.Value | None, window: Window, group: int, shape: Sequence[Dim]
 ) -> ir.Value:
-    """Conv with an output of this shape; a depthwise one with short rows goes along the columns (1.3 ms -> 0.55 for
-    64 channels of 25 x 5)."""
+    """Conv with an output of this shape; a depthwise one with short rows goes along the columns."""
     if not _lies_flat(shape, window, group, dims(w)[1]):
         result = op.Conv(x, w, b, group=group, **window.attributes)
     else:
         turned = Window(*(part[::-1] for part in astuple(window)))
-        # Einsum and not Transpose, which with several threads takes ten times longer here (0.37 ms against 0.04).
+        # Einsum and not Transpose, which takes many times longer here with several threads: benchmarks/traps.py.
         flat, upright = (op.Einsum(x, equation=_SWAP), op.swap_last(w))
         result = op.Einsum(op.Conv(flat, upright, b, group=group, **turned.attributes), equation=_SWAP)
     result.shape = ir.Shape(shape)

@@ -1,18 +1,10 @@
 """The gradient of a convolution in its weight: each output gradient times the window it came from, summed.
 
-Which formulation is cheapest on ONNX Runtime's CPU build follows from the static shape. Milliseconds at batch 32 with
-one thread, PyTorch's own kernel last:
-
-| input, kernel                             | unfold | shifted rows | diagonals | PyTorch |
-|-------------------------------------------|--------|--------------|-----------|---------|
-| 1 x 28 x 28, 32 filters 5 x 5             | 0.8    | 1.4          | -         | 0.5     |
-| 32 x 14 x 14, 64 filters 5 x 5            | 7.9    | 4.4          | -         | 3.0     |
-| 16 x 32 x 32, 16 filters 3 x 3            | 3.9    | 2.1          | -         | 1.3     |
-| 64 x 8 x 8, 64 filters 3 x 3              | 2.0    | 1.4          | -         | 0.9     |
-| 64 x 25 x 5, depthwise 3 x 3              | 2.5    | -            | 0.7       | 0.3     |
-| 144 x 16 x 16, depthwise 3 x 3            | 8.2    | -            | 3.6       | 1.5     |
-| 96 x 16 x 16, depthwise 3 x 3, stride 2   | 2.2    | -            | 1.2       | 0.5     |
-| 32 x 112 x 112, depthwise 3 x 3 (batch 8) | 23     | -            | 31        | 7.6     |
+Which formulation is cheapest on ONNX Runtime's CPU build follows from the static shape. All windows laid out as one
+matrix (`_laid_out`) serve kernels with few elements a filter. One product per row of the kernel over shifted rows
+(`_shifted_rows`) copies less where a window has many elements. A depthwise convolution over short lines takes the
+diagonals of one product (`_diagonals`). The limits between them were found by trial on one machine;
+`benchmarks/step.py --profile` shows what a network's gradients cost on yours.
 """
 
 from __future__ import annotations
@@ -52,8 +44,8 @@ def _laid_out(
 ) -> ir.Value:
     """From all windows, [batch, group * per_group * window.size, ...].
 
-    One product for each example, and a sum over these; or one for all, where the products are more than their operands
-    (960 to 320 channels at 4 x 4: 6 ms -> 1.5).
+    One product for each example, and a sum over these; or one for all, where the products have more elements than
+    their operands.
     """
     rows, positions = per_group * window.size, static_size(dims(g)[2:])
     if group == 1 and positions is not None and positions * (rows + filters) < rows * filters:

@@ -28,14 +28,15 @@ _LISTS = {"kernel_shape": 1, "strides": 1, "dilations": 1, "output_padding": 0}
 
 _BLOCK = 8  # fewer channels than that are not put into ONNX Runtime's blocked layout
 _WORTH = 600_000
-"""FLOPs for each Unsqueeze or Squeeze: one takes about 1.2 us, and a million FLOPs come out 2 us faster."""
+"""FLOPs that a group of layers must have for each Unsqueeze or Squeeze that it needs, or the nodes cost more than they
+save. Found by trial."""
 
 
 class AddUnitHeight(GraphPass):
     """Give convolutions over [batch, channels, length], and what lies between them, a height of 1.
 
-    ONNX Runtime's blocked layout is for two spatial axes only: a network of two such layers takes 38 us instead of
-    57. Weights get the axis by an Unsqueeze, and so stay what they are. Groups of layers that do too little work for
+    ONNX Runtime's blocked layout is for two spatial axes only (`benchmarks/predict_passes.py --without` prints what it
+    saves). Weights get the axis by an Unsqueeze, and so stay what they are. Groups of layers that do too little work for
     the two more nodes that their ends need stay, and those whose weights are stored in a small form.
     """
 
