@@ -35,9 +35,9 @@ save. Found by trial."""
 class AddUnitHeight(GraphPass):
     """Give convolutions over [batch, channels, length], and what lies between them, a height of 1.
 
-    ONNX Runtime's blocked layout is for two spatial axes only (`benchmarks/predict_passes.py --without` prints what it
-    saves). Weights get the axis by an Unsqueeze, and so stay what they are. Groups of layers that do too little work for
-    the two more nodes that their ends need stay, and those whose weights are stored in a small form.
+    ONNX Runtime's blocked layout is for two spatial axes only (`benchmarks/predict_passes.py --without` prints what
+    it saves). Weights get the axis by an Unsqueeze, and so stay what they are. Groups of layers that do too little
+    work for the two more nodes that their ends need stay, and those whose weights are stored in a small form.
     """
 
     def change(self, model: ir.Model) -> bool:
