@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import base64
 import contextlib
-import dataclasses
 import hashlib
 import inspect
 import json
@@ -323,7 +322,7 @@ def test_parts_that_a_file_is_said_to_have(fuzzed: Fuzzed, cases: int) -> None:
 def test_versions_that_are_offered(fuzzed: Fuzzed, cases: int) -> None:
     rng, server = random.Random(cases), fuzzed.server
     folder = fuzzed.folder / f"offered {cases}"
-    config = dataclasses.replace(fuzzed.agent.config, folder=folder, adopt=True)
+    config = msgspec.structs.replace(fuzzed.agent.config, folder=folder, adopt=True)
     chain = server.chain
     server.forget()
     server.plan = None
