@@ -18,10 +18,11 @@ ROOMS ?=
 BROWSER_ROOMS := $(filter browser% web% tests/browser% tests/web%,$(ROOMS))
 BEFORE_TESTS := known-rooms $(if $(ROOMS),$(if $(BROWSER_ROOMS),web-if-possible),web-if-possible) postgres-if-possible
 
-.PHONY: help demo test test-all known-rooms mutants lint web web-if-possible postgres-if-possible clean
+.PHONY: help demo quick test test-all known-rooms mutants lint web web-if-possible postgres-if-possible clean
 
 help:
 	@echo "make demo      install into .venv and run the main job (writes report.html)"
+	@echo "make quick     format, lint, types, and the tests of what changed, in 90 s (BASE=REVISION, BUDGET=SECONDS)"
 	@echo "make test      lint, types, import rules and the test suite (ROOMS='server/storage autodiff': these only)"
 	@echo "make test-all  the same with the long suites, and the mutations; to the end, whatever fails (ROOMS=...)"
 	@echo "make mutants   change the product in one place at a time and see that the tests notice (ARGS='ROOM ... --only NAME')"
@@ -31,6 +32,9 @@ help:
 
 demo: $(READY)
 	@$(BIN)/archipel demo $(ARGS)
+
+quick: $(READY)
+	@$(BIN)/python scripts/quick.py $(if $(BASE),--base $(BASE)) $(if $(BUDGET),--budget $(BUDGET))
 
 test: $(READY) $(BEFORE_TESTS) lint
 	@$(BIN)/python scripts/test_rooms.py $(ROOMS)
