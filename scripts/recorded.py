@@ -51,11 +51,8 @@ class Recorded:
         return {file for file, (count, _) in self.files.items() if ended[file] < count}
 
     def seconds(self, file: str) -> float:
-        """Of importing the file and of its tests that are not slow; those that did not end count as the others do."""
-        count, importing = self.files[file]
-        ended = [test for test in self.tests if test.file == file]
-        took = sum(test.seconds for test in ended if not test.slow)
-        return importing + took * count / max(len(ended), 1)
+        """Of importing the file and of those of its tests that ended and are not slow."""
+        return self.files[file][1] + sum(test.seconds for test in self.tests if test.file == file and not test.slow)
 
 
 def read_record(path: Path) -> Recorded:
@@ -93,15 +90,17 @@ def load_seconds(root: Path) -> dict[str, float]:
 
 
 def remember(root: Path, recorded: Recorded, *, only_new: bool = False) -> None:
-    """Keep the seconds of each file of which a test has ended, or that has none to run.
+    """Keep the seconds of the files that ran to their end; of those that did not, what they took if it is more.
 
     `only_new`: only of files that nothing is known of, as measuring coverage makes every test slower.
     """
-    known = load_seconds(root)
+    known, unfinished = load_seconds(root), recorded.unfinished()
     ended = {test.file for test in recorded.tests}
     for file, (count, _) in recorded.files.items():
-        if (file in ended or not count) and (file not in known or not only_new):
-            known[file] = round(recorded.seconds(file), 2)
+        if (count and file not in ended) or (only_new and file in known):
+            continue
+        seconds = recorded.seconds(file)
+        known[file] = round(max(seconds, known.get(file, 0.0)) if file in unfinished else seconds, 2)
     path = root / MEMORY
     path.parent.mkdir(exist_ok=True)
     written = path.with_suffix(f".{os.getpid()}")
