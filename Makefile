@@ -13,12 +13,18 @@ WEB_MODEL := web/demo/public/model/digits.bundle
 WEB_SOURCES := $(shell find web -type f -not -path '*/node_modules/*' -not -path '*/tests/*' -not -path '*/dist/*' -not -path '*/public/model/*')
 MODEL_SOURCES := scripts/web_demo_bundle.py $(shell find archipel/{autodiff,bundle,converter,datasets,graph,models,strategies,training} -name '*.py')
 
-.PHONY: help demo test test-all mutants lint web web-if-possible postgres-if-possible clean
+# What the tests need beside Python. Of single rooms only the browser's need its page, which takes minutes to build.
+ROOMS ?=
+BROWSER_ROOMS := $(filter browser% web% tests/browser% tests/web%,$(ROOMS))
+BEFORE_TESTS := known-rooms $(if $(ROOMS),$(if $(BROWSER_ROOMS),web-if-possible),web-if-possible) postgres-if-possible
+
+.PHONY: help demo quick test test-all known-rooms mutants lint web web-if-possible postgres-if-possible clean
 
 help:
 	@echo "make demo      install into .venv and run the main job (writes report.html)"
-	@echo "make test      lint, types, import rules and the test suite"
-	@echo "make test-all  the same with the long suites, and the mutations; to the end, whatever fails"
+	@echo "make quick     format, lint, types, and the tests of what changed, in 90 s (BASE=REVISION, BUDGET=SECONDS)"
+	@echo "make test      lint, types, import rules and the test suite (ROOMS='server/storage autodiff': these only)"
+	@echo "make test-all  the same with the long suites, and the mutations; to the end, whatever fails (ROOMS=...)"
 	@echo "make mutants   change the product in one place at a time and see that the tests notice (ARGS='ROOM ... --only NAME')"
 	@echo "make lint      lint, types and import rules only"
 	@echo "make web       build the browser demo, which archipel serve shows at /demo/"
@@ -27,16 +33,23 @@ help:
 demo: $(READY)
 	@$(BIN)/archipel demo $(ARGS)
 
-test: $(READY) web-if-possible postgres-if-possible lint
-	@$(BIN)/python scripts/test_rooms.py
+quick: $(READY)
+	@$(BIN)/python scripts/quick.py $(if $(BASE),--base $(BASE)) $(if $(BUDGET),--budget $(BUDGET))
+
+test: $(READY) $(BEFORE_TESTS) lint
+	@$(BIN)/python scripts/test_rooms.py $(ROOMS)
 
 # Hours, in which nobody looks: nothing that fails keeps the rest from running, and all of it is told at the end.
-test-all: $(READY) web-if-possible postgres-if-possible
+test-all: $(READY) $(BEFORE_TESTS)
 	@linted=; tested=; \
 		$(MAKE) --no-print-directory lint && linted=true; \
-		$(BIN)/python scripts/test_rooms.py --all && tested=true; \
+		$(BIN)/python scripts/test_rooms.py --all $(ROOMS) && tested=true; \
 		[ "$$linted" = true ] || echo "lint FAILED: see make lint"; \
 		[ "$$linted" = true ] && [ "$$tested" = true ]
+
+# Before minutes go by: a name that is no room ends it.
+known-rooms: $(READY)
+	@$(if $(ROOMS),$(BIN)/python scripts/test_rooms.py --list $(ROOMS) >/dev/null)
 
 mutants: $(READY)
 	@$(BIN)/python scripts/mutants.py $(ARGS)

@@ -1,36 +1,41 @@
 """Run the test suite room by room and print the seconds of each and what failed.
 
 `--all` adds the long suites, the coverage of all rooms together, and the mutations at the end. Nothing that fails stops
-the rest, and a room that never ends is stopped.
+the rest, and a room that never ends is stopped. All of it is written to build/test-report.txt, anew after every room.
 
 Two rooms run at a time: one of those that mostly wait for other processes, and one of those that mostly compute, as
-long as there are both.
+long as there are both. Their lines come as they are printed, each after the name of its room.
 Measuring coverage doubles the time of rooms that are busy in Python, so the short suite goes without. A room is a
-folder in tests/ with test files of its own, as tests/graph and tests/graph/passes. It has 75 seconds; one that takes
-longer is named, so that it gets split or sped up.
+folder in tests/ with test files of its own, as tests/graph and tests/graph/passes; a room that is named on the command
+line brings those below it along. A room has 75 seconds; one that takes longer is named, so that it gets split or sped
+up.
 """
 
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
-import re
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-import psutil
+from recorded import Recorded, kill, read_record, remember
+from report import failures_of, write_report
 
 ROOT = Path(__file__).resolve().parent.parent
 BUDGET_SECONDS = 75
 LIMIT_SECONDS = {False: 900, True: 6 * 3600}
 """After which a room counts as hanging, in the short and in the long suite."""
+LAST_WORDS_SECONDS = 5
+"""For the last lines of a room that has ended: a process that it left behind may hold the pipe open for ever."""
 NO_TESTS_COLLECTED = 5
 WAITING = {
     "browser",
@@ -46,59 +51,193 @@ WAITING = {
     "web_library",
 }
 SHOWING = threading.Lock()
-SUMMARY = re.compile(r"(\d+) (passed|failed|skipped|error)")
 
 
-@dataclass(frozen=True, order=True)
+@dataclass(frozen=True)
+class Ended:
+    """A process that is over. `code` is None where it was stopped at its limit."""
+
+    code: int | None
+    seconds: float
+    lines: Sequence[str]
+
+
+@dataclass(frozen=True)
 class Row:
-    """What became of a room. `failures` are pytest's lines of tests that failed."""
+    """What became of a room. `trouble`: what went wrong beside tests that failed."""
 
     room: str
     seconds: float
     passed: bool
-    failures: tuple[str, ...] = ()
+    recorded: Recorded = field(default_factory=Recorded)
+    trouble: str = ""
+
+
+class Rooms:
+    """The rooms that are run, and the rows of those that are over; `slow`: with the long suites."""
+
+    def __init__(self, rooms: Sequence[str], slow: bool, folder: Path) -> None:
+        self.slow = slow
+        self.rows: list[Row] = []
+        self.coverage: Sequence[str] = ()
+        self.mutants: Sequence[str] = ()
+        self._rooms = rooms
+        self._folder = folder
+        self._width = max(len(room) for room in (*rooms, "mutants"))
+        self._started = time.monotonic()
+
+    def run(self) -> None:
+        waiting = deque(room for room in self._rooms if room.split(os.sep)[0] in WAITING)
+        computing = deque(room for room in self._rooms if room.split(os.sep)[0] not in WAITING)
+        pairs = (waiting, computing), (computing, waiting)
+        with ThreadPoolExecutor(len(pairs)) as pool:
+            done = [pool.submit(lambda pair: [self._run_room(room) for room in taken(*pair)], pair) for pair in pairs]
+            try:
+                for lane in done:
+                    lane.result()
+            except KeyboardInterrupt:  # the terminal has told the rooms that run; no other one begins
+                waiting.clear()
+                computing.clear()
+
+    def measure_coverage(self) -> None:
+        for arguments in (["combine", "--quiet"], ["report", "--skip-covered", "--skip-empty", "--sort=cover"]):
+            command = [sys.executable, "-m", "coverage", *arguments]
+            said = subprocess.run(command, cwd=ROOT, check=False, stdout=subprocess.PIPE, text=True).stdout
+            print(said, end="", flush=True)
+            self.coverage = said.splitlines()
+        self.write_report()
+
+    def try_mutants(self) -> None:
+        """Those of the product's rooms whose tests are run, if any are kept of them."""
+        kept = {path.relative_to(ROOT / "tests" / "mutants").with_suffix("").parts[0] for path in mutation_lists()}
+        names = sorted(kept & {room.split(os.sep)[0] for room in self._rooms})
+        if not names:
+            return
+        ended = self._run_process("mutants", [sys.executable, "-u", str(ROOT / "scripts" / "mutants.py"), *names])
+        self.mutants = ended.lines
+        trouble = "" if ended.code == 0 else f"scripts/mutants.py ended with {ended.code}: see above"
+        self.rows.append(Row("mutants", ended.seconds, ended.code == 0, trouble=trouble))
+        self.write_report()
+
+    def count(self, *outcomes: str) -> int:
+        return sum(test.outcome in outcomes for row in self.rows for test in row.recorded.tests)
+
+    def show(self) -> None:
+        """The table, and after it every failure with the command that runs it alone."""
+        print("\nseconds per room, two at a time")
+        for row in sorted(self.rows, key=lambda row: (row.room == "mutants", row.room)):
+            late = f"  over its {BUDGET_SECONDS} s" if not self.slow and row.seconds > BUDGET_SECONDS else ""
+            print(f"  {row.room:<22}{row.seconds:7.1f}{'' if row.passed else '  FAILED'}{late}")
+        print(f"  {'all rooms':<22}{time.monotonic() - self._started:7.1f}\n")
+        if lines := failures_of(self.rows, ROOT):
+            print("\n".join(["failures, and what runs each alone", *lines, ""]))
+
+    def write_report(self) -> None:
+        over = {row.room for row in self.rows}
+        write_report(
+            ROOT, self.rows, coverage=self.coverage, mutants=self.mutants, slow=self.slow,
+            missing=[room for room in self._rooms if room not in over], seconds=time.monotonic() - self._started,
+        )  # fmt: skip
+
+    def _run_room(self, room: str) -> None:
+        record = self._folder / f"{room.replace(os.sep, '-')}.jsonl"
+        command = [
+            sys.executable, "-u", str(ROOT / "scripts" / "recorder.py"), str(record),
+            "--verbosity=0", "--no-header",  # a line for each file
+            *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests" / room).glob("test_*.py")),
+            *(["-p", "pytest_cov", "--cov", "--cov-report=", "-m", ""] if self.slow else ["-m", "not slow"]),
+        ]  # fmt: skip
+        ended = self._run_process(room, command, LIMIT_SECONDS[self.slow])
+        recorded = read_record(record)
+        passed, trouble = ended.code in (0, NO_TESTS_COLLECTED), ""
+        where = f" in {recorded.running}" if recorded.running else ""
+        if ended.code is None:
+            trouble = f"stopped after {LIMIT_SECONDS[self.slow]} s{where}"
+        elif where or (not passed and not any(test.failed for test in recorded.tests)):
+            trouble = f"pytest ended with {ended.code}{where}: see above"
+        with SHOWING:
+            remember(ROOT, recorded, only_new=self.slow)
+            self.rows.append(Row(room, ended.seconds, passed and not trouble, recorded, trouble))
+            self.write_report()
+
+    def _run_process(self, name: str, command: Sequence[str], limit: float | None = None) -> Ended:
+        """Run it, and show each line as it comes, after the name."""
+        environment = {**os.environ, "COVERAGE_FILE": str(ROOT / f".coverage.{name.replace(os.sep, '-')}")}
+        started = time.monotonic()
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=environment, text=True, encoding="utf-8", errors="replace",
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        lines: list[str] = []
+
+        def pass_on() -> None:
+            assert process.stdout is not None
+            for line in process.stdout:
+                lines.append(line.rstrip())
+                with SHOWING:
+                    print(f"{name:<{self._width}} | {lines[-1]}", flush=True)
+
+        showing = threading.Thread(target=pass_on, daemon=True)
+        showing.start()
+        code: int | None
+        try:
+            code = process.wait(limit)
+        except subprocess.TimeoutExpired:
+            kill(process.pid)
+            process.wait()
+            code = None
+        showing.join(LAST_WORDS_SECONDS)
+        return Ended(code, time.monotonic() - started, lines)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--all", action="store_true", help="the long suites too, without the time budget; mutations")
-    parser.add_argument("rooms", nargs="*", help="rooms to run; all by default")
+    parser.add_argument("--list", action="store_true", help="print the rooms that would run, and run nothing")
+    parser.add_argument("rooms", nargs="*", help="rooms to run, with those below them; all by default")
     options = parser.parse_args()
-    folders = {path.parent.relative_to(ROOT / "tests") for path in (ROOT / "tests").rglob("test_*.py")}
-    rooms = options.rooms or sorted(map(str, folders))
+    rooms, wrong = choose(options.rooms, find_rooms())
+    if wrong:
+        print("\n".join(wrong), file=sys.stderr)
+        return 2
+    if options.list:
+        print("\n".join(rooms))
+        return 0
     for stale in ROOT.glob(".coverage*"):
         stale.unlink()
-    counts: dict[str, int] = {}
-    lanes = [[room for room in rooms if (room.split(os.sep)[0] in WAITING) == waits] for waits in (True, False)]
-    started = time.monotonic()
-    waiting, computing = map(deque, lanes)
-    with ThreadPoolExecutor(len(lanes)) as pool:
-        done = pool.map(
-            lambda pair: [run_room(room, options.all, counts) for room in taken(*pair)],
-            ((waiting, computing), (computing, waiting)),
-        )
-        rows = sorted(row for lane in done for row in lane)
-    whole = time.monotonic() - started
-    if options.all:
-        subprocess.run([sys.executable, "-m", "coverage", "combine", "--quiet"], cwd=ROOT, check=False)
-        report = ["report", "--skip-covered", "--skip-empty", "--sort=cover"]
-        subprocess.run([sys.executable, "-m", "coverage", *report], cwd=ROOT, check=False)
-        rows.append(run_mutants())
-    show(rows, whole, None if options.all else BUDGET_SECONDS)
-    passed, failed = counts.get("passed", 0), counts.get("failed", 0) + counts.get("error", 0)
-    print(f"{passed} passed, {failed} failed, {counts.get('skipped', 0)} skipped")
-    return 0 if passed and all(row.passed for row in rows) else 1
+    with tempfile.TemporaryDirectory(prefix="archipel-rooms-") as folder:
+        run = Rooms(rooms, options.all, Path(folder))
+        run.run()
+        if options.all and len(run.rows) == len(rooms):
+            run.measure_coverage()
+            run.try_mutants()
+    run.write_report()
+    run.show()
+    passed = run.count("passed")
+    print(f"{passed} passed, {run.count('failed', 'error')} failed, {run.count('skipped')} skipped")
+    return 0 if passed and len(run.rows) >= len(rooms) and all(row.passed for row in run.rows) else 1
 
 
-def show(rows: list[Row], whole: float, budget: float | None) -> None:
-    """The table; `whole` is the seconds of all rooms, which ran two at a time."""
-    print("\nseconds per room, two at a time")
-    for row in rows:
-        late = f"  over its {budget} s" if budget is not None and row.seconds > budget else ""
-        print(f"  {row.room:<22}{row.seconds:7.1f}{'' if row.passed else '  FAILED'}{late}")
-        for line in row.failures:
-            print(f"      {line}")
-    print(f"  {'all rooms':<22}{whole:7.1f}\n")
+def find_rooms() -> list[str]:
+    return sorted({str(path.parent.relative_to(ROOT / "tests")) for path in (ROOT / "tests").rglob("test_*.py")})
+
+
+def choose(asked: Sequence[str], rooms: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The rooms of these names with those below them, all where none is named; and what is wrong with the names."""
+    chosen, wrong = set(), []
+    known = f"there are {', '.join(rooms)}"
+    for name in (name.strip("/").removeprefix("tests/") for name in asked):
+        found = [room for room in rooms if room == name or room.startswith(f"{name}/")]
+        chosen.update(found)
+        if not found:
+            near = difflib.get_close_matches(name, rooms, n=5)
+            near += [room for room in rooms if name in room.split("/") and room not in near]
+            wrong.append(f"there is no room {name}; " + (f"near it: {', '.join(near)}" if near else known))
+    return (sorted(chosen) if asked else list(rooms)), wrong
+
+
+def mutation_lists() -> Iterator[Path]:
+    return (ROOT / "tests" / "mutants").rglob("*.toml")
 
 
 def taken(own: deque[str], others: deque[str]) -> Iterator[str]:
@@ -108,52 +247,6 @@ def taken(own: deque[str], others: deque[str]) -> Iterator[str]:
             yield own.popleft() if own else others.pop()
         except IndexError:  # both are empty
             return
-
-
-def run_room(room: str, slow: bool, counts: dict[str, int]) -> Row:
-    """Run one room, show its output when it is over, and add what it counted to `counts`."""
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests" / room).glob("test_*.py")),
-        *(["-p", "pytest_cov", "--cov", "--cov-report=", "-m", ""] if slow else ["-m", "not slow"]),
-    ]
-    environment = {**os.environ, "COVERAGE_FILE": str(ROOT / f".coverage.{room.replace(os.sep, '-')}")}
-    started = time.monotonic()
-    process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
-    stopped = threading.Event()
-    timer = threading.Timer(LIMIT_SECONDS[slow], stop, (process.pid, stopped))
-    timer.start()
-    said = process.communicate()[0]
-    timer.cancel()
-    seconds = time.monotonic() - started
-    with SHOWING:
-        print(f"== {room}\n{said}", end="", flush=True)
-        last = next((line for line in reversed(said.splitlines()) if SUMMARY.search(line)), "")
-        for number, word in SUMMARY.findall(last):
-            counts[word] = counts.get(word, 0) + int(number)
-    failures = [line for line in said.splitlines() if line.startswith(("FAILED ", "ERROR "))]
-    if stopped.is_set():
-        failures.append(f"stopped after {LIMIT_SECONDS[slow]} s")
-    return Row(room, seconds, process.returncode in (0, NO_TESTS_COLLECTED), tuple(failures))
-
-
-def stop(pid: int, stopped: threading.Event) -> None:
-    """Kill a room with all processes that its tests have started."""
-    stopped.set()
-    room = psutil.Process(pid)
-    for process in [*room.children(recursive=True), room]:
-        process.kill()
-
-
-def run_mutants() -> Row:
-    """What is printed is shown at once."""
-    print("== mutants", flush=True)
-    started = time.monotonic()
-    done = subprocess.run([sys.executable, str(ROOT / "scripts" / "mutants.py")], cwd=ROOT, check=False)
-    failures = () if done.returncode == 0 else (f"scripts/mutants.py ended with {done.returncode}: see above",)
-    return Row("mutants", time.monotonic() - started, done.returncode == 0, failures)
 
 
 if __name__ == "__main__":

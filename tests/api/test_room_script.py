@@ -8,7 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+PYTEST = f"{sys.executable} -m pytest"
 MUTANT = """tests = ["tests/good/test_good.py"]
 
 [[mutant]]
@@ -26,54 +29,151 @@ TREE = {
     "def test_it():\n    subprocess.run(['sleep', '600'], check=True)\n",
     "tests/good/test_good.py": "import pytest\nfrom archipel.room import allowed\n\n\n"
     "def test_it():\n    assert allowed(18)\n\n\n@pytest.mark.slow\ndef test_slowly():\n    assert not allowed(17)\n",
-    "tests/mutants/room.toml": MUTANT,
+    "tests/mutants/good.toml": MUTANT,
     "pyproject.toml": "[tool.pytest.ini_options]\nmarkers = ['slow']\naddopts = '-q --disable-plugin-autoload'\n",
 }
+OTHER_ROOMS = {
+    "tests/crash/test_crash.py": "import os\n\n\ndef test_before():\n    pass\n\n\ndef test_it():\n    os._exit(3)\n",
+    "tests/broken/test_broken.py": "import nothing_like_it\n",
+    "tests/broken/deep/test_deep.py": "import pytest\n\n\n@pytest.fixture\ndef lost():\n    raise OSError('gone')\n\n\n"
+    "def test_it(lost):\n    pass\n\n\n@pytest.mark.skip(reason='no moon')\ndef test_skipped():\n    pass\n",
+}
+WAITS = """import time
+from pathlib import Path
 
 
-def run(root: Path, *arguments: str) -> tuple[int, list[str], str]:
-    """The exit code, the lines of the table at the end without their seconds, and the last line."""
-    for name, text in TREE.items():
+def test_it():
+    deadline = time.monotonic() + 30
+    while not Path("go on").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+"""
+
+
+def build(root: Path, tree: dict[str, str]) -> None:
+    """The tree with the scripts, and limits that are short enough for a test."""
+    for name, text in tree.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)
     (root / "scripts").mkdir()
-    shutil.copy(SCRIPTS / "mutants.py", root / "scripts")
+    for name in ("mutants.py", "recorder.py", "recorded.py", "report.py"):
+        shutil.copy(SCRIPTS / name, root / "scripts")
     script = (SCRIPTS / "test_rooms.py").read_text()
     limits = "LIMIT_SECONDS = {False: 900, True: 6 * 3600}"
     assert limits in script
     (root / "scripts" / "test_rooms.py").write_text(script.replace(limits, "LIMIT_SECONDS = {False: 8, True: 12}"))
     subprocess.run(["git", "init", "--quiet", str(root)], check=True)
-    done = subprocess.run(
-        [sys.executable, "scripts/test_rooms.py", *arguments],
-        cwd=root, capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+
+
+def call(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "scripts/test_rooms.py", *arguments]
+    return subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=120, check=False)
+
+
+def run(root: Path, *arguments: str) -> tuple[int, list[str], list[str], str]:
+    """The exit code, the lines of the table at the end without their seconds, those of failures, and the last line."""
+    done = call(root, *arguments)
+    assert done.stderr == ""
     _, told = done.stdout.split("seconds per room, two at a time\n")
-    table, last = told.strip().split("\n\n")
-    return done.returncode, [re.sub(r" +\d+\.\d(?=  |$)", "", line).strip() for line in table.splitlines()], last
+    table, *failures, last = told.strip().split("\n\n")
+    return (
+        done.returncode,
+        [re.sub(r" +\d+\.\d(?=  |$)", "", line).strip() for line in table.splitlines()],
+        [line.strip() for part in failures for line in part.splitlines()],
+        last,
+    )
+
+
+def sections(root: Path) -> dict[str, list[str]]:
+    """Of the report, with the lines' spaces as one."""
+    title, *parts = (root / "build/test-report.txt").read_text().split("\n== ")
+    assert "suite of " in title
+    lines = {part.splitlines()[0]: part.splitlines()[1:] for part in parts}
+    return {name: [" ".join(line.split()) for line in found if line] for name, found in lines.items()}
 
 
 def test_what_fails_and_what_hangs_are_told_at_the_end(tmp_path: Path) -> None:
-    code, table, last = run(tmp_path)
+    build(tmp_path, TREE)
+    code, table, failures, last = run(tmp_path)
     assert code == 1
-    assert table == [
-        "bad  FAILED", "FAILED tests/bad/test_bad.py::test_no - assert not 1", "endless  FAILED", "stopped after 8 s",
-        "good", "all rooms",
-    ]  # fmt: skip
+    assert table == ["bad  FAILED", "endless  FAILED", "good", "all rooms"]
+    assert failures == [
+        "failures, and what runs each alone",
+        "FAILED tests/bad/test_bad.py::test_no - assert not 1",
+        f"{PYTEST} tests/bad/test_bad.py::test_no",
+        "endless: stopped after 8 s in tests/endless/test_endless.py::test_it",
+        f"{PYTEST} tests/endless/test_endless.py::test_it",
+    ]
     assert last == "1 passed, 1 failed, 0 skipped"
+    told = sections(tmp_path)
+    assert list(told) == ["rooms", "failures, and what runs each alone", "slowest 30 tests"]
+    assert re.fullmatch(r"good \d+\.\d 1 0 0", told["rooms"][3])
+    assert re.fullmatch(r"bad \d+\.\d 0 1 0 FAILED", told["rooms"][1])
+    assert told["failures, and what runs each alone"] == failures[1:]
 
 
 def test_all_of_it_with_mutations_after_a_room_that_failed(tmp_path: Path) -> None:
-    code, table, last = run(tmp_path, "--all", "good", "bad")
+    build(tmp_path, TREE)
+    code, table, failures, last = run(tmp_path, "--all", "good", "bad")
     assert code == 1
-    assert table == [
-        "bad  FAILED",
-        "FAILED tests/bad/test_bad.py::test_no - assert not 1",
-        "good",
-        "mutants",
-        "all rooms",
-    ]
+    assert table == ["bad  FAILED", "good", "mutants", "all rooms"]
+    assert failures[1] == "FAILED tests/bad/test_bad.py::test_no - assert not 1"
     assert last == "2 passed, 1 failed, 0 skipped"
+    told = sections(tmp_path)
+    assert any("room.py" in line or "TOTAL" in line for line in told["coverage"])
+    assert any("good/older" in line and line.startswith("killed") for line in told["mutations"])
 
 
 def test_nothing_failed(tmp_path: Path) -> None:
-    assert run(tmp_path, "--all", "good") == (0, ["good", "mutants", "all rooms"], "2 passed, 0 failed, 0 skipped")
+    build(tmp_path, TREE)
+    assert run(tmp_path, "--all", "good") == (0, ["good", "mutants", "all rooms"], [], "2 passed, 0 failed, 0 skipped")
+
+
+def test_what_a_room_dies_of_is_told(tmp_path: Path) -> None:
+    """A process that ends in the middle, a file that cannot be imported, a fixture that fails; and what was skipped."""
+    build(tmp_path, {**OTHER_ROOMS, "pyproject.toml": TREE["pyproject.toml"]})
+    code, table, failures, last = run(tmp_path, "broken", "crash")
+    assert (code, table) == (1, ["broken  FAILED", "broken/deep  FAILED", "crash  FAILED", "all rooms"])
+    assert [line for line in failures if not line.startswith(PYTEST)][1:] == [
+        "ERROR tests/broken/test_broken.py - " + failures[1].partition(" - ")[2],
+        "ERROR tests/broken/deep/test_deep.py::test_it - OSError: gone",
+        "crash: pytest ended with 3 in tests/crash/test_crash.py::test_it: see above",
+    ]
+    assert f"{PYTEST} tests/crash/test_crash.py::test_it" in failures
+    assert last == "1 passed, 2 failed, 1 skipped"
+    assert sections(tmp_path)["skipped"] == ["no moon", "1 in tests/broken/deep/test_deep.py"]
+
+
+def test_lines_come_while_the_room_runs(tmp_path: Path) -> None:
+    build(tmp_path, {"tests/talk/test_a.py": "def test_it(): pass\n", "tests/talk/test_b.py": WAITS})
+    process = subprocess.Popen(
+        [sys.executable, "scripts/test_rooms.py", "talk"], cwd=tmp_path, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    with process:
+        seen = next(line for line in process.stdout if "test_a.py" in line)
+        (tmp_path / "go on").touch()  # what the second file waits for
+        assert process.stdout.read().endswith("2 passed, 0 failed, 0 skipped\n")
+    assert seen.startswith("talk    | tests/talk/test_a.py .")
+    assert process.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("asked", "rooms", "wrong"),
+    [
+        ([], "api graph graph/passes server/storage", ""),
+        (["graph"], "graph graph/passes", ""),
+        (["server", "api"], "api server/storage", ""),
+        (["tests/server/storage/"], "server/storage", ""),
+        (["grpah", "api"], "", "there is no room grpah; near it: graph"),
+        (["storage"], "", "there is no room storage; near it: server/storage"),
+        (["xyz"], "", "there is no room xyz; there are api, graph, graph/passes, server/storage"),
+    ],
+)
+def test_rooms_by_name(asked: list[str], rooms: str, wrong: str, tmp_path: Path) -> None:
+    names = ["api", "graph", "graph/passes", "server/storage"]
+    build(tmp_path, {f"tests/{name}/test_it.py": "" for name in names})
+    done = call(tmp_path, "--list", *asked)
+    assert done.stdout.split() == rooms.split()
+    assert done.stderr.strip() == wrong
+    assert done.returncode == (2 if wrong else 0)

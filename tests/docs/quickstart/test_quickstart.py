@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -24,7 +25,7 @@ def test_quickstart(tmp_path: Path, shell: dict[str, str]) -> None:
                 run_python(python, text)
             elif background:
                 servers.append(subprocess.Popen(["bash", "-c", f"exec {text}"], cwd=tmp_path, env=shell))
-                time.sleep(4)
+                wait_for_port(int(text.rpartition("--port ")[2].split()[0]))
             else:
                 done = subprocess.run(
                     ["bash", "-e", "-c", text], cwd=tmp_path, env=shell, capture_output=True, text=True, check=False
@@ -39,6 +40,18 @@ def test_quickstart(tmp_path: Path, shell: dict[str, str]) -> None:
             assert server.wait(timeout=20) == 0
     assert "completed 2 rounds" in outcome
     assert "finished" in outcome
+
+
+def wait_for_port(port: int) -> None:
+    """Until somebody listens there, as a reader waits for the server's line."""
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+            return
+        except OSError:
+            assert time.monotonic() < deadline, port
+            time.sleep(0.05)
 
 
 OUTPUT: list[str] = []

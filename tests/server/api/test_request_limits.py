@@ -6,7 +6,6 @@ import gc
 import gzip
 import hashlib
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +17,7 @@ from werkzeug.test import Client
 
 from archipel.protocol import messages
 from archipel.server.http.app import create_app
-from archipel.server.http.request_limits import Slots, TokenBuckets, address_source
+from archipel.server.http.request_limits import RequestLimits, Slots, TokenBuckets, address_source
 from archipel.server.http.routes import Route
 from archipel.server.settings import load_settings
 
@@ -30,8 +29,25 @@ def server_settings() -> dict[str, Any]:
     return {}
 
 
+class Passing:
+    """The clock of the limits, which stands still until a test lets time pass."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
 @pytest.fixture
-def strict(world: Any) -> Any:
+def passing(monkeypatch: pytest.MonkeyPatch) -> Passing:
+    made = Passing()
+    monkeypatch.setattr(RequestLimits.__init__, "__defaults__", (made,))  # instead of time.monotonic
+    return made
+
+
+@pytest.fixture
+def strict(world: Any, passing: Passing) -> Any:
     """A web application with the same data and narrow limits."""
     app = create_app(msgspec.structs.replace(world.settings, **FEW), clock=world.clock)
     yield app
@@ -119,14 +135,14 @@ def statuses(ask: Callable[[], Any], count: int) -> list[int]:
     return found
 
 
-def test_each_device_and_each_token_for_itself(world: Any, strict: Any) -> None:
+def test_each_device_and_each_token_for_itself(world: Any, strict: Any, passing: Passing) -> None:
     one, other = world.add_devices(2)
     client = strict.test_client()
     for device in (one, other):
         ask = lambda device=device: client.post("/v1/check-ins", data=b"{}", headers=bearer(device.token))  # noqa: E731
         assert statuses(ask, 5) == [200, 200, 200, 429, 429]
     assert statuses(lambda: client.get("/v1/tasks", headers=bearer(world.operator_token)), 4) == [200, 200, 200, 429]
-    time.sleep(1.1)
+    passing.now += 1.1
     assert statuses(lambda: client.post("/v1/check-ins", data=b"{}", headers=bearer(one.token)), 2) == [200, 429]
 
 
@@ -149,6 +165,7 @@ def test_addresses_that_have_proved_nothing(world: Any, strict: Any) -> None:
     assert statuses(lambda: client.get("/v1/tasks", headers=right, environ_overrides=where), 1) == [200]
 
 
+@pytest.mark.usefixtures("passing")
 def test_behind_proxies_the_address_is_the_one_that_they_saw(world: Any) -> None:
     app = create_app(msgspec.structs.replace(world.settings, **FEW, trusted_proxies=2), clock=world.clock)
     client = app.test_client()
@@ -192,7 +209,7 @@ class Waiting:
         self._thread.join()
 
 
-def test_at_the_same_time(world: Any, strict: Any) -> None:
+def test_at_the_same_time(world: Any, strict: Any, passing: Passing) -> None:
     world.create_task(cohort=3)
     devices = world.add_devices(3)
     world.start_round(devices)
@@ -207,13 +224,15 @@ def test_at_the_same_time(world: Any, strict: Any) -> None:
     for upload in uploads:
         upload.finish()
     assert [upload.status for upload in uploads] == [400, 400]
-    time.sleep(1.1)
+    passing.now += 1.1
     with client.get(devices[0].round, headers=bearer(devices[0].token)) as response:
         assert response.status_code == 200
 
 
 @pytest.mark.parametrize("extra", [{}, {"Range": "bytes=1-"}])
-def test_a_download_counts_until_it_has_been_sent(world: Any, strict: Any, extra: dict[str, str]) -> None:
+def test_a_download_counts_until_it_has_been_sent(
+    world: Any, strict: Any, passing: Passing, extra: dict[str, str]
+) -> None:
     digest = world.publish()
     client = Client(strict)
     headers = bearer(world.operator_token)
@@ -226,18 +245,18 @@ def test_a_download_counts_until_it_has_been_sent(world: Any, strict: Any, extra
         download.close()
     del download
     downloads.clear()
-    time.sleep(1.1)
+    passing.now += 1.1
     with client.get("/v1/tasks", headers=headers) as response:
         assert response.status_code == 200
 
 
-def test_requests_that_fail_are_over(world: Any, strict: Any) -> None:
+def test_requests_that_fail_are_over(world: Any, strict: Any, passing: Passing) -> None:
     client = Client(strict)
     headers = bearer(world.operator_token)
     for _ in range(3):
         with client.get(f"/v1/tasks/{'0' * 32}", headers=headers) as response:
             assert response.status_code == 404
-    time.sleep(1.1)
+    passing.now += 1.1
     with client.get("/v1/tasks", headers=headers) as response:
         assert response.status_code == 200
 

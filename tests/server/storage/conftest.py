@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 import shutil
@@ -22,6 +23,21 @@ from archipel.server.storage.spool import UpdateSpool
 from tests.server.conftest import Clock, Keys, World
 from tests.server.storage.moto_process import MotoProcess, TestBucket
 from tests.server.storage.proxy import Proxy
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _descriptions_read_once() -> Iterator[None]:
+    """Each client of the store reads AWS's descriptions of its services, which is most of the time that it takes."""
+    if importlib.util.find_spec("botocore") is None:
+        yield
+        return
+    from botocore.loaders import JSONFileLoader
+
+    loader = JSONFileLoader()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(JSONFileLoader, "load_file", functools.cache(JSONFileLoader.load_file))
+        patch.setattr(JSONFileLoader, "__new__", lambda kind: loader)
+        yield
 
 
 @pytest.fixture(scope="session")
