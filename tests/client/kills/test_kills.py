@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +39,7 @@ def plain(federation: Any, bundle_maker: Any) -> Any:
 def run(federation: Any, scenario: str, kill: int, *, restart: bool = False) -> int:
     """One round with three agents and a victim. Returns the points that it passed, 0 where it died."""
     config = federation.config("victim", allow_plain=True)
-    values = {field: getattr(config, field) for field in asdict(config) if field != "attributes"}
+    values = {field: getattr(config, field) for field in config.__struct_fields__ if field != "attributes"}
     token = encode(federation.token())
     others = [federation.agent(number, allow_plain=True) for number in (1, 2, 3)]
     task = federation.task(**{**COMMON, **SCENARIOS[scenario]})

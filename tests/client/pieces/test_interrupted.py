@@ -8,7 +8,6 @@ import shutil
 import signal
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +120,7 @@ def fetch(config: dict[str, Any], digest: str) -> None:
 def test_killed_in_every_range(federation: Any, proxy: Proxy, keep: Any, versions: tuple[bytes, bytes]) -> None:
     """With half of the range sent; another process goes on each time."""
     with federation.agent(0, server=proxy.url) as agent:
-        config = {name: getattr(agent.config, name) for name in asdict(agent.config) if name != "attributes"}
+        config = {name: getattr(agent.config, name) for name in agent.config.__struct_fields__ if name != "attributes"}
     fetch(config, keep(versions[0]))
     digest, sent, process = keep(versions[1]), 0, _FORKS.Process()
 
