@@ -46,7 +46,7 @@ def one_by_one(rt: Runtime) -> Runtime:
     manifest = type(rt.bundle.manifest)(
         **{f: getattr(rt.bundle.manifest, f) for f in rt.bundle.manifest.__struct_fields__} | {"programs": programs}
     )
-    return Runtime(type(rt.bundle)(rt.bundle.folder, manifest, rt.bundle.digest))
+    return Runtime(type(rt.bundle)(rt.bundle.folder, manifest, rt.bundle.digest, rt.bundle.publisher))
 
 
 def count_calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
