@@ -129,7 +129,7 @@ class Bench:
             check_in(*self.ours, tokens)
             found = self._wait(task.task_id, "advertising" if privacy == "masked" else "updating")
             if privacy == "masked":
-                for phase in ("advertising", "sharing"):
+                for phase in ("advertising", "sharing", "complaining"):
                     self._answer_all(found, phase)
                 self._wait(task.task_id, "masking")
             yield f"/v1/rounds/{found}/update", tokens
