@@ -35,7 +35,7 @@ def read(path: str | os.PathLike[str]) -> onnx.ModelProto:
             )
         proto = onnx.load(path, format="protobuf", load_external_data=False)
     except FileNotFoundError:
-        raise ModelImportError(f"{name}: {name} does not exist") from None
+        raise ModelImportError(f"{name} does not exist") from None
     except OSError as error:
         raise ModelImportError(f"{name}: {error.strerror or error}") from None
     except ModelImportError:
