@@ -219,6 +219,7 @@ folder = "device"
 # isolated = true                   # models run in a child process, which the system holds to these limits (Linux)
 # max_step_seconds = 300.0          # of one training step there
 # adopt = false                     # take the versions of models that the server offers; which run here is not told
+# count_adoption = true             # be counted, with a noisy answer, where secure evaluations count who took a version
 # look_seconds = 120.0              # no message for so long after it looked at one, whatever came of that
 # max_worse = 0.05                  # by which share a version may be worse on the examples here than the one before
 

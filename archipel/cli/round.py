@@ -117,6 +117,11 @@ def _result(result: RoundResult | None) -> list[str]:
         beyond = result.clamped.get(name, 0.0)
         note = f"   beyond its range on devices with {beyond:.1%} of the examples, which count as the bound"
         lines.append(f"{name:<24}{value:.6g}{note if beyond else ''}")
+    if result.adoption is not None:
+        taken, error = result.adoption.taken, result.adoption.standard_error
+        lines.append(
+            f"{'adoption':<24}about {taken:.0f} of {result.adoption.decided} took it (standard error {error:.0f})"
+        )
     for name, each in result.statistics.items():
         if each.value is not None:
             lines.append(f"{name:<24}{each.kind} {each.value:.6g}")

@@ -21,6 +21,7 @@ from archipel.client.device import Device, Examples
 from archipel.client.downloads.cache import Cache
 from archipel.client.downloads.origins import Origins
 from archipel.client.events import Event, EventName, OnEvent, Outcome
+from archipel.client.memory.decisions import DecisionBook
 from archipel.client.memory.entry import Entry
 from archipel.client.memory.erasing import finish_erasing
 from archipel.client.memory.folder import lock_folder
@@ -105,6 +106,7 @@ class Agent:
                 emit=self._emit,
                 state_folder=state_folder,
                 queries=QueryBook(config.folder / "rounds"),
+                decisions=DecisionBook(config.folder),
             )
             self._record = self._device.identity.record()
             self._adoption = Adoption(self._device)

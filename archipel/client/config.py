@@ -95,6 +95,9 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     adopt: bool = False
     """Whether the device takes the versions of models that the server offers. It tells which it has fetched, never
     which it runs."""
+    count_adoption: bool = True
+    """Whether evaluations that count adoption count this device: in a secure sum, with an answer that is untrue with a
+    probability of 1/4."""
     look_seconds: Seconds = 120.0
     """After it has looked whether a version is for it, the device is silent until so long after the look began, or a
     multiple of that, so that nobody can tell from the time what came of it."""

@@ -15,6 +15,7 @@ from archipel.client.connection.identity import IdentityStore
 from archipel.client.downloads.cache import Cache
 from archipel.client.downloads.origins import Origins
 from archipel.client.events import EventName
+from archipel.client.memory.decisions import DecisionBook
 from archipel.client.memory.journal import Journal
 from archipel.client.memory.query_book import QueryBook
 from archipel.client.memory.seeds import RoundSeeds
@@ -47,6 +48,7 @@ class Device:
     emit: Emit
     state_folder: Path
     queries: QueryBook
+    decisions: DecisionBook
 
     def state(self, name: str) -> DeviceState:
         """What is kept in this file; empty where there is none. Raises ClientError, TensorLayoutError."""

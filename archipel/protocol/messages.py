@@ -176,7 +176,9 @@ class RoundPlan(Message, frozen=True, kw_only=True):
     its fixed-point encoding) weighted by at most `max_examples` examples, of analytics what `program` gives. In an
     asynchronous task a device multiplies its deltas by (1 + s)^-staleness_exponent, where s is RoundStatus.staleness.
     In a `buffered` round what was taken counts for whatever version comes next. Of an evaluation or analysis
-    `min_contributors` is how many devices with examples must be in the sum for it to be released.
+    `min_contributors` is how many devices with examples must be in the sum for it to be released. With `count_adoption`
+    a secure evaluation also counts the devices that have decided about the version which it evaluates, and sums their
+    noisy answers whether they took it (see client.memory.decisions).
 
     `serial` grows with every round of the task, and after `not_after` (Unix seconds) the plan is good no longer: a
     device takes part in a round once. `number` is that of the version that the round makes, and says nothing of that.
@@ -204,6 +206,7 @@ class RoundPlan(Message, frozen=True, kw_only=True):
     buffered: bool = False
     colluders: Annotated[int, Meta(ge=0, lt=MAX_COHORT)] = 0
     min_contributors: Annotated[int, Meta(ge=0, le=MAX_COHORT)] = 0
+    count_adoption: bool = False
     serial: Whole = 0
     not_after: Whole = 0
     revocations: Digest | None = None

@@ -57,6 +57,8 @@ def check_plan(plan: RoundPlan, policy: PrivacyPolicy, layout: Layout) -> None:
         _refuse(f"mode {plan.privacy!r} is not among the allowed {list(policy.modes)}")
     if plan.kind != "training" and plan.min_contributors < policy.min_contributors:
         _refuse(f"min_contributors {plan.min_contributors} is below the policy's {policy.min_contributors}")
+    if plan.count_adoption and (plan.kind, plan.privacy) != ("evaluation", "secure"):
+        _refuse(f"adoption is counted in secure evaluations only, this is a round of kind {plan.kind}, {plan.privacy}")
     if plan.colluders != (colluders := colluders_of(policy, plan.max_cohort) if plan.privacy == "secure" else 0):
         _refuse(f"colluders {plan.colluders} of max_cohort {plan.max_cohort}: the policy withstands {colluders}")
     _check_floors(plan, policy)

@@ -6,6 +6,7 @@
 | analytics | the update outputs of an `analyze` program |
 | evaluation | w = min(count, max_examples) / max_examples; each mean times w; w again for each mean that was clamped |
 | both of these | whether the device has examples |
+| evaluation that counts adoption | whether the device decided about the version; its noisy answer whether it took it |
 
 A mean beyond its range is clamped to it, as every entry of the fixed-point encoding is; that it was is told, so that
 nobody takes the bound for a measurement. What the means are: archipel.protocol.measures.
@@ -31,6 +32,11 @@ CLAMPED = "archipel/clamped/"
 CONTRIBUTORS = "archipel/contributors"
 """The entry of an analysis or evaluation that is 1 of a device with examples, 0 of one without: their sum is exact."""
 
+DECIDED, TOOK = "archipel/decided", "archipel/took"
+"""The entries of an evaluation that counts adoption. Both are 0 of a device that has not decided, or does not count."""
+TRUTHFUL = 0.75
+"""The probability with which a device's answer is the true one; epsilon is ln(TRUTHFUL / (1 - TRUTHFUL)) = ln 3."""
+
 _KINDS = {"training": "finish", "evaluation": "evaluate", "analytics": "analyze"}
 
 
@@ -52,16 +58,24 @@ def upload_program(manifest: Manifest, kind: Kind, name: str = "") -> Program:
     return next(iter(programs.values()))
 
 
-def upload_layout(manifest: Manifest, kind: Kind, name: str = "", metrics: Mapping[str, float] | None = None) -> Layout:
+def upload_layout(
+    manifest: Manifest,
+    kind: Kind,
+    name: str = "",
+    metrics: Mapping[str, float] | None = None,
+    *,
+    count_adoption: bool = False,
+) -> Layout:
     """Where each entry lies. `metrics` of an evaluation: name to range. Raises ProtocolError."""
     program = upload_program(manifest, kind, name)
     if kind == "training":
         return Layout.of(program)
     made = Layout.of(program) if kind == "analytics" else _evaluation_layout(manifest, program, metrics or {})
+    counts = (CONTRIBUTORS, *((DECIDED, TOOK) if count_adoption else ()))
     for port in made.updates:
-        if CONTRIBUTORS in (port.name, port.tensor):
-            raise ProtocolError(f"bundle {manifest.name!r}: the name {CONTRIBUTORS!r} is not for programs to use")
-    return Layout((*made.updates, _CONTRIBUTORS))
+        if taken := {port.name, port.tensor} & set(counts):
+            raise ProtocolError(f"bundle {manifest.name!r}: the name {min(taken)!r} is not for programs to use")
+    return Layout((*made.updates, *map(_count, counts)))
 
 
 def contribution(examples: int) -> dict[str, np.ndarray]:
@@ -69,11 +83,20 @@ def contribution(examples: int) -> dict[str, np.ndarray]:
     return {CONTRIBUTORS: np.array(float(examples > 0), np.float32)}
 
 
-# Two bits are -1, 0 and 1: the step is 1, so the sum is a whole number.
-_CONTRIBUTORS = Update(
-    name=CONTRIBUTORS, tensor=CONTRIBUTORS, dtype="float32", shape=(), kind="value", weighting="uniform", range=1.0,
-    bits=2,
-)  # fmt: skip
+def adoption(answer: bool | None) -> dict[str, np.ndarray]:
+    """The arrays of the entries DECIDED and TOOK; `answer` None: of a device that has not decided."""
+    return {
+        DECIDED: np.array(float(answer is not None), np.float32),
+        TOOK: np.array(float(answer is True), np.float32),
+    }
+
+
+def _count(name: str) -> Update:
+    """An entry that is 0 or 1 of each device."""
+    # Two bits are -1, 0 and 1: the step is 1, so the sum is a whole number.
+    return Update(
+        name=name, tensor=name, dtype="float32", shape=(), kind="value", weighting="uniform", range=1.0, bits=2
+    )
 
 
 def metric_arrays(

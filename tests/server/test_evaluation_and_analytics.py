@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from archipel.bundle import decode_manifest
-from archipel.protocol.uploads import EXAMPLES, contribution, metric_arrays, upload_layout
+from archipel.protocol.uploads import EXAMPLES, adoption, contribution, metric_arrays, upload_layout
 from archipel.server.database.tables import BundleRow
-from archipel.server.rounds.results import quantile
+from archipel.server.rounds.results import estimate_adoption, quantile
 
 RANGES = {"loss": 8.0, "accuracy": 1.0}
 
@@ -21,7 +21,7 @@ def take_part(world: Any, devices: list[Any], arrays: list[dict[str, Any]]) -> N
     plan = devices[0].plan
     with world.services.database.read() as session:
         manifest = decode_manifest(session.get(BundleRow, plan.bundle).manifest)
-    layout = upload_layout(manifest, plan.kind, plan.program, plan.metrics)
+    layout = upload_layout(manifest, plan.kind, plan.program, plan.metrics, count_adoption=plan.count_adoption)
     for device, values in zip(devices, arrays, strict=True):
         values = {name: np.asarray(array, np.float32) for name, array in {**contribution(1), **values}.items()}
         if plan.privacy == "plain":
@@ -82,6 +82,40 @@ def test_an_analysis_is_the_sum_and_what_the_bundle_says_of_it(world: Any, priva
     assert hours["counts"] == [1, 6, 8, 1]
     # 16 counted: a quarter is 4 = 1 below + 3 of the 6 from 0 to 10; half is 8 = 7 + 1 of the 8 from 10 to 20.
     assert hours["quantiles"] == {"0.25": pytest.approx(5.0), "0.5": pytest.approx(11.25), "1.0": 20.0}
+
+
+@pytest.mark.parametrize(
+    ("answers", "expected"),
+    [
+        # 3 of 4 say yes: (3 - 4 / 4) / (1 / 2) = 4, with an error of sqrt(4 * 3/16) / (1/2) = sqrt(3).
+        ((True, True, True, False), {"decided": 4, "taken": 4.0, "standard_error": pytest.approx(3**0.5)}),
+        ((True, True, False, None), {"decided": 3, "taken": 2.5, "standard_error": pytest.approx(1.5)}),
+        ((False, False, False, None), {"decided": 3, "taken": 0.0, "standard_error": pytest.approx(1.5)}),
+        # Two devices decided, three are the least of a sum.
+        ((True, True, None, None), None),
+    ],
+)
+def test_adoption_is_estimated_from_noisy_answers(world: Any, answers: tuple[bool | None, ...], expected: Any) -> None:
+    task = world.create_task(
+        kind="evaluation", metrics={"loss": 8.0}, cohort=4, threshold=None, count_adoption=True, min_contributors=3
+    )
+    assert task["count_adoption"] is True
+    evaluated = metric_arrays({"loss": 1.0}, {"loss": 8.0}, 10, 1000)
+    take_part(world, world.add_devices(4), [{**evaluated, **adoption(each)} for each in answers])
+    [shown] = world.rounds(task["task_id"])
+    assert shown["result"]["adoption"] == expected
+    assert set(shown["result"]["metrics"]) == {"loss"}
+
+
+def test_the_estimate_of_adoption_is_right_on_average() -> None:
+    """Against the noise itself: 300 devices, of which 90 took the version."""
+    rng, decided, taken = np.random.default_rng(7), 300, 90
+    truth = np.arange(decided) < taken
+    answers = [np.where(rng.random(decided) < 0.75, truth, ~truth).sum() for _ in range(2000)]
+    estimates = [estimate_adoption(decided, int(yes)) for yes in answers]
+    error = estimates[0].standard_error
+    assert np.mean([each.taken for each in estimates]) == pytest.approx(taken, abs=5 * error / 2000**0.5)
+    assert np.std([each.taken for each in estimates]) == pytest.approx(error, rel=0.1)
 
 
 def test_quantiles_are_those_of_numpy_where_the_bins_are_fine() -> None:

@@ -18,7 +18,7 @@ MARK = "erasing"
 EXAMPLES = "examples"
 # The agent's own, and nothing else: the folder may be anybody's.
 _FOLDERS = (EXAMPLES, "state", "rounds", "models", "cache", "origins")
-_FILES = ("device.json", "paused", "adoption.json")
+_FILES = ("device.json", "paused", "adoption.json", "decisions.json")
 
 
 def erase(folder: Path, keys: KeyStore | None = None) -> None:

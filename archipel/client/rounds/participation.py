@@ -176,6 +176,7 @@ class Participation:
             publisher_keys=self._record.publisher_keys,
             config=self._device.config,
             check=self._device.gate.pass_or_wait,
+            decisions=self._device.decisions,
         )
         manifest, plan = prepared.bundle.manifest, self._plan
         noise, rho = noise_of(manifest, plan.kind, plan.program, done.examples)

@@ -20,11 +20,13 @@ from archipel.client.downloads.cache import Cache
 from archipel.client.downloads.origins import Origins, check_broadcast
 from archipel.client.downloads.pieces import PieceDownload
 from archipel.client.downloads.publisher_book import PublisherBook
+from archipel.client.memory.decisions import DecisionBook, content_key
 from archipel.lite_runtime import DeviceState, Progress, Runtime
+from archipel.lite_runtime.slots.loading import differing
 from archipel.protocol.measures import measured
 from archipel.protocol.messages import RoundPlan
 from archipel.protocol.policy import check_plan
-from archipel.protocol.uploads import contribution, metric_arrays, upload_layout, upload_program
+from archipel.protocol.uploads import adoption, contribution, metric_arrays, upload_layout, upload_program
 from archipel.protocol.vector import Layout
 
 if TYPE_CHECKING:
@@ -57,7 +59,7 @@ def prepare(
     bundle = cache.bundle(plan.bundle, record.publisher_keys, download, limit)
     PublisherBook(limits.config.folder / "rounds" / "publishers").check(bundle, record.population, time.time())
     manifest = bundle.manifest
-    layout = upload_layout(manifest, plan.kind, plan.program, plan.metrics)
+    layout = upload_layout(manifest, plan.kind, plan.program, plan.metrics, count_adoption=plan.count_adoption)
     limits.check_bundle(plan, manifest, layout)
     check_plan(plan, manifest.privacy, layout)
     for_weights = download.for_weights(manifest)
@@ -92,12 +94,13 @@ def contribute(
     publisher_keys: Sequence[bytes],
     config: AgentConfig,
     check: Callable[[], None],
+    decisions: DecisionBook,
 ) -> Contribution:
     """The device's part, of the plan's kind. `state` moves on when a training is complete; `check` is called between
     steps and may raise.
 
-    Raises RuntimeInputError, RuntimeProgramError, RuntimeLimitError, NonFiniteLossError, ProtocolError, or what `check`
-    raises.
+    Raises RuntimeInputError, RuntimeProgramError, RuntimeLimitError, NonFiniteLossError, ProtocolError, ClientError, or
+    what `check` raises.
     """
     with opened(prepared.bundle, publisher_keys, config, state) as runtime:
         if plan.kind == "training":
@@ -111,7 +114,17 @@ def contribute(
             return Contribution({**arrays, **contribution(count)}, count)
         program = upload_program(prepared.bundle.manifest, plan.kind, plan.program)
         found = measured(program, runtime.evaluate(fields) if count else {}, count)
-        return Contribution(metric_arrays(found.values, plan.metrics, found.count, plan.max_examples), count)
+        arrays = metric_arrays(found.values, plan.metrics, found.count, plan.max_examples)
+    if plan.count_adoption:
+        counts = config.count_adoption and found.count > 0
+        arrays |= adoption(_answer(prepared, plan, decisions) if counts else None)
+    return Contribution(arrays, count)
+
+
+def _answer(prepared: Prepared, plan: RoundPlan, decisions: DecisionBook) -> bool | None:
+    """What this device answers about the version that the round evaluates; None where it has not decided about it."""
+    own = not differing(prepared.bundle, prepared.parameters)
+    return decisions.answer(content_key(prepared.bundle.digest, None if own else plan.weights))
 
 
 def _nothing(layout: Layout) -> dict[str, np.ndarray]:

@@ -8,9 +8,10 @@
 Whether a version is better here is a fact about this device's examples, and a server that could see which version a
 device runs would learn one such fact with each offer. So nothing that leaves the device depends on it. Offers are dealt
 with in two steps: *fetching* asks the server for what it offers, by what was offered and fetched before and by nothing
-else; *looking* decides, on this device alone, and only then. Check-ins tell what was fetched. How long a look took is
-hidden, too: until `look_seconds` after it began, or a multiple of that, the device is silent (`rest`), and it looks as
-often where there is nothing to decide.
+else; *looking* decides, on this device alone, and only then. Check-ins tell what was fetched. How many
+devices took a version is counted in secure sums alone, of answers that are noisy already (`memory/decisions.py`). How
+long a look took is hidden, too: until `look_seconds` after it began, or a multiple of that, the device is silent
+(`rest`), and it looks as often where there is nothing to decide.
 
 A version that takes back the one that runs is not compared. What is killed in between is begun again; the slots alone
 say which version runs.
@@ -35,6 +36,7 @@ from archipel.client.connection.session import DeviceSession
 from archipel.client.device import Device
 from archipel.client.downloads.pieces import PieceDownload
 from archipel.client.downloads.publisher_book import PublisherBook
+from archipel.client.memory.decisions import content_key
 from archipel.client.rounds.exchange import LATER
 from archipel.client.rounds.work import state_name
 from archipel.client.versions.comparing import Content, ExamplesError, Verdict, compare
@@ -237,7 +239,7 @@ class Adoption:
 
     def _look_at(self, offer: Offer, record: DeviceRecord) -> None:
         verdict = Verdict(False, "")
-        running = None
+        running, found = None, None
         try:
             # First, and where it runs already, too: the cache is to know no difference.
             found = self._found(offer, record)
@@ -245,15 +247,18 @@ class Adoption:
                 raise found
             state = read_state(self._folder / offer.model)
             running = _running(state)
-            if running is None or running.version != offer.version:
+            runs = running is not None and running.version == offer.version
+            if not runs:
                 verdict = self._decide(offer, state, found, record)
+            self._record(offer, found, runs or verdict.adopt)
             self._looked(offer, verdict)
         except RoundAbandonedError:
             raise
-        except _AfterVerdictError as error:
-            self._keep(offer, running, str(error), soon=False)
         except (ArchipelError, OSError) as error:
-            self._keep(offer, running, str(error), soon=_own_trouble(error))
+            soon = not isinstance(error, _AfterVerdictError) and _own_trouble(error)
+            if not soon:
+                self._record(offer, found, False)
+            self._keep(offer, running, str(error), soon=soon)
 
     def _found(self, offer: Offer, record: DeviceRecord) -> tuple[Content, Parameters] | ArchipelError:
         try:
@@ -303,6 +308,14 @@ class Adoption:
                 self._tell("kept", offer, _running(state), Verdict(False, failed))
         except (SlotError, OSError) as error:
             self._device.emit("refused", {"model": offer.model, "version": offer.version, "reason": str(error)})
+
+    def _record(self, offer: Offer, found: tuple[Content, Parameters] | ArchipelError | None, taken: bool) -> None:
+        """Draw the answer that may be counted. A version that is no longer in the cache was decided about before."""
+        if isinstance(found, tuple):
+            new, _ = found
+            key = content_key(new.bundle.digest, offer.weights if new.learned else None)
+            with suppress(OSError, ClientError):  # then the device counts as one that has not decided
+                self._device.decisions.record(key, taken)
 
     def _looked(self, offer: Offer, verdict: Verdict) -> None:
         with suppress(OSError):  # in memory it was looked at all the same

@@ -96,7 +96,8 @@ class TaskRequest(Message, frozen=True, kw_only=True):
     `max_examples` of each device, with the weights `weights` (null: the bundle's own). What a bundle's `evaluate` sums
     up is asked for as the mean, and its `correct` as `accuracy`. Analytics sums what the bundle's `program` computes.
     Both are queries: nothing is released of fewer than `min_contributors` devices with examples (null: as many as the
-    bundle's privacy policy asks for, which is the least), see docs/operations.md, "Queries".
+    bundle's privacy policy asks for, which is the least), see docs/operations.md, "Queries". `count_adoption`: a secure
+    evaluation also estimates how many devices took the version that it evaluates when they were offered it.
 
     `eligibility` is an expression over the attributes that devices report (docs/operations.md, "Whom a task takes"). A
     device gives at most `max_contributions` updates, and rests for `rest_seconds` from the start of a round that it was
@@ -122,6 +123,7 @@ class TaskRequest(Message, frozen=True, kw_only=True):
     weights: Digest | None = None
     metrics: Metrics = {}
     max_examples: Annotated[int, Meta(ge=1, le=1 << 30)] = 1000
+    count_adoption: bool = False
     eligibility: Annotated[str, Meta(max_length=MAX_CHARACTERS)] = ""
     max_contributions: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
     rest_seconds: Annotated[float, Meta(ge=0, le=31_536_000)] = 0.0
@@ -167,6 +169,7 @@ class TaskInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
     weights: Digest | None
     metrics: dict[str, float]
     max_examples: int
+    count_adoption: bool
     eligibility: str
     percent: float | None
     max_contributions: int | None
@@ -213,12 +216,23 @@ class StatisticResult(Message, frozen=True, kw_only=True, omit_defaults=False):
     quantiles: dict[str, float] = {}
 
 
+class Adoption(Message, frozen=True, kw_only=True, omit_defaults=False):
+    """Of `decided` devices that were offered the version and decided about it, about `taken` took it: the estimate, not
+    rounded and from 0 to `decided`, with its standard error. Each device's answer is noisy, so that few devices tell
+    little: of 100 the standard error is 8.7, of 10,000 it is 87."""
+
+    decided: int
+    taken: float
+    standard_error: float
+
+
 class RoundResult(Message, frozen=True, kw_only=True, omit_defaults=False):
     """What `devices` devices found, of which `contributors` had examples.
 
     Of an evaluation: `metrics`, means over `examples` examples (each device's number is counted up to the task's
     max_examples); `clamped`, of a metric that was beyond its range on some devices, the share of the examples that are
-    theirs. Of an analysis: `values`, the sums by name; `statistics`, what the bundle says that they mean.
+    theirs; `adoption`, where the task counts it and at least `min_contributors` of the devices have decided. Of an
+    analysis: `values`, the sums by name; `statistics`, what the bundle says that they mean.
     """
 
     devices: int
@@ -226,6 +240,7 @@ class RoundResult(Message, frozen=True, kw_only=True, omit_defaults=False):
     examples: float | None = None
     metrics: dict[str, float] = {}
     clamped: dict[str, float] = {}
+    adoption: Adoption | None = None
     values: dict[str, Any] = {}
     statistics: dict[str, StatisticResult] = {}
 

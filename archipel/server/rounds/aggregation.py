@@ -99,7 +99,7 @@ def aggregate(services: Services, round_id: str) -> Outcome:
     with services.database.read() as session:
         collected = _collect(session, round_id)
     plan, manifest = collected.plan, collected.manifest
-    layout = upload_layout(manifest, plan.kind, plan.program, plan.metrics)
+    layout = upload_layout(manifest, plan.kind, plan.program, plan.metrics, count_adoption=plan.count_adoption)
     total = folding.load(services.spool, collected.current, plan, layout)
     folding.fold(services.spool, total, collected.pending, collected.request.staleness_exponent)
     faults: Mapping[str, str] = {}

@@ -37,7 +37,9 @@ def server_hyperparameters(request: TaskRequest, manifest: Manifest) -> Mapping[
 
 def layout_of(request: TaskRequest, manifest: Manifest) -> Layout:
     """What one update of the task holds. Raises ProtocolError."""
-    return upload_layout(manifest, request.kind, request.program, request.metrics)
+    return upload_layout(
+        manifest, request.kind, request.program, request.metrics, count_adoption=request.count_adoption
+    )
 
 
 def make_plan(
@@ -77,6 +79,7 @@ def make_plan(
         buffered=request.mode == "asynchronous" and not secure,
         colluders=colluders_of(manifest.privacy, request.cohort) if secure else 0,
         min_contributors=request.min_contributors or 0,
+        count_adoption=request.count_adoption,
         serial=serial,
         not_after=not_after,
         revocations=revocations,
@@ -137,7 +140,11 @@ def check_task(request: TaskRequest, manifest: Manifest, *, max_update_bytes: in
 def _check_kind(request: TaskRequest, manifest: Manifest) -> None:
     """Settings of another kind of task are mistakes, not to be passed over."""
     given = {
-        "evaluation": [("metrics", bool(request.metrics)), ("weights", request.weights is not None)],
+        "evaluation": [
+            ("metrics", bool(request.metrics)),
+            ("weights", request.weights is not None),
+            ("count_adoption", request.count_adoption),
+        ],
         "analytics": [("program", bool(request.program)), ("weights", request.weights is not None)],
         "training": [],
     }

@@ -124,7 +124,8 @@ class FrozenRounds:
             task = session.get_one(Task, current.task_id)
             bundle = session.get_one(BundleRow, task.bundle)
             plan = read_plan(current)
-            return upload_layout(decode_manifest(bundle.manifest), plan.kind, plan.program, plan.metrics)
+            manifest = decode_manifest(bundle.manifest)
+            return upload_layout(manifest, plan.kind, plan.program, plan.metrics, count_adoption=plan.count_adoption)
 
         return self._once("layout", round_id, make)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -12,8 +13,8 @@ from numpy.typing import NDArray
 from archipel.bundle import Manifest, Statistic
 from archipel.errors import ServerError
 from archipel.protocol.messages import RoundPlan
-from archipel.protocol.operator.tasks import RoundResult, StatisticResult
-from archipel.protocol.uploads import CLAMPED, CONTRIBUTORS
+from archipel.protocol.operator.tasks import Adoption, RoundResult, StatisticResult
+from archipel.protocol.uploads import CLAMPED, CONTRIBUTORS, DECIDED, TOOK, TRUTHFUL
 from archipel.protocol.vector import DecodedSum
 
 
@@ -26,9 +27,26 @@ def released(plan: RoundPlan, manifest: Manifest, total: DecodedSum, devices: in
             f"fewer than {plan.min_contributors} of the devices had examples (min_contributors); nothing of their sum "
             "was kept"
         )
-    rest = replace(total, values={name: array for name, array in total.values.items() if name != CONTRIBUTORS})
-    found = (evaluation if plan.kind == "evaluation" else analysis)(plan, manifest, rest, devices)
-    return msgspec.structs.replace(found, contributors=contributors)
+    counts = {CONTRIBUTORS, DECIDED, TOOK} if plan.count_adoption else {CONTRIBUTORS}
+    rest = replace(total, values={name: array for name, array in total.values.items() if name not in counts})
+    result = (evaluation if plan.kind == "evaluation" else analysis)(plan, manifest, rest, devices)
+    adoption = None
+    if plan.count_adoption:
+        adoption = estimate_adoption(round(float(total.values[DECIDED])), round(float(total.values[TOOK])))
+        if adoption.decided < plan.min_contributors:
+            adoption = None
+    return msgspec.structs.replace(result, contributors=contributors, adoption=adoption)
+
+
+def estimate_adoption(decided: int, yes: int) -> Adoption:
+    """How many of `decided` devices took a version, from the `yes` answers of randomised response (Warner 1965).
+
+    An answer is true with probability p = TRUTHFUL, so t devices that took it give t p + (decided - t)(1 - p) of them
+    on average; each answer has the variance p (1 - p).
+    """
+    estimate = (yes - decided * (1 - TRUTHFUL)) / (2 * TRUTHFUL - 1)
+    error = math.sqrt(decided * TRUTHFUL * (1 - TRUTHFUL)) / (2 * TRUTHFUL - 1)
+    return Adoption(decided=decided, taken=min(max(estimate, 0.0), float(decided)), standard_error=error)
 
 
 def evaluation(plan: RoundPlan, manifest: Manifest, total: DecodedSum, devices: int) -> RoundResult:

@@ -219,6 +219,7 @@ def _info(call: Call[Any], session: Session, task: Task) -> TaskInfo:
         weights=request.weights,
         metrics=request.metrics,
         max_examples=request.max_examples,
+        count_adoption=request.count_adoption,
         eligibility=task.eligibility,
         percent=task.percent,
         max_contributions=request.max_contributions,
