@@ -270,7 +270,7 @@ class Agent:
         if pending:
             self._emit("waiting", {"retry_after": self.config.pause_seconds}, pending)
             return Outcome("waiting", self.config.pause_seconds, pending, "the round's result is still to come")
-        body = encode(CheckIn(attributes=dict(self.config.attributes), versions=self._adoption.told()))
+        body = encode(CheckIn(attributes=dict(self.config.attributes), versions=self._adoption.fetched_versions()))
         answer = session.call("POST", "/v1/check-ins", CheckInResponse, body=body)
         wait = min(max(answer.retry_after, _SHORTEST_WAIT), _LONGEST_WAIT)
         try:

@@ -20,9 +20,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from archipel.client.versions import adoption
 from archipel.client.versions.adoption import Adoption
 from archipel.client.versions.offer_book import RETRY_SECONDS
+from archipel.client.versions.running import RunningModels
 from tests.attacks.owner_offers import LOOK, Listening, Watched, opposite_data
 from tests.client.adoption.conftest import MODEL
 
@@ -139,13 +139,13 @@ def gaps(each: Watched, offers: list[list[Any]]) -> list[float]:
 
 def test_the_time_of_the_next_request_tells_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Installing a version takes a while, which is spent on one device and not on the other."""
-    install = adoption.Adoption._install
+    install = RunningModels.install
 
-    def slowly(self: Adoption, *arguments: Any) -> None:
+    def slowly(self: RunningModels, *arguments: Any) -> None:
         time.sleep(LOOK / 3)
         install(self, *arguments)
 
-    monkeypatch.setattr(adoption.Adoption, "_install", slowly)
+    monkeypatch.setattr(RunningModels, "install", slowly)
     with devices(tmp_path) as watched:
         found = []
         for each in watched:

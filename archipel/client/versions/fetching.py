@@ -1,0 +1,150 @@
+"""From an offer to its files in the cache: signed, of this population, within the owner's limits, in the weights log.
+
+What is fetched follows from what was offered and fetched before, and from nothing else: see adoption.py.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+
+from archipel.bundle import Bundle
+from archipel.client.conditions.owner_limits import check_memory
+from archipel.client.connection.identity import DeviceRecord
+from archipel.client.connection.session import DeviceSession
+from archipel.client.device import Device
+from archipel.client.downloads.pieces import PieceDownload
+from archipel.client.downloads.publisher_book import PublisherBook
+from archipel.client.rounds.exchange import LATER
+from archipel.client.versions.comparing import Content, ExamplesError
+from archipel.client.versions.offer_book import OfferBook
+from archipel.client.versions.running import Parameters
+from archipel.errors import (
+    ArchipelError,
+    ClientError,
+    MessageError,
+    OwnerRefusalError,
+    ProtocolError,
+    RefusedError,
+    RoundAbandonedError,
+    UnreachableError,
+)
+from archipel.lite_runtime.slots.loading import differing
+from archipel.protocol.messages import Offer
+from archipel.protocol.sealed import Sealed, unseal
+
+_OF_THE_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EACCES, errno.EPERM}
+
+
+class OfferFetcher:
+    """Fetches what one device is offered. `clock` gives Unix seconds; `on_kept_out(offer, reason)` is called for a
+    version that cannot be fetched or must not be."""
+
+    def __init__(
+        self, device: Device, book: OfferBook, clock: Callable[[], float], on_kept_out: Callable[[Offer, str], None]
+    ) -> None:
+        self._device = device
+        self._book = book
+        self._clock = clock
+        self._on_kept_out = on_kept_out
+
+    def fetch(self, offers: Sequence[Sealed], session: DeviceSession, record: DeviceRecord) -> None:
+        """Fetch those of the offers that are genuine, new and due.
+
+        Raises UnreachableError, RoundAbandonedError where the device may not work any more, and RefusedError where the
+        session ended or the server wants the device to come later.
+        """
+        for offer in self._read(offers, record):
+            if self._accept(offer):
+                self._fetch(offer, session, record)
+
+    def open_cached(self, offer: Offer, record: DeviceRecord) -> tuple[Content, Parameters]:
+        """The version from the cache, without a request. Raises ArchipelError where it is not there, or not allowed."""
+        return self._open(offer, None, record)
+
+    def _read(self, offers: Sequence[Sealed], record: DeviceRecord) -> list[Offer]:
+        """Those that the server's key has signed for this population, the newest of each model."""
+        newest: dict[str, Offer] = {}
+        for sealed in offers:
+            try:
+                offer = unseal("offer", sealed, record.server_key, Offer)
+                if offer.population != record.population:
+                    raise MessageError(f"offer: for population {offer.population!r}, this is {record.population!r}")
+            except ProtocolError as error:
+                self._device.emit("refused", {"reason": str(error)})
+                continue
+            before = newest.get(offer.model)
+            if before is None or before.serial < offer.serial:
+                newest[offer.model] = offer
+        return list(newest.values())
+
+    def _accept(self, offer: Offer) -> bool:
+        """Whether what is offered is to be fetched now."""
+        try:
+            self._book.see(offer)
+            return self._book.to_fetch(offer.model)
+        except (ArchipelError, OSError) as error:
+            self._device.emit("refused", {"model": offer.model, "version": offer.version, "reason": str(error)})
+            return False
+
+    def _fetch(self, offer: Offer, session: DeviceSession, record: DeviceRecord) -> None:
+        """Into the cache, whatever lies in the slots."""
+        cache = self._device.cache
+        self._device.emit("offered", {"model": offer.model, "version": offer.version})
+        self._device.gate.pass_or_wait()
+        try:
+            new, weights = self._open(offer, PieceDownload(session, cache.index), record)
+            if offer.weights is not None and weights is not None:
+                # Here, where the server is asked: looking asks nobody.
+                self._device.origins.check(
+                    new.bundle, offer.weights, weights, cache.kept, session, record, self._device.config, use="adoption"
+                )
+            cache.prune(keep=[name for name in (offer.bundle, offer.weights) if name is not None])
+            self._book.fetched(offer)
+        except (RoundAbandonedError, UnreachableError):
+            raise
+        except (ArchipelError, OSError) as error:
+            if isinstance(error, RefusedError) and error.status in {401, *LATER}:
+                raise
+            with suppress(OSError, ClientError):  # in memory it is not fetched again all the same
+                self._book.fetch_again(offer.model, str(error), soon=is_own_trouble(error))
+            self._on_kept_out(offer, str(error))
+
+    def _open(self, offer: Offer, download: PieceDownload | None, record: DeviceRecord) -> tuple[Content, Parameters]:
+        """From the cache; what is not there by `download`. Raises what the cache raises, OwnerRefusalError,
+        RuntimeInputError for parameters that are not the bundle's."""
+        config, cache = self._device.config, self._device.cache
+        limit = config.max_download_bytes
+        bundle = cache.bundle(offer.bundle, record.publisher_keys, download or _not_here, limit)
+        PublisherBook(config.folder / "rounds" / "publishers").check(bundle, record.population, self._clock())
+        reason = check_memory(bundle.manifest, config)
+        if reason:
+            raise OwnerRefusalError("size", reason)
+        weights = None
+        if offer.weights is not None:
+            for_weights = _not_here if download is None else download.for_weights(bundle.manifest)
+            weights = cache.weights(offer.weights, for_weights, limit)
+        return Content(offer.version, bundle, _learned(bundle, weights)), weights
+
+
+def is_own_trouble(error: BaseException | None) -> bool:
+    """Whether what failed is the device's own, whatever was made of it on the way: its examples, or its disk."""
+    while error is not None:
+        if isinstance(error, ExamplesError) or (isinstance(error, OSError) and error.errno in _OF_THE_DISK):
+            return True
+        error = error.__context__
+    return False
+
+
+def _not_here(url: str, target: Path, limit: int) -> bool:
+    raise ClientError("no longer in this device's cache")
+
+
+def _learned(bundle: Bundle, weights: Parameters) -> Mapping[str, np.ndarray]:
+    """What a version has beside its bundle. Its weights are checked here, before anything is computed with them: they
+    are the bundle's parameters, by name, dtype and shape. Where else they must come from is asked here, too."""
+    return {} if weights is None else differing(bundle, weights)

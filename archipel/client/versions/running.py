@@ -1,0 +1,194 @@
+"""The models that a device runs: FOLDER/models/NAME are the slots of one model, and they alone say which version runs.
+
+Models that the program that embeds the agent has asked for stay open until `close`. The slots of the others are opened
+for as long as a change takes, so that nobody waits for a model in memory and other processes may own them in between.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import numpy as np
+
+from archipel.bundle import Bundle
+from archipel.client.connection.identity import DeviceRecord
+from archipel.client.device import Device
+from archipel.client.rounds.work import state_name
+from archipel.client.versions.comparing import Content
+from archipel.errors import ArchipelError, ClientError, SlotError
+from archipel.lite_runtime import DeviceState, Slots
+from archipel.lite_runtime.slots.folder import Slot, SlotState, other, read_state
+from archipel.protocol.messages import Offer
+
+FOLDER = "models"
+WITHDRAWN = "the server took it back"
+
+Parameters = Mapping[str, np.ndarray] | None
+"""None: the bundle's own."""
+
+
+class RunningModels:
+    """The slots of one device's models. Any thread may call `versions`, `model` and `renew`, the agent's the rest."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._folder = device.config.folder / FOLDER
+        self._lock = threading.RLock()
+        self._open: dict[str, Slots] = {}
+        self._own: dict[Path, tuple[int, int]] = {}
+        """The files of what the device keeps for itself that running models were given, as they were then."""
+
+    def close(self) -> None:
+        """End the models that were given out."""
+        with self._lock:
+            for slots in self._open.values():
+                slots.close()
+            self._open.clear()
+
+    def folder(self, model: str) -> Path:
+        """The folder of the model's slots."""
+        return self._folder / model
+
+    def state(self, model: str) -> SlotState:
+        """What the slots hold. Raises SlotError, OSError."""
+        return read_state(self._folder / model)
+
+    def versions(self) -> dict[str, int]:
+        """The number of each model's version that runs; models whose slots are damaged, or all bad, are left out."""
+        numbers: dict[str, int] = {}
+        for path in sorted(self._folder.iterdir()) if self._folder.is_dir() else ():
+            with suppress(SlotError, OSError):
+                slot = current_slot(read_state(path))
+                if slot is not None and slot.version:
+                    numbers[path.name] = slot.version
+        return numbers
+
+    def model(self, name: str, record: DeviceRecord) -> Slots:
+        """The slots of a model, theirs is the version that runs now; the same object until `close`.
+
+        Raises ClientError where no version was adopted yet, SlotError where another process owns the slots.
+        """
+        with self._lock:
+            if name not in self._open:
+                running = self.versions()
+                if name not in running:
+                    raise ClientError(
+                        f"model {name!r}: this device runs no version of it; it runs: {', '.join(running) or 'none'}"
+                    )
+                self._open[name] = self._slots(name, record)
+            return self._open[name]
+
+    def renew(self) -> None:
+        """Give the models that were given out the personal tensors that a round has changed since."""
+        # A copy: a model may be loaded in another thread now.
+        if all(_stamp(path) == before for path, before in list(self._own.items())):
+            return
+        with self._lock:
+            for slots in self._open.values():
+                with suppress(ArchipelError):  # the next round says what is wrong with it
+                    slots.renew()
+
+    # --- changes --------------------------------------------------------------------------------------------------
+
+    def go_back(self, offer: Offer, record: DeviceRecord) -> bool:
+        """Go back to the version in the other slot, if it is the one offered and can be loaded."""
+        with self._borrowed(offer.model, record) as slots:
+            state = slots.state
+            if not state.active or not holds(state.slot(other(state.active)), offer):
+                return False
+            try:
+                slots.rollback(WITHDRAWN)
+            except SlotError:
+                return False
+            return True
+
+    def install(self, offer: Offer, new: Content, weights: Parameters, record: DeviceRecord) -> None:
+        """Put the version beside the one that runs, test it, and switch to it.
+
+        Raises ArchipelError or OSError where the self-test fails, or loading, or the disk is full: what runs goes on.
+        """
+        with self._borrowed(offer.model, record) as slots:
+            running = current_slot(slots.state)
+            if running is not None and slots.state.running == slots.state.active:
+                # It has run until now without an error: what makes room is the one before it.
+                slots.confirm()
+            elif slots.state.active:
+                with suppress(ArchipelError):
+                    slots.runtime  # noqa: B018  (gives up the one that was never confirmed)
+            slots.install(new.bundle.folder, weights, version=offer.version, weights=offer.weights or "")
+            slots.switch()
+
+    @contextmanager
+    def _borrowed(self, name: str, record: DeviceRecord) -> Iterator[Slots]:
+        """The slots that were given out, or others that are closed at the end."""
+        with self._lock:
+            if name in self._open:
+                yield self._open[name]
+                return
+            with self._slots(name, record) as slots:
+                yield slots
+
+    def _slots(self, name: str, record: DeviceRecord) -> Slots:
+        config = self._device.config
+        return Slots(
+            self._folder / name,
+            record.publisher_keys,
+            threads=config.threads,
+            memory_limit=config.max_peak_bytes,
+            isolated=config.isolated,
+            seconds=config.max_step_seconds if config.isolated else None,
+            load=False,
+            own=self._own_state,
+        )
+
+    def _own_state(self, bundle: Bundle) -> DeviceState:
+        """What the device keeps for itself of the bundle's model."""
+        path = self._device.state_folder / state_name(bundle)
+        self._own[path] = _stamp(path)
+        return self._device.state(path.name)
+
+
+def current_slot(state: SlotState) -> Slot | None:
+    """The slot whose version runs; None where none does."""
+    name = state.running
+    return state.slot(name) if name else None
+
+
+def holds(slot: Slot, offer: Offer) -> bool:
+    """Whether the offered version lies in the slot, and ran well."""
+    return slot.status == "good" and _is_of(slot, offer)
+
+
+def takes_back(offer: Offer, state: SlotState) -> bool:
+    """Whether the server has taken back the version that runs: what is for all devices is an older one, or the one that
+    ran before."""
+    running = current_slot(state)
+    if offer.rollout is not None or running is None:
+        return False
+    return offer.version < running.version or any(holds(slot, offer) for slot in (state.a, state.b))
+
+
+def why_given_up(state: SlotState, offer: Offer) -> str:
+    """Why the offered version, which was adopted, was given up while it ran; empty where it was not."""
+    for slot in (state.a, state.b):
+        if _is_of(slot, offer):
+            if slot.status == "bad" and slot.reason != WITHDRAWN:
+                return slot.reason or "it failed while it ran"
+            if slot.status == "trying" and not slot.attempts:
+                return "it was started several times and never confirmed"
+    return ""
+
+
+def _is_of(slot: Slot, offer: Offer) -> bool:
+    return (slot.version, slot.digest, slot.weights) == (offer.version, offer.bundle, offer.weights or "")
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return 0, 0
+    return status.st_mtime_ns, status.st_ino
