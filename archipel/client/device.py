@@ -52,5 +52,5 @@ class Device:
 
     def state(self, name: str) -> DeviceState:
         """What is kept in this file; empty where there is none. Raises ClientError, TensorLayoutError."""
-        found = self.vault.read(self.state_folder / name)
-        return DeviceState() if found is None else DeviceState.decode(found)
+        data = self.vault.read(self.state_folder / name)
+        return DeviceState() if data is None else DeviceState.decode(data)

@@ -185,7 +185,7 @@ def size(path: Path) -> int:
 
 
 def _models(folder: Path) -> list[ModelNow]:
-    found = []
+    models = []
     for path in sorted(folder.glob(f"*/{STATE_FILE}")):
         try:
             state = msgspec.json.decode(contents(path, _MAX_FILE_BYTES) or b"", type=SlotState)
@@ -197,5 +197,5 @@ def _models(folder: Path) -> list[ModelNow]:
             slot = state.slot(name)
             if slot.status != "empty":
                 status = f"{slot.status}, active" if state.active == name else slot.status
-                found.append(ModelNow(name=path.parent.name, version=slot.version, status=status, digest=slot.digest))
-    return found
+                models.append(ModelNow(name=path.parent.name, version=slot.version, status=status, digest=slot.digest))
+    return models

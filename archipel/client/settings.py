@@ -69,8 +69,8 @@ class DeviceSettings:
                 )
         if not self.report:
             return self.config, conditions
-        told = _Told(self.config.attributes, conditions, self.report)
-        return msgspec.structs.replace(self.config, attributes=told), conditions
+        attributes = _Told(self.config.attributes, conditions, self.report)
+        return msgspec.structs.replace(self.config, attributes=attributes), conditions
 
 
 class _Told(Mapping[str, Attribute]):
@@ -96,7 +96,7 @@ def load_device_settings(path: Path | str, *, environment: Mapping[str, str] | N
     """Read `path`, then the environment. Raises ClientError, one line that names file or variable and the setting."""
     path = Path(path).absolute()
     try:
-        found = settings_file.load(
+        loaded = settings_file.load(
             path,
             _DeviceFile,
             prefix=ENVIRONMENT_PREFIX,
@@ -105,8 +105,8 @@ def load_device_settings(path: Path | str, *, environment: Mapping[str, str] | N
         )
     except ValueError as error:
         raise ClientError(str(error)) from None
-    examples = found.examples
+    examples = loaded.examples
     if examples is not None and examples.file:
         examples = msgspec.structs.replace(examples, file=str(path.parent / examples.file))
-    config = AgentConfig(**{name: getattr(found, name) for name in AgentConfig.__struct_fields__})
-    return DeviceSettings(path, config, found.conditions, found.report, examples)
+    config = AgentConfig(**{name: getattr(loaded, name) for name in AgentConfig.__struct_fields__})
+    return DeviceSettings(path, config, loaded.conditions, loaded.report, examples)

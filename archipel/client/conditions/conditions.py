@@ -60,15 +60,15 @@ class Conditions:
 
     def values(self) -> dict[str, str | float | bool]:
         """What the probes measure now, by their names; without those that cannot tell."""
-        found = {}
+        values = {}
         for probe in self.probes:
             try:
                 value = probe.value()
             except Exception:  # noqa: BLE001, S112  (why_not says so)
                 continue
             if isinstance(value, str | float | bool | int):
-                found[probe.name] = value
-        return found
+                values[probe.name] = value
+        return values
 
 
 class ConditionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -43,13 +43,13 @@ def paused(folder: Path, clock: Callable[[], float] = time.time) -> str:
     path = folder / PAUSE_FILE
     try:
         with open(path, "rb") as file:
-            found = decode("pause", file.read(_MAX_BYTES), _Pause)
+            pause = decode("pause", file.read(_MAX_BYTES), _Pause)
     except FileNotFoundError:
         return ""
     except (OSError, MessageError):
         return f"paused by its owner ({path} cannot be read; `archipel device resume` removes it)"
-    if found.until is None:
+    if pause.until is None:
         return "paused by its owner"
-    if clock() >= found.until:
+    if clock() >= pause.until:
         return ""
-    return f"paused by its owner until {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(found.until))}"
+    return f"paused by its owner until {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(pause.until))}"

@@ -72,10 +72,10 @@ class IdentityStore:
 
         Raises ClientError when the file is damaged or not this key's.
         """
-        found = self._read_record()
-        if found is not None:
-            self._settle(found)
-        return found
+        record = self._read_record()
+        if record is not None:
+            self._settle(record)
+        return record
 
     def rotated(self, record: DeviceRecord, certificate: Sealed) -> DeviceRecord:
         """The server answers to the next key: write RECORD_FILE with the certificate at the end of its chain, and put
@@ -85,6 +85,8 @@ class IdentityStore:
         if device.device_key != public_bytes(self.next_key()):
             raise ClientError("rotation: the certificate is for another key")
         changed = msgspec.structs.replace(record, chain=chain)
+        # The record says which key is the present one, so it comes first; `_settle` moves the key after it, now or when
+        # the record is next read.
         write_durably(self._folder / RECORD_FILE, encode(changed))
         self._settle(changed)
         return changed
@@ -104,6 +106,8 @@ class IdentityStore:
             raise ClientError(
                 f"{self._folder}: {DEVICE_KEY} is not the key in {RECORD_FILE}; enrol again with a new token"
             )
+        # Stored under the new name before it goes from the old one: a kill in between leaves both, which is settled
+        # above; the other order could lose the device's identity.
         self._keys.store(DEVICE_KEY, encode_private_key(self.next_key()))
         self._keys.delete(NEXT_DEVICE_KEY)
 

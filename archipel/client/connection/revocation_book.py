@@ -33,13 +33,15 @@ class RevocationBook:
         if data is not None and hashlib.sha256(data).hexdigest() == digest:
             return Revoked.of(seen)
         if digest is None:
+            # A plan that names no list says that nobody was ever revoked.
             check_successor(seen, None, self._population)
             return Revoked.of(None)
         fetched = self._fetch(digest, session)
-        found = self._read(fetched)
-        check_successor(seen, found, self._population)
+        newer = self._read(fetched)
+        # On disk before anybody acts on it: after a restart the server cannot go back behind this list.
+        check_successor(seen, newer, self._population)
         write_durably(self._path, fetched)
-        return Revoked.of(found)
+        return Revoked.of(newer)
 
     def _fetch(self, digest: str, session: DeviceSession) -> bytes:
         part = self._path.with_name(f"{self._path.name}.part")

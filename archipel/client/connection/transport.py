@@ -1,4 +1,4 @@
-"""HTTP, and nothing that it says is believed: limits before reading, strict decoding, bounded retries.
+"""Requests to a server whose answers are not believed: limits before reading, strict decoding, bounded retries.
 
 A request is tried again when the connection fails, the answer is cut short or cannot be decoded, and for 429, 500, 502,
 503 and 504. Everything that the agent sends may be sent twice: the server answers the same bytes in the same way.
@@ -135,6 +135,7 @@ class Transport:
                 raise _TryAgainError("the server cannot continue the download", None)
             if response.status not in (200, 206):
                 raise _unexpected(response.status)
+            # 200 to a request for a part is the whole file: what is here is overwritten.
             there = target.stat().st_size if response.status == 206 and target.exists() else 0
             end = None
             if response.status == 206:
@@ -147,6 +148,7 @@ class Transport:
                     file.write(chunk)
                 size = file.tell()
             if end is not None and size != end:
+                # Too short: the next attempt goes on behind what came. Too long: nothing of it can be believed.
                 if size > end:
                     target.unlink()
                 raise _TryAgainError(f"the answer has {size - there} bytes, not the {end - there} that it says", None)
@@ -179,6 +181,7 @@ class Transport:
             except (_TryAgainError, MessageError) as error:
                 asked = error.retry_after if isinstance(error, _TryAgainError) else None
                 refused = error.refused if isinstance(error, _TryAgainError) else None
+                # A server that asks for a longer wait than the owner allows is as good as none, for now.
                 if attempt == attempts or (asked is not None and asked > self._config.max_wait):
                     raise refused or UnreachableError(
                         f"{self._server}: {method} {path} failed {attempt} times, last: {error}"
@@ -207,6 +210,7 @@ class Transport:
                 timeout=urllib3.Timeout(connect=self._config.connect_timeout, read=self._config.read_timeout),
                 retries=False,
                 redirect=False,
+                # The answer's size is the server's word: it is read in pieces, with a limit, and not decompressed.
                 preload_content=False,
                 decode_content=False,
             )
@@ -252,6 +256,7 @@ class Transport:
         declared = response.headers.get("Content-Length", "")
         if declared.isdigit() and int(declared) > limit:
             raise TooLargeError(f"{self._server}: the answer has {declared} bytes, the limit here is {limit}")
+        # The read timeout is for silence; a server that sends a byte now and then would never run into it.
         deadline = time.monotonic() + self._config.request_timeout
         total = 0
         while True:
@@ -311,10 +316,10 @@ def _unexpected(status: int) -> RefusedError:
 
 def _part_end(content_range: str, start: int, stop: int | None) -> int | None:
     """Where the part ends; None unless it is the one from `start` to `stop`, or to the end of the file."""
-    found = _CONTENT_RANGE.fullmatch(content_range)
-    if found is None:
+    match = _CONTENT_RANGE.fullmatch(content_range)
+    if match is None:
         return None
-    first, last, size = map(int, found.groups())
+    first, last, size = map(int, match.groups())
     return last + 1 if (first, last + 1) == (start, size if stop is None else stop) and last < size else None
 
 

@@ -79,9 +79,11 @@ class Cache:
             actual = _sha256(part)
             if actual != digest:
                 raise DigestError(f"weights: asked for {digest}, the server sent {actual}")
+            # Contents before the name: after a power cut nothing is found under its digest that is not all there.
             sync_file(part)
             publish(part, target)
 
+        # Hashed at each use: the disk of a cheap device forgets bits, and a wrong weight trains without an error.
         if not target.exists() or _sha256(target) != digest:
             _fetch(f"/v1/blobs/{digest}", self._folder / _PARTS / digest, limit, download, verified)
         return _used(target, read_weights(target, limit))
@@ -104,6 +106,7 @@ class Cache:
             for path in (self._folder / name).iterdir()
         ]
         total = sum(size for _, size, _ in entries) + _size(self._folder / _PIECES)
+        # `_used` sets the modification time, so the first are those that were not used for longest.
         for _, size, path in sorted(entries, key=lambda entry: entry[:2]):
             if total <= self._max_bytes:
                 break

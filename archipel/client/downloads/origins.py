@@ -1,9 +1,9 @@
 """Whether weights that the server sends come from where it says: FOLDER/origins/NAME.json, one file for each bundle.
 
-The bundle's own weights need no proof, its publisher signed them. All others have to be in the server's weights log, of
-which the device keeps what it has seen: it may grow, and never change. Of new steps the device asks for evidence: for
-each of them, or where it comes late and there are many, for some that it draws at random, so that a server that has
-invented a share of them is found out.
+The bundle's own weights need no proof, because its publisher signed them. All others have to be in the server's weights
+log, of which the device keeps what it has seen: the log may grow, and never change. The device asks for evidence of
+each new step, or, if it comes late and there are many, of steps that it draws at random. So it finds out a server that
+invented a share of them.
 """
 
 from __future__ import annotations
@@ -87,12 +87,16 @@ class Origins:
         known = read_stored(path, _MAX_BYTES, "origins record", _Record, remedy) or _Record(
             own=_digest(bundle), history=History(population=record.population, bundle=bundle.digest)
         )
+        # The bundle's own weights are signed. Once training began they are looked up like any others: a server that
+        # sends the first weights again has gone back, and the log must say so.
         if digest == known.own and not known.history.number:
             return 0  # nothing was ever trained from this bundle, as far as this device knows
         log = self._read_on(known, bundle, session, record)
         if log.number > known.history.number:
+            # On disk before the weights are judged: a refused answer must not let the server tell another history next.
             known = msgspec.structs.replace(known, history=log.history)
             write_durably(path, encode(known))
+        # A task's weights are looked up among that task's entries: the same weights may be in the log more than once.
         node = log.find(digest, (task or "") if use == "training" else "")
         where = f"weights {digest[:16]}... (entry {node.number} of the server's log)"
         # Nothing leaves the device with a model that it only runs.
@@ -108,6 +112,8 @@ class Origins:
             raise ProvenanceError(
                 f"{where}: older than entry {newest}, which this device has used, and no later entry goes back to it"
             )
+        # Two distances: all steps together may lead this far from the signed weights, and the steps since the device's
+        # last ones this far from those. The second is the tighter one for a device that comes often.
         check_distance(where, weights, bundle.parameters(), node.bound, node.number)
         earlier = None if known.last is None else log.newest(known.last)
         if earlier is not None and earlier.weights != digest:
@@ -115,6 +121,7 @@ class Origins:
             if before is not None:
                 check_distance(where, weights, before, log.bound_between(earlier, node), node.number)
         if orders:
+            # The names used last come first, so that those of tasks that ended long ago are the ones that go.
             newest_first = {name: node.again, **{key: value for key, value in known.accepted.items() if key != name}}
             accepted = dict(list(newest_first.items())[:MAX_TASKS])
             if (accepted, digest) != (known.accepted, known.last):
@@ -134,6 +141,7 @@ class Origins:
         steps: list[WeightsStatement] = []
         while True:
             page = session.call("GET", f"{url}?after={log.number}", WeightsLog)
+            # An empty log is no excuse: a server that "lost" its log could start one that it invented.
             if page.newest < log.number:
                 raise ProvenanceError(
                     f"weights log of bundle {bundle.digest[:16]}...: the server has {page.newest} entries, this device "
@@ -143,6 +151,7 @@ class Origins:
             if page.newest - known.history.number > MAX_NEW:
                 raise ProvenanceError(f"weights log of bundle {bundle.digest[:16]}...: more than {MAX_NEW} new entries")
             added = [log.add(sealed) for sealed in page.entries]
+            # Only steps of secure rounds have confirmations of devices to show.
             steps += [entry for entry in added if entry.kind == "step" and entry.privacy == "secure"]
             if log.number >= page.newest or not added:
                 break
@@ -171,6 +180,7 @@ def _drawn(steps: list[WeightsStatement]) -> list[WeightsStatement]:
     """All of them, or the last one and others that nobody can foresee."""
     if len(steps) <= CHECKED:
         return steps
+    # The last one always: it is the step that made the weights which the device is about to use.
     return [*secrets.SystemRandom().sample(steps[:-1], CHECKED - 1), steps[-1]]
 
 

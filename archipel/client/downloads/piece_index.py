@@ -43,7 +43,7 @@ class PieceIndex:
     def find(self, wanted: Iterable[Piece]) -> dict[str, Place]:
         """Those that are here, by SHA-256."""
         missing = {bytes.fromhex(piece.sha256): piece.length for piece in wanted}
-        found: dict[str, Place] = {}
+        places: dict[str, Place] = {}
         entries = self._all()
         self._forget(entries)
         for name, entry in entries.items():
@@ -56,24 +56,25 @@ class PieceIndex:
                 place = Place(entry / file if file else entry, offset)
                 if _holds(place, length, digest):
                     del missing[digest]
-                    found[digest.hex()] = place
+                    places[digest.hex()] = place
                 else:
                     right = False
             if not right:
                 # The file is damaged, or the list: next time it is made again.
                 (self._folder / name).unlink()
-        return found
+        return places
 
     def _all(self) -> dict[str, Path]:
         """The entries by name, the last used first."""
-        found = []
+        files = []
         for folder in self._entries:
             for path in folder.iterdir():
                 if not path.name.startswith("."):
-                    found.append((path.stat().st_mtime_ns, path.name, path))
-        return {name: path for _, name, path in sorted(found, reverse=True)}
+                    files.append((path.stat().st_mtime_ns, path.name, path))
+        return {name: path for _, name, path in sorted(files, reverse=True)}
 
     def _forget(self, entries: Mapping[str, Path]) -> None:
+        """Remove the lists of entries that have gone."""
         for path in self._folder.iterdir():
             if path.name not in entries:
                 path.unlink()

@@ -44,6 +44,7 @@ def plan(size: int, pieces: Sequence[Piece], there: Mapping[str, Place]) -> list
             end = piece.offset + piece.length
             copies.append(Step(piece.offset, end, place))
     while True:
+        # What lies between the copies, and behind the last one, has to be fetched.
         steps: list[Step] = []
         at = 0
         for copy in copies:
@@ -72,6 +73,7 @@ class PieceDownload:
     def __call__(self, url: str, target: Path, limit: int) -> bool:
         """As DeviceSession.download. True where the file has parts of others: if it turns out to be wrong, the next
         call fetches it whole."""
+        # Once: pieces that gave a wrong file would give it again.
         if url not in self._tried and self._index.bytes_there() >= MIN_FILE_BYTES:
             self._tried.add(url)
             pieces = self._ask(url)
@@ -97,6 +99,7 @@ class PieceDownload:
 
     def _assemble(self, url: str, target: Path, steps: Sequence[Step], limit: int) -> None:
         for step in steps:
+            # The file's length is the only state: steps that an interrupted call has done are passed over.
             there = target.stat().st_size if target.exists() else 0
             if there >= step.stop:
                 continue

@@ -53,5 +53,5 @@ class PublisherBook:
 
     def _stored(self) -> dict[str, int]:
         remedy = "remove it, and bundles that were replaced are taken again"
-        found = read_stored(self._path, _MAX_BYTES, "publishers' sequences", Sequences, remedy)
-        return {} if found is None else found.seen
+        sequences = read_stored(self._path, _MAX_BYTES, "publishers' sequences", Sequences, remedy)
+        return {} if sequences is None else sequences.seen

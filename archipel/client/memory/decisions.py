@@ -70,5 +70,5 @@ class DecisionBook:
         return self._read().get(key)
 
     def _read(self) -> dict[str, bool]:
-        found = read_stored(self._path, _MAX_BYTES, "record of decisions", _Decisions, _REMEDY)
-        return {} if found is None else found.answers
+        stored = read_stored(self._path, _MAX_BYTES, "record of decisions", _Decisions, _REMEDY)
+        return {} if stored is None else stored.answers

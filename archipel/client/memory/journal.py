@@ -51,6 +51,7 @@ class Journal:
         """The entries that are not closed, once they were asked for: that is what every check-in asks."""
         make_folder(folder)
         sweep(folder)
+        # `close` records the end before it removes these files, so a kill in between leaves some.
         for kind in _BESIDE:
             for path in folder.glob(f"*{kind}"):
                 entry = self.get(path.stem)
@@ -175,6 +176,7 @@ class OpenRound:
         path = self._journal._path(self.entry.round_id, _MASKED)
         if path.exists() or self.entry.masked is not None:
             raise ClientError(f"round {self.entry.round_id}: masked bytes are stored already; they are never replaced")
+        # The bytes first: an entry that names them must never be without them.
         self._journal._vault.write(path, masked)
         self.advance("masked", masked=digest)
 
@@ -215,8 +217,8 @@ class OpenRound:
 
 def read_entries(folder: Path) -> list[Entry]:
     """The rounds whose entries are in the journal's folder, the oldest first. Raises ClientError for a damaged one."""
-    found = [_read_entry(path) for path in folder.glob("*.json")]
-    return sorted((entry for entry in found if entry is not None), key=lambda entry: entry.started)
+    entries = [_read_entry(path) for path in folder.glob("*.json")]
+    return sorted((entry for entry in entries if entry is not None), key=lambda entry: entry.started)
 
 
 def read_forgotten(folder: Path) -> Forgotten:

@@ -55,6 +55,8 @@ class PlanBook:
             if plan.not_after <= plans.forgotten:
                 return f"its task is not known, and plans up to {plans.forgotten} (Unix seconds) were taken before"
             return ""
+        # Asynchronous rounds overlap, so their plans come out of order; of the last RECENT serials each is known, and
+        # below them none is taken.
         overlapping = plan.buffered or plan.staleness_exponent is not None
         lowest = seen.serials[-1] if not overlapping else seen.serials[0] if len(seen.serials) == RECENT else -1
         if plan.serial in seen.serials or plan.serial <= lowest:
@@ -70,6 +72,7 @@ class PlanBook:
         tasks = {**plans.tasks, plan.task_id: TaskPlans(serials=serials, not_after=not_after)}
         forgotten = plans.forgotten
         while len(tasks) > KEPT_TASKS:
+            # What is known of a task goes when its plans expire first; `forgotten` then covers all of them.
             others = (task for task in tasks if task != plan.task_id)
             oldest = min(others, key=lambda task: tasks[task].not_after)
             forgotten = max(forgotten, tasks.pop(oldest).not_after)

@@ -31,14 +31,14 @@ def noise_of(manifest: Manifest, kind: Kind, program: str, examples: int) -> tup
     """
     last = _multiplier(upload_program(manifest, kind, program))
     steps = manifest.schedule if kind == "training" else ()
-    found = [(_multiplier(manifest.programs[phase.program]), _passes(phase, examples)) for phase in steps]
+    noises = [(_multiplier(manifest.programs[phase.program]), _passes(phase, examples)) for phase in steps]
     if last:
         # Noise on all that is sent covers what was done before.
         return "added", _rho(last)
-    if last is None and all(multiplier is None for multiplier, _ in found):
+    if last is None and all(multiplier is None for multiplier, _ in noises):
         return "none", 0.0
-    stated = last is None and all(multiplier for multiplier, _ in found)
-    return "added", sum(passes * _rho(multiplier) for multiplier, passes in found if multiplier) if stated else 0.0
+    stated = last is None and all(multiplier for multiplier, _ in noises)
+    return "added", sum(passes * _rho(multiplier) for multiplier, passes in noises if multiplier) if stated else 0.0
 
 
 def epsilon(rho: float, delta: float = DELTA) -> float:

@@ -87,15 +87,17 @@ class QueryBook:
         now, kept = self._clock(), self._read()
         queries = [each for each in kept.queries if each.until > now and each.round_id != plan.round_id]
         sets = {each.devices: _ids(kept.sets[each.devices]) for each in queries if each.devices is not None}
+        # The symmetric difference is what two sums tell of: see the file's description.
         new = frozenset(bytes.fromhex(device) for device in devices)
         if new:
             for each in queries:
                 if each.devices is not None:
                     different = len(new ^ sets[each.devices])
                     _check_difference(plan, max(plan.min_contributors, each.minimum), different, each)
+        # Sets that no query refers to any more are left out, so the places move.
         places: dict[frozenset[bytes], int] = {}
-        for found in (*sets.values(), *([new] if new else [])):
-            places.setdefault(found, len(places))
+        for members in (*sets.values(), *([new] if new else [])):
+            places.setdefault(members, len(places))
         made = Query(
             round_id=plan.round_id,
             at=now,

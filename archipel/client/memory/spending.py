@@ -90,9 +90,10 @@ class Sums(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         for entry in entries:
             totals = totals.plus(entry)
             if entry.result == "took_part" or entry.masked is not None:
-                found = _spent(entry)
-                key = found.task_id, found.model, found.kind
-                rows[key] = rows[key].plus(found) if key in rows else found
+                spent = _spent(entry)
+                key = spent.task_id, spent.model, spent.kind
+                rows[key] = rows[key].plus(spent) if key in rows else spent
+        # A server that makes a task for each round must not make the file grow: the oldest become one row for a kind.
         for key in [key for key in rows if key[0]][:-MAX_ROWS]:
             rest = ("", "", key[2])
             rows[rest] = rows.get(rest, Spent(task_id="", model="", kind=key[2])).plus(rows.pop(key))

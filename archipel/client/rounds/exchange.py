@@ -86,6 +86,7 @@ class RoundExchange:
                 self._send(call)
                 return
             except TooEarlyError as error:
+                # The server answers 409 for both; only the round's phase tells which of them it is.
                 if ORDER.index(self._status().phase) >= ORDER.index(phase):
                     # Not early at all: the server has another message of this device.
                     raise RoundAbandonedError(str(error)) from None
@@ -97,6 +98,7 @@ class RoundExchange:
             try:
                 return self._send(lambda: self._session.call("GET", f"{self._url}/{path}", kind))
             except TooEarlyError:
+                # Status and message come from two requests, which may go to two web processes with two snapshots.
                 self._wait(status.retry_after)
 
     def _send(self, call: Callable[[], T]) -> T:
@@ -114,6 +116,7 @@ class RoundExchange:
         """Poll until the round is in `phase` or later. Raises RoundAbandonedError when it failed before that."""
         while True:
             status = self._status()
+            # Who waits for the end wants to hear of a failure, all others have nothing left to do.
             if status.phase == "failed" and phase != "committed":
                 raise RoundAbandonedError(f"round {self._plan.round_id} failed: {status.reason}")
             if ORDER.index(status.phase) >= ORDER.index(phase):
@@ -136,6 +139,7 @@ class RoundExchange:
                 wait = None
             except RefusedError as error:
                 if error.status not in LATER:
+                    # A refusal is an answer: the server is there, and patience is for one that is silent.
                     self._last_answer = time.monotonic()
                     raise
                 self._give_up_if_late(error)
@@ -155,6 +159,7 @@ class RoundExchange:
             raise RoundAbandonedError(
                 f"round {self._plan.round_id}: not over after {self._config.round_timeout:g} s, left"
             )
+        # Not less than the shortest wait: a server that says 0 would have the device ask without a pause.
         self._check()
         self._pause(min(max(seconds, _SHORTEST_WAIT), self._config.max_wait))
 

@@ -20,7 +20,7 @@ from archipel.client.rounds.exchange import LATER, Ended, Owner
 from archipel.client.rounds.plain import PlainRound
 from archipel.client.rounds.secure import SecureRound
 from archipel.client.rounds.settling import Settling
-from archipel.client.rounds.work import Contribution, Prepared, contribute, prepare, stale, state_name
+from archipel.client.rounds.work import Contribution, Prepared, contribute, discount_stale, prepare, state_name
 from archipel.errors import (
     BundleError,
     CertificateError,
@@ -112,6 +112,7 @@ class Participation:
         prepared = prepare(plan, self._record, device.cache, device.origins, self._session, self._limits)
         journal.advance("assigned", model=prepared.bundle.manifest.name)
         if plan.kind != "training":
+            # Before the work; `add` asks again when the devices in the sum are known.
             device.queries.check_budget(plan, prepared.bundle.manifest.privacy)
         name = state_name(prepared.bundle)
         state = device.state(name)
@@ -119,9 +120,11 @@ class Participation:
         done = self._contribute(prepared, state, journal)
         new_state = state.encode() if plan.kind == "training" and (state.personal or state.state) else b""
         layout, policy = prepared.layout, prepared.bundle.manifest.privacy
+        # The model and its training state need not lie in memory while the round waits for other devices.
         del prepared, state
 
         def on_counted(devices: Sequence[str]) -> None:
+            # It raises before the confirmation is sent if the set of devices would single some of them out.
             if plan.kind != "training" and plan.privacy == "secure":
                 device.queries.add(plan, policy, devices)
             journal.store_state(new_state, name, len(devices))
@@ -141,7 +144,7 @@ class Participation:
         )  # fmt: skip
 
         def encode_stale(staleness: int) -> Vector:
-            arrays = stale(done, layout, staleness, plan.staleness_exponent or 0.0)
+            arrays = discount_stale(done, layout, staleness, plan.staleness_exponent or 0.0)
             return layout.encode(arrays, modulus_bits=plan.modulus_bits, max_cohort=plan.max_cohort)
 
         # Before keys are sent: an update that cannot be encoded costs the others nothing.

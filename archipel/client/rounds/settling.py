@@ -67,13 +67,15 @@ class Settling:
         except ClientError as error:
             new_state, reason = None, f"what the device was to remember of this round is lost: {error}"
         if new_state is not None:
-            # Not before: what the device remembers must agree with what was counted.
+            # Not before: what the device remembers must agree with what was counted. Nor is the round closed first:
+            # after a kill in between, it is settled once more, and the same state is written again.
             self._device.vault.write(self._device.state_folder / journal.entry.state, new_state)
         self._device.emit("committed", {"reason": reason} if reason else {}, journal.entry.round_id)
         return self.end(journal, "took_part", reason, wait)
 
     def settle(self, journal: OpenRound, wait: float) -> Outcome | None:
         """Ask what became of a round in which this device's update counted; None if that is not known yet."""
+        # The server took the update for whatever version comes next: there is no result to wait for.
         if journal.entry.buffered:
             return self.conclude(journal, Ended(True), wait)
         try:
@@ -97,6 +99,7 @@ class Settling:
         pending = ""
         for journal in self._device.journal.unfinished():
             if journal.counted:
+                # The device has confirmed, so its part may be in the sum: only the server knows.
                 if self.settle(journal, 0.0) is None:
                     pending = journal.entry.round_id
             elif journal.keys_sent:

@@ -53,6 +53,8 @@ def prepare(
     Raises OwnerRefusalError, BundleError (not signed by a pinned publisher, damaged), PolicyError (also of a bundle
     that expired, was replaced or is for others), RuntimeProgramError, ClientError, RefusedError, UnreachableError.
     """
+    # Each check comes as soon as what it needs is here: the owner's word on the plan before any download, the
+    # publisher's and the owner's on the manifest before the weights, and where the weights come from before any graph.
     limits.check_plan(plan)
     limit = limits.config.max_download_bytes
     download = PieceDownload(session, cache.index)
@@ -113,10 +115,10 @@ def contribute(
             arrays, count = runtime.analyze(fields, program=plan.program, hyperparameters=plan.hyperparameters)
             return Contribution({**arrays, **contribution(count)}, count)
         program = upload_program(prepared.bundle.manifest, plan.kind, plan.program)
-        found = measured(program, runtime.evaluate(fields) if count else {}, count)
-        arrays = metric_arrays(found.values, plan.metrics, found.count, plan.max_examples)
+        means = measured(program, runtime.evaluate(fields) if count else {}, count)
+        arrays = metric_arrays(means.values, plan.metrics, means.count, plan.max_examples)
     if plan.count_adoption:
-        counts = config.count_adoption and found.count > 0
+        counts = config.count_adoption and means.count > 0
         arrays |= adoption(_answer(prepared, plan, decisions) if counts else None)
     return Contribution(arrays, count)
 
@@ -155,7 +157,7 @@ def opened(
         yield runtime
 
 
-def some(fields: Mapping[str, np.ndarray], most: int, seed: int) -> Mapping[str, np.ndarray]:
+def draw_examples(fields: Mapping[str, np.ndarray], most: int, seed: int) -> Mapping[str, np.ndarray]:
     """At most so many of the examples, any of them."""
     count = max((len(array) for array in fields.values()), default=0)
     if count <= most:
@@ -176,6 +178,7 @@ def _train(
 
     def between_steps(progress: Progress) -> None:
         nonlocal next_check
+        # Conditions read files and ask the system: a step of a small model takes less time than that.
         if time.monotonic() >= next_check:
             check()
             next_check = time.monotonic() + _CHECK_SECONDS
@@ -192,9 +195,12 @@ def _train(
     return Contribution(update.arrays, update.examples, update.steps, loss)
 
 
-def stale(contribution: Contribution, layout: Layout, staleness: int, exponent: float) -> Mapping[str, np.ndarray]:
+def discount_stale(
+    contribution: Contribution, layout: Layout, staleness: int, exponent: float
+) -> Mapping[str, np.ndarray]:
     """The arrays with their deltas times (1 + staleness)^-exponent (Nguyen et al. 2022)."""
     scale = np.float32((1.0 + staleness) ** -exponent)
+    # Values and the weight stay: the update counts less in the sum, and as much in the number of examples.
     deltas = {port.name for port in layout.updates if port.kind == "delta"}
     return {name: array * scale if name in deltas else array for name, array in contribution.arrays.items()}
 

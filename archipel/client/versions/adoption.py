@@ -223,7 +223,7 @@ class Adoption:
             state = self._running.state(offer.model)
             failed = why_given_up(state, offer)
             if failed and failed[:MAX_REASON] != standing.reason:
-                self._book.told(offer.model, failed)
+                self._book.note_reason(offer.model, failed)
                 self._tell("kept", offer, current_slot(state), Verdict(False, failed))
         except (SlotError, OSError) as error:
             self._device.emit("refused", {"model": offer.model, "version": offer.version, "reason": str(error)})

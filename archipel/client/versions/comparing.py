@@ -11,7 +11,7 @@ import numpy as np
 from archipel.bundle import Bundle, Program
 from archipel.bundle.roles import Label
 from archipel.client.device import Device
-from archipel.client.rounds.work import opened, some, state_name
+from archipel.client.rounds.work import draw_examples, opened, state_name
 from archipel.errors import ArchipelError, ClientError, RoundAbandonedError
 from archipel.lite_runtime.training.driver import find_program, need_program
 from archipel.protocol.measures import ACCURACY, measured, measures
@@ -61,11 +61,12 @@ def compare(device: Device, publisher_keys: Sequence[bytes], new: Content, runni
     if not metric:
         return Verdict(True, f"after the self-test alone: it measures neither {LOSS} nor {ACCURACY}")
     try:
-        fields = some(device.examples(), MAX_EXAMPLES, seed=0)
+        fields = draw_examples(device.examples(), MAX_EXAMPLES, seed=0)
     except (ArchipelError, OSError) as error:
         raise ExamplesError(f"not compared, the examples cannot be read: {error}") from error
     if not _labelled(program, fields):
         return Verdict(True, "after the self-test alone: there are no labelled examples on this device")
+    # The new version first: where it cannot be evaluated, nothing needs to be compared.
     value = _evaluate(device, publisher_keys, new, fields).get(metric, math.nan)
     device.gate.pass_or_wait()
     try:
@@ -82,6 +83,7 @@ def compare(device: Device, publisher_keys: Sequence[bytes], new: Content, runni
     if not math.isfinite(before):
         # Nothing can be said for what runs.
         return Verdict(True, f"version {running.version} has no {metric} here{why}", metric, values)
+    # Relative to the running version's value, so that one setting serves losses of any scale.
     worse = (before - value if metric == ACCURACY else value - before) - device.config.max_worse * abs(before)
     said = f"{metric} {value:.6g} on this device, of version {running.version} {before:.6g}"
     if worse > 0:

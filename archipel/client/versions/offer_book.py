@@ -124,7 +124,7 @@ class OfferBook:
         self._change(model, standing=standing, fetched=0)
         return True
 
-    def told(self, model: str, reason: str) -> None:
+    def note_reason(self, model: str, reason: str) -> None:
         self._stand(model, reason=reason[:MAX_REASON])
 
     def begin(self, offer: Offer) -> int:
@@ -161,8 +161,8 @@ class OfferBook:
 
     def _read(self) -> dict[str, Seen]:
         remedy = "restore it, or remove it: every version is tried anew"
-        found = read_stored(self._path, _MAX_BYTES, "adoption record", _Book, remedy)
-        return {} if found is None else found.models
+        book = read_stored(self._path, _MAX_BYTES, "adoption record", _Book, remedy)
+        return {} if book is None else book.models
 
 
 def _same(one: Offer, other: Offer) -> bool:

@@ -104,10 +104,10 @@ class Idle:
 
     def value(self) -> float:
         path = self.root / "proc/loadavg"
-        found = text(path)
-        if not re.fullmatch(r"\d{1,6}\.\d\d( \d{1,6}\.\d\d){2} \d+/\d+ \d+", found):
-            raise ClientError(f"{path} has {found[:40]!r} where loads are expected")
-        return max(0.0, float(found.split()[0]) - self.own()) / _cores(self.root)
+        loads = text(path)
+        if not re.fullmatch(r"\d{1,6}\.\d\d( \d{1,6}\.\d\d){2} \d+/\d+ \d+", loads):
+            raise ClientError(f"{path} has {loads[:40]!r} where loads are expected")
+        return max(0.0, float(loads.split()[0]) - self.own()) / _cores(self.root)
 
 
 @dataclass(frozen=True)
@@ -140,10 +140,10 @@ class Temperature:
         zones = []
         for zone in folders(self.root / "sys/class/thermal", "thermal_zone*"):
             try:
-                found = (zone / "temp").read_bytes()
+                reading = (zone / "temp").read_bytes()
             except OSError:  # a sensor that is switched off
                 continue
-            zones.append(whole(zone / "temp", found.decode("ascii", "replace").strip()) / 1000)
+            zones.append(whole(zone / "temp", reading.decode("ascii", "replace").strip()) / 1000)
         return max(zones, default=None)
 
 
@@ -210,22 +210,22 @@ def _maybe(path: Path) -> str:
 
 def _cores(root: Path) -> int:
     path = root / "sys/devices/system/cpu/online"
-    found = text(path)
+    cores = text(path)
     count = 0
-    for part in found.split(","):
+    for part in cores.split(","):
         span = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", part)
         if span is None or int(span[2] or span[1]) < int(span[1]):
-            raise ClientError(f"{path} has {found[:40]!r} where cores are expected")
+            raise ClientError(f"{path} has {cores[:40]!r} where cores are expected")
         count += int(span[2] or span[1]) - int(span[1]) + 1
     return count
 
 
 def _minutes(window: object) -> tuple[int, int]:
     """First minute of the day, and the one after the last."""
-    found = re.fullmatch(r"((?:[01]\d|2[0-3]):[0-5]\d)-((?:[01]\d|2[0-3]):[0-5]\d|24:00)", str(window), re.ASCII)
-    if not found or found[1] == found[2]:
+    match = re.fullmatch(r"((?:[01]\d|2[0-3]):[0-5]\d)-((?:[01]\d|2[0-3]):[0-5]\d|24:00)", str(window), re.ASCII)
+    if not match or match[1] == match[2]:
         raise ClientError(f'hours must be windows such as "22:00-06:00" or "00:00-24:00", one is {window!r}')
-    return _minute(found[1]), _minute(found[2])
+    return _minute(match[1]), _minute(match[2])
 
 
 def _minute(moment: str) -> int:

@@ -51,10 +51,10 @@ class Unmetered:
 
     def _interfaces(self) -> list[str]:
         proc = self.root / "proc/net"
-        found = _lowest(proc / "route", _ipv4_route)
+        interfaces = _lowest(proc / "route", _ipv4_route)
         if (proc / "ipv6_route").exists():
-            found |= _lowest(proc / "ipv6_route", _ipv6_route)
-        return sorted(found)
+            interfaces |= _lowest(proc / "ipv6_route", _ipv6_route)
+        return sorted(interfaces)
 
     def _metered(self, interface: str) -> bool:
         if any(fnmatchcase(interface, pattern) for pattern in self.metered_interfaces):

@@ -34,10 +34,10 @@ class Memory:
     def value(self) -> float:
         """Bytes."""
         path = self.root / "proc/meminfo"
-        found = re.search(r"^MemAvailable: +(\d{1,15}) kB$", text(path), re.MULTILINE)
-        if found is None:
+        match = re.search(r"^MemAvailable: +(\d{1,15}) kB$", text(path), re.MULTILINE)
+        if match is None:
             raise ClientError(f"{path} does not say how much memory is available")
-        return float(min([int(found[1]) << 10, *_left_to_groups(self.root)]))
+        return float(min([int(match[1]) << 10, *_left_to_groups(self.root)]))
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def _left_to_groups(root: Path) -> list[int]:
 
 def _reclaimable(path: Path) -> int:
     """Bytes of files that were read and can be read again: they count as used and are given up first."""
-    found = re.search(r"^inactive_file (\d{1,19})$", text(path), re.MULTILINE)
-    if found is None:
+    match = re.search(r"^inactive_file (\d{1,19})$", text(path), re.MULTILINE)
+    if match is None:
         raise ClientError(f"{path} does not say what is in inactive_file")
-    return int(found[1])
+    return int(match[1])
