@@ -10,7 +10,7 @@ import onnx_ir as ir
 from archipel.graph.parameters import parameter_names
 from archipel.graph.passes import FoldConstants, fix_reshape_targets, remove_dead_code, remove_identities
 from archipel.graph.shapes import constant_array, dims, is_float, static_size
-from archipel.graph.walk import ends
+from archipel.graph.walk import final_readers
 
 # What nodes compute from constants may be this large; a few bytes of a file can ask for any size.
 _MAX_FOLDED = 512 * 512
@@ -63,7 +63,7 @@ def _lift_weights(model: ir.Model) -> None:
         output, array = node.outputs[0], constant_array(node.outputs[0])
         if array is None or array.ndim == 0 or not is_float(output) or output.is_graph_output():
             continue
-        if not any(_weighs(*end) for end in ends(output, _moves)):
+        if not any(_is_weight(*end) for end in final_readers(output, _rearranges)):
             continue
         graph = model.graph
         name = output.name or ""
@@ -85,7 +85,7 @@ def _fold_weights(model: ir.Model) -> None:
             continue
         array: np.ndarray | None = None
         while (node := _only_reader(value)) is not None and node.graph is graph:
-            moved = _moved(node, value.const_value.numpy() if array is None else array)
+            moved = _rearranged(node, value.const_value.numpy() if array is None else array)
             if moved is None:
                 break
             array = moved
@@ -104,7 +104,7 @@ def _only_reader(value: ir.Value) -> ir.Node | None:
     return None if node.domain != "" or node.outputs[0].is_graph_output() else node
 
 
-def _moved(node: ir.Node, array: np.ndarray) -> np.ndarray | None:
+def _rearranged(node: ir.Node, array: np.ndarray) -> np.ndarray | None:
     """What the node makes of an array: the same numbers in another arrangement. None for any other node."""
     match node.op_type:
         case "Transpose":
@@ -128,11 +128,11 @@ def _is_large(node: ir.Node) -> bool:
     return any(size is None or size > _MAX_FOLDED for size in sizes)
 
 
-def _moves(node: ir.Node) -> bool:
+def _rearranges(node: ir.Node) -> bool:
     return node.op_type in ("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten") and node.domain == ""
 
 
-def _weighs(node: ir.Node, index: int) -> bool:
+def _is_weight(node: ir.Node, index: int) -> bool:
     if node.domain != "":
         return False
     if node.op_type == "Add":  # a bias, where the other summand is a layer's

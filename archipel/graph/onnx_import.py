@@ -41,7 +41,7 @@ def import_onnx(proto: onnx.ModelProto, dynamic_batch: bool = True) -> ir.Model:
     refuse_foreign(proto)
     model = normalize(proto)
     if any(entry.key == NAMES_KEY for entry in proto.metadata_props):
-        _serialized(model)
+        _serialize(model)
         return model  # a file that `Model.save` wrote: it is as it should be, and its report is in it
     for key in (NAMES_KEY, DEVIATION_KEY, REPORT_KEY):
         model.metadata_props.pop(key, None)
@@ -60,13 +60,13 @@ def import_onnx(proto: onnx.ModelProto, dynamic_batch: bool = True) -> ir.Model:
     record_parameters(model, parameter_names(model))
     origin = " ".join(filter(None, (proto.producer_name, proto.producer_version)))
     report = ImportReport(f"ONNX ({origin})" if origin else "ONNX", opset_of(proto.opset_import), notes=tuple(notes))
-    source, why = _source(proto, model)
+    source, why = _run_source(proto, model)
     if source is None:
-        report = report.noting(f"not compared with its source: {why}")
+        report = report.with_notes(f"not compared with its source: {why}")
     if dynamic_batch and fixed_batch(model) == 1:
         model, report = _with_free_batch(model, source, tolerance, report)
     elif source is not None:
-        report = _compared(model, source, tolerance, report)
+        report = _compare(model, source, tolerance, report)
     report.record(model)
     return model
 
@@ -79,7 +79,7 @@ class _Source:
     known: list[tuple[dict[str, np.ndarray], list[np.ndarray]]]
 
 
-def _source(proto: onnx.ModelProto, model: ir.Model) -> tuple[_Source | None, str]:
+def _run_source(proto: onnx.ModelProto, model: ir.Model) -> tuple[_Source | None, str]:
     """The source with what it answers to samples; or None, and why not."""
     drawn = next((n for n in model.graph.all_nodes() if n.domain == "" and n.op_type in _RANDOM), None)
     if drawn is not None:
@@ -103,7 +103,7 @@ def _source(proto: onnx.ModelProto, model: ir.Model) -> tuple[_Source | None, st
     return None, why
 
 
-def _compared(model: ir.Model, source: _Source, tolerance: float, report: ImportReport) -> ImportReport:
+def _compare(model: ir.Model, source: _Source, tolerance: float, report: ImportReport) -> ImportReport:
     found = _deviation(model, source, narrow=tolerance > TOLERANCE)
     if not found <= tolerance:
         raise ModelImportError(
@@ -115,7 +115,7 @@ def _compared(model: ir.Model, source: _Source, tolerance: float, report: Import
 
 def _deviation(model: ir.Model, source: _Source, narrow: bool) -> float:
     try:
-        ours = Reference(_serialized(model))
+        ours = Reference(_serialize(model))
         return max(deviation(ours.run(feed), outputs, narrow) for feed, outputs in source.known)
     except CannotRunError as error:
         raise ModelImportError(f"ONNX Runtime runs the source, and not the import: {error}") from None
@@ -129,22 +129,22 @@ def _with_free_batch(
         free = free_batch(model)
         if source is None:
             raise FixedBatchError("it cannot be compared with its source")
-        compared = _compared(free, source, tolerance, report)
-        apart = _apart(free, source)
+        compared = _compare(free, source, tolerance, report)
+        apart = _batch_deviation(free, source)
         if not apart <= tolerance:
             raise FixedBatchError(f"examples of a batch influence each other ({apart:.2g} of the largest output)")
-        return free, replace(compared, deviation=max(apart, compared.deviation or 0.0)).noting(
+        return free, replace(compared, deviation=max(apart, compared.deviation or 0.0)).with_notes(
             "the batch, 1 in the source, is symbolic; checked with batches of 1 and 3"
         )
     except (FixedBatchError, ModelImportError) as error:
         why = f"the batch stays 1, as in the source: {error}"
-    return model, (report if source is None else _compared(model, source, tolerance, report)).noting(why)
+    return model, (report if source is None else _compare(model, source, tolerance, report)).with_notes(why)
 
 
-def _apart(free: ir.Model, source: _Source) -> float:
+def _batch_deviation(free: ir.Model, source: _Source) -> float:
     """How far a batch of several examples is from the source's answers to each alone."""
     try:
-        runtime = Reference(_serialized(free))
+        runtime = Reference(_serialize(free))
         return max(_differences(free, runtime, source.runtime))
     except CannotRunError as error:
         raise FixedBatchError(f"ONNX Runtime does not run {_EXAMPLES} examples at once: {error}") from None
@@ -163,7 +163,7 @@ def _differences(free: ir.Model, ours: Reference, theirs: Reference) -> Iterator
             yield deviation([together], [np.concatenate(alone)] if carried else alone[:1])
 
 
-def _serialized(model: ir.Model) -> bytes:
+def _serialize(model: ir.Model) -> bytes:
     try:
         data: bytes = ir.to_proto(model).SerializeToString()
     except (ir.serde.SerdeError, ValueError) as error:

@@ -39,7 +39,7 @@ def parameter_names(model: ir.Model) -> tuple[str, ...]:
     if recorded is not None:
         known = set(json.loads(recorded))
         return tuple(name for name in model.graph.initializers if name in known)
-    return tuple(name for name, value in model.graph.initializers.items() if _weighs(value))
+    return tuple(name for name, value in model.graph.initializers.items() if _is_weight(value))
 
 
 def record_parameters(model: ir.Model, names: Iterable[str]) -> None:
@@ -62,7 +62,7 @@ def promote(model: ir.Model, names: Iterable[str]) -> list[ir.Value]:
 
 def statistics(model: ir.Model) -> tuple[str, ...]:
     """Names of the initializers that are a running mean or variance of BatchNormalization and nothing else."""
-    return tuple(name for name, value in model.graph.initializers.items() if _averages(value))
+    return tuple(name for name, value in model.graph.initializers.items() if _is_running_statistic(value))
 
 
 def trainable_names(model: ir.Model, patterns: str | Sequence[str]) -> list[str]:
@@ -94,14 +94,14 @@ def _matches(name: str, pattern: str) -> bool:
     return name == pattern or fnmatchcase(name, pattern)  # a name may have brackets, which mean something in a glob
 
 
-def _averages(value: ir.Value) -> bool:
+def _is_running_statistic(value: ir.Value) -> bool:
     uses = list(value.uses())
     return bool(uses) and all(
         use.node.domain == "" and use.node.op_type == "BatchNormalization" and use.idx in (3, 4) for use in uses
     )
 
 
-def _weighs(value: ir.Value) -> bool:
+def _is_weight(value: ir.Value) -> bool:
     if not is_float(value) or value.shape is None or len(value.shape) == 0:
         return False
     uses = list(value.uses())

@@ -26,7 +26,7 @@ class ImportReport:
     samples: int = 0
     notes: tuple[str, ...] = ()
 
-    def noting(self, *notes: str) -> ImportReport:
+    def with_notes(self, *notes: str) -> ImportReport:
         return replace(self, notes=(*self.notes, *notes))
 
     def record(self, model: ir.Model) -> None:

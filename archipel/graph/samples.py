@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from archipel.graph.shapes import dims, dtype_of
-from archipel.graph.walk import ends
+from archipel.graph.walk import final_readers
 
 MAX_BYTES = 2**28
 """For all inputs of one sample together."""
@@ -67,7 +67,7 @@ def _array(value: ir.Value, shape: list[int], kind: str, rng: np.random.Generato
 def _bound(value: ir.Value) -> int:
     """Integers are drawn below this: the rows of the table that they look up, or 2, which most other uses take."""
     found = [2**31]
-    for node, index in ends(value, lambda node: node.op_type in _HAND_ON):
+    for node, index in final_readers(value, lambda node: node.op_type in _HAND_ON):
         if node.op_type == "Gather" and index == 1 and node.inputs[0] is not None and node.inputs[0].shape:
             axis = node.attributes.get("axis")
             rows = dims(node.inputs[0])[0 if axis is None else axis.as_int()]

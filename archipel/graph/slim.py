@@ -28,7 +28,7 @@ def slim(model: ir.Model) -> onnx.ModelProto:
     del graph.value_info[:]
     inferred = onnx.shape_inference.infer_shapes(proto, data_prop=True)
     found = {value.name: value.type for value in inferred.graph.value_info}
-    graph.value_info.extend(value for name, value in kept.items() if not _as_much(found.get(name), value.type))
+    graph.value_info.extend(value for name, value in kept.items() if not _is_inferred(found.get(name), value.type))
     own = [key for entry in proto.metadata_props if (key := entry.key).startswith(_OWN) and key != NAMES_KEY]
     _keep_metadata(proto, own)
     _clean(graph)
@@ -66,7 +66,7 @@ def _keep_metadata(owner: Any, keys: Collection[str] = ()) -> None:
         owner.metadata_props.extend(kept)
 
 
-def _as_much(found: onnx.TypeProto | None, known: onnx.TypeProto) -> bool:
+def _is_inferred(found: onnx.TypeProto | None, known: onnx.TypeProto) -> bool:
     """Whether inference found the type, and every size that is a number."""
     if found is None or found.tensor_type.elem_type != known.tensor_type.elem_type:
         return False

@@ -67,10 +67,10 @@ def refuse_external(proto: onnx.ModelProto) -> None:
 
 def tensors(proto: onnx.ModelProto) -> Iterator[TensorProto]:
     """Every tensor of the model: initializers, sparse ones too, and attributes, in subgraphs and functions too."""
-    yield from _of_graph(proto.graph)
+    yield from _graph_tensors(proto.graph)
     for function in proto.functions:
         for node in function.node:
-            yield from _of_node(node)
+            yield from _node_tensors(node)
 
 
 def _require_text(message: Message, name: str) -> None:
@@ -85,15 +85,15 @@ def _require_text(message: Message, name: str) -> None:
                 raise ModelImportError(f"{name}: damaged: {field.full_name} is {part[:40]!r}, not UTF-8 text")
 
 
-def _of_graph(graph: onnx.GraphProto) -> Iterator[TensorProto]:
+def _graph_tensors(graph: onnx.GraphProto) -> Iterator[TensorProto]:
     yield from graph.initializer
     for sparse in graph.sparse_initializer:
         yield from (sparse.values, sparse.indices)
     for node in graph.node:
-        yield from _of_node(node)
+        yield from _node_tensors(node)
 
 
-def _of_node(node: onnx.NodeProto) -> Iterator[TensorProto]:
+def _node_tensors(node: onnx.NodeProto) -> Iterator[TensorProto]:
     for attribute in node.attribute:
         if attribute.HasField("t"):
             yield attribute.t
@@ -101,7 +101,7 @@ def _of_node(node: onnx.NodeProto) -> Iterator[TensorProto]:
         for sparse in (attribute.sparse_tensor, *attribute.sparse_tensors):
             yield from (sparse.values, sparse.indices)
     for graph in proto_bodies(node):
-        yield from _of_graph(graph)
+        yield from _graph_tensors(graph)
 
 
 def _check_external(name: str, folder: Path, external: list[TensorProto], size: int) -> None:
@@ -111,7 +111,7 @@ def _check_external(name: str, folder: Path, external: list[TensorProto], size: 
             info = ExternalDataInfo(tensor)
         except ValueError as error:
             raise ModelImportError(f"{name}: external data of {tensor.name!r}: {error}") from None
-        file = _located(name, folder, root, tensor.name, info.location)
+        file = _locate(name, folder, root, tensor.name, info.location)
         there = file.stat().st_size
         offset, length = info.offset or 0, info.length
         if offset > there or (length is not None and offset + length > there):
@@ -127,7 +127,7 @@ def _check_external(name: str, folder: Path, external: list[TensorProto], size: 
             )
 
 
-def _located(name: str, folder: Path, root: Path, tensor: str, location: str) -> Path:
+def _locate(name: str, folder: Path, root: Path, tensor: str, location: str) -> Path:
     where = f"{name}: external data of {tensor!r}: {location!r}"
     path = Path(location)
     if not location or "\0" in location or path.is_absolute() or ".." in path.parts or "\\" in location:

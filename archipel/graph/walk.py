@@ -49,11 +49,11 @@ def dependencies(node: ir.Node) -> list[ir.Value]:
     """What a node reads: its inputs, and what its bodies capture. A value comes as often as it is read."""
     found = [value for value in node.inputs if value is not None]
     for body in bodies(node):
-        found.extend(captured(body))
+        found.extend(captured_values(body))
     return found
 
 
-def captured(body: ir.Graph) -> list[ir.Value]:
+def captured_values(body: ir.Graph) -> list[ir.Value]:
     """What a body reads of the graphs around it."""
     found: list[ir.Value] = []
     own: set[ir.Value] = {*body.inputs, *body.initializers.values()}
@@ -93,7 +93,7 @@ def ancestors(nodes: Iterable[ir.Node], targets: Iterable[ir.Value]) -> set[ir.V
     return found
 
 
-def computable(nodes: Iterable[ir.Node], given: Iterable[ir.Value]) -> set[ir.Value]:
+def computable_values(nodes: Iterable[ir.Node], given: Iterable[ir.Value]) -> set[ir.Value]:
     """What is given, and what the nodes compute of nothing else."""
     found = set(given)
     for node in nodes:
@@ -150,7 +150,7 @@ def only_reader(value: ir.Value) -> ir.Node | None:
     return None if use is None else use[0]
 
 
-def ends(value: ir.Value, hands_on: Callable[[ir.Node], bool]) -> list[tuple[ir.Node, int]]:
+def final_readers(value: ir.Value, hands_on: Callable[[ir.Node], bool]) -> list[tuple[ir.Node, int]]:
     """Who reads the value, as which input, behind the nodes that only hand their first input on."""
     found: list[tuple[ir.Node, int]] = []
     waiting = [value]

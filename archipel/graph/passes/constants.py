@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import onnx_ir as ir
 
-from archipel.graph.walk import bodies, computable
+from archipel.graph.walk import bodies, computable_values
 
 UNPACK = "archipel.unpack"
 """Metadata of nodes that turn a stored tensor into numbers to compute with: they stay beside the stored tensor."""
@@ -20,7 +20,7 @@ _RANDOM = frozenset({"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLi
 def constant_values(graph: ir.Graph) -> set[ir.Value]:
     """Initializers that are no inputs, and what nodes without bodies compute from them alone."""
     given = {value for value in graph.initializers.values() if not value.is_graph_input()}
-    return computable((node for node in graph if node.op_type not in _RANDOM and not bodies(node)), given)
+    return computable_values((node for node in graph if node.op_type not in _RANDOM and not bodies(node)), given)
 
 
 def is_unpacked(value: ir.Value | None) -> bool:
@@ -30,7 +30,7 @@ def is_unpacked(value: ir.Value | None) -> bool:
 
 
 @contextmanager
-def hidden(graph: ir.Graph, names: Collection[str]) -> Iterator[None]:
+def hide_contents(graph: ir.Graph, names: Collection[str]) -> Iterator[None]:
     """Take the contents of initializers away for a while, so that no pass can use what they happen to be now."""
     contents = {value: value.const_value for name, value in graph.initializers.items() if name in names}
     for value in contents:

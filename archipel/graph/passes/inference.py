@@ -12,7 +12,7 @@ from archipel.graph.passes.affine import fold_affine
 from archipel.graph.passes.averages import use_global_average
 from archipel.graph.passes.base import GraphPass, InlinedPipeline
 from archipel.graph.passes.constant_folding import FoldConstants
-from archipel.graph.passes.constants import UNPACK, hidden
+from archipel.graph.passes.constants import UNPACK, hide_contents
 from archipel.graph.passes.dead_code import remove_dead_code
 from archipel.graph.passes.identities import remove_identities
 from archipel.graph.passes.no_ops import remove_no_ops
@@ -42,7 +42,7 @@ def optimize_for_inference(model: ir.Model, keep: Collection[str]) -> None:
     nodes that read them. Functions must have been inlined.
     """
     changes = [step for change in PASSES for step in (change, remove_dead_code)]
-    with hidden(model.graph, keep):
+    with hide_contents(model.graph, keep):
         InlinedPipeline(*_simplification(keep), *changes, *_simplification(keep))(model)
 
 

@@ -42,7 +42,7 @@ class AddUnitHeight(GraphPass):
 
     def change(self, model: ir.Model) -> bool:
         fixed = constant_values(model.graph)
-        candidates = [node for node in model.graph if _can(node, fixed)]
+        candidates = [node for node in model.graph if _fits(node, fixed)]
         modified = False
         for group in _connected(candidates):
             if _pays(group):
@@ -54,7 +54,7 @@ class AddUnitHeight(GraphPass):
 add_unit_height = AddUnitHeight()
 
 
-def _can(node: ir.Node, fixed: set[ir.Value]) -> bool:
+def _fits(node: ir.Node, fixed: set[ir.Value]) -> bool:
     if node.domain != "" or node.op_type not in _WINDOWS | _BETWEEN or len(node.outputs) != 1:
         return False
     values = [*node.inputs[:1], *node.outputs]
