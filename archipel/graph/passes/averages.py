@@ -1,4 +1,4 @@
-"""Means over pictures."""
+"""Means over spatial axes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Matrix products with what is added to them, as one Gemm."""
+"""Matrix products with their Add or Transpose, as one Gemm."""
 
 from __future__ import annotations
 
@@ -42,6 +42,7 @@ def _join(op: Builder, node: ir.Node, product: ir.Value, addend: ir.Value) -> bo
     if addend.shape is None or any(value is None or value.shape is None or len(value.shape) != 2 for value in values):
         return False
     size, added = dims(product), dims(addend)
+    # Gemm broadcasts its third input to the product, and not the product to the third input as Add does.
     spreads = len(added) <= 2 and all(x == 1 or same_dim(x, y) for x, y in zip(reversed(added), reversed(size)))
     if not spreads or not same_shape(size, dims(node.outputs[0])):
         return False
