@@ -108,9 +108,9 @@ def require_kept(graph: ir.Graph) -> None:
 
     Without the function's node nothing would use the rule, and the gradient would silently be that of the body.
     """
-    late = sorted(inlined_functions(graph) & RULES.keys())
-    if late:
-        domain, op_type = late[0]
+    too_late = sorted(inlined_functions(graph) & RULES.keys())
+    if too_late:
+        domain, op_type = too_late[0]
         raise AutodiffError(
             f"the rule for {domain}::{op_type} was registered after the model was loaded, when its function had been "
             "inlined already; load the model again from its source"

@@ -134,6 +134,7 @@ def _types(node: ir.Node) -> dict[str, str]:
                 f"{_title(node)}: {value.name!r} is {given}, which {node.op_type} does not take in opset {OPSET}; use "
                 f"one of {', '.join(sorted(parameter.types))}"
             )
+        # Values of one type parameter must agree; the first one binds it.
         if parameter.is_homogeneous and bindings.setdefault(parameter.type_str, given) != given:
             raise ModelImportError(
                 f"{_title(node)}: {value.name!r} is {given} where {bindings[parameter.type_str]} is needed, the type "

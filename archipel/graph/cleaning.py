@@ -36,6 +36,8 @@ _LAYERS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 def clean(model: ir.Model) -> None:
     """Weights that are Constants, or pass through reshapes and the like, become initializers; Identity and casts to the
     same type go; shape arithmetic and other constants are folded, as far as they are small. Changes `model`."""
+    # In this order: Casts and Identities hide weights from the two steps after them, which in turn must have found the
+    # weights before folding computes what is left.
     for node in model.graph.all_nodes():
         _ease_cast(node)
     remove_identities(model)

@@ -35,6 +35,7 @@ def scan(
     following, emitted = body(inner, states, items)
     if len(following) != len(carried):
         raise GraphError(f"scan {name!r}: {len(carried)} values are carried, the body returned {len(following)}")
+    # Checked here, where the error can name the loop and the value.
     for before, value in zip(carried, following):
         if value.dtype != before.dtype or len(dims(value)) != len(dims(before)):
             raise GraphError(

@@ -97,6 +97,7 @@ def inline_unknown(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, list[onnx.F
 def record_inlined(graph: ir.Graph, names: Iterable[Name]) -> None:
     """Remember which functions an import inlined."""
     if names:
+        # In the metadata, where `autodiff.registry.require_kept` looks before it differentiates the graph.
         graph.metadata_props[_INLINED] = json.dumps(sorted(names))
 
 

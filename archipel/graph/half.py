@@ -19,7 +19,7 @@ def widen(model: ir.Model) -> list[str]:
     Casts between them then do nothing. Returns a list of one note for the report, empty if there was nothing to do.
     """
     ports = [value.name or "" for value in (*model.graph.inputs, *model.graph.outputs) if value.dtype in _HALF]
-    weights, inner = 0, 0
+    weights, inner = 0, 0  # counts, for the note
     for graph in levels(model.graph):
         for value in graph.initializers.values():
             if value.dtype in _HALF and value.const_value is not None:

@@ -59,6 +59,7 @@ def _rounding(proto: onnx.ModelProto, version: int) -> dict[str, str]:
     for node in standard_nodes(proto.graph.node):
         if node.op_type not in ("Upsample", "Resize"):
             continue
+        # Only a nearest Resize rounds; in linear mode `nearest_mode` has no effect.
         rounding = "floor"
         if node.op_type == "Resize" and _attribute(node, "mode") in (None, b"nearest"):
             tensor = constants.get(node.input[1])
@@ -87,6 +88,7 @@ def _leave_out_empty_inputs(proto: onnx.ModelProto) -> None:
 
 def _drop_masks(proto: onnx.ModelProto) -> None:
     """Remove Dropout's mask output if nothing reads it, else refuse: later opsets changed its type or content."""
+    # Names are compared across all levels: a body may read the mask, and a name used twice only errs on the safe side.
     read = {name for node in standard_nodes(proto.graph.node) for name in node.input}
     read |= {value.name for value in proto.graph.output}
     for node in standard_nodes(proto.graph.node):

@@ -61,7 +61,7 @@ def promote(model: ir.Model, names: Iterable[str]) -> list[ir.Value]:
         value = model.graph.initializers.pop(name, None)
         if value is None:
             raise GraphError(f"{name!r} is not an initializer of the model")
-        value.const_value = None
+        value.const_value = None  # else a pass could fold the input as a constant
         model.graph.inputs.append(value)
         promoted.append(value)
     return promoted

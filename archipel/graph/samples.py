@@ -28,6 +28,7 @@ def sizes(model: ir.Model, batch: int = 2) -> Iterator[dict[str, int]]:
     shapes = [dims(value) for value in model.graph.inputs]
     names = {d for shape in shapes for d in shape if isinstance(d, str)}
     first = {shape[0] for shape in shapes if shape and isinstance(shape[0], str)}
+    # One size for all: sizes that must agree with each other then do.
     if names - first:
         for size in _SIZES:
             yield {name: batch if name in first else size for name in names}
@@ -43,6 +44,7 @@ def sample(model: ir.Model, kind: str, chosen: Mapping[str, int], seed: int = 0)
     total = sum(math.prod(shape) * max(1, dtype_of(value).itemsize) for value, shape in shapes.items())
     if total > MAX_BYTES:
         raise ValueError(f"its inputs have {total:.0f} bytes, more than the {MAX_BYTES} of a sample")
+    # A stream for each kind, so that they do not depend on the order in which they are drawn.
     rng = np.random.default_rng([seed, KINDS.index(kind)])
     return {value.name or "": _array(value, shape, kind, rng) for value, shape in shapes.items()}
 

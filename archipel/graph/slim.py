@@ -23,6 +23,7 @@ def slim(model: ir.Model) -> onnx.ModelProto:
     """
     proto = ir.to_proto(model)
     graph = proto.graph
+    # An initializer has its shape itself.
     initializers = {tensor.name for tensor in graph.initializer}
     kept = {value.name: value for value in graph.value_info if value.name not in initializers}
     del graph.value_info[:]

@@ -33,6 +33,7 @@ def read(path: str | os.PathLike[str]) -> onnx.ModelProto:
                 f"{name}: has {size} bytes; a protobuf has at most {MAX_BYTES}, so this is no ONNX model, or a damaged "
                 "one (larger models keep their weights in external data)"
             )
+        # Without external data: its paths are checked first.
         proto = onnx.load(path, format="protobuf", load_external_data=False)
     except FileNotFoundError:
         raise ModelImportError(f"{name} does not exist") from None
@@ -105,6 +106,7 @@ def _node_tensors(node: onnx.NodeProto) -> Iterator[TensorProto]:
 
 
 def _check_external(name: str, folder: Path, external: list[TensorProto], size: int) -> None:
+    # The model's folder may itself be behind links: what counts is where both really are.
     root = folder.resolve()
     for tensor in external:
         try:
@@ -113,6 +115,7 @@ def _check_external(name: str, folder: Path, external: list[TensorProto], size: 
             raise ModelImportError(f"{name}: external data of {tensor.name!r}: {error}") from None
         file = _locate(name, folder, root, tensor.name, info.location)
         available = file.stat().st_size
+        # Checked before anything is read: a file that is too short would otherwise show as a tensor of a wrong size.
         offset, length = info.offset or 0, info.length
         if offset > available or (length is not None and offset + length > available):
             raise ModelImportError(

@@ -62,8 +62,8 @@ def _products(op: Builder, windows: ir.Value, rows: int, g: ir.Value, group: int
     """
     left = op.Reshape(windows, [0, group, rows, -1])
     right = op.Reshape(g, [0, group, filters // group, -1])
-    each = op.MatMul(left, op.swap_last(right))
-    return op.Squeeze(each, [0]) if dims(g)[0] == 1 else op.ReduceSum(each, [0], keepdims=0)
+    products = op.MatMul(left, op.swap_last(right))
+    return op.Squeeze(products, [0]) if dims(g)[0] == 1 else op.ReduceSum(products, [0], keepdims=0)
 
 
 def _channels_first(op: Builder, value: ir.Value, channels: int) -> ir.Value:
@@ -156,8 +156,8 @@ def _diagonals(op: Builder, g: ir.Value, x: ir.Value, window: Window, channels: 
             met = op.Slice(source, starts, ends, list(range(2, n + 1)), list(window.strides[:-1]))
         products = op.MatMul(turned, op.Reshape(met, [channels, -1, size]))
         parts.append(op.Reshape(products, [channels, 1, -1]))
-    together = op.Concat(*parts, axis=1) if len(parts) > 1 else parts[0]
-    total = op.MatMul(together, _diagonal_sums(window, size, length).astype(dtype_of(x).numpy()))
+    stacked = op.Concat(*parts, axis=1) if len(parts) > 1 else parts[0]
+    total = op.MatMul(stacked, _diagonal_sums(window, size, length).astype(dtype_of(x).numpy()))
     return op.Reshape(total, [channels, 1, *window.kernel])
 
 

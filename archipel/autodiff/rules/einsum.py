@@ -114,6 +114,6 @@ def _product(ctx: RuleContext, factors: Sequence[Factor], output: list[Label]) -
 def _identity(op: Builder, x: ir.Value, axis: int) -> ir.Value:
     """The identity matrix of the size of one axis of `x`, in its type."""
     size = dims(x)[axis]
-    once = op.Shape(x, start=axis, end=axis + 1)
-    shape = op.constant([size, size]) if isinstance(size, int) else op.Concat(once, once, axis=0)
+    length = op.Shape(x, start=axis, end=axis + 1)
+    shape = op.constant([size, size]) if isinstance(size, int) else op.Concat(length, length, axis=0)
     return op.EyeLike(zeros(op, shape, x))

@@ -50,7 +50,7 @@ class _Cell:
             outside, recurrent = d.biases
             if self.linear_before_reset:
                 of_gates, of_new = op.emit("Split", recurrent, [2 * hidden, hidden], axis=0, outputs=2)
-                inner = op.Unsqueeze(of_new, [1])
+                inner = op.Unsqueeze(of_new, [1])  # the addend of R before, inside the loop
                 recurrent = op.Pad(of_gates, [0, hidden])
             bias = op.Add(outside, recurrent)
         inputs = op.emit("Split", d.project(bias), [2 * hidden, hidden], axis=1, outputs=2)
@@ -69,6 +69,7 @@ class _Cell:
             n = tanh(op, clip_argument(op, a_new, self.clip))
             change = op.Sub(h, n)  # h = n + z (before - n); the gradient of z needs it as well
             h = op.Add(n, op.Mul(z, change))
+            # `reset` is R before + bias, a factor of dr, or r * before, a factor of the gradient of R.
             return [h], [h, zr, n, change, reset, *([] if self.clip is None else [a_gates, a_new])]
 
         final, (h, *kept) = d.loop(step, d.initial, inputs)
@@ -114,6 +115,7 @@ class _Cell:
             return [op.Gemm(weights, gates, op.Mul(dh, keep))], [gates, dh]
 
         initial, (inside, dh) = d.loop(step, cotangents.start(d), [slopes, z, *cotangents.given], gradient=True)
+        # For w x and its bias the third part is dn itself, without the factor r.
         gates = op.Concat(op.Slice(inside, [0], [2 * d.hidden], [1]), op.Mul(dh, to_n), axis=1)
         return Backward(gates, [(d.columns(inside, 3 * d.hidden), d.previous(run.states[0]))], initial)
 
@@ -144,6 +146,7 @@ class _Cell:
         initial, (gates, new) = d.loop(
             step, cotangents.start(d), [slopes, to_n, z, r, *cotangents.given], gradient=True
         )
+        # R is two matrices here: that of the gates multiplied h before, that of n multiplied r * before.
         reset = d.rows(batch_first(op, run.kept[3]), d.hidden)
         recurrent = [(d.columns(gates, 2 * d.hidden), d.previous(run.states[0])), (d.columns(new, d.hidden), reset)]
         return Backward(op.Concat(gates, new, axis=1), recurrent, initial)

@@ -62,6 +62,7 @@ def slice_(ctx: RuleContext) -> Gradients:
     axes, steps = _axes_and_steps(ctx)
     starts, ends = constant_array(ctx.input(1)), constant_array(ctx.input(2))
     if axes is not None and steps is not None:
+        # Fixed bounds and sizes give the positions here, else the graph computes where they start.
         if starts is not None and ends is not None:
             bounds = zip([dims(x)[axis] for axis in axes], starts.tolist(), ends.tolist(), steps)
             spans = [_span(size, start, end, step) for size, start, end, step in bounds if isinstance(size, int)]
@@ -183,6 +184,7 @@ def _place_at_runtime(
     size, kept = _sizes(op, x, axes), _sizes(op, g, axes)
     start = int64(op, starts)
     start = op.Where(op.Less(start, 0), op.Add(start, size), start)
+    # Clamped to [0, size] for a positive step and to [0, size - 1] for a negative one.
     start = op.Max(op.Min(start, op.Sub(size, np.array([int(step < 0) for step in steps], np.int64))), 0)
     # A slice that runs backwards has read its lowest position last, `kept - 1` steps below its start.
     first = op.Add(start, op.Mul(np.array([max(-step, 0) for step in steps], np.int64), op.Sub(1, kept)))
@@ -205,9 +207,10 @@ def _reverse(op: Builder, value: ir.Value, axes: list[int]) -> ir.Value:
 def _space(op: Builder, value: ir.Value, axis: int, step: int) -> ir.Value:
     """`step - 1` zeros after each element along `axis`. A Concat with zeros: up to 10 times faster than Pad or Mul."""
     items = op.Unsqueeze(value, [axis + 1])
-    rest = zeros(op, _multiplied(op, items, axis + 1, step - 1), value)
+    # [.., n, 1, ..] beside zeros [.., n, step - 1, ..], then both axes as one of n * step.
+    gaps = zeros(op, _multiplied(op, items, axis + 1, step - 1), value)
     shape, size = dims(value), dims(value)[axis]
-    result = op.Reshape(op.Concat(items, rest, axis=axis + 1), _multiplied(op, value, axis, step), allowzero=1)
+    result = op.Reshape(op.Concat(items, gaps, axis=axis + 1), _multiplied(op, value, axis, step), allowzero=1)
     result.shape = ir.Shape([*shape[:axis], size * step if isinstance(size, int) else None, *shape[axis + 1 :]])
     return result
 

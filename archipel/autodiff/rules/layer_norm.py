@@ -31,7 +31,7 @@ def layer_normalization(ctx: RuleContext) -> Gradients:
     g = op.Flatten(cast(op, op.full_like(given, 0.0) if to_y is None else to_y, dtype), axis=axis)
     count = elements_per(op, mean, x)
 
-    # shift = mean(g s) and slope = mean(g s X^) = (mean(g s X) - mean(X) shift) / deviation.
+    # shift = mean(g s), slope = mean(g s X^) = (mean(g s X) - mean(X) shift) / deviation; both as products with s / n.
     product, column = op.Mul(g, x), op.Reshape(op.Div(scale, count), [-1, 1])
     shift = op.Reshape(op.MatMul(g, column), [-1])
     weighted = op.Reshape(op.MatMul(product, column), [-1])
@@ -39,15 +39,17 @@ def layer_normalization(ctx: RuleContext) -> Gradients:
     # `project` divides by the deviation and multiplies `slope` by X^: what d mean / dX = 1 / n and d inverse / dX =
     # -inverse^2 X^ / n add to dX is brought to that form.
     if to_mean is not None:
-        each = op.Div(_row(op, to_mean, dtype), count)
-        shift = op.Sub(shift, op.Div(each, inverse))
+        part = op.Div(_row(op, to_mean, dtype), count)
+        shift = op.Sub(shift, op.Div(part, inverse))
     if to_inverse is not None:
-        each = op.Div(_row(op, to_inverse, dtype), count)
-        slope = op.Add(slope, op.Mul(each, inverse))
+        part = op.Div(_row(op, to_inverse, dtype), count)
+        slope = op.Add(slope, op.Mul(part, inverse))
+    # The epsilon is in `inverse` already: 1 / inverse^2 is var + epsilon.
     rows = Statistics(mean, op.Reciprocal(op.Mul(inverse, inverse)), 0.0)
     channels = [op.Unsqueeze(v, [0]) for v in (x, op.Mul(g, scale))]
     grad_x = op.reshape_like(project(op, channels[0], channels[1], rows, slope, shift), given)
 
+    # sum over rows of g X^ = sum of inverse (g X) - sum of inverse mean g: two products with a row vector.
     weights = op.Unsqueeze(inverse, [0])
     grad_scale = op.Sub(op.MatMul(weights, product), op.MatMul(op.Mul(weights, op.Unsqueeze(mean, [0])), g))
     grads = [cast(op, grad_x, dtype_of(given)), _reduce_columns(ctx, grad_scale, 1, axis)]

@@ -59,12 +59,13 @@ class _Cell:
                 c = op.Add(op.Mul(f, before), op.Mul(i, g))
             squashed = squash(op, c)
             h = op.Mul(o, squashed)
+            # The arguments of the activations only if they may be clipped: else y alone gives each derivative.
             kept = [iof, g, squashed, before, *([] if self.clip is None else [a_iof, a_g])]
             return [h, c], [*([c] if keep else []), *kept]
 
         final, emitted = d.loop(step, d.initial, [d.project(d.bias())])
         cells, kept = (emitted[:1], emitted[1:]) if keep else ([], emitted)
-        # h of all steps as one product costs less than a copy of h out of each step.
+        # h is not emitted: o tanh(c) as one product over all steps costs less than a copy of h out of each step.
         o = d.op.emit("Split", kept[0], num_outputs=3, axis=1, outputs=3)[1]
         return Forward([d.op.Mul(o, kept[2]), *cells], final, kept)
 
@@ -73,6 +74,7 @@ class _Cell:
     ) -> tuple[ir.Value, ...]:
         """The gates one by one, for peepholes and input_forget: i, f, c, and then o, which may see c."""
         sigma = d.activations[0]
+        # Peepholes are in ONNX's order i, o, f, and multiply elementwise.
         a_i, a_o, a_f = op.emit("Split", a, num_outputs=3, axis=0, outputs=3)
         if peepholes:
             a_i, a_f = op.Add(a_i, op.Mul(peepholes[0], before)), op.Add(a_f, op.Mul(peepholes[2], before))
@@ -89,6 +91,7 @@ class _Cell:
         of the activations; dh of the step before = r^T da, its dc = f dc. The loop finds all factors computed.
         """
         slopes, through_h, through_c = self._factors(d, run)
+        # dy is the cotangent of h after each step; `ends` that of c, only where sequences end inside the loop.
         weights = d.op.Transpose(d.r, perm=[1, 0])
         dy, ends = cotangents.states
 
@@ -113,6 +116,7 @@ class _Cell:
         op, (iof, g, squashed, before, *a) = d.op, run.kept
         sigma, tanh, squash = d.activations
         i, o, f = op.emit("Split", iof, num_outputs=3, axis=1, outputs=3)
+        # With input_forget c = (1 - i) before + i g: di = dc (g - before), and f has no gradient of its own.
         to_i, to_f = (op.Sub(g, before), op.full_like(g, 0.0)) if self.input_forget else (g, before)
         slopes = sigma.pull(op, iof, op.Concat(to_i, squashed, to_f, axis=1))
         slope_g = tanh.pull(op, g, i)

@@ -58,6 +58,7 @@ def _inference(ctx: RuleContext) -> Gradients:
     spread = Statistics(fill(op, mean, 0.0), var, epsilon)
     grad_bias = _over_channels(op, op.ReduceSum, g)
     product = _over_channels(op, op.ReduceSum, op.Mul(g, x))
+    # (product - mean grad_bias) / deviation, as a `standardize` of that row with mean * grad_bias for the mean.
     grad_scale = _standardize_row(op, product, Statistics(op.Mul(mean, grad_bias), var, epsilon))
     grad_mean = op.Neg(_standardize_row(op, grad_bias, spread, scale))
     grad_var = op.Mul(op.Div(op.Mul(scale, grad_scale), op.Add(var, epsilon)), -0.5)
@@ -131,7 +132,7 @@ def backward(
     """
     per_bias = _over_channels(op, op.ReduceMean, g)
     product = _over_channels(op, op.ReduceMean, op.Mul(g, x))
-    # mean(g X^) = (mean(g X) - mean(X) mean(g)) / deviation: X^ itself is never computed.
+    # mean(g X^) = (mean(g X) - mean(X) mean(g)) / deviation, as a `standardize` of that row.
     per_scale = _standardize_row(op, product, Statistics(op.Mul(batch.mean, per_bias), batch.var, batch.epsilon))
     return project(op, x, g, batch, per_scale, per_bias, scale), per_scale, per_bias
 
@@ -187,8 +188,8 @@ def _standardize_row(op: Builder, v: ir.Value, by: Statistics, scale: ir.Value |
 def _over_channels(op: Builder, reduce: Callable[..., ir.Value], v: ir.Value) -> ir.Value:
     """Sum or mean over all axes but the second. First over the inner axes, which reads memory in order."""
     inner = list(range(2, rank(v)))
-    each = reduce(v, inner, keepdims=0) if inner else v
-    return reduce(each, [0], keepdims=0)
+    per_example = reduce(v, inner, keepdims=0) if inner else v
+    return reduce(per_example, [0], keepdims=0)
 
 
 def _channels_second(op: Builder, v: ir.Value) -> ir.Value:

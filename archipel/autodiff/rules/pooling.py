@@ -1,7 +1,4 @@
-"""Pooling: the maximum or the mean of each window.
-
-Windows that lie side by side inside the input have simpler gradients than others (`_tiles`): nothing is added up.
-"""
+"""Pooling: the maximum or the mean of each window. Windows that lie side by side (`_tiles`) have a faster gradient."""
 
 from __future__ import annotations
 
@@ -88,6 +85,7 @@ def _rest(x: ir.Value, window: Window) -> list[int] | None:
 
 def _repeat(op: Builder, value: ir.Value, window: Window, shape: tuple[Dim, ...]) -> ir.Value:
     """Each value repeated over its window, by a Resize to whole multiples; `shape` is that of the pooled input."""
+    # asymmetric coordinates rounded down: output element i reads input element i // kernel.
     scales = np.array([1, 1, *window.kernel], np.float32)
     result = op.Resize(
         value, None, scales, mode="nearest", coordinate_transformation_mode="asymmetric", nearest_mode="floor"
@@ -101,7 +99,7 @@ def _fill_up(op: Builder, g: ir.Value, x: ir.Value, window: Window) -> ir.Value:
     """Append zeros for the elements behind the last whole window."""
     n = len(window.kernel)
     rest = _rest(x, window)
-    if rest is None:
+    if rest is None:  # symbolic sizes: how many elements are missing is computed
         missing = op.Sub(op.Shape(x, start=2), op.Shape(g, start=2))
         g = op.Pad(g, op.Concat(op.constant([0] * (n + 4)), missing, axis=0))
     elif any(rest):
@@ -125,8 +123,8 @@ def _tiled_max(op: Builder, g: ir.Value, x: ir.Value, y: ir.Value, window: Windo
     mask = op.Cast(op.Equal(part, highest), to=int(dtype_of(x)))
     # The mean of the mask is n / size for n equal maxima, so (g / size) / share = g / n.
     share = op.AveragePool(mask, kernel_shape=inner, strides=inner)
-    each = op.Div(op.Mul(g, 1.0 / window.size), share)
-    return _fill_up(op, op.Mul(_repeat(op, each, window, dims(x)), mask), x, window)
+    divided = op.Div(op.Mul(g, 1.0 / window.size), share)
+    return _fill_up(op, op.Mul(_repeat(op, divided, window, dims(x)), mask), x, window)
 
 
 def _general_max(ctx: RuleContext, x: ir.Value, plain: Window, lowest: float) -> ir.Value:
@@ -139,12 +137,13 @@ def _general_max(ctx: RuleContext, x: ir.Value, plain: Window, lowest: float) ->
         pads = [0, 0, *window.before, 0, 0, *window.after]
         padded = op.Pad(x, pads, op.constant(lowest, dtype_of(x)))
     windows = _like_output(ctx, unfold(op, padded, window.bare, channels), plain)
+    # [batch, channels, elements of a window, windows]; maxima and cotangents have one element there and broadcast.
     windows = op.Reshape(windows, [0, channels, window.size, -1])
     mask = op.Cast(op.Equal(windows, op.Reshape(y, [0, channels, 1, -1])), to=int(dtype_of(x)))
     share = op.ReduceSum(mask, [2], keepdims=1)
-    each = op.Mul(mask, op.Div(op.Reshape(g, [0, channels, 1, -1]), share))
+    parts = op.Mul(mask, op.Div(op.Reshape(g, [0, channels, 1, -1]), share))
     stacked = op.Concat(op.constant([0, channels * window.size]), op.Shape(y, start=2), axis=0)
-    return fold(op, op.Reshape(each, stacked), x, window, channels)
+    return fold(op, op.Reshape(parts, stacked), x, window, channels)
 
 
 def _rounded_up(ctx: RuleContext, window: Window) -> Window:
@@ -160,6 +159,7 @@ def _like_output(ctx: RuleContext, value: ir.Value, window: Window) -> ir.Value:
 
     Only for symbolic sizes: a model whose fixed sizes give such a window is refused at import.
     """
+    # A last window can start behind the input only if stride + padding exceed the extent on some axis.
     late = (s + a > e for s, a, e in zip(window.strides, window.after, window.extent))
     if not ctx.attribute("ceil_mode", 0) or is_static(dims(ctx.input(0))[2:]) or not any(late):
         return value
@@ -175,7 +175,7 @@ def _divided_by_counts(ctx: RuleContext, window: Window) -> ir.Value:
     padded = any(window.pads) or same
     sizes = dims(ctx.input(0))[2:]
     if not up and (include or not padded):
-        scaled = op.Mul(g, 1.0 / window.size)
+        scaled = op.Mul(g, 1.0 / window.size)  # every window counts all of its elements
     elif is_static(sizes):
         # A window counts the product of what it counts on each axis.
         counts = np.ones(1)
@@ -194,6 +194,7 @@ def _counts(window: Window, axis: int, size: int, include: int, up: int) -> np.n
     k, stride, step = window.kernel[axis], window.strides[axis], window.dilations[axis]
     before, after, extent = window.before[axis], window.after[axis], window.extent[axis]
     positions = (size + before + after - extent + (stride - 1 if up else 0)) // stride + 1
+    # The position of every element that each window reads, [windows, kernel], counted from the padding's start.
     taken = np.arange(positions)[:, None] * stride + np.arange(k) * step
     first, last = (0, size + before + after) if include else (before, before + size)
     return np.asarray(((taken >= first) & (taken < last)).sum(1))

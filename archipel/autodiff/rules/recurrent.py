@@ -225,6 +225,7 @@ class _Layer:
             states = run.states[0] if self.valid is None else op.Mul(run.states[0], self.valid)
             rows.append(op.Unsqueeze(self._flip(batch_first(op, states), index), [1]))
         y = self._join(rows, axis=1)
+        # [time, directions, batch, hidden], or with layout 1 [batch, time, directions, hidden].
         values = [op.Transpose(y, perm=[2, 0, 1, 3]) if self.layout else y]
         for i in range(self.cell.states):
             ends = [run.final[i] for run in runs]
@@ -247,19 +248,21 @@ class _Layer:
         states = [y, *[None] * (self.cell.states - 1)]
         if self.valid is None or self.last is None:
             return Cotangents(states, final)
-        # A sequence ends at some step of the loop: the cotangent of its final state is added at that step.
+        # A sequence ends at some step of the loop: the cotangent of its final state is added at that step. The padding
+        # behind it, through which the backward loop comes first, has cotangent 0.
         if y is not None:
             states[0] = op.Mul(y, self.valid)
         for i, end in enumerate(final):
             if end is not None:
-                placed, here = op.Mul(end, self.last), states[i]
-                states[i] = placed if here is None else op.Add(here, placed)
+                placed, given = op.Mul(end, self.last), states[i]
+                states[i] = placed if given is None else op.Add(given, placed)
         return Cotangents(states, [None] * self.cell.states)
 
     def gradients(self, directions: list[Direction], backward: list[Backward]) -> Gradients:
         """The gradients of the node's inputs, in their order."""
         ctx, op = self.ctx, self.op
         sizes = [fixed_sizes(dims(d.w)) for d in directions]
+        # dx = w^T dgates, dw = dgates x^T, dr = dgates h^T: one product each over all steps.
         flat = [d.columns(gradient.gates, size[0]) for d, gradient, size in zip(directions, backward, sizes)]
         to_x = [op.reshape_like(op.Gemm(gates, d.w, transA=1), d.x) for d, gates in zip(directions, flat)]
         # Both directions read x and add to its gradient; weights, biases and states are stacked by direction.

@@ -85,8 +85,8 @@ def _pick(ctx: RuleContext, logs: ir.Value) -> _Picked:
         labels = op.Where(kept, labels, op.constant(0, kind))
         counts = weights = op.Cast(kept, to=int(dtype_of(logs)))
     if table is not None:
-        each = op.Gather(table, labels, axis=0)
-        weights = each if counts is None else op.Mul(each, counts)
+        of_labels = op.Gather(table, labels, axis=0)
+        weights = of_labels if counts is None else op.Mul(of_labels, counts)
     index = op.Unsqueeze(labels, [1])
     values = op.Neg(op.Squeeze(op.GatherElements(logs, index, axis=1), [1]))
     return _Picked(labels, index, values, counts, weights)
@@ -132,19 +132,21 @@ def _scatter(op: Builder, onto: ir.Value, picked: _Picked, factor: ir.Value) -> 
 
 
 def _weights(ctx: RuleContext, picked: _Picked) -> list[ir.Value]:
-    """The gradient of the class weights [classes], if wanted: each class gets the losses of its labels."""
+    """The gradient of the class weights [classes], if wanted: parts class gets the losses of its labels."""
     if not ctx.wants(2):
         return []
     op, values = ctx.op, picked.values
     if ctx.attribute("reduction", "mean") == "mean":
         # loss = sum(w v) / sum(w): d loss / d w = (v - loss) / sum(w), as the weight is in the denominator too.
         values = op.Sub(values, _reduce(ctx, picked))
-    each = op.Mul(values, _share(ctx, picked))
+    parts = op.Mul(values, _share(ctx, picked))
     if picked.counts is not None:
-        each = op.Mul(each, picked.counts)
+        parts = op.Mul(parts, picked.counts)
     flat = op.constant(np.array([-1], np.int64))
     zeros = op.full_like(ctx.input(2), 0.0)
-    return [op.ScatterElements(zeros, op.Reshape(picked.labels, flat), op.Reshape(each, flat), axis=0, reduction="add")]
+    return [
+        op.ScatterElements(zeros, op.Reshape(picked.labels, flat), op.Reshape(parts, flat), axis=0, reduction="add")
+    ]
 
 
 def _through_log_softmax(op: Builder, g: ir.Value, y: ir.Value, axis: int) -> ir.Value:

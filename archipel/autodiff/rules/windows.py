@@ -208,11 +208,11 @@ def mirror_kernel(
     # First [group, filters / group, per_group * size] -> [group, per_group * size, filters / group], then
     # [group * per_group, size, filters / group] -> [group * per_group, filters / group, size].
     turned = op.swap_last(op.Reshape(weight, [group, filters // group, per_group * size]))
-    each = op.swap_last(op.Reshape(turned, [group * per_group, size, filters // group]))
+    kernels = op.swap_last(op.Reshape(turned, [group * per_group, size, filters // group]))
     if size > 1:
         # Reversing the flattened kernel reverses all its spatial axes.
-        each = op.MatMul(each, np.ascontiguousarray(np.eye(size, dtype=dtype_of(weight).numpy())[::-1]))
-    return op.Reshape(each, [group * per_group, filters // group, *kernel])
+        kernels = op.MatMul(kernels, np.ascontiguousarray(np.eye(size, dtype=dtype_of(weight).numpy())[::-1]))
+    return op.Reshape(kernels, [group * per_group, filters // group, *kernel])
 
 
 def _identity(op: Builder, x: ir.Value, window: Window, channels: int) -> ir.Value:

@@ -42,6 +42,7 @@ def _passed_on(node: ir.Node) -> ir.Value | None:
     """The input that the node returns unchanged as its only used output; None for a node that does something."""
     if node.domain != "" or not node.inputs or node.inputs[0] is None:
         return None
+    # A Dropout's mask, say, that somebody reads.
     if any(value.is_graph_output() or list(value.uses()) for value in node.outputs[1:]):
         return None
     source, output = node.inputs[0], node.outputs[0]

@@ -38,6 +38,7 @@ def _join(op: Builder, node: ir.Node, product: ir.Value, addend: ir.Value) -> bo
         return False
     if only_reader(product) is None or not is_float(product) or matmul.graph is not node.graph:
         return False
+    # Gemm takes matrices only.
     values = (*matmul.inputs, product, node.outputs[0])
     if addend.shape is None or any(value is None or value.shape is None or len(value.shape) != 2 for value in values):
         return False

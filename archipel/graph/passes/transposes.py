@@ -26,6 +26,7 @@ class SimplifyTransposes(GraphPass):
     def change(self, model: ir.Model) -> bool:
         op = Builder(model.graph)
         modified = False
+        # First those between Reshapes: as a Reshape of its own a Transpose would no longer be recognized.
         for node in list(model.graph):
             if node.graph is not None and _perm(node) is not None:
                 modified |= _between_reshapes(op, node)
@@ -73,6 +74,7 @@ def _between_reshapes(op: Builder, node: ir.Node) -> bool:
     if before is None or after is None or before.op_type != "Reshape" or after.op_type != "Reshape":
         return False
     whole, result = before.inputs[0], after.outputs[0]
+    # Only if the last two axes are the same before and after, and the Reshapes do nothing but merge the leading ones.
     if _perm(node) != [0, 2, 1] or whole is None or whole.shape is None or result.shape is None or source is None:
         return False
     shape, lines = dims(whole), list(dims(source)[1:])

@@ -64,6 +64,7 @@ def _fits(node: ir.Node, fixed: set[ir.Value]) -> bool:
         weight = node.inputs[1]
         # An Unsqueeze of a computed weight would run in every prediction.
         return weight in fixed and not is_unpacked(weight) and weight.shape is not None and is_static(dims(weight))
+    # The other operand gets the axis as well, or is one number. One of rank 2, [channels, 1], would meet other axes.
     if node.op_type in _PAIRWISE:
         return all(
             value is not None and value.shape is not None and (len(value.shape) == 3 or math.prod(_known(value)) == 1)
@@ -103,6 +104,7 @@ def _pays(group: list[ir.Node]) -> bool:
             if not isinstance(channels, int) or channels % _BLOCK:
                 continue
             work += 2 * math.prod(_known(node.inputs[1])) * (length if isinstance(length, int) else _WORTH)
+    # An Unsqueeze for each value that enters the group, a Squeeze for each that leaves it.
     inside = {node.outputs[0] for node in group}
     entries = {value for node in group for value in _spatial(node) if value not in inside}
     exits = sum(any(not _takes_either(use, members) for use in value.uses()) for value in inside)
@@ -139,6 +141,7 @@ def _lift(op: Builder, group: list[ir.Node]) -> None:
         inputs: list[ir.Value | None] = list(node.inputs)
         with op.before(node), op.scope(node.name or node.op_type):
             for value in _spatial(node):
+                # Values of the group are there already, as `group` is in the graph's order.
                 if value not in high:
                     high[value] = op.Unsqueeze(value, axes)
             if node.op_type in ("Conv", "ConvTranspose"):

@@ -39,6 +39,7 @@ class RemoveZeros(LevelPass):
             elif node.op_type in ("Mul", "MatMul"):
                 is_zero = any(empty)
             elif node.op_type in ("Add", "Sub"):
+                # A graph output keeps its Add: the value that replaces it would have to take its name.
                 is_zero = all(empty)
                 if not is_zero and any(empty) and not output.is_graph_output():
                     modified |= _drop(op, node, empty)
@@ -53,6 +54,7 @@ remove_zeros = RemoveZeros()
 
 
 def _drop(op: Builder, node: ir.Node, empty: list[bool]) -> bool:
+    # Zeros of a larger shape broadcast the other operand, so they do something.
     kept, output = node.inputs[0 if empty[1] else 1], node.outputs[0]
     if kept is None or not same_shape(dims(kept), dims(output)):
         return False
