@@ -38,7 +38,7 @@ def gradient(model: Model, of: str = "loss", wrt: Sequence[str] = ()) -> Model:
     result = model.copy()
     graph = result.ir.graph
     if not isinstance(of, str):
-        raise AutodiffError(f"of={of!r}: a gradient is of one value, named by a string; vjp takes several")
+        raise AutodiffError(f"of={of!r}: gradient takes the name of one value, a string; vjp takes several")
     target = _float_value(graph, of, "of")
     if static_size(dims(target)) != 1:
         raise AutodiffError(

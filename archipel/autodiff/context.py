@@ -21,12 +21,6 @@ class RuleContext:
         inputs, outputs: the node's own values; None for an optional input that the node leaves out.
         cotangents: for each output the gradient of the differentiated scalar with respect to it, of the output's shape
             and type; None for an output that the scalar does not depend on.
-
-    Example (y = x^3):
-        @autodiff.rule("example.functions", "Cube")
-        def cube(ctx):
-            x = ctx.input(0)
-            return [ctx.op.Mul(ctx.cotangent, ctx.op.Mul(3.0, ctx.op.Mul(x, x)))]
     """
 
     def __init__(

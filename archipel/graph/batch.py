@@ -79,12 +79,12 @@ class _Walk:
                 self._visit(node)
         for value in graph.outputs:
             if value in self.lost:
-                raise self._error(self.lost[value], f"takes the batch out of what becomes the output {value.name!r}")
+                raise self._error(self.lost[value], f"removes the batch axis, which the output {value.name!r} needs")
             if self.axis.get(value, 0) != 0:
-                raise FixedBatchError(f"the output {value.name!r} has the batch on axis {self.axis[value]}")
+                raise FixedBatchError(f"the output {value.name!r} has the batch on axis {self.axis[value]}, not 0")
             if value in self.axis and self.old[value][0] != self.size:
                 raise FixedBatchError(
-                    f"the output {value.name!r} merges the batch with others: its first axis is {self.old[value][0]}"
+                    f"the output {value.name!r} merges the batch with other axes: its first is {self.old[value][0]}"
                 )
         self._name_shapes()
         remove_dead_code(self.model)
@@ -96,12 +96,14 @@ class _Walk:
         if shape is None or len(sizes) != len(shape):
             producer = value.producer()
             where = f"input {value.name!r}" if producer is None else f"output of {producer.op_type} {producer.name!r}"
-            raise FixedBatchError(f"{where} has sizes that show at run time only: {'?' if shape is None else shape}")
+            raise FixedBatchError(
+                f"{where} has sizes that are known at run time only: {'?' if shape is None else shape}"
+            )
         return sizes
 
     def _visit(self, node: ir.Node) -> None:
         if bodies(node):
-            raise self._error(node, "has a body that the batch runs through")
+            raise self._error(node, "has a body that reads values with the batch")
         if node.domain != "":
             raise self._error(node, f"is of domain {node.domain!r}")
         # Rewrite what holds the old size, then infer the shapes for the larger batch.
@@ -122,7 +124,9 @@ class _Walk:
         old, new = self.old[output], self._static(output)
         changed = [axis for axis, (a, b) in enumerate(zip(old, new)) if a != b]
         if len(old) != len(new) or len(changed) > 1 or any(new[axis] != old[axis] * _TIMES for axis in changed):
-            raise self._error(node, f"gives {list(new)} for {_TIMES} times the examples where it gave {list(old)}")
+            raise self._error(
+                node, f"gives {list(new)} for {_TIMES} times the examples, {list(old)} for the examples once"
+            )
         if changed:
             self.axis[output] = changed[0]
         else:
@@ -150,7 +154,7 @@ class _Walk:
         if data is None or data not in self.axis:
             return
         if constant_array(node.inputs[1]) is None:
-            raise self._error(node, "computes its target")
+            raise self._error(node, "computes its target shape at run time")
         # A Reshape keeps the order in memory: the result's batch axis has as many elements in front of it as before. It
         # takes -1, for any batch. It may be merged with axes behind it, so it is a multiple of the size.
         before = math.prod(self.old[data][: self.axis[data]])
@@ -168,7 +172,7 @@ class _Walk:
         if data is None or data not in self.axis:
             return
         if target is None:
-            raise self._error(node, "computes its target")
+            raise self._error(node, "computes its target shape at run time")
         place = self.axis[data] - len(self.old[data]) + len(target)
         if place >= 0:
             wanted = target.copy()
@@ -181,7 +185,7 @@ class _Walk:
         if data is None or data not in self.axis or sizes is None or "axes" in node.attributes:
             return
         if len(node.inputs) > 1 and node.inputs[1] is not None:
-            raise self._error(node, "has a region of interest")
+            raise self._error(node, "has a region of interest (input roi)")
         # Only the other axes are resized, so the batch keeps any size.
         axes = [axis for axis in range(len(sizes)) if axis != self.axis[data]]
         node.attributes["axes"] = ir.AttrInt64s("axes", axes)
@@ -224,7 +228,7 @@ class _Walk:
             return
         shape = self.old[value]
         if self.size != 1 or shape[axis] != 1 or self.old[carrier][carried] != 1 or static_size(shape) is None:
-            raise self._error(node, f"has an input {value.name!r} for {shape[axis]} examples")
+            raise self._error(node, f"has an input {value.name!r} for a batch of {shape[axis]}")
         count = self.op.Shape(carrier, start=carried, end=carried + 1)
         parts = [np.array([d], np.int64) if i != axis else count for i, d in enumerate(shape)]
         repeated = self.op.Expand(value, self.op.Concat(*parts, axis=0) if len(parts) > 1 else count)

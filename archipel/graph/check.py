@@ -81,8 +81,8 @@ def refuse_unknown(proto: onnx.ModelProto, version: int) -> None:
         if defs.has(node.op_type):
             since = defs.get_schema(node.op_type).since_version
             raise ModelImportError(
-                f"{_title(node)} does not exist in opset {version}, which the model says it uses, but in others (the "
-                f"newest form is of opset {since}); export it again"
+                f"{_title(node)} does not exist in opset {version}, which the model declares, but in others (the "
+                f"newest form is of opset {since}); export the model again"
             )
         raise ModelImportError(
             f"{_title(node)} is no ONNX operator; write it with standard ones, or give it a body as a model-local "

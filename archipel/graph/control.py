@@ -34,13 +34,13 @@ def scan(
     items = [inner.input(inner.unique(f"{name}/item"), dtype_of(v), _shape(inner, v, 1)) for v in sequences]
     following, emitted = body(inner, states, items)
     if len(following) != len(carried):
-        raise GraphError(f"scan {name!r}: {len(carried)} values are carried, the body returned {len(following)}")
+        raise GraphError(f"scan {name!r}: {len(carried)} values are carried, the body returns {len(following)}")
     # Checked here, where the error can name the loop and the value.
     for before, value in zip(carried, following):
         if value.dtype != before.dtype or len(dims(value)) != len(dims(before)):
             raise GraphError(
                 f"scan {name!r}: carried {before.name!r} is {before.dtype}{list(dims(before))}, "
-                f"the body made it {value.dtype}{list(dims(value))}"
+                f"the body returns {value.dtype}{list(dims(value))}"
             )
     for value in (*following, *emitted):
         inner.name_output(value, inner.unique(f"{name}/out"))

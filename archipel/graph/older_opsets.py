@@ -67,8 +67,8 @@ def _rounding(proto: onnx.ModelProto, version: int) -> dict[str, str]:
             if not (all(scales <= 1) or all(scales >= 1)) or tensor is None:
                 why = "are computed" if tensor is None else "shrink one axis and enlarge another"
                 raise ModelImportError(
-                    f"Resize {node.name!r} (opset {version}) takes the nearest, and its scales {why}: how that rounds "
-                    "is not certain; export the model at opset 11 or above"
+                    f"Resize {node.name!r} (opset {version}) has mode=nearest, and its scales {why}: runtimes may "
+                    "round differently; export the model at opset 11 or above"
                 )
             rounding = "ceil" if any(scales < 1) else "floor"
         if modes.setdefault(node.output[0], rounding) != rounding:

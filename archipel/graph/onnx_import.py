@@ -84,12 +84,12 @@ def _run_source(proto: onnx.ModelProto, model: ir.Model) -> tuple[_Source | None
     """The source with its outputs for sample inputs; or None, and why it cannot be run."""
     drawn = next((n for n in model.graph.all_nodes() if n.domain == "" and n.op_type in _RANDOM), None)
     if drawn is not None:
-        return None, f"{drawn.op_type} {drawn.name!r} gives other numbers each time"
+        return None, f"{drawn.op_type} {drawn.name!r} draws other numbers in each run"
     try:
         runtime = Reference(proto.SerializeToString())
     except CannotRunError as error:
         return None, f"ONNX Runtime does not open it ({error})"
-    why = "it has no inputs that could be drawn"
+    why = "no sample inputs fit it"
     # A graph may not run with every choice of the symbolic sizes: the first with which all kinds of samples run.
     for chosen in sizes(model):
         try:

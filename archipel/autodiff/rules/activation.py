@@ -1,7 +1,5 @@
-"""Activation functions: dx = g f'(x), with g the cotangent of y = f(x). The formulas below are f'(x).
-
-At a kink each takes the derivative that PyTorch takes. Most are written in terms of y, which is there already.
-"""
+"""Activation functions: dx = g f'(x), with g the cotangent of y = f(x). The formulas below are f'(x), at kinks that of
+PyTorch, and written with y where possible, which is there already."""
 
 from __future__ import annotations
 

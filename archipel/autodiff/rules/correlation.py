@@ -2,8 +2,8 @@
 
 The static shape decides which formulation is cheapest on ONNX Runtime's CPU build. `_laid_out` copies all windows into
 one matrix (im2col), for kernels with few elements per filter. `_shifted_rows` makes one product per row of the kernel
-and copies less where a window has many elements. `_diagonals` serves depthwise convolutions over short lines with one
-product, of which it sums the diagonals. The limits between them were found by trial on one machine;
+and copies less where a window has many elements. `_diagonals` multiplies whole lines, for depthwise convolutions
+over short ones, and sums diagonals of the products. The limits between them were found by trial on one machine;
 `benchmarks/step.py --profile` shows what a network's gradients cost on yours.
 """
 

@@ -1,7 +1,6 @@
 """Arithmetic, element by element, with broadcasting.
 
-In the formulas g is the cotangent of y. `sum_to` sums a gradient over the axes along which broadcasting repeated the
-operand: the adjoint of broadcasting.
+In the formulas g is the cotangent of y. `sum_to` sums over the axes along which broadcasting repeated an operand.
 """
 
 from __future__ import annotations

@@ -129,8 +129,8 @@ def _scatter(ctx: RuleContext, read: Read, write: Write) -> Gradients:
         if ctx.wants(0):
             grad_data = write(g, updates, "mul")
         if ctx.wants(2):
-            # d element / d update is the product of all its other factors. That is the product of the factors that are
-            # not 0, divided by this update if it is not 0 either, and 0 if another update is 0: it never divides by 0.
+            # d element / d update is the product of its other factors. To never divide by 0: the whole product, with 1
+            # for each update that is 0, divided by this update (or that 1), and 0 if another update is 0.
             zero = op.Equal(updates, 0.0)
             nonzero = op.Where(zero, op.constant(1.0, data.dtype), updates)
             one = op.Cast(zero, to=dtype)

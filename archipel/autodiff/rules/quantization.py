@@ -62,7 +62,7 @@ def _zero_point(ctx: RuleContext, like: ir.Value) -> ir.Value | None:
 
 
 def _unscaled(op: Builder, cotangent: ir.Value, scale: ir.Value) -> ir.Value:
-    """cotangent / scale. Behind a DequantizeLinear with the same scale the cotangent is g s, so this is g itself."""
+    """cotangent / scale; g itself for a cotangent g s, as a DequantizeLinear with the same scale gives it."""
     product = cotangent.producer()
     if product is not None and product.op_type == "Mul":
         factor, by = product.inputs

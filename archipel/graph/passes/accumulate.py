@@ -18,7 +18,7 @@ _WIDE = 64
 class AccumulateInGemm(LevelPass):
     """c + A B becomes Gemm(A, B, c), also with c times a constant; p - s A B becomes Gemm(-s A, B, p).
 
-    Momentum and plain gradient descent are such sums over weight matrices; each one less saves a pass over memory.
+    Momentum and plain gradient descent are such sums over weight matrices; each of them costs a pass over memory.
     """
 
     def change_level(self, op: Builder) -> bool:
