@@ -77,6 +77,7 @@ class _Walk:
         for node in nodes:
             if any(value in self.axis or value in self.lost for value in dependencies(node)):
                 self._visit(node)
+        # Outputs that depend on no input are in neither dictionary.
         for value in graph.outputs:
             if value in self.lost:
                 raise self._error(self.lost[value], f"removes the batch axis, which the output {value.name!r} needs")
@@ -127,6 +128,7 @@ class _Walk:
             raise self._error(
                 node, f"gives {list(new)} for {_TIMES} times the examples, {list(old)} for the examples once"
             )
+        # A value without a batch axis is no error yet: only an output that needs one is. It blames the first such node.
         if changed:
             self.axis[output] = changed[0]
         else:
@@ -138,7 +140,7 @@ class _Walk:
     def _name_shapes(self) -> None:
         for value, axis in self.axis.items():
             shape: list[int | str] = list(self.old[value])
-            share = self.old[value][axis] // self.size
+            share = self.old[value][axis] // self.size  # above 1 where a Reshape merged other axes into the batch
             shape[axis] = BATCH if share == 1 else f"{share}*{BATCH}"
             value.shape = ir.Shape(shape)
         for node in self.model.graph:

@@ -253,6 +253,7 @@ class Builder:
         return self.Transpose(value, perm=[*range(n - 2), n - 1, n - 2])
 
     def _values(self, inputs: Sequence[Operand]) -> list[ir.Value | None]:
+        # So `op.Mul(x, 0.5)` works for any type of x, as operators take no mixture of types.
         like = next((v.dtype for v in inputs if isinstance(v, ir.Value) and is_float(v)), None)
         values: list[ir.Value | None] = []
         for operand in inputs:

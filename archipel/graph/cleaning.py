@@ -87,6 +87,7 @@ def _fold_weights(model: ir.Model) -> None:
     for name, value in list(graph.initializers.items()):
         if not is_float(value) or value.const_value is None or value.is_graph_output():
             continue
+        # Follow the chain from the weight on, one node at a time: each drops out, and the next one reads the weight.
         array: np.ndarray | None = None
         while (node := _only_reader(value)) is not None and node.graph is graph:
             moved = _rearranged(node, value.const_value.numpy() if array is None else array)

@@ -95,6 +95,7 @@ def _distance(computed: np.ndarray, expected: np.ndarray, narrow: bool) -> float
         return float("inf")
     if not narrow and not np.array_equal(computed[~finite], expected[~finite], equal_nan=True):
         return float("inf")
+    # Outputs that are all zeros have no scale: any difference then is a large one.
     scale = max(float(np.max(np.abs(expected[finite]), initial=0.0)), 1e-30)
     return float(np.max(np.abs(computed[finite] - expected[finite]), initial=0.0)) / scale
 

@@ -120,6 +120,7 @@ def _letters(term: str, shape: tuple[int, ...]) -> dict[str, int]:
 def _trips(node: ir.Node, sizes: Sizes) -> int:
     """How often the node runs its body."""
     if node.op_type == "Scan":
+        # The last input is a sequence; all sequences have as many items.
         axis = (node.attributes.get_ints("scan_input_axes") or [0])[-1]
         return sizes(node.inputs[-1])[axis]
     if node.op_type == "Loop":

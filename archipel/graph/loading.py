@@ -38,6 +38,7 @@ def normalize(proto: onnx.ModelProto, parameters: Iterable[str] | None = None) -
     _require_tensors(proto.graph)
     refuse_external(proto)
     refuse_too_many(proto)
+    # The caller's model stays as it is.
     original, proto = proto, onnx.ModelProto()
     proto.CopyFrom(original)
     try:
@@ -52,6 +53,7 @@ def normalize(proto: onnx.ModelProto, parameters: Iterable[str] | None = None) -
         whole = expand(proto, ["GroupNormalization"]) if 18 <= version < OPSET else proto
         expanded = whole is not proto
         onnx.checker.check_model(whole)
+        # Before the conversion, as `raise_opset` and `lower_opset` change nodes of graphs only.
         whole, functions, inlined = inline_unknown(whole)
         if version < OPSET:
             proto = raise_opset(whole, version)

@@ -192,6 +192,7 @@ class Model:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write plain ONNX that any runtime opens; weights of about 2 GiB or more go to `<file>.data` beside it."""
         size = sum(t.nbytes for v in self.ir.graph.initializers.values() if (t := v.const_value) is not None)
+        # One file as long as a protobuf can hold it: external data is easily left behind.
         if size < _EXTERNAL_DATA_FROM:
             ir.save(self.ir, path, format="protobuf")
         else:

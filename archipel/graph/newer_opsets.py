@@ -85,6 +85,7 @@ def _body(schema: Any, node: onnx.NodeProto, version: int, types: dict[str, onnx
     if schema.has_function:
         serialized = schema.get_function_with_opset_version(own)
     else:
+        # The body depends on the types of the inputs, so on shape inference of the whole model.
         given = [types.get(name, onnx.TypeProto()).SerializeToString() for name in node.input]
         serialized = schema.get_context_dependent_function_with_opset_version(own, node.SerializeToString(), given)
     body = onnx.FunctionProto()

@@ -56,5 +56,5 @@ class ImportReport:
                 samples=int(fields["samples"]),
                 notes=tuple(map(str, fields["notes"])),
             )
-        except (KeyError, TypeError, ValueError):  # anybody may have written the file
+        except (KeyError, TypeError, ValueError):  # the file may be anybody's, with anything under this key
             return None

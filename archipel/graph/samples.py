@@ -60,6 +60,7 @@ def _array(value: ir.Value, shape: list[int], kind: str, rng: np.random.Generato
         return drawn.astype(dtype.numpy())
     if dtype in _INTEGERS:
         return rng.integers(0, _bound(value), shape).astype(dtype.numpy())
+    # Integers of 8 and 16 bits are data, such as pixels or quantized values: any number will do.
     try:
         low, high = np.iinfo(dtype.numpy()).min, np.iinfo(dtype.numpy()).max
     except ValueError:

@@ -93,6 +93,7 @@ def produced_by(value: ir.Value) -> str:
 
 def constant_array(value: ir.Value | None) -> np.ndarray | None:
     """The value's content if the graph fixes it (initializer that is no input, or Constant node), else None."""
+    # An input with an initializer has only a default, which the caller may replace.
     if value is None or value.is_graph_input():
         return None
     tensor = ir.convenience.get_const_tensor(value)

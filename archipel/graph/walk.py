@@ -117,7 +117,7 @@ def last_readers(nodes: Iterable[ir.Node]) -> dict[ir.Value, ir.Node]:
 
 def origins(value: ir.Value) -> Iterator[ir.Value]:
     """The value itself, then all values that it is computed from, each once."""
-    seen: set[ir.Value] = set()
+    seen: set[ir.Value] = set()  # without it, values that many paths reach would be walked once per path
     waiting = [value]
     while waiting:
         current = waiting.pop()

@@ -51,6 +51,7 @@ def div(ctx: RuleContext) -> Gradients:
 
 @rule("", "Neg")
 def neg(ctx: RuleContext) -> Gradients:
+    """y = -x: dx = -g."""
     return [ctx.op.Neg(ctx.cotangent)]
 
 
@@ -87,11 +88,13 @@ def reciprocal(ctx: RuleContext) -> Gradients:
 
 @rule("", "Sin")
 def sin(ctx: RuleContext) -> Gradients:
+    """y = sin x: dx = g cos x."""
     return [ctx.op.Mul(ctx.cotangent, ctx.op.Cos(ctx.input(0)))]
 
 
 @rule("", "Cos")
 def cos(ctx: RuleContext) -> Gradients:
+    """y = cos x: dx = -g sin x."""
     return [ctx.op.Neg(ctx.op.Mul(ctx.cotangent, ctx.op.Sin(ctx.input(0))))]
 
 

@@ -86,6 +86,7 @@ class _Cell:
         if self.clip is not None:
             slopes = op.Mul(slopes, unclipped_mask(op, a[0], self.clip))
             to_n = op.Mul(to_n, unclipped_mask(op, a[1], self.clip))
+        # What r multiplies decides whether its gradient needs a product inside the loop.
         through = self._through_product if self.linear_before_reset else self._through_reset
         return through(d, run, cotangents, slopes, to_n, z, r)
 
@@ -99,10 +100,7 @@ class _Cell:
         z: ir.Value,
         r: ir.Value,
     ) -> Backward:
-        """n = tanh(w x + r * (R before + bias)): each gate's gradient is dh times a factor known before the loop.
-
-        Inside the loop the third part is the gradient of R before + bias; that of w x lacks its factor r.
-        """
+        """n = tanh(w x + r * (R before + bias)): each gate's gradient is dh times a factor known before the loop."""
         op = d.op
         to_z, to_r = op.emit("Split", slopes, num_outputs=2, axis=1, outputs=2)
         slopes = op.Concat(to_z, op.Mul(to_n, to_r), op.Mul(to_n, r), axis=1)
@@ -111,11 +109,12 @@ class _Cell:
         def step(op: Builder, carried: Values, items: Values) -> tuple[Values, Values]:
             (slope, keep, *dy), (dh,) = items, carried
             dh = op.Add(dh, dy[0]) if dy else dh
+            # h reaches the step before through R (all three gates) and directly, times z, which is `keep`.
             gates = op.Mul(op.Concat(dh, dh, dh, axis=0), slope)
             return [op.Gemm(weights, gates, op.Mul(dh, keep))], [gates, dh]
 
         initial, (inside, dh) = d.loop(step, cotangents.start(d), [slopes, z, *cotangents.given], gradient=True)
-        # For w x and its bias the third part is dn itself, without the factor r.
+        # Inside the loop the third part is the gradient of R before + bias; that of w x lacks the factor r.
         gates = op.Concat(op.Slice(inside, [0], [2 * d.hidden], [1]), op.Mul(dh, to_n), axis=1)
         return Backward(gates, [(d.columns(inside, 3 * d.hidden), d.previous(run.states[0]))], initial)
 
@@ -137,6 +136,7 @@ class _Cell:
         def step(op: Builder, carried: Values, items: Values) -> tuple[Values, Values]:
             (slope, slope_n, keep, part, *dy), (dh,) = items, carried
             dh = op.Add(dh, dy[0]) if dy else dh
+            # d(r * before) = R^T dn; from there to r, times before, and to before, times r, which is `part`.
             new = op.Mul(dh, slope_n)
             reset = op.MatMul(new_weights, new)
             gates = op.Mul(op.Concat(dh, reset, axis=0), slope)

@@ -29,6 +29,7 @@ def quantize_linear(ctx: RuleContext) -> Gradients:
     if zero is not None:
         real = op.Add(real, zero)
     inside = op.Equal(real, op.Clip(real, float(kind.min), float(kind.max)))
+    # dq/ds = -x / s^2 = -(x / s) dq/dx, so the scale's gradient needs no second mask.
     grad_x = op.Mul(_unscaled(op, ctx.cotangent, scale), op.Cast(inside, to=int(dtype_of(x))))
     grad_scale = op.Neg(_gather_up(ctx, op.Mul(grad_x, ratio), ctx.input(1))) if ctx.wants(1) else None
     return [grad_x, grad_scale]
@@ -41,6 +42,7 @@ def dequantize_linear(ctx: RuleContext) -> Gradients:
     grad_q = op.Mul(g, _spread(ctx, scale)) if ctx.wants(0) else None
     if not ctx.wants(1):
         return [grad_q]
+    # q has an integer type; its difference to z may not fit that, so both are cast first.
     steps = op.Cast(ctx.input(0), to=int(dtype_of(g)))
     zero = _zero_point(ctx, g)
     if zero is not None:

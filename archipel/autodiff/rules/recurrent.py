@@ -154,6 +154,7 @@ def differentiate_layer(ctx: RuleContext, cell: Cell) -> Gradients:
 
     Inputs X, W, R, B, sequence_lens, initial_h, initial_c, P; outputs Y, Y_h, Y_c (ONNX LSTM-14, GRU-14, RNN-14).
     """
+    # The forward loops go where the node is, before its readers; those of the gradient at the end of the graph.
     with ctx.op.after(ctx.node):
         layer = _Layer(ctx, cell)
         directions = layer.directions()
@@ -286,6 +287,7 @@ class _Layer:
         if self.lengths is None:
             return None, None
         op, dtype = self.op, dtype_of(self.x)
+        # ONNX counts sequence_lens in int32: step < length is inside, step + 1 = length is the last one.
         steps = op.Range(0, op.Squeeze(op.Shape(self.x, start=0, end=1), [0]), 1)
         step = op.Unsqueeze(op.Cast(steps, to=ir.DataType.INT32), [1, 2])
         step.shape = ir.Shape([dims(self.x)[0], 1, 1])

@@ -53,6 +53,7 @@ def clip(ctx: RuleContext) -> Gradients:
         # y = x exactly where x lies between the bounds: one comparison instead of two.
         grad_x = g if low is None and high is None else op.Mul(g, _mask(op, op.Equal(x, ctx.output), g))
     if low is not None and ctx.wants(1):
+        # Where low > high y is high everywhere, whatever x: nothing goes to low.
         below = op.Less(x, low)
         if high is not None:
             below = op.And(below, op.LessOrEqual(low, high))

@@ -24,6 +24,7 @@ def softmax(ctx: RuleContext) -> Gradients:
 
 @rule("", "LogSoftmax")
 def log_softmax(ctx: RuleContext) -> Gradients:
+    """dx = g - softmax(x) sum(g) along the axis (ONNX LogSoftmax-13)."""
     return [_through_log_softmax(ctx.op, ctx.cotangent, ctx.output, ctx.attribute("axis", -1))]
 
 
@@ -150,6 +151,6 @@ def _weights(ctx: RuleContext, picked: _Picked) -> list[ir.Value]:
 
 
 def _through_log_softmax(op: Builder, g: ir.Value, y: ir.Value, axis: int) -> ir.Value:
-    """dx = g - exp(y) sum(g) along the axis (ONNX LogSoftmax-13)."""
+    # The softmax is exp(y): it needs no second pass over x.
     total = op.ReduceSum(g, [axis], keepdims=1)
     return op.Sub(g, op.Mul(op.Exp(y), total))

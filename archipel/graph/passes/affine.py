@@ -101,6 +101,7 @@ def _axis(layer: ir.Node, result: ir.Value) -> int:
 
 
 def _for_each_channel(shape: tuple[Dim, ...], rank: int, axis: int, channels: int) -> bool:
+    """Whether a tensor of this shape broadcasts to one number for each channel of a result with this rank and axis."""
     if len(shape) > rank or not all(d in (1, channels) for d in shape):
         return False
     placed = [1] * (rank - len(shape)) + list(shape)

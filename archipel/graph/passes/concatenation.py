@@ -60,6 +60,7 @@ def _place(pads: list[ir.Node]) -> tuple[int, list[ir.Value]] | None:
     for node in pads:
         amounts = constant_array(node.inputs[1])
         mode = node.attributes.get("mode")
+        # Padding with another value, with `axes` or in another mode adds more than zeros around the part.
         if len(node.inputs) > 2 or amounts is None or (mode is not None and mode.value != "constant"):
             return None
         inner, rank = node.inputs[0], len(amounts) // 2

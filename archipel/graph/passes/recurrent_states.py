@@ -41,6 +41,7 @@ def _is_zero(value: ir.Value | None) -> bool:
     node = value.producer()
     if node is None or node.domain != "":
         return False
+    # Zeros of the batch's size: a ConstantOfShape, then nodes that rearrange or repeat its elements.
     if node.op_type == "ConstantOfShape":
         fill = node.attributes.get("value")
         return fill is None or not fill.as_tensor().numpy().any()

@@ -33,6 +33,7 @@ class FoldShapes(GraphPass):
         for node in list(model.graph):
             if node.domain != "":
                 continue
+            # One sweep in the graph's order: what is refined here is known when its readers come.
             if any(value in refined for value in node.inputs):
                 _infer(node, refined)
             if node.op_type in ("Reshape", "Expand"):
@@ -92,7 +93,7 @@ def _follow(node: ir.Node, known: dict[ir.Value, list[Dim]]) -> list[Dim] | None
     if node.op_type in ("Squeeze", "Unsqueeze", "Reshape", "Cast", "Identity"):
         return first if node.outputs[0].shape is not None and len(node.outputs[0].shape) <= 1 else None
     if node.op_type == "Concat":
-        parts = [part for part in contents if part is not None]
+        parts = [part for part in contents if part is not None]  # all must be known, or positions would shift
         return [d for part in parts for d in part] if len(parts) == len(contents) else None
     settings = [constant_array(value) for value in node.inputs[1:] if value is not None]
     if node.op_type == "Gather" and settings[0] is not None and node.attributes.get_int("axis", 0) == 0:

@@ -103,6 +103,7 @@ def _pays(group: list[ir.Node]) -> bool:
             channels, length = dims(node.outputs[0])[1:]
             if not isinstance(channels, int) or channels % _BLOCK:
                 continue
+            # A symbolic length counts as one at which a layer pays for itself.
             work += 2 * math.prod(_known(node.inputs[1])) * (length if isinstance(length, int) else _WORTH)
     # An Unsqueeze for each value that enters the group, a Squeeze for each that leaves it.
     inside = {node.outputs[0] for node in group}
