@@ -39,7 +39,7 @@ def clean(model: ir.Model) -> None:
     # In this order: Casts and Identities hide weights from the two steps after them, which in turn must have found the
     # weights before folding computes what is left.
     for node in model.graph.all_nodes():
-        _ease_cast(node)
+        _drop_cast(node)
     remove_identities(model)
     _lift_weights(model)
     _fold_weights(model)
@@ -49,7 +49,7 @@ def clean(model: ir.Model) -> None:
     remove_dead_code(model)
 
 
-def _ease_cast(node: ir.Node) -> None:
+def _drop_cast(node: ir.Node) -> None:
     source, output = node.inputs[0] if node.inputs else None, node.outputs[0] if node.outputs else None
     if node.op_type != "Cast" or node.domain != "" or source is None or output is None:
         return

@@ -73,7 +73,7 @@ def _flops(node: ir.Node, sizes: Sizes) -> int:
         weights = math.prod(sizes(node.inputs[1])) + math.prod(sizes(node.inputs[2]))
         return 2 * math.prod(sizes(node.inputs[0])[:2]) * weights
     if inner_graphs := bodies(node):
-        return _trips(node, sizes) * max(sum(_flops(inner, sizes) for inner in body) for body in inner_graphs)
+        return _iterations(node, sizes) * max(sum(_flops(inner, sizes) for inner in body) for body in inner_graphs)
     return 0
 
 
@@ -117,7 +117,7 @@ def _letters(term: str, shape: tuple[int, ...]) -> dict[str, int]:
     return dict(zip(axes, shape))
 
 
-def _trips(node: ir.Node, sizes: Sizes) -> int:
+def _iterations(node: ir.Node, sizes: Sizes) -> int:
     """How often the node runs its body."""
     if node.op_type == "Scan":
         # The last input is a sequence; all sequences have as many items.

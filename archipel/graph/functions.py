@@ -71,7 +71,7 @@ def share_opset(proto: onnx.ModelProto) -> None:
     """
     version = opset_of(proto.opset_import)
     for function in proto.functions:
-        _restamp(function, version)
+        _set_opset(function, version)
 
 
 def inline_unknown(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, list[onnx.FunctionProto], set[Name]]:
@@ -89,7 +89,7 @@ def inline_unknown(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, list[onnx.F
             proto
         )  # their results' types can be inferred only while their definitions are there
     for function in kept:
-        _restamp(function, OPSET)
+        _set_opset(function, OPSET)
     del proto.functions[:]
     return proto, kept, names
 
@@ -115,7 +115,7 @@ def inline_functions(model: ir.Model) -> None:
     common.ShapeInferencePass(check_type=False, strict_mode=True, data_prop=True)(model)
 
 
-def _restamp(function: onnx.FunctionProto, version: int) -> None:
+def _set_opset(function: onnx.FunctionProto, version: int) -> None:
     own = opset_of(function.opset_import)
     for node in standard_nodes(function.node):
         change = difference(node, own, version)

@@ -42,7 +42,7 @@ def conv(ctx: RuleContext) -> Gradients:
         grad_x = cut(_input_gradient(op, g, x, w, window, group, filters, per_group))
     if ctx.wants(1):
         grad_w = weight_gradient(op, g, x, window, group, filters, per_group)
-        if x is ctx.input(0) and _lies_flat(dims(g), window, group, per_group):
+        if x is ctx.input(0) and _has_short_rows(dims(g), window, group, per_group):
             # The forward pass gains from exchanged axes as well.
             with op.after(ctx.node):
                 ctx.replace(_convolve(op, x, w, ctx.optional(2), window, group, dims(ctx.output)))
@@ -136,7 +136,7 @@ def _convolve(
     op: Builder, x: ir.Value, w: ir.Value, b: ir.Value | None, window: Window, group: int, shape: Sequence[Dim]
 ) -> ir.Value:
     """Conv with an output of this shape; a depthwise one with short rows and long columns works with both exchanged."""
-    if not _lies_flat(shape, window, group, dims(w)[1]):
+    if not _has_short_rows(shape, window, group, dims(w)[1]):
         result = op.Conv(x, w, b, group=group, **window.attributes)
     else:
         turned = Window(*(part[::-1] for part in astuple(window)))  # height and width exchanged in every field
@@ -147,7 +147,7 @@ def _convolve(
     return result
 
 
-def _lies_flat(shape: Sequence[Dim], window: Window, group: int, per_group: Dim) -> bool:
+def _has_short_rows(shape: Sequence[Dim], window: Window, group: int, per_group: Dim) -> bool:
     """Whether the Conv is depthwise with an output [batch, channels, height, width] of short rows and long columns."""
     if len(window.kernel) != 2 or window.size == 1 or group == 1 or per_group != 1:
         return False

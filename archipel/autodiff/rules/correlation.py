@@ -35,7 +35,7 @@ def weight_gradient(
         return _laid_out(op, g, x, window, group, filters, per_group)
     if per_group == 1 and filters == group and _short_lines(x, g):
         return _diagonals(op, g, x, window, group)
-    if _rows_shift(window) and per_group * window.size > _FEW:
+    if _rows_are_shifted(window) and per_group * window.size > _FEW:
         return _shifted_rows(op, g, x, window, group, filters, per_group)
     return _laid_out(op, g, unfold(op, x, window, group * per_group), window, group, filters, per_group)
 
@@ -91,7 +91,7 @@ def _arrange(
     return op.Reshape(turned, [filters, per_group, *window.kernel])
 
 
-def _rows_shift(window: Window) -> bool:
+def _rows_are_shifted(window: Window) -> bool:
     """Whether each kernel row along the first axis reads the input's rows at a fixed shift: stride 1, and padding that
     a shift of the gradient can stand for."""
     inside = max(window.before[0], window.after[0]) < window.extent[0]

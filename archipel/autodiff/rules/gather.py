@@ -26,7 +26,7 @@ def gather(ctx: RuleContext) -> Gradients:
     axis, n, lead = ctx.attribute("axis", 0) % rank(data), rank(data), rank(indices)
     known = constant_array(indices)
     if known is not None and known.size == 1:
-        return [_at_one(op, g, data, axis, int(known.item()))]
+        return [_place_at_one(op, g, data, axis, int(known.item()))]
     rows = op.Unsqueeze(int64(op, indices), [-1])
     if axis == 0:
         return [op.ScatterND(op.full_like(data, 0.0), rows, g, reduction="add")]
@@ -42,7 +42,7 @@ def gather(ctx: RuleContext) -> Gradients:
     return [op.Transpose(total, perm=[order.index(i) for i in range(n)])]
 
 
-def _at_one(op: Builder, g: ir.Value, data: ir.Value, axis: int, index: int) -> ir.Value:
+def _place_at_one(op: Builder, g: ir.Value, data: ir.Value, axis: int, index: int) -> ir.Value:
     """The cotangent at one position of an axis, zeros elsewhere."""
     size = dims(data)[axis]
     # The indices have `lead` axes, all of size 1; with exactly one axis in their place g fits the data.

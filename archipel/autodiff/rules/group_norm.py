@@ -15,7 +15,7 @@ from archipel.autodiff.rules.normalization import (
     HALVES,
     backward,
     cast,
-    elements_per,
+    count_elements_per,
     fill,
     normalize_batch,
     project,
@@ -35,7 +35,7 @@ def instance_normalization(ctx: RuleContext) -> Gradients:
         ctx.replace(op.reshape_like(y, x))
     grad_x, per_scale, per_bias = backward(op, rows, _rows(op, ctx.cotangent, channels), batch, scales)
     # `backward` gives means per row: times the row's elements, and summed over the examples.
-    count = elements_per(op, batch.mean, rows)
+    count = count_elements_per(op, batch.mean, rows)
     summed = [
         op.Mul(op.ReduceSum(op.Reshape(v, [-1, channels]), [0], keepdims=0), count) for v in (per_scale, per_bias)
     ]
@@ -76,7 +76,7 @@ def group_normalization(ctx: RuleContext) -> Gradients:
     slope, shift = (op.Reshape(op.ReduceMean(op.Mul(v, per_group), [2], keepdims=0), [-1]) for v in (along, grouped))
     scaled = op.Mul(g, op.Reshape(scale, [channels] + [1] * len(inner)))
     grad_x = project(op, rows, _rows(op, scaled, groups), batch, slope, shift)
-    count = elements_per(op, of_g, x)
+    count = count_elements_per(op, of_g, x)
     summed = [op.Mul(op.Reshape(op.ReduceSum(v, [0], keepdims=0), [channels]), count) for v in (along, grouped)]
     grads = [op.reshape_like(grad_x, x), *summed]
     return [cast(op, v, dtype_of(given)) for v, given in zip(grads, inputs)]

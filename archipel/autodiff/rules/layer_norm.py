@@ -6,7 +6,7 @@ import onnx_ir as ir
 
 from archipel.autodiff.context import RuleContext
 from archipel.autodiff.registry import Gradients, rule
-from archipel.autodiff.rules.normalization import EPSILON, HALVES, Statistics, cast, elements_per, project
+from archipel.autodiff.rules.normalization import EPSILON, HALVES, Statistics, cast, count_elements_per, project
 from archipel.graph.build import Builder
 from archipel.graph.shapes import dims, dtype_of, fixed_sizes, is_static, rank
 
@@ -29,7 +29,7 @@ def layer_normalization(ctx: RuleContext) -> Gradients:
     mean, inverse = _statistics(ctx, x, stash, dtype)
     to_y, to_mean, to_inverse = (*ctx.cotangents, None, None)[:3]
     g = op.Flatten(cast(op, op.full_like(given, 0.0) if to_y is None else to_y, dtype), axis=axis)
-    count = elements_per(op, mean, x)
+    count = count_elements_per(op, mean, x)
 
     # shift = mean(g s), slope = mean(g s X^) = (mean(g s X) - mean(X) shift) / deviation; both as products with s / n.
     product, column = op.Mul(g, x), op.Reshape(op.Div(scale, count), [-1, 1])

@@ -52,7 +52,7 @@ class _Cell:
             a_iof, a_g = op.emit("Split", a, parts, axis=0, outputs=2)
             g = tanh(op, clip_argument(op, a_g, self.clip))
             if peepholes or self.input_forget:
-                a_iof, iof, i, o, c = self._apart(op, d, a_iof, g, before, peepholes)
+                a_iof, iof, i, o, c = self._separate_gates(op, d, a_iof, g, before, peepholes)
             else:
                 iof = sigma(op, clip_argument(op, a_iof, self.clip))
                 i, o, f = op.emit("Split", iof, num_outputs=3, axis=0, outputs=3)
@@ -69,7 +69,7 @@ class _Cell:
         o = d.op.emit("Split", kept[0], num_outputs=3, axis=1, outputs=3)[1]
         return Forward([d.op.Mul(o, kept[2]), *cells], final, kept)
 
-    def _apart(
+    def _separate_gates(
         self, op: Builder, d: Direction, a: ir.Value, g: ir.Value, before: ir.Value, peepholes: Values
     ) -> tuple[ir.Value, ...]:
         """The gates one by one, for peepholes and input_forget: i, f, c, and then o, which may see c."""

@@ -79,7 +79,7 @@ def _training(ctx: RuleContext) -> Gradients:
     ctx.replace(*[y, *running][: len(ctx.outputs)])
     g, to_mean, to_var = (*ctx.cotangents, None, None)[:3]
     flat = _channels_second(op, x)
-    count = elements_per(op, batch.mean, x)
+    count = count_elements_per(op, batch.mean, x)
     # An output that nothing depends on leaves zeros.
     grad_x = None
     grad_scale = grad_bias = fill(op, scale, 0.0)
@@ -168,7 +168,7 @@ def fill(op: Builder, like: ir.Value, content: float) -> ir.Value:
     return op.full_like(like, content)
 
 
-def elements_per(op: Builder, part: ir.Value, whole: ir.Value) -> ir.Value:
+def count_elements_per(op: Builder, part: ir.Value, whole: ir.Value) -> ir.Value:
     """The number of elements of `whole` for each one of `part`: a scalar of the type of `whole`."""
     have, want = static_size(dims(whole)), static_size(dims(part))
     if have is not None and want:

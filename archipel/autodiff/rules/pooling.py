@@ -77,7 +77,7 @@ def _tiles(ctx: RuleContext, window: Window) -> bool:
     return exact or (mode in ("NOTSET", "VALID") and not ctx.attribute("ceil_mode", 0))
 
 
-def _rest(x: ir.Value, window: Window) -> list[int] | None:
+def _uncovered(x: ir.Value, window: Window) -> list[int] | None:
     """Per axis the elements behind the last whole window; None if a size is symbolic."""
     sizes = [d for d in dims(x)[2:] if isinstance(d, int)]
     return [s % k for s, k in zip(sizes, window.kernel)] if len(sizes) == len(window.kernel) else None
@@ -98,7 +98,7 @@ def _repeat(op: Builder, value: ir.Value, window: Window, shape: tuple[Dim, ...]
 def _fill_up(op: Builder, g: ir.Value, x: ir.Value, window: Window) -> ir.Value:
     """Append zeros for the elements behind the last whole window."""
     n = len(window.kernel)
-    rest = _rest(x, window)
+    rest = _uncovered(x, window)
     if rest is None:  # symbolic sizes: how many elements are missing is computed
         missing = op.Sub(op.Shape(x, start=2), op.Shape(g, start=2))
         g = op.Pad(g, op.Concat(op.constant([0] * (n + 4)), missing, axis=0))
@@ -113,7 +113,7 @@ def _tiled_max(op: Builder, g: ir.Value, x: ir.Value, y: ir.Value, window: Windo
     inner = list(window.kernel)
     n = len(inner)
     highest = _repeat(op, y, window, dims(x))
-    rest = _rest(x, window)
+    rest = _uncovered(x, window)
     part = x
     if rest is None:
         part = op.Slice(x, [0] * n, op.Shape(highest, start=2), list(range(2, n + 2)))
@@ -136,7 +136,7 @@ def _general_max(ctx: RuleContext, x: ir.Value, plain: Window, lowest: float) ->
         # The lowest number, not minus infinity: unfolding multiplies it by zero.
         pads = [0, 0, *window.before, 0, 0, *window.after]
         padded = op.Pad(x, pads, op.constant(lowest, dtype_of(x)))
-    windows = _like_output(ctx, unfold(op, padded, window.bare, channels), plain)
+    windows = _cut_to_output(ctx, unfold(op, padded, window.bare, channels), plain)
     # [batch, channels, elements of a window, windows]; maxima and cotangents have one element there and broadcast.
     windows = op.Reshape(windows, [0, channels, window.size, -1])
     mask = op.Cast(op.Equal(windows, op.Reshape(y, [0, channels, 1, -1])), to=int(dtype_of(x)))
@@ -154,7 +154,7 @@ def _rounded_up(ctx: RuleContext, window: Window) -> Window:
     return window.padded(window.before, [after + stride - 1 for after, stride in zip(window.after, window.strides)])
 
 
-def _like_output(ctx: RuleContext, value: ir.Value, window: Window) -> ir.Value:
+def _cut_to_output(ctx: RuleContext, value: ir.Value, window: Window) -> ir.Value:
     """Cut off windows that would start behind the input, which runtimes leave out with ceil_mode.
 
     Only for symbolic sizes: a model whose fixed sizes give such a window is refused at import.
@@ -217,4 +217,4 @@ def _counts_at_runtime(ctx: RuleContext, window: Window, include: int) -> ir.Val
         # Ones for the padding that counts; Conv pads with zeros what ceil_mode adds behind it.
         ones = op.Pad(ones, [0, 0, *window.before, 0, 0, *window.after], op.constant(1.0, dtype))
         wide = wide.padded([0] * n, [w - a for w, a in zip(wide.after, window.after)])
-    return _like_output(ctx, op.Conv(ones, kernel, **wide.attributes), window)
+    return _cut_to_output(ctx, op.Conv(ones, kernel, **wide.attributes), window)

@@ -31,7 +31,7 @@ def quantize_linear(ctx: RuleContext) -> Gradients:
     inside = op.Equal(real, op.Clip(real, float(kind.min), float(kind.max)))
     # dq/ds = -x / s^2 = -(x / s) dq/dx, so the scale's gradient needs no second mask.
     grad_x = op.Mul(_unscaled(op, ctx.cotangent, scale), op.Cast(inside, to=int(dtype_of(x))))
-    grad_scale = op.Neg(_gather_up(ctx, op.Mul(grad_x, ratio), ctx.input(1))) if ctx.wants(1) else None
+    grad_scale = op.Neg(_sum_per_scale(ctx, op.Mul(grad_x, ratio), ctx.input(1))) if ctx.wants(1) else None
     return [grad_x, grad_scale]
 
 
@@ -47,7 +47,7 @@ def dequantize_linear(ctx: RuleContext) -> Gradients:
     zero = _zero_point(ctx, g)
     if zero is not None:
         steps = op.Sub(steps, zero)
-    return [grad_q, _gather_up(ctx, op.Mul(g, steps), scale)]
+    return [grad_q, _sum_per_scale(ctx, op.Mul(g, steps), scale)]
 
 
 @rule("", "DynamicQuantizeLinear")
@@ -91,7 +91,7 @@ def _spread(ctx: RuleContext, value: ir.Value) -> ir.Value:
     return result
 
 
-def _gather_up(ctx: RuleContext, value: ir.Value, scale: ir.Value) -> ir.Value:
+def _sum_per_scale(ctx: RuleContext, value: ir.Value, scale: ir.Value) -> ir.Value:
     """The adjoint of `_spread`: for each scale the sum over the elements that it serves."""
     op, n, axis = ctx.op, rank(ctx.input(0)), _axis(ctx)
     if _blocked(ctx):

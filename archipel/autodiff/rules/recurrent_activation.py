@@ -27,7 +27,7 @@ class _Kind:
     defaults: tuple[float | None, ...] = ()
 
 
-def _where(op: Builder, inside: ir.Value, g: ir.Value, scale: float = 1.0) -> ir.Value:
+def _masked(op: Builder, inside: ir.Value, g: ir.Value, scale: float = 1.0) -> ir.Value:
     """scale g where `inside` holds, else 0."""
     masked = op.Mul(op.Cast(inside, to=dtype_of(g)), g)
     return masked if scale == 1.0 else op.Mul(masked, scale)
@@ -46,14 +46,14 @@ def _less_square(op: Builder, y: ir.Value, g: ir.Value) -> ir.Value:
 _KINDS: dict[str, _Kind] = {
     "sigmoid": _Kind(lambda op, x, a, b: op.Sigmoid(x), lambda op, y, g, a, b: op.Mul(op.Sub(y, op.Mul(y, y)), g)),
     "tanh": _Kind(lambda op, x, a, b: op.Tanh(x), lambda op, y, g, a, b: _less_square(op, y, g)),
-    "relu": _Kind(lambda op, x, a, b: op.Relu(x), lambda op, y, g, a, b: _where(op, op.Greater(y, 0.0), g)),
+    "relu": _Kind(lambda op, x, a, b: op.Relu(x), lambda op, y, g, a, b: _masked(op, op.Greater(y, 0.0), g)),
     "affine": _Kind(lambda op, x, a, b: op.Add(op.Mul(x, a), b), lambda op, y, g, a, b: op.Mul(g, a), (None, None)),
     "leakyrelu": _Kind(
         lambda op, x, a, b: op.LeakyRelu(x, alpha=a), lambda op, y, g, a, b: _one_sided(op, y, g, a), (0.01,)
     ),
     "thresholdedrelu": _Kind(
         lambda op, x, a, b: op.ThresholdedRelu(x, alpha=a),
-        lambda op, y, g, a, b: _where(op, op.Greater(y, 0.0), g),
+        lambda op, y, g, a, b: _masked(op, op.Greater(y, 0.0), g),
         (None,),
     ),
     "scaledtanh": _Kind(
@@ -63,7 +63,7 @@ _KINDS: dict[str, _Kind] = {
     ),
     "hardsigmoid": _Kind(
         lambda op, x, a, b: op.HardSigmoid(x, alpha=a, beta=b),
-        lambda op, y, g, a, b: _where(op, op.And(op.Greater(y, 0.0), op.Less(y, 1.0)), g, a),
+        lambda op, y, g, a, b: _masked(op, op.And(op.Greater(y, 0.0), op.Less(y, 1.0)), g, a),
         (0.2, 0.5),
     ),
     "elu": _Kind(

@@ -1,6 +1,6 @@
 """Reductions over axes.
 
-`_kept` gives a reduced value its reduced axes back, with size 1; broadcasting then repeats it along them.
+`_restore_axes` gives a reduced value its reduced axes back, with size 1; broadcasting then repeats it along them.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ def reduce_mean(ctx: RuleContext) -> Gradients:
 def reduce_sum_square(ctx: RuleContext) -> Gradients:
     """y = sum x^2: dx = 2 g x."""
     op = ctx.op
-    return [op.Mul(ctx.input(0), _kept(ctx, op.Mul(ctx.cotangent, 2.0)))]
+    return [op.Mul(ctx.input(0), _restore_axes(ctx, op.Mul(ctx.cotangent, 2.0)))]
 
 
 @rule("", "ReduceL1")
 def reduce_l1(ctx: RuleContext) -> Gradients:
     """y = sum |x|: dx = g sign x, 0 at 0, as in PyTorch."""
-    return [ctx.op.Mul(ctx.op.Sign(ctx.input(0)), _kept(ctx, ctx.cotangent))]
+    return [ctx.op.Mul(ctx.op.Sign(ctx.input(0)), _restore_axes(ctx, ctx.cotangent))]
 
 
 @rule("", "ReduceL2")
 def reduce_l2(ctx: RuleContext) -> Gradients:
     """y = sqrt(sum x^2): dx = g x / y; where y is 0, dx is 0, as in PyTorch."""
     op = ctx.op
-    return [op.Mul(ctx.input(0), _kept(ctx, op.Div(ctx.cotangent, replace_zeros(op, ctx.output))))]
+    return [op.Mul(ctx.input(0), _restore_axes(ctx, op.Div(ctx.cotangent, replace_zeros(op, ctx.output))))]
 
 
 @rule("", "ReduceLogSum")
@@ -66,20 +66,20 @@ def reduce_log_sum_exp(ctx: RuleContext) -> Gradients:
     op, y = ctx.op, ctx.output
     # x - y would be NaN where both are minus infinity.
     finite = op.Max(y, float(dtype_of(y).min))
-    return [op.Mul(op.Exp(op.Sub(ctx.input(0), _kept(ctx, finite))), _kept(ctx, ctx.cotangent))]
+    return [op.Mul(op.Exp(op.Sub(ctx.input(0), _restore_axes(ctx, finite))), _restore_axes(ctx, ctx.cotangent))]
 
 
 @rule("", "ReduceMax", "ReduceMin")
 def reduce_extremum(ctx: RuleContext) -> Gradients:
     """g goes to the extreme element; n elements that share it get g / n each, as in PyTorch's amax and amin."""
     op, x = ctx.op, ctx.input(0)
-    extremum = _kept(ctx, ctx.output)
+    extremum = _restore_axes(ctx, ctx.output)
     mask = op.Cast(op.Equal(x, extremum), to=int(dtype_of(x)))
     noop = ctx.attribute("noop_with_empty_axes", 0)
     count = op.ReduceSum(mask, ctx.optional(1), keepdims=1, noop_with_empty_axes=noop)
     if rank(extremum) > 0:
         count.shape = extremum.shape  # inference does not know it if the axes are computed at run time
-    return [op.Mul(mask, op.Div(_kept(ctx, ctx.cotangent), count))]
+    return [op.Mul(mask, op.Div(_restore_axes(ctx, ctx.cotangent), count))]
 
 
 def replace_zeros(op: Builder, value: ir.Value) -> ir.Value:
@@ -89,10 +89,10 @@ def replace_zeros(op: Builder, value: ir.Value) -> ir.Value:
 
 def _spread(ctx: RuleContext, g: ir.Value) -> ir.Value:
     """The cotangent of a reduced value, repeated to the input's shape."""
-    return ctx.op.expand_like(_kept(ctx, g), ctx.input(0))
+    return ctx.op.expand_like(_restore_axes(ctx, g), ctx.input(0))
 
 
-def _kept(ctx: RuleContext, reduced: ir.Value) -> ir.Value:
+def _restore_axes(ctx: RuleContext, reduced: ir.Value) -> ir.Value:
     """A reduced value with the reduced axes put back, of size 1, so that it broadcasts against the input."""
     if ctx.attribute("keepdims", 1) or rank(reduced) == 0:
         return reduced

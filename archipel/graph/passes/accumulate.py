@@ -30,16 +30,16 @@ class AccumulateInGemm(LevelPass):
             if a is None or b is None:
                 continue
             if node.op_type == "Sub":
-                modified |= _descend(op, node, a, b)
+                modified |= _join_descent(op, node, a, b)
             else:
-                modified |= _add(op, node, a, b) or _add(op, node, b, a)
+                modified |= _join_sum(op, node, a, b) or _join_sum(op, node, b, a)
         return modified
 
 
 accumulate_in_gemm = AccumulateInGemm()
 
 
-def _add(op: Builder, node: ir.Node, product: ir.Value, addend: ir.Value) -> bool:
+def _join_sum(op: Builder, node: ir.Node, product: ir.Value, addend: ir.Value) -> bool:
     gemm = _bare_gemm(product)
     if gemm is None or not same_shape(dims(product), dims(addend)):
         return False
@@ -56,7 +56,7 @@ def _add(op: Builder, node: ir.Node, product: ir.Value, addend: ir.Value) -> boo
     return True
 
 
-def _descend(op: Builder, node: ir.Node, start: ir.Value, change: ir.Value) -> bool:
+def _join_descent(op: Builder, node: ir.Node, start: ir.Value, change: ir.Value) -> bool:
     scaled = _only_use(change, "Mul")
     if scaled is None or not same_shape(dims(start), dims(change)):
         return False

@@ -59,7 +59,7 @@ def _fold(op: Builder, node: ir.Node, result: ir.Value, operand: ir.Value, fixed
         return False
     if layer.op_type == "MatMul" and not scaling:
         return False  # MatMul has no bias; `use_gemm` joins it with an Add
-    if layer.op_type == "Gemm" and not _plain(layer, channels):
+    if layer.op_type == "Gemm" and not _has_plain_bias(layer, channels):
         return False
     with op.before(layer), op.scope(f"{node.name or node.op_type}_folding"):
         vector = op.Reshape(operand, [-1])
@@ -108,7 +108,7 @@ def _for_each_channel(shape: tuple[Dim, ...], rank: int, axis: int, channels: in
     return all(d == 1 or place == axis for place, d in enumerate(placed))
 
 
-def _plain(gemm: ir.Node, channels: int) -> bool:
+def _has_plain_bias(gemm: ir.Node, channels: int) -> bool:
     """Whether the bias is absent, or has one number per channel and beta = 1."""
     bias = gemm.inputs[2] if len(gemm.inputs) > 2 else None
     return bias is None or (dims(bias) == (channels,) and gemm.attributes.get_float("beta", 1.0) == 1.0)

@@ -20,7 +20,7 @@ class RemoveNoOps(GraphPass):
         op = Builder(model.graph)
         modified = False
         for node in list(model.graph):
-            source = _passed_on(node)
+            source = _unchanged_input(node)
             if source is None:
                 continue
             output = node.outputs[0]
@@ -38,7 +38,7 @@ class RemoveNoOps(GraphPass):
 remove_no_ops = RemoveNoOps()
 
 
-def _passed_on(node: ir.Node) -> ir.Value | None:
+def _unchanged_input(node: ir.Node) -> ir.Value | None:
     """The input that the node returns unchanged as its only used output; None for a node that does something."""
     if node.domain != "" or not node.inputs or node.inputs[0] is None:
         return None
@@ -57,12 +57,12 @@ def _passed_on(node: ir.Node) -> ir.Value | None:
         return source if len(node.inputs) == 1 else None
     if node.op_type in _SAME_IF_SHAPE_IS and source.shape is not None and output.shape is not None:
         # A Slice may have its input's shape and still reverse it.
-        turned = node.op_type == "Slice" and not _forwards(node)
+        turned = node.op_type == "Slice" and not _has_unit_steps(node)
         return source if same_shape(dims(source), dims(output)) and not turned else None
     return None
 
 
-def _forwards(node: ir.Node) -> bool:
+def _has_unit_steps(node: ir.Node) -> bool:
     """Whether all steps of a Slice are certainly 1."""
     if len(node.inputs) < 5 or node.inputs[4] is None:
         return True

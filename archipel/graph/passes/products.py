@@ -25,7 +25,7 @@ class UseGemm(GraphPass):
                 modified |= _join(op, node, a, b) or _join(op, node, b, a)
         for node in list(model.graph):
             if node.domain == "" and node.op_type == "Gemm":
-                modified |= _take_transposed(node)
+                modified |= _absorb_transposes(node)
         return modified
 
 
@@ -54,7 +54,7 @@ def _join(op: Builder, node: ir.Node, product: ir.Value, addend: ir.Value) -> bo
     return True
 
 
-def _take_transposed(gemm: ir.Node) -> bool:
+def _absorb_transposes(gemm: ir.Node) -> bool:
     modified = False
     for place, name in enumerate(("transA", "transB")):
         value = gemm.inputs[place]

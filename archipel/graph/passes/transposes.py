@@ -29,10 +29,10 @@ class SimplifyTransposes(GraphPass):
         # First those between Reshapes: as a Reshape of its own a Transpose would no longer be recognized.
         for node in list(model.graph):
             if node.graph is not None and _perm(node) is not None:
-                modified |= _between_reshapes(op, node)
+                modified |= _drop_reshapes(op, node)
         for node in list(model.graph):
             if node.graph is not None and (perm := _perm(node)) is not None:
-                modified |= _as_reshape(op, node, perm) or _cancel(op, node, perm)
+                modified |= _replace_by_reshape(op, node, perm) or _cancel(op, node, perm)
         return modified
 
 
@@ -48,7 +48,7 @@ def _perm(node: ir.Node | None) -> list[int] | None:
     return list(node.attributes.get_ints("perm", range(rank(source) - 1, -1, -1)))
 
 
-def _as_reshape(op: Builder, node: ir.Node, perm: list[int]) -> bool:
+def _replace_by_reshape(op: Builder, node: ir.Node, perm: list[int]) -> bool:
     # The order in memory stays if all axes but those of size 1 keep their order.
     source, output = node.inputs[0], node.outputs[0]
     if source is None:
@@ -66,7 +66,7 @@ def _as_reshape(op: Builder, node: ir.Node, perm: list[int]) -> bool:
     return True
 
 
-def _between_reshapes(op: Builder, node: ir.Node) -> bool:
+def _drop_reshapes(op: Builder, node: ir.Node) -> bool:
     """[*a, m, n] -> [k, m, n] -> [k, n, m] -> [*a, n, m], as exporters write attention, is one Transpose."""
     source = node.inputs[0]
     before = None if source is None else source.producer()
