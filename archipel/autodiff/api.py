@@ -1,4 +1,4 @@
-"""gradient and vjp: what users call."""
+"""`gradient` and `vjp`."""
 
 from __future__ import annotations
 
@@ -17,17 +17,28 @@ from archipel.graph.shapes import dims, dtype_of, is_float, static_size
 
 
 def gradient(model: Model, of: str = "loss", wrt: Sequence[str] = ()) -> Model:
-    """The model with its original outputs, then `<name>.grad` for each name in `wrt`.
+    """Differentiate one value of a model with respect to others, in reverse mode.
 
-    `of` names a floating-point value with one element; each gradient has the shape and type of what `wrt` names: a
-    graph input, an initializer or an inner value. Where `of` does not depend on it, the gradient is zeros. Raises
-    AutodiffError for an unknown name or an `of` with several elements, NotDifferentiableError for integers,
-    MissingRuleError for an operator without rule.
+    Arguments:
+        model: any model; it stays as it is.
+        of: name of a floating-point value with exactly one element, such as a loss.
+        wrt: names of floating-point values: graph inputs, initializers (weights) or inner values.
+
+    Returns a model with the outputs of `model`, followed by an output `<name>.grad` for each name in `wrt`, of the
+    shape and type of that value; zeros where `of` does not depend on it. Another `.grad` is appended to a name that an
+    input or output has already. The result computes in standard operators and can be differentiated again.
+
+    Raises AutodiffError for an unknown name, a name given twice, an empty `wrt` or an `of` with several elements,
+    NotDifferentiableError for integers and for a dependence that passes no derivative, MissingRuleError for an operator
+    without a rule.
+
+    Example:
+        with_gradients = autodiff.gradient(model, of="loss", wrt=model.parameter_names)
     """
     result = model.copy()
     graph = result.ir.graph
     if not isinstance(of, str):
-        raise AutodiffError(f"of={of!r}: a gradient is of one value, named by a string; vjp takes several")
+        raise AutodiffError(f"of={of!r}: gradient takes the name of one value, a string; vjp takes several")
     target = _float_value(graph, of, "of")
     if static_size(dims(target)) != 1:
         raise AutodiffError(
@@ -40,9 +51,20 @@ def gradient(model: Model, of: str = "loss", wrt: Sequence[str] = ()) -> Model:
 
 
 def vjp(model: Model, of: Sequence[str], wrt: Sequence[str]) -> Model:
-    """The model with an input `<name>.cotangent` for each name in `of`, and outputs `<name>.grad` as in `gradient`.
+    """Vector-Jacobian product: as `gradient`, for values of any shape, each multiplied by a cotangent.
 
-    A cotangent has the shape and type of the value it belongs to.
+    Arguments:
+        model: any model; it stays as it is.
+        of: names of floating-point values of any shape.
+        wrt: names of floating-point values: graph inputs, initializers (weights) or inner values.
+
+    Returns a model with an additional input `<name>.cotangent` for each name in `of`, of the shape and type of that
+    value, and the outputs of `gradient`: the gradient of the sum of all products of `of` and cotangent elements.
+
+    Raises the errors of `gradient`, and AutodiffError if an input is called `<name>.cotangent` already.
+
+    Example:
+        pulled = autodiff.vjp(model, of=["output"], wrt=["input"])
     """
     targets = _names(of, "of")
     result = model.copy()
@@ -55,6 +77,7 @@ def vjp(model: Model, of: Sequence[str], wrt: Sequence[str]) -> Model:
         if any(port.name == cotangent for port in graph.inputs):
             raise AutodiffError(f"the model already has an input {cotangent!r}; rename it")
         op.free_name(cotangent)
+        # An input has no unnamed sizes: what the graph does not name gets a name here.
         shape = [f"{cotangent}_dim{i}" if d is None else d for i, d in enumerate(dims(value))]
         seeds[value] = op.input(cotangent, dtype_of(value), shape)
     return _emit(result, op, seeds, wrt)
@@ -63,20 +86,21 @@ def vjp(model: Model, of: Sequence[str], wrt: Sequence[str]) -> Model:
 def _emit(model: Model, op: Builder, seeds: dict[ir.Value, ir.Value], wrt: Sequence[str]) -> Model:
     names = _names(wrt, "wrt")
     values = [_float_value(op.graph, name, "wrt") for name in names]
-    for name, found in zip(names, differentiate(op, seeds, values)):
+    for name, grad in zip(names, differentiate(op, seeds, values)):
         output = f"{name}.grad"
         while any(value.name == output for value in (*op.graph.outputs, *op.graph.inputs)):
             output += ".grad"
         op.free_name(output)
-        op.name_output(found, output)
+        op.name_output(grad, output)
+    # Functions with a rule of their own are differentiated by now; `optimize` takes no graph with functions.
     inline_functions(model.ir)
     optimize(model.ir)
-    # The result is no program any more: its outputs are more than the signature says.
+    # No signature: a program's signature names all outputs, and the gradients are not among them.
     return Model(model.ir, initial=model.initial)
 
 
 def _names(names: Sequence[str], argument: str) -> list[str]:
-    listed = [names] if isinstance(names, str) else list(names)
+    listed = [names] if isinstance(names, str) else list(names)  # a string is one name, not its letters
     for name in listed:
         if not isinstance(name, str):
             raise AutodiffError(f"{argument} holds {name!r}; expected names of values, as strings")
@@ -89,14 +113,14 @@ def _names(names: Sequence[str], argument: str) -> list[str]:
 
 
 def _float_value(graph: ir.Graph, name: str, argument: str) -> ir.Value:
-    found = next((value for value in graph.inputs if value.name == name), None) or graph.initializers.get(name)
-    if found is None:
-        found = next((value for node in graph for value in node.outputs if value.name == name), None)
-    if found is None:
+    value = next((port for port in graph.inputs if port.name == name), None) or graph.initializers.get(name)
+    if value is None:
+        value = next((result for node in graph for result in node.outputs if result.name == name), None)
+    if value is None:
         known = [*(v.name for v in graph.inputs), *graph.initializers, *(v.name for v in graph.outputs)]
         raise AutodiffError(f"{argument}: the model has no value {name!r}; it has: {', '.join(map(str, known))}")
-    if not is_float(found):
+    if not is_float(value):
         raise NotDifferentiableError(
-            f"{argument}: {name!r} is {dtype_of(found).numpy().name}; only floating-point values have gradients"
+            f"{argument}: {name!r} is {dtype_of(value).numpy().name}; only floating-point values have gradients"
         )
-    return found
+    return value

@@ -1,4 +1,4 @@
-"""What a gradient rule is given."""
+"""`RuleContext`: what a gradient rule works with."""
 
 from __future__ import annotations
 
@@ -6,17 +6,21 @@ from typing import Any, NoReturn
 
 import onnx_ir as ir
 
-from archipel.autodiff.registry import find, where
+from archipel.autodiff.registry import find_rule, source_file
 from archipel.errors import AutodiffError, MissingRuleError
 from archipel.graph.build import Builder
 from archipel.graph.shapes import dtype_of
 
 
 class RuleContext:
-    """One node to be differentiated in reverse, and the builder that the rule writes with.
+    """One node to be differentiated in reverse, and the builder `op` that the rule emits nodes with.
 
-    `inputs` and `outputs` are the node's own (None: an optional input left out); `cotangents` has the gradient of the
-    scalar with respect to each output, None for an output that does not influence it.
+    Attributes:
+        op: builder of the graph; `ctx.op.Mul(a, b)` appends a node and returns its value.
+        node: the node to differentiate.
+        inputs, outputs: the node's own values; None for an optional input that the node leaves out.
+        cotangents: for each output the gradient of the differentiated scalar with respect to it, of the output's shape
+            and type; None for an output that the scalar does not depend on.
     """
 
     def __init__(
@@ -32,39 +36,46 @@ class RuleContext:
     @property
     def cotangent(self) -> ir.Value:
         """The cotangent of the first output; zeros if only other outputs have one."""
-        found = self.cotangents[0]
-        return self.op.full_like(self.outputs[0], 0.0) if found is None else found
+        first = self.cotangents[0]
+        return self.op.full_like(self.outputs[0], 0.0) if first is None else first
 
     @property
     def output(self) -> ir.Value:
+        """The first output."""
         return self.outputs[0]
 
     def input(self, index: int) -> ir.Value:
-        """A required input. Raises AutodiffError if it was left out."""
+        """A required input. Raises AutodiffError if the node leaves it out."""
         value = self.optional(index)
         if value is None:
             raise AutodiffError(f"{self.title}: input {index} is missing")
         return value
 
     def optional(self, index: int) -> ir.Value | None:
+        """An input, or None if the node leaves it out."""
         return self.inputs[index] if index < len(self.inputs) else None
 
     def wants(self, index: int) -> bool:
-        """Whether anybody asks for the gradient of this input."""
+        """Whether the gradient of this input is needed; a rule may return None for one that is not."""
         return index < len(self._wanted) and self._wanted[index]
 
     def replace(self, *values: ir.Value) -> None:
-        """Let what reads the node's outputs read these values instead: a forward pass that keeps what the gradient
-        needs. Emit them inside `ctx.op.after(ctx.node)`; the node itself goes away as dead code."""
+        """Make the readers of the node's outputs read these values instead: a forward pass that also keeps
+        intermediate results for the gradient.
+
+        Emit the values inside `ctx.op.after(ctx.node)`, so that they come before their readers. The node stays, without
+        readers, until dead code is removed.
+        """
         for old, new in zip(self.outputs, values, strict=True):
             if not old.uses() and not old.is_graph_output():
-                continue  # may be one that was left out, of no type
+                continue  # nothing reads it; an output that the node leaves out has no type to copy either
             new.shape, new.dtype = old.shape, dtype_of(old)
             if old.is_graph_output():
-                new = self._take_over_name(old, new)
+                new = self._take_over_name(old, new)  # the name of a model's output is part of its interface
             ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
 
     def _take_over_name(self, old: ir.Value, new: ir.Value) -> ir.Value:
+        # A value with a name of its own to keep cannot take another: a copy of it can.
         if new.is_graph_output() or new.is_graph_input() or new.producer() is None:
             with self.op.after(self.node):
                 new = self.op.Identity(new)
@@ -72,17 +83,18 @@ class RuleContext:
         return new
 
     def attribute(self, name: str, default: Any) -> Any:
-        """An attribute's value, or the default that ONNX gives it."""
-        found = self.node.attributes.get(name)
-        if found is None:
+        """An attribute's value, lists as `list`; `default`, which is to be ONNX's, if the node does not set it."""
+        attribute = self.node.attributes.get(name)
+        if attribute is None:
             return default
-        value = found.value
+        value = attribute.value
         return list(value) if isinstance(value, tuple) else value
 
     def refuse(self, what: str, reason: str) -> NoReturn:
-        """Raise MissingRuleError for an attribute or input that the rule does not cover."""
-        raise MissingRuleError(f"{self.title}: {what}: {reason}; the rule is in {where(find(self.node))}")
+        """Raise MissingRuleError: the rule does not cover `what`, an attribute or input, for this `reason`."""
+        raise MissingRuleError(f"{self.title}: {what}: {reason}; the rule is in {source_file(find_rule(self.node))}")
 
     @property
     def title(self) -> str:
+        """Operator and name of the node, for errors."""
         return f"{self.node.op_type} {self.node.name!r}"

@@ -18,10 +18,9 @@ Gradients = Sequence[ir.Value | None]
 Rule = Callable[["RuleContext"], Gradients]
 
 RULES: dict[tuple[str, str], Rule] = {}
-"""(domain, operator) -> rule. Filled by `@rule`; the project's own are in `rules/`, one file per family, and are there
-as soon as anything of `archipel.autodiff` is imported."""
+"""(domain, operator) -> rule. `@rule` fills it; importing `archipel.autodiff` registers those in `rules/`."""
 
-# Where a missing rule belongs; what is not listed starts a family of its own.
+# The file that an error proposes for a missing rule; an operator that is not listed starts a family of its own.
 _FAMILIES: dict[str, str] = {
     "elementwise": "Abs Add Sub Mul Div Neg Pow Sqrt Exp Log Sin Cos Tan Asin Acos Atan Sinh Cosh Asinh Acosh Atanh "
     "Erf Reciprocal Round Floor Ceil Mod Sign Sum Mean",
@@ -51,13 +50,24 @@ _FAMILIES: dict[str, str] = {
 
 
 def rule(domain: str, *op_types: str) -> Callable[[Rule], Rule]:
-    """Register the gradient rule of operators; `domain` is "" for standard ONNX.
+    """Register the gradient rule of some operators, as a decorator.
 
-    The rule is given a `RuleContext` and returns one gradient for each input of the node, in order: a value of the
-    input's shape and type, or None where there is none. Inputs at the end may be left out.
+    Arguments:
+        domain: the operators' domain; "" for standard ONNX.
+        op_types: their names. A name of a model-local function gives the function a rule of its own, in place of the
+            derivative of its body; models loaded before that have the body inlined already.
 
-    Models loaded from then on keep their local functions of this name until they are differentiated, so that the rule
-    is used; a function without a rule is differentiated through its body.
+    The rule takes a `RuleContext` and returns one gradient for each input of the node, in order: a value of the input's
+    shape and type, or None for an input without gradient. It may leave out inputs at the end.
+
+    Returns the decorator, which returns the rule unchanged.
+
+    Raises AutodiffError without names, and for an operator that has a rule already.
+
+    Example:
+        @autodiff.rule("example.functions", "Binarize")
+        def straight_through(ctx):
+            return [ctx.cotangent]
     """
     if not op_types:
         raise AutodiffError("rule: name the operators, as in @rule('', 'Relu')")
@@ -66,21 +76,22 @@ def rule(domain: str, *op_types: str) -> Callable[[Rule], Rule]:
         for op_type in op_types:
             if (domain, op_type) in RULES:
                 raise AutodiffError(
-                    f"rule: {domain or 'ai.onnx'}::{op_type} already has one, in {where(RULES[domain, op_type])}"
+                    f"rule: {domain or 'ai.onnx'}::{op_type} already has one, in {source_file(RULES[domain, op_type])}"
                 )
             RULES[domain, op_type] = function
             if domain != "":
+                # The import inlines every function but those listed here: a rule is found by the name of its node.
                 KEPT.add((domain, op_type))
         return function
 
     return register
 
 
-def find(node: ir.Node) -> Rule:
+def find_rule(node: ir.Node) -> Rule:
     """The rule of a node's operator. Raises MissingRuleError that names the file to add it to."""
-    found = RULES.get((node.domain, node.op_type))
-    if found is not None:
-        return found
+    registered = RULES.get((node.domain, node.op_type))
+    if registered is not None:
+        return registered
     if node.domain != "":
         raise MissingRuleError(
             f"no gradient rule for {node.domain}::{node.op_type} (node {node.name!r}); "
@@ -93,18 +104,21 @@ def find(node: ir.Node) -> Rule:
 
 
 def require_kept(graph: ir.Graph) -> None:
-    """Raise AutodiffError if the import inlined a function that has got a rule since: the rule would not be used."""
-    late = sorted(inlined_functions(graph) & RULES.keys())
-    if late:
-        domain, op_type = late[0]
+    """Raise AutodiffError if a rule was registered for a function after the import had inlined it.
+
+    Without the function's node nothing would use the rule, and the gradient would silently be that of the body.
+    """
+    too_late = sorted(inlined_functions(graph) & RULES.keys())
+    if too_late:
+        domain, op_type = too_late[0]
         raise AutodiffError(
             f"the rule for {domain}::{op_type} was registered after the model was loaded, when its function had been "
             "inlined already; load the model again from its source"
         )
 
 
-def where(function: Rule) -> str:
-    """The file a rule is written in, from the package on."""
+def source_file(function: Rule) -> str:
+    """The path of the file that defines a rule, from `archipel/` on; of a user's rule the whole path."""
     path = inspect.getsourcefile(function) or "an unknown file"
     return path[path.rfind("archipel/autodiff") :] if "archipel/autodiff" in path else path
 

@@ -1,4 +1,4 @@
-"""Reverse mode: walk the graph backwards, ask each node's rule, add up what arrives.
+"""Reverse mode: walk the graph backwards, apply each node's rule, add up the contributions to each cotangent.
 
 Griewank and Walther, Evaluating Derivatives (2008), section 3.2.
 """
@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
 
-from archipel.autodiff.activity import active, influencing, obstacle, passes
+from archipel.autodiff.activity import active_values, find_obstacle, influencing_values, passes_derivative
 from archipel.autodiff.context import RuleContext
-from archipel.autodiff.registry import Rule, find, require_kept, where
+from archipel.autodiff.registry import Rule, find_rule, require_kept, source_file
 from archipel.errors import AutodiffError, NotDifferentiableError
 from archipel.graph.build import Builder
 from archipel.graph.shapes import complete_shape, dims, is_float
@@ -19,28 +19,39 @@ from archipel.graph.walk import dependencies
 
 
 def differentiate(op: Builder, seeds: Mapping[ir.Value, ir.Value], wrt: Sequence[ir.Value]) -> list[ir.Value]:
-    """Emit the gradient with respect to each of `wrt` of the sum over seeds of <target, seed>.
+    """Emit the gradient of sum over targets of <target, seed> with respect to each of `wrt`.
 
-    `seeds` maps each target to its cotangent. Everything is appended to the builder's graph. Where a target does not
-    depend on a value its gradient is zeros. Raises MissingRuleError for an operator on the way that has no rule and
-    NotDifferentiableError if the dependence is there but not through floating-point values.
+    Arguments:
+        op: builder of the graph; it appends the nodes of the gradient to it.
+        seeds: target -> its cotangent, of the target's shape and type.
+        wrt: floating-point values of the graph.
+
+    Returns one gradient for each of `wrt`, of its shape and type; zeros where no target depends on it.
+
+    Raises MissingRuleError for an operator without a rule between `wrt` and a target, NotDifferentiableError if a
+    target depends on a value, but not through floating-point values, AutodiffError for a rule that breaks its contract.
     """
     require_kept(op.graph)
     nodes = list(op.graph)
-    relevant = influencing(nodes, seeds)
-    carriers = active(nodes, wrt) & relevant
+    # Only values between `wrt` and a target get a cotangent; rules of other nodes are not needed and may be missing.
+    # `relevant` has integers too: it tells a gradient that is zero from one that does not exist.
+    relevant = influencing_values(nodes, seeds)
+    carriers = active_values(nodes, wrt) & relevant
     sums = _Sums(op)
     for target, seed in seeds.items():
         if target in carriers:
             sums.add(target, seed)
+    # Backwards in topological order: every reader of a node's outputs has added its part before the node comes.
     for node in reversed(nodes):
         cotangents = tuple(sums.total(value) for value in node.outputs)
         if all(cotangent is None for cotangent in cotangents):
             continue
-        wanted = tuple(value is not None and value in carriers and passes(node, value) for value in node.inputs)
+        wanted = tuple(
+            value is not None and value in carriers and passes_derivative(node, value) for value in node.inputs
+        )
         if not any(value in carriers for value in dependencies(node)):
             continue
-        rule = find(node)
+        rule = find_rule(node)
         with op.scope(f"{node.name}.vjp"):
             gradients = rule(RuleContext(op, node, cotangents, wanted))
             _check(node, rule, gradients)
@@ -52,7 +63,7 @@ def differentiate(op: Builder, seeds: Mapping[ir.Value, ir.Value], wrt: Sequence
 
 
 class _Sums:
-    """Contributions to each value's cotangent, added up when it is asked for."""
+    """Contributions to each value's cotangent; `total` adds them up when all are there."""
 
     def __init__(self, op: Builder) -> None:
         self._op = op
@@ -65,17 +76,18 @@ class _Sums:
         parts = self._parts.get(value)
         if not parts:
             return None
+        # The sum takes its parts' place: a second call returns it and emits nothing.
         while len(parts) > 1:
             parts[:2] = [self._op.Add(parts[0], parts[1])]
         return parts[0]
 
 
 def _finish(op: Builder, sums: _Sums, nodes: list[ir.Node], value: ir.Value, relevant: set[ir.Value]) -> ir.Value:
-    found = sums.total(value)
-    if found is not None:
-        return found
+    gradient = sums.total(value)
+    if gradient is not None:
+        return gradient
     if value in relevant:
-        node = obstacle(nodes, value, relevant)
+        node = find_obstacle(nodes, value, relevant)
         through = f"{node.op_type} {node.name!r}" if node is not None else "an input that has no derivative"
         raise NotDifferentiableError(
             f"the gradient with respect to {value.name!r} does not exist: the target depends on it only through "
@@ -85,21 +97,23 @@ def _finish(op: Builder, sums: _Sums, nodes: list[ir.Node], value: ir.Value, rel
 
 
 def _check(node: ir.Node, rule: Rule, gradients: Sequence[ir.Value | None]) -> None:
-    # Every rule is held to its contract here, so that a wrong one is named and not the node that trips over it.
-    title = f"gradient rule for {node.op_type} ({where(rule)}), node {node.name!r}"
+    # A wrong rule is named here; otherwise a later node would fail that has nothing to do with it.
+    title = f"gradient rule for {node.op_type} ({source_file(rule)}), node {node.name!r}"
     if any(gradient is not None for gradient in gradients[len(node.inputs) :]):
         raise AutodiffError(f"{title}: {len(gradients)} gradients for {len(node.inputs)} inputs")
     for index, (value, gradient) in enumerate(zip(node.inputs, gradients)):
         if gradient is None:
             continue
-        if value is None or not passes(node, value):
+        if value is None or not passes_derivative(node, value):
             raise AutodiffError(f"{title}: a gradient for input {index}, which takes none")
-        # That of an integer which was quantized has the type of the real number it stands for.
+        # The gradient of a quantized integer has the type of the real number that the integer stands for: a
+        # DequantizeLinear reads it, whose output has that type.
         if gradient.dtype != (value.dtype if is_float(value) else node.outputs[0].dtype):
             raise AutodiffError(f"{title}: gradient of input {index} is {gradient.dtype}, the input {value.dtype}")
         have, want = dims(gradient), dims(value)
         fits = len(have) == len(want) and all(
-            h == w or not (isinstance(h, int) and isinstance(w, int)) for h, w in zip(have, want)
+            h == w or not (isinstance(h, int) and isinstance(w, int))  # sizes not known yet may be equal
+            for h, w in zip(have, want)
         )
         if not fits:
             raise AutodiffError(f"{title}: gradient of input {index} has shape {list(have)}, the input {list(want)}")

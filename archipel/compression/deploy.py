@@ -26,7 +26,7 @@ from archipel.graph.parameters import promote, record_parameters
 from archipel.graph.passes import remove_dead_code
 from archipel.graph.passes.constants import UNPACK
 from archipel.graph.passes.inference import optimize_for_inference
-from archipel.graph.walk import computable, dependencies, descendants, values
+from archipel.graph.walk import computable_values, dependencies, descendants, values
 from archipel.lite_runtime.sessions import error_types
 from archipel.training.batch_norm import prepared
 from archipel.training.folding import fold_batch_norm_symbolic
@@ -151,13 +151,13 @@ def evaluate_constants(model: ir.Model, names: Iterable[str]) -> dict[str, np.nd
 
 def constants(graph: ir.Graph) -> set[ir.Value]:
     """Initializers, and what is computed from them alone."""
-    return computable(filter(_computed, graph), graph.initializers.values())
+    return computable_values(filter(_computed, graph), graph.initializers.values())
 
 
 def _frontier(graph: ir.Graph) -> list[ir.Value]:
     """The constants that something reads which is not to be computed once, in the graph's order."""
     once = (node for node in graph if _computed(node) and not _unpacks(node))
-    known = computable(once, graph.initializers.values())
+    known = computable_values(once, graph.initializers.values())
     read: dict[ir.Value, None] = {}
     for node in graph:
         if node.outputs[0] not in known:

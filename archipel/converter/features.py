@@ -29,7 +29,7 @@ from archipel.graph import Model
 from archipel.graph.build import Builder
 from archipel.graph.parameters import parameter_names
 from archipel.graph.passes import remove_dead_code
-from archipel.graph.walk import computable, dependencies
+from archipel.graph.walk import computable_values, dependencies
 from archipel.training.assembly import port
 
 FEATURES = "features"
@@ -150,7 +150,7 @@ def _signature(program: Model) -> Program:
 
 def _constant_or_from(graph: ir.Graph, examples: list[ir.Value]) -> set[ir.Value]:
     """What depends on the examples and constants and on nothing else."""
-    return computable(graph, [*examples, *(v for v in graph.initializers.values() if not v.is_graph_input())])
+    return computable_values(graph, [*examples, *(v for v in graph.initializers.values() if not v.is_graph_input())])
 
 
 def _cut(frozen: Frozen, read: set[Result]) -> list[Result]:

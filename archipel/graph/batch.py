@@ -1,8 +1,8 @@
 """A batch axis of fixed size made symbolic.
 
-The graph is walked once with the batch at seven times its size: every value's shape there, beside the one it had, says
-which axis carries the batch. What was written for the one size (targets of Reshape and Expand, sizes of Resize, initial
-states of recurrent layers, tokens that are concatenated) is rewritten on the way.
+One walk over the graph infers every shape with the batch at seven times its size; the axis that grew by seven carries
+the batch. On the way constants that hold the fixed size are rewritten: targets of Reshape and Expand, sizes of Resize,
+initial states of recurrent layers, tokens that are concatenated to each example.
 """
 
 from __future__ import annotations
@@ -25,21 +25,23 @@ _TIMES = 7  # a prime that few models have as a size
 
 
 class FixedBatchError(GraphError):
-    """The batch cannot be made symbolic; the text says why, and names the node."""
+    """The batch cannot be made symbolic; the message says why and names the node."""
 
 
 def fixed_batch(model: ir.Model) -> int | None:
-    """The size that the first axis of every input has, scalars aside; None if one is symbolic, or they differ."""
+    """The size of the first axis of all inputs, scalars aside; None if one is symbolic, or they differ."""
     first = {dims(value)[0] for value in model.graph.inputs if value.shape is not None and dims(value)}
     size = first.pop() if len(first) == 1 else None
     return size if isinstance(size, int) and size > 0 else None
 
 
 def free_batch(model: ir.Model) -> ir.Model:
-    """A copy of a model whose inputs all have a first axis of one fixed size, with the size called "batch".
+    """A copy of a model whose inputs all have a first axis of one fixed size, with that axis symbolic, named "batch".
 
-    Every output that depends on the inputs has the batch as its first axis. Whether examples are independent is not
-    seen here: compare the copy with the model. Raises FixedBatchError.
+    Every output of the copy that depends on the inputs has the batch as its first axis. Shapes do not tell whether
+    examples influence each other (a Softmax over the batch): compare the results of the copy with the model's.
+
+    Raises FixedBatchError.
     """
     size = fixed_batch(model)
     if size is None:
@@ -48,7 +50,8 @@ def free_batch(model: ir.Model) -> ir.Model:
 
 
 class _Walk:
-    """`old` has the shapes at the size there was, `axis` which axis carries the batch, `lost` who took it out."""
+    """`old`: shapes at the model's own batch size; `axis`: which axis carries the batch; `lost`: the node after which a
+    value that depends on the inputs has no batch axis any more."""
 
     def __init__(self, model: ir.Model, size: int) -> None:
         self.model, self.size = model, size
@@ -61,6 +64,7 @@ class _Walk:
         graph = self.model.graph
         for value in (*graph.inputs, *graph.initializers.values()):
             self.old[value] = self._static(value)
+        # All old shapes first: the walk overwrites the graph's shapes and inserts nodes.
         nodes = list(graph)
         for node in nodes:
             for output in node.outputs:
@@ -73,14 +77,15 @@ class _Walk:
         for node in nodes:
             if any(value in self.axis or value in self.lost for value in dependencies(node)):
                 self._visit(node)
+        # Outputs that depend on no input are in neither dictionary.
         for value in graph.outputs:
             if value in self.lost:
-                raise self._error(self.lost[value], f"takes the batch out of what becomes the output {value.name!r}")
+                raise self._error(self.lost[value], f"removes the batch axis, which the output {value.name!r} needs")
             if self.axis.get(value, 0) != 0:
-                raise FixedBatchError(f"the output {value.name!r} has the batch on axis {self.axis[value]}")
+                raise FixedBatchError(f"the output {value.name!r} has the batch on axis {self.axis[value]}, not 0")
             if value in self.axis and self.old[value][0] != self.size:
                 raise FixedBatchError(
-                    f"the output {value.name!r} merges the batch with others: its first axis is {self.old[value][0]}"
+                    f"the output {value.name!r} merges the batch with other axes: its first is {self.old[value][0]}"
                 )
         self._name_shapes()
         remove_dead_code(self.model)
@@ -92,14 +97,17 @@ class _Walk:
         if shape is None or len(sizes) != len(shape):
             producer = value.producer()
             where = f"input {value.name!r}" if producer is None else f"output of {producer.op_type} {producer.name!r}"
-            raise FixedBatchError(f"{where} has sizes that show at run time only: {'?' if shape is None else shape}")
+            raise FixedBatchError(
+                f"{where} has sizes that are known at run time only: {'?' if shape is None else shape}"
+            )
         return sizes
 
     def _visit(self, node: ir.Node) -> None:
         if bodies(node):
-            raise self._error(node, "has a body that the batch runs through")
+            raise self._error(node, "has a body that reads values with the batch")
         if node.domain != "":
             raise self._error(node, f"is of domain {node.domain!r}")
+        # Rewrite what holds the old size, then infer the shapes for the larger batch.
         fix = _FIXES.get(node.op_type)
         with self.op.before(node):
             if fix is not None:
@@ -113,10 +121,14 @@ class _Walk:
                 self._compare(node, output)
 
     def _compare(self, node: ir.Node, output: ir.Value) -> None:
+        # Exactly one axis may have grown, by the factor; none at all means that the node reduced the batch away.
         old, new = self.old[output], self._static(output)
         changed = [axis for axis, (a, b) in enumerate(zip(old, new)) if a != b]
         if len(old) != len(new) or len(changed) > 1 or any(new[axis] != old[axis] * _TIMES for axis in changed):
-            raise self._error(node, f"gives {list(new)} for {_TIMES} times the examples where it gave {list(old)}")
+            raise self._error(
+                node, f"gives {list(new)} for {_TIMES} times the examples, {list(old)} for the examples once"
+            )
+        # A value without a batch axis is no error yet: only an output that needs one is. It blames the first such node.
         if changed:
             self.axis[output] = changed[0]
         else:
@@ -128,24 +140,25 @@ class _Walk:
     def _name_shapes(self) -> None:
         for value, axis in self.axis.items():
             shape: list[int | str] = list(self.old[value])
-            share = self.old[value][axis] // self.size
+            share = self.old[value][axis] // self.size  # above 1 where a Reshape merged other axes into the batch
             shape[axis] = BATCH if share == 1 else f"{share}*{BATCH}"
             value.shape = ir.Shape(shape)
         for node in self.model.graph:
             for value in node.outputs:
-                # What was put in here has the sevenfold shapes.
+                # Nodes that the walk inserted still have shapes of the larger batch.
                 if value.name and value not in self.old:
                     value.shape = ir.Shape([None] * len(dims(value)))
 
-    # What is written for one size.
+    # Rewriting of constants that hold the batch size, one method per operator.
 
     def reshape(self, node: ir.Node) -> None:
         data, output = node.inputs[0], node.outputs[0]
         if data is None or data not in self.axis:
             return
         if constant_array(node.inputs[1]) is None:
-            raise self._error(node, "computes its target")
-        # Memory order stays: the batch is behind as many elements as before.
+            raise self._error(node, "computes its target shape at run time")
+        # A Reshape keeps the order in memory: the result's batch axis has as many elements in front of it as before. It
+        # takes -1, for any batch. It may be merged with axes behind it, so it is a multiple of the size.
         before = math.prod(self.old[data][: self.axis[data]])
         target = list(self.old[output])
         for axis in range(len(target)):
@@ -161,11 +174,11 @@ class _Walk:
         if data is None or data not in self.axis:
             return
         if target is None:
-            raise self._error(node, "computes its target")
+            raise self._error(node, "computes its target shape at run time")
         place = self.axis[data] - len(self.old[data]) + len(target)
         if place >= 0:
             wanted = target.copy()
-            wanted[place] = 1  # the size that is there
+            wanted[place] = 1  # Expand keeps the size that the input has
             node.replace_input_with(1, self.op.constant(wanted))
 
     def resize(self, node: ir.Node) -> None:
@@ -174,7 +187,8 @@ class _Walk:
         if data is None or data not in self.axis or sizes is None or "axes" in node.attributes:
             return
         if len(node.inputs) > 1 and node.inputs[1] is not None:
-            raise self._error(node, "has a region of interest")
+            raise self._error(node, "has a region of interest (input roi)")
+        # Only the other axes are resized, so the batch keeps any size.
         axes = [axis for axis in range(len(sizes)) if axis != self.axis[data]]
         node.attributes["axes"] = ir.AttrInt64s("axes", axes)
         node.replace_input_with(3, self.op.constant(sizes[axes]))
@@ -185,6 +199,7 @@ class _Walk:
             return
         carrier = carriers[0]
         batch = self.axis[carrier]
+        # Along another axis the other inputs (a class token, say) must be repeated for each example.
         along = node.attributes["axis"].as_int() % len(self.old[carrier])
         if along != batch:
             for index, value in enumerate(node.inputs):
@@ -197,24 +212,25 @@ class _Walk:
             return
         layout = node.attributes.get("layout")
         first = layout is not None and layout.as_int() == 1
+        # Inputs sequence_lens, initial_h and initial_c, and their batch axes.
         for index, axis in ((4, 0), (5, 0 if first else 1), (6, 0 if first else 1)):
             value = node.inputs[index] if index < len(node.inputs) else None
             if value is None or value in self.axis:
                 continue
             content = constant_array(value)
             if index > 4 and content is not None and not content.any():
-                node.replace_input_with(index, None)  # zeros are what it starts from anyway
+                node.replace_input_with(index, None)  # the operator starts from zeros by itself
             else:
                 self._spread(node, index, axis, data, self.axis[data])
 
     def _spread(self, node: ir.Node, index: int, axis: int, carrier: ir.Value, carried: int) -> None:
-        """Repeat an input that is the same for every example as many times as there are examples."""
+        """Repeat an input that all examples share along `axis`, as often as axis `carried` of `carrier` is long."""
         value = node.inputs[index]
         if value is None:
             return
         shape = self.old[value]
         if self.size != 1 or shape[axis] != 1 or self.old[carrier][carried] != 1 or static_size(shape) is None:
-            raise self._error(node, f"has an input {value.name!r} for {shape[axis]} examples")
+            raise self._error(node, f"has an input {value.name!r} for a batch of {shape[axis]}")
         count = self.op.Shape(carrier, start=carried, end=carried + 1)
         parts = [np.array([d], np.int64) if i != axis else count for i, d in enumerate(shape)]
         repeated = self.op.Expand(value, self.op.Concat(*parts, axis=0) if len(parts) > 1 else count)

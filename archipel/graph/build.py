@@ -1,4 +1,4 @@
-"""Emit nodes into a graph: named, typed and shaped as they are written."""
+"""`Builder`: emits nodes into a graph, and names, types and shapes their results at once."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from archipel.graph.shapes import dims, dtype_of, infer_node, is_float, is_stati
 from archipel.graph.walk import bodies, levels
 
 Operand = ir.Value | np.ndarray | np.generic | float | int | bool | Sequence[int] | None
-"""What an operator takes: a value, or a constant that becomes one. Python floats take the first float value's type."""
+"""An operator's input: a value, or a constant that becomes one. A Python float takes the type of the first
+floating-point value among the inputs."""
 
 Attribute = str | bytes | int | float | Sequence[int] | Sequence[float] | ir.TensorProtocol | ir.Graph | None
-"""What an operator is set up with; None: left out."""
+"""An operator's attribute; None: left out."""
 
 
 class Emit(Protocol):
@@ -28,10 +29,20 @@ class Emit(Protocol):
 
 
 class Builder:
-    """Appends standard operators to `graph`; `op.Mul(a, b)` or `op("Mul", a, b)` returns the new value.
+    """Appends nodes of standard operators to `graph`; `op.Mul(a, b)` or `op("Mul", a, b)` returns the new value.
 
-    Attributes are keyword arguments; an input of None is one left out; `emit` is for operators with several outputs.
-    Constants become initializers, equal ones only once.
+    Inputs are values, arrays or numbers (arrays and numbers become initializers, equal ones only once); None leaves an
+    optional input out. Attributes are keyword arguments. `emit` is for operators with several outputs. ONNX's inference
+    gives each result its type and shape; a node that it rejects raises GraphError.
+
+    Arguments:
+        graph: the graph to append to.
+        scope: what the names of new nodes start with.
+        outer: for the graph of a body, the builder of the graph around it; see `body`.
+
+    Example:
+        op = Builder(model.ir.graph)
+        y = op.Softmax(op.Mul(x, 0.5), axis=-1)
     """
 
     def __init__(self, graph: ir.Graph, scope: str = "", *, outer: Builder | None = None) -> None:
@@ -39,7 +50,8 @@ class Builder:
         self._scope = scope
         self._after: ir.Node | None = None
         self._before: ir.Node | None = None
-        # A subgraph's constants live in the main graph, where the runtime prepares them once; names are one space.
+        # A body's constants are initializers of the main graph, which the runtime prepares once and not per iteration.
+        # Names are unique across all levels: inference and runtimes resolve a body's names in the graphs around it.
         self._root: Builder = self if outer is None else outer._root
         self._names: set[str] = _names_in(graph) if outer is None else outer._names
         self._constants: dict[tuple[str, tuple[int, ...], bytes], ir.Value] = {}
@@ -54,26 +66,26 @@ class Builder:
         return value
 
     def emit(self, op_type: str, *inputs: Operand, outputs: int, **attributes: Attribute) -> tuple[ir.Value, ...]:
-        """As a call of the builder, with as many values as the operator has outputs here."""
+        """As a call of the builder, but with `outputs` results, as a tuple."""
         values = self._values(inputs)
         name = self.unique(f"{self._scope}/{op_type}" if self._scope else op_type)
-        made = [ir.Value(name=name if i == 0 else self.unique(f"{name}:{i}")) for i in range(outputs)]
+        results = [ir.Value(name=name if i == 0 else self.unique(f"{name}:{i}")) for i in range(outputs)]
         given = {key: value for key, value in attributes.items() if value is not None}
-        node = ir.Node("", op_type, values, ir.convenience.convert_attributes(given), outputs=made, name=name)
+        node = ir.Node("", op_type, values, ir.convenience.convert_attributes(given), outputs=results, name=name)
         if not bodies(node):
-            infer_node(node, OPSET)  # the shapes around a body are set by who wrote it
+            infer_node(node, OPSET)  # not for a node with a body: the caller sets the shapes of its results
         if self._after is not None:
             self.graph.insert_after(self._after, node)
-            self._after = node
+            self._after = node  # the next one comes behind this one
         elif self._before is not None:
             self.graph.insert_before(self._before, node)
         else:
             self.graph.append(node)
-        return tuple(made)
+        return tuple(results)
 
     @contextmanager
     def scope(self, name: str) -> Iterator[None]:
-        """Names of what is emitted inside start with `name`."""
+        """A context: names of nodes emitted inside start with `name`."""
         before, self._scope = self._scope, name
         try:
             yield
@@ -82,7 +94,7 @@ class Builder:
 
     @contextmanager
     def after(self, node: ir.Node) -> Iterator[None]:
-        """What is emitted inside comes right after `node` and not at the end of the graph."""
+        """A context: nodes emitted inside are inserted right after `node`, in order, not at the end of the graph."""
         outside, self._after = self._after, node
         try:
             yield
@@ -91,7 +103,8 @@ class Builder:
 
     @contextmanager
     def before(self, node: ir.Node) -> Iterator[None]:
-        """What is emitted inside comes right before `node`."""
+        """A context: nodes emitted inside are inserted right before `node`, in order."""
+        # `emit` looks at `_after` first, so an outer `after` has to be off for the time.
         outside, self._before, self._after = (self._before, self._after), node, None
         try:
             yield
@@ -99,11 +112,11 @@ class Builder:
             self._before, self._after = outside
 
     def body(self, name: str) -> Builder:
-        """A builder of a new subgraph, for Scan, Loop and If; it may read this graph's values."""
+        """A builder of a new body, for Scan, Loop and If; the body may read this graph's values."""
         return Builder(ir.Graph([], [], nodes=[], name=self.unique(name)), name, outer=self)
 
     def unique(self, name: str) -> str:
-        """`name`, or `name_2`, ... where it is taken."""
+        """`name`, or `name_2`, `name_3`, ... if it is taken; taken from then on."""
         candidate, count = name, 1
         while candidate in self._names:
             count += 1
@@ -121,12 +134,13 @@ class Builder:
     def constant(self, content: Any, dtype: ir.DataType | None = None) -> ir.Value:
         """An initializer with this content; ints are int64 unless `dtype` says otherwise."""
         array = np.asarray(content, None if dtype is None else dtype.numpy())
+        # NumPy makes float64 of an empty list; here that is a list of no axes or sizes.
         if array.size == 0 and dtype is None and array.dtype == np.float64:
             array = array.astype(np.int64)
         key = (array.dtype.str, array.shape, array.tobytes())
         root = self._root
         value = root._constants.get(key)
-        if value is None or value.graph is not root.graph:
+        if value is None or value.graph is not root.graph:  # a pass may have removed the initializer since
             tensor = ir.tensor(array, name=self.unique("const"))
             value = ir.Value(
                 name=tensor.name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(array.shape), const_value=tensor
@@ -136,7 +150,10 @@ class Builder:
         return value
 
     def name_output(self, value: ir.Value, name: str) -> ir.Value:
-        """Make `value` a graph output called `name`, through Identity where it already has a name to keep."""
+        """Make `value` a graph output called `name`; returns it, or an Identity of it.
+
+        An input, initializer or other output keeps its name, and a body's output must come from a node of the body.
+        """
         producer = value.producer()
         if producer is None or producer.graph is not self.graph or value.is_graph_output() or value.is_graph_input():
             value = self.Identity(value)
@@ -154,10 +171,13 @@ class Builder:
                 if value.name == name and not value.is_graph_output():
                     value.name = self.unique(f"{name}_inner")
 
-    # What follows keeps symbolic dimensions symbolic and uses constants where the shape allows it.
+    # The methods below use constants where shapes are fixed, and read shapes at run time only where they are not.
 
     def shape_of(self, value: ir.Value, free: int = 0) -> ir.Value:
-        """The value's shape, int64 [rank]: a constant if it is fixed, with -1 for one symbolic size if `free` is 1."""
+        """The value's shape, int64 [rank]: a constant if it is fixed, else a Shape node.
+
+        With `free` = 1, for a Reshape's target, a constant also for one symbolic size, which is -1 there.
+        """
         shape = dims(value)
         if is_static(shape):
             return self.constant(np.array(shape, np.int64))
@@ -166,14 +186,17 @@ class Builder:
         return self.Shape(value)
 
     def reshape_like(self, value: ir.Value, like: ir.Value) -> ir.Value:
+        """`value` in the shape of `like`, which has as many elements."""
         if same_shape(dims(value), dims(like)):
             return value
+        # Without allowzero a 0 in the target means "as in the input".
         allowzero = 1 if 0 in dims(like) else None
         result = self.Reshape(value, self.shape_of(like, free=1), allowzero=allowzero)
         result.shape = like.shape
         return result
 
     def expand_like(self, value: ir.Value, like: ir.Value) -> ir.Value:
+        """`value` broadcast to the shape of `like`."""
         if same_shape(dims(value), dims(like)):
             return value
         result = self.Expand(value, self.shape_of(like))
@@ -181,6 +204,7 @@ class Builder:
         return result
 
     def full_like(self, like: ir.Value, fill: float) -> ir.Value:
+        """A tensor filled with `fill`, of the shape and type of `like`."""
         dtype = dtype_of(like)
         content = ir.tensor(np.array([fill], dtype.numpy()))
         result = self.ConstantOfShape(self.shape_of(like), value=content)
@@ -188,12 +212,14 @@ class Builder:
         return result
 
     def sum_to(self, value: ir.Value, like: ir.Value) -> ir.Value:
-        """Sum `value` over what broadcasting `like` to its shape repeated: the adjoint of broadcasting."""
+        """Sum `value` over the axes along which broadcasting repeats `like`: the adjoint of broadcasting."""
         have, want = dims(value), dims(like)
         if same_shape(have, want):
             return value
+        # Broadcasting aligns shapes at the end: it repeats `like` along `lead` new axes and along its axes of size 1.
         lead = len(have) - len(want)
         pairs = list(enumerate(zip(have[lead:], want), start=lead))
+        # A symbolic size that is not certainly equal may be 1 at run time, and then it was repeated.
         if any(w != 1 and not (w is not None and w == h) for _, (h, w) in pairs):
             return self._sum_to_at_runtime(value, like, lead)
         axes = [*range(lead), *(i for i, (h, w) in pairs if w == 1 and h != 1)]
@@ -207,7 +233,8 @@ class Builder:
         return result
 
     def _sum_to_at_runtime(self, value: ir.Value, like: ir.Value, lead: int) -> ir.Value:
-        # Which axes were repeated shows only when the sizes are there.
+        # The axes whose sizes differ at run time were repeated. No such axis: noop_with_empty_axes, as ReduceSum would
+        # reduce all without it.
         have, want = self.Shape(value), self.Shape(like)
         padded = want
         if lead:
@@ -226,6 +253,7 @@ class Builder:
         return self.Transpose(value, perm=[*range(n - 2), n - 1, n - 2])
 
     def _values(self, inputs: Sequence[Operand]) -> list[ir.Value | None]:
+        # So `op.Mul(x, 0.5)` works for any type of x, as operators take no mixture of types.
         like = next((v.dtype for v in inputs if isinstance(v, ir.Value) and is_float(v)), None)
         values: list[ir.Value | None] = []
         for operand in inputs:

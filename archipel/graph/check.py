@@ -1,4 +1,4 @@
-"""Is a graph one that any ONNX runtime opens?"""
+"""Checks that any ONNX runtime opens a graph, and refusals that name the node and the remedy."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _OLD_EXPORT = "export the model again with a newer exporter, at opset 13 or abov
 _CAFFE2 = "it was Caffe2's own; export the model again from PyTorch with torch.onnx.export"
 _COREML = "it came with converters from Core ML; scale and crop pictures before the model"
 
-# Operators that were experimental, or other tools' own under ONNX's name, and what to do instead.
+# Experimental operators, and other tools' own under ONNX's name -> the remedy.
 _GONE = {
     "ATen": "it stands for a PyTorch function that had no ONNX form; " + _OLD_EXPORT,
     "Affine": "write it as Mul and Add",
@@ -36,7 +36,7 @@ _GONE = {
     "SpatialBN": _CAFFE2,
 }
 
-# What starts the name of a domain -> what to do about its operators.
+# Start of a domain's name -> the remedy. The first that fits counts, so ai.onnx.ml is before ai.onnx.
 _DOMAINS = {
     "ai.onnx.ml": "classical models are imported from the estimator, with Model.from_sklearn",
     "com.microsoft": "ONNX Runtime's optimizer wrote it; take the model as it was before, or save it with "
@@ -49,7 +49,10 @@ _DOMAINS = {
 
 
 def check_model(model: ir.Model) -> None:
-    """Raise GraphError unless every node is a standard operator of the internal opset and the whole is valid ONNX."""
+    """Check that every node is a standard operator of the internal opset, and that the model is valid ONNX.
+
+    Raises GraphError that names the node.
+    """
     for node in model.graph.all_nodes():
         if node.domain != "":
             raise GraphError(
@@ -78,8 +81,8 @@ def refuse_unknown(proto: onnx.ModelProto, version: int) -> None:
         if defs.has(node.op_type):
             since = defs.get_schema(node.op_type).since_version
             raise ModelImportError(
-                f"{_title(node)} does not exist in opset {version}, which the model says it uses, but in others (the "
-                f"newest form is of opset {since}); export it again"
+                f"{_title(node)} does not exist in opset {version}, which the model declares, but in others (the "
+                f"newest form is of opset {since}); export the model again"
             )
         raise ModelImportError(
             f"{_title(node)} is no ONNX operator; write it with standard ones, or give it a body as a model-local "
@@ -102,10 +105,10 @@ def refuse_foreign(proto: onnx.ModelProto) -> None:
 
 
 def refuse_unsupported(model: ir.Model) -> None:
-    """Raise ModelImportError for what the schemas of the internal opset accept and its operators do not do.
+    """Raise ModelImportError for uses that pass ONNX's checker although the internal opset does not define them.
 
     Element types that an operator does not take, Mod with fmod=0 of floating-point numbers (only opset 28 defines it),
-    and pooling with a window that lies in the padding (dropped from opset 22 on, open before).
+    and pooling with a window inside the padding (opset 22 drops such windows; before, their result is undefined).
     """
     for node in model.graph.all_nodes():
         if node.domain == "":
@@ -119,27 +122,29 @@ def refuse_unsupported(model: ir.Model) -> None:
 
 
 def _types(node: ir.Node) -> dict[str, str]:
-    """The schema's type parameters ("T") -> the type that the node has for it ("tensor(float)")."""
+    """The schema's type parameters ("T") -> the node's type for each ("tensor(float)")."""
     schema = defs.get_schema(node.op_type, OPSET, "")
     bindings: dict[str, str] = {}
     for value, parameter in _parameters(node, schema):
         if value.dtype is None or not isinstance(value.type, ir.TensorType):
             continue
-        found = f"tensor({value.dtype.name.lower()})"
-        if found not in parameter.types:
+        given = f"tensor({value.dtype.name.lower()})"
+        if given not in parameter.types:
             raise ModelImportError(
-                f"{_title(node)}: {value.name!r} is {found}, which {node.op_type} does not take in opset {OPSET}; use "
+                f"{_title(node)}: {value.name!r} is {given}, which {node.op_type} does not take in opset {OPSET}; use "
                 f"one of {', '.join(sorted(parameter.types))}"
             )
-        if parameter.is_homogeneous and bindings.setdefault(parameter.type_str, found) != found:
+        # Values of one type parameter must agree; the first one binds it.
+        if parameter.is_homogeneous and bindings.setdefault(parameter.type_str, given) != given:
             raise ModelImportError(
-                f"{_title(node)}: {value.name!r} is {found} where {bindings[parameter.type_str]} is needed, the type "
+                f"{_title(node)}: {value.name!r} is {given} where {bindings[parameter.type_str]} is needed, the type "
                 "of the others; put a Cast between"
             )
     return bindings
 
 
 def _refuse_empty_windows(node: ir.Node) -> None:
+    # The last window starts at (count - 1) * stride; the input ends at size + before, counted from the padding's start.
     x, y = node.inputs[0], node.outputs[0]
     if x is None or x.shape is None or y.shape is None:
         return
@@ -154,7 +159,7 @@ def _refuse_empty_windows(node: ir.Node) -> None:
 
 
 def _integers(node: ir.Node, name: str) -> list[int]:
-    """An attribute of integers; empty if it is absent or 0."""
+    """The value of an integer attribute as a list; empty if it is absent or 0."""
     attribute = node.attributes.get(name)
     value = [] if attribute is None else attribute.value
     return list(value) if isinstance(value, Sequence) else [value] * bool(value)

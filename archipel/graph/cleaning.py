@@ -1,4 +1,4 @@
-"""What other tools leave in a graph: taken out at import, so that weights are parameters and shapes are constants."""
+"""Cleaning at import of what exporters leave in a graph: weights become initializers, shapes constants."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import onnx_ir as ir
 from archipel.graph.parameters import parameter_names
 from archipel.graph.passes import FoldConstants, fix_reshape_targets, remove_dead_code, remove_identities
 from archipel.graph.shapes import constant_array, dims, is_float, static_size
-from archipel.graph.walk import ends
+from archipel.graph.walk import final_readers
 
-# What nodes compute from constants may be this large; a few bytes of a file can ask for any size.
+# Largest constant, in elements, that folding computes: a few bytes of a file can ask for any size (ConstantOfShape).
 _MAX_FOLDED = 512 * 512
 
-# Inputs that are weights wherever they come from.
+# Inputs that are weights, by operator.
 _WEIGHTS: dict[str, tuple[int, ...]] = {
     "Conv": (1, 2),
     "ConvTranspose": (1, 2),
@@ -36,8 +36,10 @@ _LAYERS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 def clean(model: ir.Model) -> None:
     """Weights that are Constants, or pass through reshapes and the like, become initializers; Identity and casts to the
     same type go; shape arithmetic and other constants are folded, as far as they are small. Changes `model`."""
+    # In this order: Casts and Identities hide weights from the two steps after them, which in turn must have found the
+    # weights before folding computes what is left.
     for node in model.graph.all_nodes():
-        _ease_cast(node)
+        _drop_cast(node)
     remove_identities(model)
     _lift_weights(model)
     _fold_weights(model)
@@ -47,10 +49,11 @@ def clean(model: ir.Model) -> None:
     remove_dead_code(model)
 
 
-def _ease_cast(node: ir.Node) -> None:
+def _drop_cast(node: ir.Node) -> None:
     source, output = node.inputs[0] if node.inputs else None, node.outputs[0] if node.outputs else None
     if node.op_type != "Cast" or node.domain != "" or source is None or output is None:
         return
+    # A Cast to the type that a value has already; widening float16 leaves many.
     if source.dtype is not None and source.dtype == output.dtype:
         node.op_type = "Identity"
         node.attributes.clear()
@@ -63,7 +66,8 @@ def _lift_weights(model: ir.Model) -> None:
         output, array = node.outputs[0], constant_array(node.outputs[0])
         if array is None or array.ndim == 0 or not is_float(output) or output.is_graph_output():
             continue
-        if not any(_weighs(*end) for end in ends(output, _moves)):
+        # Only constants that arrive where an operator takes a weight become parameters.
+        if not any(_is_weight(*end) for end in final_readers(output, _rearranges)):
             continue
         graph = model.graph
         name = output.name or ""
@@ -75,17 +79,18 @@ def _lift_weights(model: ir.Model) -> None:
 
 
 def _fold_weights(model: ir.Model) -> None:
-    """A weight that reaches its layer through Reshape, Transpose and their like becomes what arrives there.
+    """Apply Reshape, Transpose and the like between a weight and its layer to the weight's content, and drop them.
 
-    Not one that is read twice: two copies of it would part in training.
+    Not for a weight with two readers: it would become two weights, which differ after training.
     """
     graph = model.graph
     for name, value in list(graph.initializers.items()):
         if not is_float(value) or value.const_value is None or value.is_graph_output():
             continue
+        # Follow the chain from the weight on, one node at a time: each drops out, and the next one reads the weight.
         array: np.ndarray | None = None
         while (node := _only_reader(value)) is not None and node.graph is graph:
-            moved = _moved(node, value.const_value.numpy() if array is None else array)
+            moved = _rearranged(node, value.const_value.numpy() if array is None else array)
             if moved is None:
                 break
             array = moved
@@ -97,15 +102,15 @@ def _fold_weights(model: ir.Model) -> None:
 
 
 def _only_reader(value: ir.Value) -> ir.Node | None:
-    uses = [use for use in value.uses() if use.node.graph is not None]  # a removed node still counts as a reader
+    uses = [use for use in value.uses() if use.node.graph is not None]  # removed nodes still count as readers
     if len(uses) != 1 or uses[0].idx != 0:
         return None
     node = uses[0].node
     return None if node.domain != "" or node.outputs[0].is_graph_output() else node
 
 
-def _moved(node: ir.Node, array: np.ndarray) -> np.ndarray | None:
-    """What the node makes of an array: the same numbers in another arrangement. None for any other node."""
+def _rearranged(node: ir.Node, array: np.ndarray) -> np.ndarray | None:
+    """The array as the node rearranges it; None for a node that does anything else, or of unknown output shape."""
     match node.op_type:
         case "Transpose":
             perm = node.attributes.get("perm")
@@ -123,19 +128,19 @@ def _moved(node: ir.Node, array: np.ndarray) -> np.ndarray | None:
 
 
 def _is_large(node: ir.Node) -> bool:
-    """Whether an output is, or may be, larger than what is worth computing here."""
+    """Whether an output is, or may be, too large to fold."""
     sizes = [None if output.shape is None else static_size(dims(output)) for output in node.outputs]
     return any(size is None or size > _MAX_FOLDED for size in sizes)
 
 
-def _moves(node: ir.Node) -> bool:
+def _rearranges(node: ir.Node) -> bool:
     return node.op_type in ("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten") and node.domain == ""
 
 
-def _weighs(node: ir.Node, index: int) -> bool:
+def _is_weight(node: ir.Node, index: int) -> bool:
     if node.domain != "":
         return False
-    if node.op_type == "Add":  # a bias, where the other summand is a layer's
+    if node.op_type == "Add":  # a bias, if the other summand comes from a layer
         other = node.inputs[1 - index]
         producer = None if other is None else other.producer()
         return producer is not None and producer.domain == "" and producer.op_type in _LAYERS

@@ -1,4 +1,4 @@
-"""An import beside its source in ONNX Runtime: memory and time are bounded, for the source may be anything."""
+"""Runs an import and its source in ONNX Runtime, with bounds on memory and time: the source is not trusted."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from archipel.errors import ModelImportError
 from archipel.lite_runtime.sessions import error_types
 
 TOLERANCE = 1e-4
-"""Largest deviation that an import may have."""
+"""Largest deviation (see `deviation`) that an import may have."""
 
 HALF_TOLERANCE = 2e-2
 """The same where the source rounds to float16 on the way and the import does not."""
 
 MAX_SECONDS = 60.0
 MAX_BYTES = 2**32
-"""What all sessions here together may take, weights included."""
+"""Memory of all sessions of this file together, weights included, in bytes; MAX_SECONDS is for one run."""
 
 
 class CannotRunError(Exception):
@@ -28,14 +28,14 @@ class CannotRunError(Exception):
 
 
 class Reference:
-    """A graph in ONNX Runtime as it is written, without optimization."""
+    """A graph in ONNX Runtime, run as it is written, without optimization."""
 
     def __init__(self, data: bytes) -> None:
         _limit_memory()
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 4
         options.intra_op_num_threads = 1
-        # Folding runs nodes before there is anything that could stop them.
+        # Constant folding would run nodes while the session opens, where no timer could stop them.
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         options.add_session_config_entry("session.use_env_allocators", "1")
         try:
@@ -45,51 +45,59 @@ class Reference:
         self._types = {port.name: port.type for port in self._session.get_inputs()}
 
     def run(self, feed: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-        """Outputs in order. Floats are cast to what the graph takes; inputs that it does not have are left out."""
+        """Run the graph. Returns the outputs in order.
+
+        Floats in `feed` are cast to the types that the graph takes; entries that are no inputs of it are left out.
+        Raises CannotRunError, also after MAX_SECONDS.
+        """
         known = {name: _cast(array, self._types[name]) for name, array in feed.items() if name in self._types}
         run = onnxruntime.RunOptions()
         run.log_severity_level = 4
         run.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
+        # ONNX Runtime looks at `terminate` between nodes; a thread has to set it, as this one waits in `run`.
         timer = threading.Timer(MAX_SECONDS, setattr, (run, "terminate", True))
         timer.daemon = True
         timer.start()
         try:
-            found: list[np.ndarray] = self._session.run(None, known, run)
+            outputs: list[np.ndarray] = self._session.run(None, known, run)
         except error_types() as error:
             raise CannotRunError(_first_line(error)) from None
         finally:
             timer.cancel()
-        return found
+        return outputs
 
 
 def deviation(ours: Sequence[np.ndarray], theirs: Sequence[np.ndarray], narrow: bool = False) -> float:
-    """Largest absolute difference over the largest absolute value, the worst output's. Infinite where one has an
-    infinity or NaN and the other has not; with `narrow` only where ours has, for theirs computed in float16. Of
-    integers and truth values: the share that differs. Raises ModelImportError for other shapes.
+    """How far two lists of outputs are apart: the worst output counts.
+
+    Floats: the largest absolute difference over the largest absolute value; infinite where one has an infinity or NaN
+    and the other has not. With `narrow` theirs may have some where ours has none: float16 overflows earlier. Integers
+    and truth values: the share that differs. Raises ModelImportError for other shapes or another number of outputs.
     """
     if len(ours) != len(theirs):
         raise ModelImportError(f"the import has {len(ours)} outputs, the source {len(theirs)}")
     worst = 0.0
-    for index, (found, expected) in enumerate(zip(ours, theirs)):
-        if found.shape != expected.shape:
+    for index, (computed, expected) in enumerate(zip(ours, theirs)):
+        if computed.shape != expected.shape:
             raise ModelImportError(
-                f"output {index} of the import has shape {list(found.shape)}, of the source {list(expected.shape)}"
+                f"output {index} of the import has shape {list(computed.shape)}, of the source {list(expected.shape)}"
             )
         if expected.dtype.kind in "fcV":  # V: bfloat16 and its like
-            worst = max(worst, _distance(found.astype(np.float64), expected.astype(np.float64), narrow))
+            worst = max(worst, _distance(computed.astype(np.float64), expected.astype(np.float64), narrow))
         elif expected.size:
-            worst = max(worst, float(np.mean(found != expected)))
+            worst = max(worst, float(np.mean(computed != expected)))
     return worst
 
 
-def _distance(found: np.ndarray, expected: np.ndarray, narrow: bool) -> float:
+def _distance(computed: np.ndarray, expected: np.ndarray, narrow: bool) -> float:
     finite = np.isfinite(expected)
-    if not np.isfinite(found[finite]).all():
+    if not np.isfinite(computed[finite]).all():
         return float("inf")
-    if not narrow and not np.array_equal(found[~finite], expected[~finite], equal_nan=True):
+    if not narrow and not np.array_equal(computed[~finite], expected[~finite], equal_nan=True):
         return float("inf")
+    # Outputs that are all zeros have no scale: any difference then is a large one.
     scale = max(float(np.max(np.abs(expected[finite]), initial=0.0)), 1e-30)
-    return float(np.max(np.abs(found[finite] - expected[finite]), initial=0.0)) / scale
+    return float(np.max(np.abs(computed[finite] - expected[finite]), initial=0.0)) / scale
 
 
 def _cast(array: np.ndarray, wanted: str) -> np.ndarray:
@@ -103,7 +111,7 @@ def _first_line(error: BaseException) -> str:
 
 @cache
 def _limit_memory() -> None:
-    # ONNX Runtime has one such allocator for the process; only sessions that ask for it use it.
+    # One allocator with a limit for the whole process; only sessions that ask for it, such as those here, use it.
     info = onnxruntime.OrtMemoryInfo(
         "Cpu", onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, onnxruntime.OrtMemType.DEFAULT
     )

@@ -1,4 +1,4 @@
-"""FLOPs of a graph: two per multiply-accumulate of what multiplies, in whatever number format it does."""
+"""FLOPs of a graph: two per multiply-accumulate of convolutions and matrix products, in any number format."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from archipel.graph.shapes import constant_array
 from archipel.graph.sizes import Sizes
 from archipel.graph.walk import bodies
 
-_ENDLESS = 2**31  # exporters write the largest int64 for "until the condition says so"
+_ENDLESS = 2**31  # exporters write the largest int64 for a loop that only its condition ends
 
-# Operator -> where its second factor is among the inputs; the first is input 0.
+# Operator -> index of the input that is its second factor; the first factor is input 0.
 _CONVOLUTIONS = {"Conv": 1, "ConvTranspose": 1, "ConvInteger": 1, "QLinearConv": 3, "DeformConv": 1}
 _PRODUCTS = {"MatMul": 1, "Gemm": 1, "MatMulInteger": 1, "QLinearMatMul": 3}
 
@@ -24,28 +24,35 @@ def flops_per_example(model: Model) -> int:
     """FLOPs for one example of one step: two per multiply-accumulate of convolutions and matrix products.
 
     Float and integer operators count alike, recurrent ones and Einsum included. The body of a Scan or Loop counts once
-    for each item, of the branches of an If the larger one. Raises GraphError for what has no bound: a Loop whose number
-    of iterations is computed, a value of unknown rank.
+    for each iteration, an If as the larger of its branches. Elementwise operators count nothing.
+
+    Arguments:
+        model: any model; symbolic sizes count as 1.
+
+    Raises GraphError for work without a bound: a Loop whose number of iterations is computed, a value of unknown rank.
+
+    Example:
+        print(flops_per_example(archipel.Model.from_onnx("lenet.onnx")))
     """
     return sum(flops(model).values()) // (1 if model.signature is None else model.signature.steps)
 
 
 def flops(model: Model) -> dict[str, int]:
-    """FLOPs of each node of the main graph that has some, by its name, for one run with one example.
+    """FLOPs by node name for one run with one example, without nodes that have none.
 
-    A node with bodies (Scan, Loop, If) counts with them. Nodes of local functions count one by one, as inlining names
-    them. Raises GraphError as `flops_per_example`.
+    A node with bodies (Scan, Loop, If) includes theirs. Nodes of local functions count one by one, under the names that
+    inlining gives them. Raises GraphError as `flops_per_example`.
     """
     if model.ir.functions:
         model = model.copy()
         inline_functions(model.ir)
     sizes = Sizes(model.ir, 1)
-    found: dict[str, int] = {}
+    by_name: dict[str, int] = {}
     for node in model.ir.graph:
         if count := _flops(node, sizes):
             name = node.name or str(node.outputs[0].name)
-            found[name] = found.get(name, 0) + count
-    return found
+            by_name[name] = by_name.get(name, 0) + count
+    return by_name
 
 
 def _flops(node: ir.Node, sizes: Sizes) -> int:
@@ -54,17 +61,19 @@ def _flops(node: ir.Node, sizes: Sizes) -> int:
     if node.op_type in _CONVOLUTIONS:
         weight = sizes(node.inputs[_CONVOLUTIONS[node.op_type]])
         spread = sizes(node.inputs[0] if node.op_type == "ConvTranspose" else node.outputs[0])
-        # Every spatial position meets the kernel once per channel pair of its group.
+        # Each output position (of a ConvTranspose each input position) multiplies with the whole weight once. `spread`
+        # counts each position once per channel.
         return 2 * math.prod(weight) * math.prod(spread) // max(spread[1], 1)
     if node.op_type in _PRODUCTS:
         return 2 * _products(node, sizes)
     if node.op_type == "Einsum":
         return 2 * _contractions(node, sizes)
     if node.op_type in ("LSTM", "GRU", "RNN"):
+        # Each step of each example multiplies the input by W and the state by R, of all directions.
         weights = math.prod(sizes(node.inputs[1])) + math.prod(sizes(node.inputs[2]))
         return 2 * math.prod(sizes(node.inputs[0])[:2]) * weights
-    if found := bodies(node):
-        return _trips(node, sizes) * max(sum(_flops(inner, sizes) for inner in body) for body in found)
+    if inner_graphs := bodies(node):
+        return _iterations(node, sizes) * max(sum(_flops(inner, sizes) for inner in body) for body in inner_graphs)
     return 0
 
 
@@ -73,12 +82,13 @@ def _products(node: ir.Node, sizes: Sizes) -> int:
     out = math.prod(sizes(node.outputs[0]))
     flipped = [node.op_type == "Gemm" and bool(node.attributes.get_int(name)) for name in ("transA", "transB")]
     columns = 1 if len(b) == 1 else b[-2 if flipped[1] else -1]
-    # Either way of counting is right where all sizes are known.
+    # Elements of Y times the length of a sum, or elements of A times the columns of B. Either is too small where a size
+    # that it reads is unknown and counts as 1, so the larger counts.
     return max(out * a[0 if flipped[0] else -1], math.prod(a) * columns)
 
 
 def _contractions(node: ir.Node, sizes: Sizes) -> int:
-    """Multiplications of an Einsum whose operands are joined one after the other; one operand has none."""
+    """Multiplications of an Einsum that joins its operands one after the other; none for a single operand."""
     equation = node.attributes.get_string("equation", "").replace(" ", "")
     left, arrow, right = equation.partition("->")
     terms, size = [], dict[str, int]()
@@ -87,27 +97,30 @@ def _contractions(node: ir.Node, sizes: Sizes) -> int:
         terms.append(set(letters))
         for letter, length in letters.items():
             size[letter] = max(size.get(letter, 1), length)
-    if not arrow:  # what the result has is then what only one operand has, and the dots
+    if not arrow:  # the output then has the letters that occur once, and the ellipsis
         right = "".join(letter for letter in size if len(letter) == 1 and left.count(letter) == 1)
     kept = set(right) | {letter for letter in size if letter.startswith("dot")}
     joined, total = terms[0], 0
     for place, other in enumerate(terms[1:], start=2):
+        # Joining two operands costs one multiplication for each combination of their axes. After that an axis is summed
+        # out unless the output or a later operand has it.
         total += math.prod(size[letter] for letter in joined | other)
         joined = {letter for letter in joined | other if letter in kept.union(*terms[place:])}
     return total
 
 
 def _letters(term: str, shape: tuple[int, ...]) -> dict[str, int]:
-    """Axis -> size; an axis of an ellipsis is called by its distance from the last of them."""
+    """Axis label -> size; an axis of an ellipsis is labelled by its distance from the ellipsis' end."""
     before, dots, after = term.partition("...")
     count = len(shape) - len(before) - len(after) if dots else 0
     axes = [*before, *(f"dot{count - i}" for i in range(count)), *after]
     return dict(zip(axes, shape))
 
 
-def _trips(node: ir.Node, sizes: Sizes) -> int:
-    """How often the node runs a body."""
+def _iterations(node: ir.Node, sizes: Sizes) -> int:
+    """How often the node runs its body."""
     if node.op_type == "Scan":
+        # The last input is a sequence; all sequences have as many items.
         axis = (node.attributes.get_ints("scan_input_axes") or [0])[-1]
         return sizes(node.inputs[-1])[axis]
     if node.op_type == "Loop":

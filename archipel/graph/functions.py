@@ -1,4 +1,4 @@
-"""Model-local functions: inlined at import, but for those that somebody has a gradient rule for."""
+"""Model-local functions: inlined at import, except those with a gradient rule of their own."""
 
 from __future__ import annotations
 
@@ -18,27 +18,29 @@ Name = tuple[str, str]
 """Domain and operator."""
 
 KEPT: set[Name] = set()
-"""Functions that an import leaves as they are. `autodiff.rule` adds to it."""
+"""Functions that an import does not inline. `autodiff.rule` adds to it."""
 
 MAX_NODES = 200_000
-"""Nodes of a graph once functions are inlined; a few functions that call each other twice can ask for any number."""
+"""Limit of nodes after inlining: functions that each call the next one twice double the number with every function."""
 
 MAX_DEPTH = 64
-"""Functions that call functions, for the inliner recurses."""
+"""Limit of functions that call functions: onnx's inliner recurses, and would overflow the stack."""
 
 _INLINED = "archipel.inlined_functions"
 
 
 def refuse_too_many(proto: onnx.ModelProto) -> None:
-    """Raise ModelImportError for more nodes than MAX_NODES, counted as if every function were inlined already, and for
-    functions that call each other in a circle or too deeply."""
+    """Raise ModelImportError for more nodes than MAX_NODES after inlining, and for functions that call each other in a
+    circle or too deeply. Counts before anything is inlined."""
     bodies = {(_name(function), function.overload): list(proto_nodes(function.node)) for function in proto.functions}
     sizes: dict[tuple[Name, str], tuple[int, int]] = {}  # nodes, depth
 
     def total(nodes: list[onnx.NodeProto]) -> tuple[int, int]:
-        found = [sizes.get(_called(node), (1, 0)) for node in nodes]
-        return sum(count for count, _ in found), max((depth for _, depth in found), default=0)
+        costs = [sizes.get(_called(node), (1, 0)) for node in nodes]
+        return sum(count for count, _ in costs), max((depth for _, depth in costs), default=0)
 
+    # Depth first with a stack of its own, since recursion is what the limit is to prevent: a function is counted once
+    # all that it calls are. One that comes up again before that calls itself.
     waiting, entered = list(bodies), set()
     while waiting:
         key = waiting[-1]
@@ -63,28 +65,31 @@ def refuse_too_many(proto: onnx.ModelProto) -> None:
 
 
 def share_opset(proto: onnx.ModelProto) -> None:
-    """Bring every function to the model's opset, as the checker and the inliner want it. Changes `proto`.
+    """Set every function's opset to the model's, as the checker and the inliner require. Changes `proto`.
 
-    Raises ModelImportError for a function with an operator that means something else there.
+    Raises ModelImportError for a function with an operator that means something else in that opset.
     """
     version = opset_of(proto.opset_import)
     for function in proto.functions:
-        _restamp(function, version)
+        _set_opset(function, version)
 
 
 def inline_unknown(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, list[onnx.FunctionProto], set[Name]]:
-    """Inline every function but those in KEPT: the model without functions, those kept, and the names of the others.
+    """Inline every function except those in KEPT.
 
-    What is kept is brought to OPSET. Raises ModelImportError for a function whose operators cannot come along.
+    Returns the model without function definitions, the kept functions with opset OPSET, and the names of those inlined.
+    Raises ModelImportError for a kept function with an operator that means something else in OPSET.
     """
     names = {_name(function) for function in proto.functions} - KEPT
     if names:
         proto = onnx.inliner.inline_selected_functions(proto, sorted(names))
     kept = list(proto.functions)
     if kept:
-        proto = onnx.shape_inference.infer_shapes(proto)  # while the types that they return can be found out
+        proto = onnx.shape_inference.infer_shapes(
+            proto
+        )  # their results' types can be inferred only while their definitions are there
     for function in kept:
-        _restamp(function, OPSET)
+        _set_opset(function, OPSET)
     del proto.functions[:]
     return proto, kept, names
 
@@ -92,6 +97,7 @@ def inline_unknown(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, list[onnx.F
 def record_inlined(graph: ir.Graph, names: Iterable[Name]) -> None:
     """Remember which functions an import inlined."""
     if names:
+        # In the metadata, where `autodiff.registry.require_kept` looks before it differentiates the graph.
         graph.metadata_props[_INLINED] = json.dumps(sorted(names))
 
 
@@ -101,7 +107,7 @@ def inlined_functions(graph: ir.Graph) -> set[Name]:
 
 
 def inline_functions(model: ir.Model) -> None:
-    """Inline the functions that the import kept, so that standard operators remain. Changes `model`."""
+    """Inline the functions that the import kept, so that only standard operators remain. Changes `model`."""
     if not model.functions:
         return
     common.InlinePass()(model)
@@ -109,13 +115,13 @@ def inline_functions(model: ir.Model) -> None:
     common.ShapeInferencePass(check_type=False, strict_mode=True, data_prop=True)(model)
 
 
-def _restamp(function: onnx.FunctionProto, version: int) -> None:
+def _set_opset(function: onnx.FunctionProto, version: int) -> None:
     own = opset_of(function.opset_import)
     for node in standard_nodes(function.node):
-        found = difference(node, own, version)
-        if found is not None:
+        change = difference(node, own, version)
+        if change is not None:
             raise ModelImportError(
-                f"function {function.domain}.{function.name} (opset {own}): {node.op_type} {node.name!r} {found}; "
+                f"function {function.domain}.{function.name} (opset {own}): {node.op_type} {node.name!r} {change}; "
                 f"export the model and its functions at opset {OPSET}"
             )
     stamp(function.opset_import, version)

@@ -1,4 +1,4 @@
-"""Float16 and bfloat16 become float32: what trains and what every runtime computes with."""
+"""Float16 and bfloat16 become float32, in which models train and every runtime computes."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from archipel.graph.walk import levels, values
 
 _HALF = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
 _NUMBERS = frozenset(map(int, _HALF))
-# Attributes that name an element type: of Cast, of Random* and EyeLike, of the window functions.
+# Attributes that name an element type: `to` of Cast, `dtype` of Random* and EyeLike, the last of window functions.
 _TYPES = frozenset({"to", "dtype", "output_datatype"})
 
 
 def widen(model: ir.Model) -> list[str]:
-    """Make every float16 and bfloat16 value float32, so that casts between do nothing. Changes `model`.
+    """Make every float16 and bfloat16 value float32, inputs and outputs of the model included. Changes `model`.
 
-    Returns a note for the report, empty if there was nothing to do. The model's own inputs and outputs change as well.
+    Casts between them then do nothing. Returns a list of one note for the report, empty if there was nothing to do.
     """
     ports = [value.name or "" for value in (*model.graph.inputs, *model.graph.outputs) if value.dtype in _HALF]
-    weights, inner = 0, 0
+    weights, inner = 0, 0  # counts, for the note
     for graph in levels(model.graph):
         for value in graph.initializers.values():
             if value.dtype in _HALF and value.const_value is not None:

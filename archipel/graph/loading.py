@@ -1,4 +1,4 @@
-"""From ONNX as the world writes it to the one form used here."""
+"""`normalize`: brings any ONNX model to the internal opset, with every shape inferred and every dimension named."""
 
 from __future__ import annotations
 
@@ -22,30 +22,38 @@ from archipel.graph.walk import levels, proto_bodies, values
 
 
 def normalize(proto: onnx.ModelProto, parameters: Iterable[str] | None = None) -> ir.Model:
-    """Check, inline local functions, bring to the internal opset, infer shapes, name every dimension.
+    """Check a model, inline its functions, bring it to the internal opset, infer shapes, name every dimension.
 
-    `parameters` names the initializers that are weights, where the importer knows. Raises ModelImportError.
+    Arguments:
+        proto: a model of opset 7 or above; it stays as it is.
+        parameters: names of the initializers that are weights; by default the importer decides by how they are used.
+
+    Raises ModelImportError that says what in the model is not supported.
     """
     if not proto.graph.output:
         raise ModelImportError("the model has no graph outputs")
     if proto.ByteSize() > MAX_BYTES:
         raise ModelImportError(f"the model has {proto.ByteSize()} bytes; at most {MAX_BYTES} are supported")
+    # Limits come before onnx's checker, inliner and inference: a hostile model could make those use any time or memory.
     _require_tensors(proto.graph)
     refuse_external(proto)
     refuse_too_many(proto)
+    # The caller's model stays as it is.
     original, proto = proto, onnx.ModelProto()
     proto.CopyFrom(original)
     try:
         if not all(value.type.tensor_type.HasField("shape") for value in proto.graph.output):
-            # Many exporters leave output shapes out; the checker wants them.
+            # Many exporters leave out shapes of outputs, which the checker requires.
             proto = onnx.shape_inference.infer_shapes(proto)
         share_opset(proto)
         version = opset_of(proto.opset_import)
         refuse_unknown(proto, version)
-        # Exporters used it, although its first form, with a scale per group, was deprecated from the start.
+        # Exporters write the first form of GroupNormalization, which ONNX deprecates: it has a scale per group, that of
+        # OPSET one per channel. Its function body takes its place.
         whole = expand(proto, ["GroupNormalization"]) if 18 <= version < OPSET else proto
         expanded = whole is not proto
         onnx.checker.check_model(whole)
+        # Before the conversion, as `raise_opset` and `lower_opset` change nodes of graphs only.
         whole, functions, inlined = inline_unknown(whole)
         if version < OPSET:
             proto = raise_opset(whole, version)
@@ -57,7 +65,7 @@ def normalize(proto: onnx.ModelProto, parameters: Iterable[str] | None = None) -
         for node in standard_nodes(proto.graph.node):
             schema = defs.get_schema(node.op_type, OPSET, "")
             if has_body(schema):
-                # Inference may go through the body, which reads them.
+                # Inference may expand the operator's function body, which reads all attributes.
                 write_out_defaults(node, schema)
         proto.functions.extend(functions)
         proto = _separate_branches(proto)
@@ -67,20 +75,20 @@ def normalize(proto: onnx.ModelProto, parameters: Iterable[str] | None = None) -
     except ModelImportError:
         raise
     except Exception as error:
-        # The C++ checker, inliner and inference each have their own exceptions, RuntimeError among them.
+        # onnx's checker, inliner and inference each raise exceptions of their own, RuntimeError among them.
         raise ModelImportError(f"not a valid ONNX model: {error}") from error
     common.RemoveInitializersFromInputsPass()(model)
     common.NameFixPass()(model)
     _name_dimensions(model)
     record_parameters(model, parameter_names(model) if parameters is None else parameters)
     if expanded:
-        simplify(model, keep=parameter_names(model))  # bodies compute what the shapes settle
+        simplify(model, keep=parameter_names(model))  # function bodies compute shapes that are constants here
     record_inlined(model.graph, inlined)
     return model
 
 
 def _separate_branches(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Give every value its own name, where two branches of an If may share some: inference takes them for one."""
+    """Give every value a name of its own. Branches of an If may use the same names, but inference would mix them up."""
     if not any(proto_bodies(node) for node in proto.graph.node):
         return proto
     model = ir.from_proto(proto)
@@ -114,7 +122,7 @@ def _require_tensors(graph: onnx.GraphProto) -> None:
 
 
 def _name_dimensions(model: ir.Model) -> None:
-    # An unnamed size equals nothing, not even itself; with a name, shapes can be compared.
+    # An unnamed size equals nothing, not even itself. Inference carries names on, so that shapes can be compared.
     for value in model.graph.inputs:
         if value.shape is not None:
             value.shape = ir.Shape(

@@ -1,4 +1,4 @@
-"""Model: an ONNX graph at the internal opset with named weights."""
+"""`Model`: an ONNX graph at the internal opset with named weights."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from archipel.importer_registry import find_importer
 if TYPE_CHECKING:
     import torch
 
-_EXTERNAL_DATA_FROM = 2**31 - 2**24
+_EXTERNAL_DATA_FROM = 2**31 - 2**24  # bytes of weights; leaves room for the graph below protobuf's limit of 2 GiB
 
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """A graph input or output: NumPy's name of its type, and its shape with symbolic sizes as strings."""
+    """A graph input or output: NumPy's name of its type, and its shape, with names for symbolic sizes."""
 
     name: str
     dtype: str
@@ -41,10 +41,16 @@ class TensorInfo:
 
 
 class Model:
-    """An ONNX graph (opset 21, IR version 10), its weights, and what its inputs and outputs mean.
+    """An ONNX graph (opset 21, IR version 10), its weights, and the roles of its inputs and outputs.
 
-    `ir` is the `onnx_ir.Model`; `signature` gives the role of every input and output where the graph is a program;
-    `initial` holds the values that a program's parameter inputs start from, by tensor name.
+    Attributes:
+        ir: the `onnx_ir.Model`.
+        signature: the role of every input and output, if the graph is a program of a bundle; else None.
+        initial: values that a program's parameter inputs start from, by tensor name.
+
+    Example:
+        model = archipel.Model.from_onnx("lenet.onnx")
+        print(model, model.parameter_names)
     """
 
     def __init__(
@@ -60,24 +66,36 @@ class Model:
 
     @classmethod
     def from_onnx(cls, path: str | os.PathLike[str], dynamic_batch: bool = True) -> Model:
-        """Read an ONNX file of opset 7 or above, from any tool.
+        """Read an ONNX file of opset 7 or above, from any tool, and compare the import with it.
 
-        It is upgraded to the internal opset, local functions inlined, shapes inferred; what exporters leave behind is
-        cleaned up (shapes computed in the graph, Identity, weights behind a Reshape, float16). With `dynamic_batch` a
-        first axis of 1 that all inputs have becomes the symbolic dimension "batch", where that can be shown to be
-        right. File and import run in ONNX Runtime on sample inputs and are compared; `import_report` says what was
-        found. A file that `save` wrote is only read.
+        The import converts the file to the internal opset, inlines local functions, infers shapes and cleans up what
+        exporters leave behind (shapes computed in the graph, Identity, weights behind a Reshape, float16). Then it runs
+        both in ONNX Runtime on sample inputs. A file that `save` wrote is only read.
+
+        Arguments:
+            path: the file; external data lies beside it.
+            dynamic_batch: make a first axis of 1 that all inputs have the symbolic dimension "batch", if batches of
+                several examples give the same as each example alone.
+
+        Returns the model; its `import_report` has the largest deviation, and notes on what was changed or not possible.
 
         Raises ModelImportError if the file cannot be read, is not valid ONNX, uses what is not standard ONNX, cannot
-        be upgraded, or if the import differs.
+        be converted, or if the import's results differ.
+
+        Example:
+            model = archipel.Model.from_onnx("lenet.onnx")
         """
         return cls(load(path, dynamic_batch))
 
     @classmethod
     def from_proto(cls, proto: onnx.ModelProto, parameters: Iterable[str] | None = None) -> Model:
-        """Bring a model in memory to the internal opset, with shapes inferred; nothing is cleaned up or compared.
+        """Bring a model in memory to the internal opset and infer its shapes, without cleaning or comparing.
 
-        `parameters` names the initializers that are weights. Raises ModelImportError.
+        Arguments:
+            proto: a model of opset 7 or above, without external data.
+            parameters: names of the initializers that are weights; by default decided by how they are used.
+
+        Raises ModelImportError.
         """
         return cls(normalize(proto, parameters))
 
@@ -88,28 +106,39 @@ class Model:
         example: Any = None,
         dynamic_batch: bool = True,
     ) -> Model:
-        """Export a PyTorch module, or a program of `torch.export` (the object, or the path of a .pt2 file).
+        """Export a PyTorch module, or a program of `torch.export`, and compare the import with it.
 
-        Either comes in evaluation mode, with Dropout and BatchNormalization in the graph; parameters keep their names
-        in the `state_dict`. `example` is a tensor, a NumPy array or a tuple of these that the module takes; programs
-        have their own. With `dynamic_batch` the first axis of the inputs becomes the symbolic dimension "batch"; a
-        program for which that cannot be done keeps its size, and `import_report` says why. The import is compared with
-        the source on the example and on noise of its shape. A .pt2 file is a program: open those you trust.
+        Exported in evaluation mode, with Dropout and BatchNormalization in the graph; parameters keep their names in
+        the `state_dict`. Both run on the example and on noise of its shape.
+
+        Arguments:
+            source: the module or program, or the path of a .pt2 file; that is a program, so open only what you trust.
+            example: a tensor, a NumPy array or a tuple of these that the module takes; programs have their own.
+            dynamic_batch: make the first axis of the inputs the symbolic dimension "batch"; a program that does not
+                allow it keeps its size, and `import_report` says why.
 
         Raises ModelImportError if the source cannot be read or exported, or the outputs differ.
+
+        Example:
+            model = archipel.Model.from_torch(module, torch.zeros(2, 1, 28, 28))
         """
         return cls._imported("torch", source, example, dynamic_batch=dynamic_batch)
 
     @classmethod
     def from_sklearn(cls, estimator: Any, example: Any) -> Model:
-        """Convert a fitted scikit-learn estimator or pipeline into standard operators.
+        """Convert a fitted scikit-learn estimator or pipeline to standard operators, and compare the two.
 
-        `example` is [examples, features], numbers. The input is "input", float32 [batch, features]. A classifier has
-        the outputs "logits" and "probabilities", [batch, classes] in the order of its `classes_`, or "scores" where it
-        knows no probabilities; anything else has "output", [batch, targets]. Weights of linear layers are parameters.
-        The import is compared with the estimator on the example and on numbers like it.
+        Weights of linear layers become parameters. Both run on the example and on numbers like it.
 
-        Raises ModelImportError for an estimator that has no such form (trees, kernels), and if the answers differ.
+        Arguments:
+            estimator: a fitted estimator, or a pipeline of such.
+            example: [examples, features], numbers.
+
+        Returns a model with the input "input", float32 [batch, features]. A classifier has the outputs "logits" and
+        "probabilities", [batch, classes] in the order of its `classes_`, or "scores" if it computes no probabilities;
+        any other estimator has "output", [batch, targets].
+
+        Raises ModelImportError for an estimator without such a form (trees, kernels), and if the results differ.
         """
         return cls._imported("sklearn", estimator, example)
 
@@ -122,15 +151,17 @@ class Model:
 
     @property
     def inputs(self) -> tuple[TensorInfo, ...]:
+        """Name, type and shape of each graph input, in order."""
         return tuple(TensorInfo.of(value) for value in self.ir.graph.inputs)
 
     @property
     def outputs(self) -> tuple[TensorInfo, ...]:
+        """Name, type and shape of each graph output, in order."""
         return tuple(TensorInfo.of(value) for value in self.ir.graph.outputs)
 
     @property
     def import_report(self) -> ImportReport | None:
-        """Where the model came from and how close to it it is; None for one that no importer made."""
+        """The model's source and its deviation from it; None for a model that no importer made."""
         return ImportReport.of(self.ir)
 
     @property
@@ -141,13 +172,13 @@ class Model:
     @property
     def parameters(self) -> dict[str, np.ndarray]:
         """The weights that are initializers of the graph, by the names they have in the source."""
-        found = {}
+        weights = {}
         for name in self.parameter_names:
             tensor = self.ir.graph.initializers[name].const_value
             if tensor is None:
                 raise GraphError(f"parameter {name!r} has no value")
-            found[name] = tensor.numpy()
-        return found
+            weights[name] = tensor.numpy()
+        return weights
 
     def copy(self) -> Model:
         """An independent graph; the tensors are shared."""
@@ -159,8 +190,9 @@ class Model:
         return data
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write plain ONNX that any runtime opens; weights of 2 GiB and more go to `<file>.data` beside it."""
+        """Write plain ONNX that any runtime opens; weights of about 2 GiB or more go to `<file>.data` beside it."""
         size = sum(t.nbytes for v in self.ir.graph.initializers.values() if (t := v.const_value) is not None)
+        # One file as long as a protobuf can hold it: external data is easily left behind.
         if size < _EXTERNAL_DATA_FROM:
             ir.save(self.ir, path, format="protobuf")
         else:

@@ -1,4 +1,4 @@
-"""From newer opsets down: what the internal opset lacks is expanded through its function body, or refused."""
+"""From newer opsets down: operators that the internal opset lacks become their function bodies, or are refused."""
 
 from __future__ import annotations
 
@@ -18,17 +18,20 @@ _BODIES = "archipel.bodies"
 
 def lower_opset(proto: onnx.ModelProto, version: int) -> onnx.ModelProto:
     """Bring a model of opset `version` > OPSET down. Raises ModelImportError that names the operator in the way."""
+    # A body may contain operators that OPSET lacks as well, so until there are none. One that is still there after its
+    # expansion has no body, and is refused below.
     expanded: set[str] = set()
     while bodies := {n.op_type for n in standard_nodes(proto.graph.node) if difference(n, version)} - expanded:
         proto = expand(proto, bodies)
         expanded |= bodies
     for node in standard_nodes(proto.graph.node):
-        found = difference(node, version)
-        if found is not None:
+        change = difference(node, version)
+        if change is not None:
             raise ModelImportError(
-                f"{node.op_type} {node.name!r} (opset {version}) {found}; export the model at opset {OPSET} or below, "
+                f"{node.op_type} {node.name!r} (opset {version}) {change}; export the model at opset {OPSET} or below, "
                 "if need be with other operators"
             )
+        # The attributes that OPSET lacks have no effect here, or `difference` would have named them.
         known = defs.get_schema(node.op_type, OPSET, "").attributes
         kept = [attribute for attribute in node.attribute if attribute.name in known]
         del node.attribute[:]
@@ -37,14 +40,15 @@ def lower_opset(proto: onnx.ModelProto, version: int) -> onnx.ModelProto:
 
 
 def expand(proto: onnx.ModelProto, op_types: Collection[str]) -> onnx.ModelProto:
-    """Replace operators by the function body that their schema has, where it has one; subgraphs included."""
+    """Replace operators of these types by the function bodies of their schemas, if any; in subgraphs too."""
     version = opset_of(proto.opset_import)
     schemas = {op_type: defs.get_schema(op_type, version, "") for op_type in op_types}
     nodes = [n for n in standard_nodes(proto.graph.node) if n.op_type in schemas and has_body(schemas[n.op_type])]
     if not nodes:
         return proto
     types = _types(onnx.shape_inference.infer_shapes(proto).graph)
-    # onnx's own inliner of such bodies fails on inputs left out and on attributes that have their default.
+    # onnx's own inliner of schema bodies fails on inputs left out and on attributes left at their default. So each node
+    # becomes a call of a model-local function, with the body that fits it, which the function inliner then inlines.
     for node in nodes:
         schema = schemas[node.op_type]
         write_out_defaults(node, schema)
@@ -62,7 +66,7 @@ def expand(proto: onnx.ModelProto, op_types: Collection[str]) -> onnx.ModelProto
 
 
 def write_out_defaults(node: onnx.NodeProto, schema: defs.OpSchema) -> None:
-    """Give a node each attribute that has a default: function bodies refer to them."""
+    """Write a node's default attributes out: function bodies refer to them."""
     given = {attribute.name for attribute in node.attribute}
     for name, attribute in schema.attributes.items():
         if name not in given and attribute.default_value.type:
@@ -70,21 +74,22 @@ def write_out_defaults(node: onnx.NodeProto, schema: defs.OpSchema) -> None:
 
 
 def has_body(schema: Any) -> bool:  # onnx's stub of OpSchema does not know its functions
-    """Whether the schema defines the operator through others."""
+    """Whether the schema defines the operator by a function of others."""
     return bool(schema.has_function or schema.has_context_dependent_function)
 
 
 def _body(schema: Any, node: onnx.NodeProto, version: int, types: dict[str, onnx.TypeProto]) -> onnx.FunctionProto:
-    """The function that a node stands for, of opset `version`."""
-    # A schema may have bodies for several opsets; asked for one in between, it has none.
+    """The function body of a node, for opset `version`."""
+    # A schema has bodies for some opsets only; the newest one up to `version` counts.
     own = max(number for number in schema.all_function_opset_versions if number <= version)
     if schema.has_function:
-        found = schema.get_function_with_opset_version(own)
+        serialized = schema.get_function_with_opset_version(own)
     else:
+        # The body depends on the types of the inputs, so on shape inference of the whole model.
         given = [types.get(name, onnx.TypeProto()).SerializeToString() for name in node.input]
-        found = schema.get_context_dependent_function_with_opset_version(own, node.SerializeToString(), given)
+        serialized = schema.get_context_dependent_function_with_opset_version(own, node.SerializeToString(), given)
     body = onnx.FunctionProto()
-    body.ParseFromString(found)
+    body.ParseFromString(serialized)
     changed = [inner.op_type for inner in standard_nodes(body.node) if difference(inner, own, version)]
     if changed or not body.node:
         raise ModelImportError(
@@ -96,10 +101,10 @@ def _body(schema: Any, node: onnx.NodeProto, version: int, types: dict[str, onnx
 
 
 def _types(graph: onnx.GraphProto) -> dict[str, onnx.TypeProto]:
-    found = {value.name: value.type for value in (*graph.input, *graph.value_info, *graph.output)}
+    types = {value.name: value.type for value in (*graph.input, *graph.value_info, *graph.output)}
     for tensor in graph.initializer:
-        found[tensor.name] = helper.make_tensor_type_proto(tensor.data_type, tensor.dims)
+        types[tensor.name] = helper.make_tensor_type_proto(tensor.data_type, tensor.dims)
     for node in graph.node:
         for inner in proto_bodies(node):
-            found |= _types(inner)
-    return found
+            types |= _types(inner)
+    return types

@@ -1,4 +1,4 @@
-"""From older opsets up: through the version converter, with what it gets wrong set right or refused."""
+"""From older opsets up: onnx's version converter, with its mistakes corrected or their models refused."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from onnx import helper, numpy_helper
 from archipel.errors import ModelImportError
 from archipel.graph.opset import OPSET, difference, standard_nodes
 
-# The last opset at which the converter mistakes an operator.
+# Up to this opset the converter changes the meaning of the operator.
 _MISTAKEN = {"Resize": 10, "Dropout": 11}
 
 
 def raise_opset(proto: onnx.ModelProto, version: int) -> onnx.ModelProto:
-    """Bring a model of opset `version` < OPSET up; it has no local functions. Raises ModelImportError.
+    """Bring a model of opset `version` < OPSET, without local functions, up. Raises ModelImportError.
 
-    Most models need no conversion: if every operator means the same in both opsets, only the stamp changes, and
-    nothing is lost on the way through the converter's own graph.
+    If every operator means the same in both opsets, the converter is not used: its own graph form loses some details.
     """
     _leave_out_empty_inputs(proto)
     for node in standard_nodes(proto.graph.node):
         _refuse(node, version)
     changed = {node.op_type for node in standard_nodes(proto.graph.node) if difference(node, version)}
     if changed:
+        # Read before the conversion, applied after it: the converter drops what Resize needs to be told.
         resized = _rounding(proto, version)
         if version <= _MISTAKEN["Dropout"]:
             _drop_masks(proto)
@@ -44,9 +44,9 @@ def raise_opset(proto: onnx.ModelProto, version: int) -> onnx.ModelProto:
 
 
 def _rounding(proto: onnx.ModelProto, version: int) -> dict[str, str]:
-    """Output of each Upsample and Resize until opset 10 -> the `nearest_mode` that says today what they did.
+    """Output of each Upsample and Resize of opset 10 or below -> the `nearest_mode` with which Resize does the same.
 
-    Both mapped coordinates by scale alone. Upsample-9 rounds down; Resize-10 leaves it open, runtimes round down where
+    Both map coordinates by scale alone. Upsample-9 rounds down; Resize-10 does not say, and runtimes round down where
     it enlarges and up where it shrinks.
     """
     if version > _MISTAKEN["Resize"]:
@@ -55,10 +55,11 @@ def _rounding(proto: onnx.ModelProto, version: int) -> dict[str, str]:
     for node in standard_nodes(proto.graph.node):
         if node.op_type == "Constant":
             constants[node.output[0]] = node.attribute[0].t
-    found: dict[str, str] = {}
+    modes: dict[str, str] = {}
     for node in standard_nodes(proto.graph.node):
         if node.op_type not in ("Upsample", "Resize"):
             continue
+        # Only a nearest Resize rounds; in linear mode `nearest_mode` has no effect.
         rounding = "floor"
         if node.op_type == "Resize" and _attribute(node, "mode") in (None, b"nearest"):
             tensor = constants.get(node.input[1])
@@ -66,17 +67,17 @@ def _rounding(proto: onnx.ModelProto, version: int) -> dict[str, str]:
             if not (all(scales <= 1) or all(scales >= 1)) or tensor is None:
                 why = "are computed" if tensor is None else "shrink one axis and enlarge another"
                 raise ModelImportError(
-                    f"Resize {node.name!r} (opset {version}) takes the nearest, and its scales {why}: how that rounds "
-                    "is not certain; export the model at opset 11 or above"
+                    f"Resize {node.name!r} (opset {version}) has mode=nearest, and its scales {why}: runtimes may "
+                    "round differently; export the model at opset 11 or above"
                 )
             rounding = "ceil" if any(scales < 1) else "floor"
-        if found.setdefault(node.output[0], rounding) != rounding:
+        if modes.setdefault(node.output[0], rounding) != rounding:
             raise ModelImportError(f"two values are called {node.output[0]!r}; give each its own name")
-    return found
+    return modes
 
 
 def _leave_out_empty_inputs(proto: onnx.ModelProto) -> None:
-    """Until opset 12 a Resize said with an empty tensor that it goes without roi or scales."""
+    """Up to opset 12 an empty tensor stood for a roi or scales that a Resize leaves out; now an empty name does."""
     empty = {tensor.name for tensor in proto.graph.initializer if 0 in tensor.dims}
     for node in standard_nodes(proto.graph.node):
         if node.op_type == "Resize":
@@ -86,7 +87,8 @@ def _leave_out_empty_inputs(proto: onnx.ModelProto) -> None:
 
 
 def _drop_masks(proto: onnx.ModelProto) -> None:
-    """Leave out Dropout's mask where nobody reads it: it has another type, or other content, in later opsets."""
+    """Remove Dropout's mask output if nothing reads it, else refuse: later opsets changed its type or content."""
+    # Names are compared across all levels: a body may read the mask, and a name used twice only errs on the safe side.
     read = {name for node in standard_nodes(proto.graph.node) for name in node.input}
     read |= {value.name for value in proto.graph.output}
     for node in standard_nodes(proto.graph.node):
@@ -100,7 +102,7 @@ def _drop_masks(proto: onnx.ModelProto) -> None:
 
 
 def _refuse(node: onnx.NodeProto, version: int) -> None:
-    """Raise ModelImportError for what the converter would change the meaning of, and nothing here sets right."""
+    """Raise ModelImportError for nodes whose meaning the converter would change, and this file does not correct."""
     reason = None
     match node.op_type:
         case "Hardmax" if version <= 12:

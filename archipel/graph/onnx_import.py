@@ -1,4 +1,4 @@
-"""What an ONNX file from elsewhere goes through: cleaned, its batch made symbolic, compared with what it was."""
+"""Import of ONNX files: normalized, cleaned, the batch made symbolic, and the result compared with the file."""
 
 from __future__ import annotations
 
@@ -37,58 +37,60 @@ def load(path: str | os.PathLike[str], dynamic_batch: bool = True) -> ir.Model:
 
 
 def import_onnx(proto: onnx.ModelProto, dynamic_batch: bool = True) -> ir.Model:
-    """Everything that `Model.from_onnx` does after reading. Raises ModelImportError."""
+    """What `Model.from_onnx` does after reading the file. Raises ModelImportError."""
     refuse_foreign(proto)
     model = normalize(proto)
     if any(entry.key == NAMES_KEY for entry in proto.metadata_props):
-        _serialized(model)
-        return model  # a file that `Model.save` wrote: it is as it should be, and its report is in it
+        _serialize(model)
+        return model  # `Model.save` wrote this file: it is clean, and has its report
+    # Anybody may have written these into the file: only this import says what they are.
     for key in (NAMES_KEY, DEVIATION_KEY, REPORT_KEY):
         model.metadata_props.pop(key, None)
     try:
         for value in model.graph.initializers.values():
             if value.const_value is not None:
-                value.const_value.numpy()  # content that does not fit its shape shows now, not in training
+                value.const_value.numpy()  # raises now, not in training, if the content does not fit the shape
         notes = widen(model)
         clean(model)
     except ModelImportError:
         raise
     except Exception as error:
-        # The folder evaluates nodes in NumPy, which raises whatever it raises on what no runtime would take.
+        # Constant folding evaluates nodes in NumPy, which may raise anything for inputs that no runtime would accept.
         raise ModelImportError(f"a weight or constant of the graph cannot be computed: {error}") from error
     tolerance = HALF_TOLERANCE if notes else TOLERANCE
     record_parameters(model, parameter_names(model))
     origin = " ".join(filter(None, (proto.producer_name, proto.producer_version)))
     report = ImportReport(f"ONNX ({origin})" if origin else "ONNX", opset_of(proto.opset_import), notes=tuple(notes))
-    source, why = _source(proto, model)
+    source, why = _run_source(proto, model)
     if source is None:
-        report = report.noting(f"not compared with its source: {why}")
+        report = report.with_notes(f"not compared with its source: {why}")
     if dynamic_batch and fixed_batch(model) == 1:
         model, report = _with_free_batch(model, source, tolerance, report)
     elif source is not None:
-        report = _compared(model, source, tolerance, report)
+        report = _compare(model, source, tolerance, report)
     report.record(model)
     return model
 
 
 @dataclass(frozen=True)
 class _Source:
-    """The file as it came, in ONNX Runtime, with inputs that it takes and what it gives for each."""
+    """The unchanged file in ONNX Runtime; `known`: pairs of sample inputs and the file's outputs for them."""
 
     runtime: Reference
     known: list[tuple[dict[str, np.ndarray], list[np.ndarray]]]
 
 
-def _source(proto: onnx.ModelProto, model: ir.Model) -> tuple[_Source | None, str]:
-    """The source with what it answers to samples; or None, and why not."""
+def _run_source(proto: onnx.ModelProto, model: ir.Model) -> tuple[_Source | None, str]:
+    """The source with its outputs for sample inputs; or None, and why it cannot be run."""
     drawn = next((n for n in model.graph.all_nodes() if n.domain == "" and n.op_type in _RANDOM), None)
     if drawn is not None:
-        return None, f"{drawn.op_type} {drawn.name!r} gives other numbers each time"
+        return None, f"{drawn.op_type} {drawn.name!r} draws other numbers in each run"
     try:
         runtime = Reference(proto.SerializeToString())
     except CannotRunError as error:
         return None, f"ONNX Runtime does not open it ({error})"
-    why = "it has no inputs that could be drawn"
+    why = "no sample inputs fit it"
+    # A graph may not run with every choice of the symbolic sizes: the first with which all kinds of samples run.
     for chosen in sizes(model):
         try:
             known = []
@@ -103,48 +105,52 @@ def _source(proto: onnx.ModelProto, model: ir.Model) -> tuple[_Source | None, st
     return None, why
 
 
-def _compared(model: ir.Model, source: _Source, tolerance: float, report: ImportReport) -> ImportReport:
-    found = _deviation(model, source, narrow=tolerance > TOLERANCE)
-    if not found <= tolerance:
+def _compare(model: ir.Model, source: _Source, tolerance: float, report: ImportReport) -> ImportReport:
+    apart = _deviation(model, source, narrow=tolerance > TOLERANCE)
+    if not apart <= tolerance:  # refuses NaN as well
         raise ModelImportError(
-            f"the import differs from its source by {found:.2g} of the largest output on sample inputs; {tolerance:g} "
+            f"the import differs from its source by {apart:.2g} of the largest output on sample inputs; {tolerance:g} "
             "is allowed"
         )
-    return replace(report, deviation=found, samples=len(source.known))
+    return replace(report, deviation=apart, samples=len(source.known))
 
 
 def _deviation(model: ir.Model, source: _Source, narrow: bool) -> float:
     try:
-        ours = Reference(_serialized(model))
+        ours = Reference(_serialize(model))
         return max(deviation(ours.run(feed), outputs, narrow) for feed, outputs in source.known)
     except CannotRunError as error:
-        raise ModelImportError(f"ONNX Runtime runs the source, and not the import: {error}") from None
+        raise ModelImportError(f"ONNX Runtime runs the source, but not the import: {error}") from None
 
 
 def _with_free_batch(
     model: ir.Model, source: _Source | None, tolerance: float, report: ImportReport
 ) -> tuple[ir.Model, ImportReport]:
-    """The model with a symbolic batch if that can be shown to be right, else with its fixed one and a note."""
+    """The model with a symbolic batch if samples show that examples are independent, else with its fixed one.
+
+    Two tests: with a batch of 1 it computes the same as the source, with a batch of 3 the same as the source does for
+    each of the three examples.
+    """
     try:
         free = free_batch(model)
         if source is None:
             raise FixedBatchError("it cannot be compared with its source")
-        compared = _compared(free, source, tolerance, report)
-        apart = _apart(free, source)
+        compared = _compare(free, source, tolerance, report)
+        apart = _batch_deviation(free, source)
         if not apart <= tolerance:
             raise FixedBatchError(f"examples of a batch influence each other ({apart:.2g} of the largest output)")
-        return free, replace(compared, deviation=max(apart, compared.deviation or 0.0)).noting(
+        return free, replace(compared, deviation=max(apart, compared.deviation or 0.0)).with_notes(
             "the batch, 1 in the source, is symbolic; checked with batches of 1 and 3"
         )
     except (FixedBatchError, ModelImportError) as error:
         why = f"the batch stays 1, as in the source: {error}"
-    return model, (report if source is None else _compared(model, source, tolerance, report)).noting(why)
+    return model, (report if source is None else _compare(model, source, tolerance, report)).with_notes(why)
 
 
-def _apart(free: ir.Model, source: _Source) -> float:
-    """How far a batch of several examples is from the source's answers to each alone."""
+def _batch_deviation(free: ir.Model, source: _Source) -> float:
+    """How far the results for a batch of several examples are from the source's for each example alone."""
     try:
-        runtime = Reference(_serialized(free))
+        runtime = Reference(_serialize(free))
         return max(_differences(free, runtime, source.runtime))
     except CannotRunError as error:
         raise FixedBatchError(f"ONNX Runtime does not run {_EXAMPLES} examples at once: {error}") from None
@@ -159,14 +165,16 @@ def _differences(free: ir.Model, ours: Reference, theirs: Reference) -> Iterator
             for i in range(_EXAMPLES)
         ]
         for value, together, *alone in zip(free.graph.outputs, ours.run(feed), *singles):
+            # Outputs without a batch axis depend on no example: the source's first answer is the only one.
             carried = value.shape is not None and value.shape and not isinstance(value.shape[0], int)
             yield deviation([together], [np.concatenate(alone)] if carried else alone[:1])
 
 
-def _serialized(model: ir.Model) -> bytes:
+def _serialize(model: ir.Model) -> bytes:
     try:
         data: bytes = ir.to_proto(model).SerializeToString()
     except (ir.serde.SerdeError, ValueError) as error:
+        # The innermost error says what is wrong; those around it name protobuf messages.
         cause: BaseException = error
         while cause.__cause__ is not None:
             cause = cause.__cause__

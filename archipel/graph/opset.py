@@ -1,4 +1,4 @@
-"""One internal opset: every source is brought to opset 21 / IR version 10."""
+"""The one internal opset, 21 (IR version 10), and what keeps an operator of another opset from meaning the same."""
 
 from __future__ import annotations
 
@@ -16,15 +16,18 @@ OPSET = 21
 IR_VERSION = 10
 STANDARD_DOMAINS = ("", "ai.onnx")
 
-# Attributes that only say something about types which OPSET does not have.
+# Newer attributes that matter only for types which OPSET does not have.
 _WITHOUT_EFFECT = {("Cast", "round_mode"), ("CastLike", "round_mode"), ("Range", "stash_type")}
 
-# Where leaving a new attribute out does not mean what the operator did before it had the attribute.
+# Operators that got a new attribute whose default does something else than the operator did without it.
 _CHANGED_DEFAULTS = {"RoiAlign", "Split"}
 
 
 def opset_of(imports: Iterable[onnx.OperatorSetIdProto]) -> int:
-    """The version of the standard opset. Raises ModelImportError for several, or one that the onnx package lacks."""
+    """The version of the standard opset; OPSET if none is imported.
+
+    Raises ModelImportError for several versions, or one that the onnx package does not know.
+    """
     versions = {entry.version for entry in imports if entry.domain in STANDARD_DOMAINS}
     if len(versions) > 1:
         raise ModelImportError(f"the model imports several versions of the standard opset: {sorted(versions)}")
@@ -37,7 +40,7 @@ def opset_of(imports: Iterable[onnx.OperatorSetIdProto]) -> int:
 
 
 def stamp(imports: list[onnx.OperatorSetIdProto], version: int) -> None:
-    """Make `version` the one standard opset of a model or function. `imports` is the protobuf field itself."""
+    """Set the standard opset of a model or function. `imports` is its protobuf field, changed in place."""
     others = [(entry.domain, entry.version) for entry in imports if entry.domain not in STANDARD_DOMAINS]
     del imports[:]
     imports.extend(onnx.helper.make_opsetid(domain, number) for domain, number in [("", version), *others])
@@ -49,9 +52,9 @@ def standard_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
 
 
 def difference(node: onnx.NodeProto, version: int, target: int = OPSET) -> str | None:
-    """What keeps a node of opset `version` from meaning the same in `target`; None where nothing does.
+    """Why a node of opset `version` does not mean the same in `target`, as the end of a sentence; None if it does.
 
-    Compares the schemas. That one takes more types than the other is no difference: types are checked on the model.
+    Compares the schemas, except for the types that they accept: `refuse_unsupported` checks those on the model.
     """
     before, after = _signature(node.op_type, version), _signature(node.op_type, target)
     if before is None or after is None:
@@ -60,10 +63,12 @@ def difference(node: onnx.NodeProto, version: int, target: int = OPSET) -> str |
         return None
     used = [attribute.name for attribute in node.attribute]
     for given, old, new in ((node.input, before.inputs, after.inputs), (node.output, before.outputs, after.outputs)):
+        # The ports that the node uses must be the same, and further ones that the target has must be optional.
         count = len(given)
         same = [port.kind for port in old[:count]] == [port.kind for port in new[:count]]
         if not same or any(port.required for port in new[count:]):
             return f"has other inputs or outputs in opset {target}"
+    # Upwards an attribute that is gone matters if it is set, or if it had a default to take effect.
     if version < target:
         gone = before.defaults.keys() - after.defaults.keys()
         if node.op_type in _CHANGED_DEFAULTS or any(before.defaults[name] or name in used for name in gone):
@@ -71,6 +76,7 @@ def difference(node: onnx.NodeProto, version: int, target: int = OPSET) -> str |
     for name in before.defaults.keys() & after.defaults.keys():
         if before.defaults[name] != after.defaults[name]:
             return f"has another default of {name} in opset {target}"
+    # An attribute that the target lacks may be set, if to the default, which is what the target does.
     for attribute in node.attribute:
         name = attribute.name
         if name in after.defaults or (node.op_type, name) in _WITHOUT_EFFECT:
@@ -81,7 +87,7 @@ def difference(node: onnx.NodeProto, version: int, target: int = OPSET) -> str |
 
 
 class _Port(NamedTuple):
-    """`kind`: name, whether it repeats, whether in one type."""
+    """`kind`: name, whether it is variadic, whether all its values have one type."""
 
     kind: tuple[str, bool, bool]
     required: bool

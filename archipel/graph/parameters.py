@@ -13,7 +13,7 @@ from archipel.graph.shapes import is_float
 
 NAMES_KEY = "archipel.parameters"
 
-# Inputs that set an operator up rather than weigh anything, by position.
+# Float inputs that configure an operator and are no weights, by position.
 _SETTINGS: dict[str, frozenset[int]] = {
     "Resize": frozenset({1, 2}),
     "Upsample": frozenset({1}),
@@ -32,57 +32,64 @@ _SETTINGS: dict[str, frozenset[int]] = {
 def parameter_names(model: ir.Model) -> tuple[str, ...]:
     """Names of the initializers that are parameters, in the graph's order.
 
-    The importer records them in the model's metadata. For a file of other origin they are the float initializers of
-    rank 1 and above that some operator uses as more than a setting (scales of Resize and the like).
+    The importer records them in the model's metadata. Without a record they are the float initializers of rank 1 and
+    above that an operator reads as something else than a setting (such as the scales of Resize).
     """
     recorded = model.metadata_props.get(NAMES_KEY)
     if recorded is not None:
         known = set(json.loads(recorded))
         return tuple(name for name in model.graph.initializers if name in known)
-    return tuple(name for name, value in model.graph.initializers.items() if _weighs(value))
+    return tuple(name for name, value in model.graph.initializers.items() if _is_weight(value))
 
 
 def record_parameters(model: ir.Model, names: Iterable[str]) -> None:
-    """Fix which initializers are parameters, so that constants added later are not taken for some."""
+    """Write into the metadata which initializers are parameters, so that constants added later do not count."""
     model.metadata_props[NAMES_KEY] = json.dumps(sorted(names))
 
 
 def promote(model: ir.Model, names: Iterable[str]) -> list[ir.Value]:
-    """Turn initializers into graph inputs of the same name, after the inputs there are. Changes `model`."""
+    """Turn initializers into graph inputs of the same name, after the existing inputs. Changes `model`.
+
+    Arguments:
+        model: the `onnx_ir.Model` to change; the content of the initializers is dropped.
+        names: initializers, in the order in which they become inputs.
+
+    Returns the new inputs. Raises GraphError for a name that is no initializer.
+    """
     promoted = []
     for name in names:
         value = model.graph.initializers.pop(name, None)
         if value is None:
             raise GraphError(f"{name!r} is not an initializer of the model")
-        value.const_value = None
+        value.const_value = None  # else a pass could fold the input as a constant
         model.graph.inputs.append(value)
         promoted.append(value)
     return promoted
 
 
 def statistics(model: ir.Model) -> tuple[str, ...]:
-    """Names of the initializers that are a running mean or variance of BatchNormalization and nothing else."""
-    return tuple(name for name, value in model.graph.initializers.items() if _averages(value))
+    """Names of the initializers that are read only as running mean or variance of BatchNormalization."""
+    return tuple(name for name, value in model.graph.initializers.items() if _is_running_statistic(value))
 
 
 def trainable_names(model: ir.Model, patterns: str | Sequence[str]) -> list[str]:
-    """The parameters that match a glob or one of several, running statistics left out.
+    """The parameters that match one of the globs, without running statistics.
 
-    Raises GraphError for a pattern that matches nothing, or nothing but statistics.
+    Raises GraphError for a pattern that matches no parameter, or only running statistics.
     """
     names, averages = parameter_names(model), set(statistics(model))
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
-        found = match(names, pattern)
-        if found and averages.issuperset(found):
+        chosen = match(names, pattern)
+        if chosen and averages.issuperset(chosen):
             raise GraphError(
-                f"{pattern!r} matches only running statistics of BatchNormalization ({', '.join(found)}), which have "
+                f"{pattern!r} matches only running statistics of BatchNormalization ({', '.join(chosen)}), which have "
                 "no gradient; leave it out: batch_norm= says whether training moves them"
             )
     return [name for name in match(names, patterns) if name not in averages]
 
 
 def match(names: Sequence[str], patterns: str | Sequence[str]) -> list[str]:
-    """The names that match a glob or one of several. Raises GraphError for a pattern that matches none."""
+    """The names that match one of the globs. Raises GraphError for a pattern that matches none."""
     wanted = [patterns] if isinstance(patterns, str) else list(patterns)
     for pattern in wanted:
         if names and not any(_matches(name, pattern) for name in names):
@@ -91,17 +98,17 @@ def match(names: Sequence[str], patterns: str | Sequence[str]) -> list[str]:
 
 
 def _matches(name: str, pattern: str) -> bool:
-    return name == pattern or fnmatchcase(name, pattern)  # a name may have brackets, which mean something in a glob
+    return name == pattern or fnmatchcase(name, pattern)  # a name may contain brackets, which a glob would interpret
 
 
-def _averages(value: ir.Value) -> bool:
+def _is_running_statistic(value: ir.Value) -> bool:
     uses = list(value.uses())
     return bool(uses) and all(
         use.node.domain == "" and use.node.op_type == "BatchNormalization" and use.idx in (3, 4) for use in uses
     )
 
 
-def _weighs(value: ir.Value) -> bool:
+def _is_weight(value: ir.Value) -> bool:
     if not is_float(value) or value.shape is None or len(value.shape) == 0:
         return False
     uses = list(value.uses())

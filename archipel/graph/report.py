@@ -1,4 +1,4 @@
-"""What an import did, kept in the model's metadata and so in its file."""
+"""`ImportReport`: what an import did; kept in the model's metadata and so in its file."""
 
 from __future__ import annotations
 
@@ -13,11 +13,14 @@ REPORT_KEY = "archipel.import"
 
 @dataclass(frozen=True)
 class ImportReport:
-    """Where a model came from, and how far it is from its source.
+    """Where a model came from, and how far its results are from its source's.
 
-    `deviation`: largest absolute difference over the largest absolute value of an output, on `samples` sample inputs;
-    None where it could not be compared, and then `notes` says why. `opset` is the source's, None if it is not ONNX.
-    `notes` are sentences for people: what was changed, and what could not be done.
+    Attributes:
+        source: kind of the source and the tool that wrote it.
+        opset: the source's opset; None if it is not ONNX.
+        deviation: largest absolute difference over the largest absolute value of an output, on `samples` sample inputs;
+            None if the two could not be compared, and `notes` say why.
+        notes: sentences for people: what the import changed, and what it could not do.
     """
 
     source: str
@@ -26,11 +29,12 @@ class ImportReport:
     samples: int = 0
     notes: tuple[str, ...] = ()
 
-    def noting(self, *notes: str) -> ImportReport:
+    def with_notes(self, *notes: str) -> ImportReport:
+        """A copy with further notes."""
         return replace(self, notes=(*self.notes, *notes))
 
     def record(self, model: ir.Model) -> None:
-        """Write it into the model's metadata."""
+        """Write the report into the model's metadata."""
         model.metadata_props[REPORT_KEY] = json.dumps(
             {"source": self.source, "opset": self.opset, "samples": self.samples, "notes": self.notes}
         )
@@ -41,16 +45,16 @@ class ImportReport:
 
     @classmethod
     def of(cls, model: ir.Model) -> ImportReport | None:
-        """The report in a model's metadata; None if there is none that can be read."""
+        """The report in a model's metadata; None if there is none, or one that is not well formed."""
         try:
-            found = json.loads(model.metadata_props[REPORT_KEY])
+            fields = json.loads(model.metadata_props[REPORT_KEY])
             deviation = model.metadata_props.get(DEVIATION_KEY)
             return cls(
-                source=str(found["source"]),
-                opset=None if found["opset"] is None else int(found["opset"]),
+                source=str(fields["source"]),
+                opset=None if fields["opset"] is None else int(fields["opset"]),
                 deviation=None if deviation is None else float(deviation),
-                samples=int(found["samples"]),
-                notes=tuple(map(str, found["notes"])),
+                samples=int(fields["samples"]),
+                notes=tuple(map(str, fields["notes"])),
             )
-        except (KeyError, TypeError, ValueError):  # anybody may have written the file
+        except (KeyError, TypeError, ValueError):  # the file may be anybody's, with anything under this key
             return None

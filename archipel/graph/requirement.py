@@ -1,4 +1,4 @@
-"""The portable IR needs the `convert` extra; say so before anything else fails on it."""
+"""Raises MissingExtraError, naming the `convert` extra, before another import fails on a missing package."""
 
 from __future__ import annotations
 

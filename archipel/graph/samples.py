@@ -1,4 +1,4 @@
-"""Pseudo-random inputs that a model takes: shaped and typed to fit, indices within their tables."""
+"""Pseudo-random inputs for a model: of its shapes and types, with indices inside the tables that they look up."""
 
 from __future__ import annotations
 
@@ -9,25 +9,26 @@ import numpy as np
 import onnx_ir as ir
 
 from archipel.graph.shapes import dims, dtype_of
-from archipel.graph.walk import ends
+from archipel.graph.walk import final_readers
 
 MAX_BYTES = 2**28
-"""For all inputs of one sample together."""
+"""Limit for all inputs of one sample together."""
 
 KINDS = ("normal", "unit", "byte")
 """How floats are drawn: standard normal, uniform in [0, 1), uniform in [0, 255) as pixels are."""
 
-# Symbolic sizes that are not the batch are tried in this order: windows, pictures and sequences have some of these.
+# Symbolic sizes that are not the batch are tried in this order: usual sizes of windows, pictures and sequences.
 _SIZES = (16, 32, 64, 8, 128, 224, 256, 28, 4, 3, 2, 1)
 _HAND_ON = frozenset({"Reshape", "Cast", "Identity", "Squeeze", "Unsqueeze", "Transpose"})
 _INTEGERS = {ir.DataType.INT32, ir.DataType.INT64, ir.DataType.UINT32, ir.DataType.UINT64}
 
 
 def sizes(model: ir.Model, batch: int = 2) -> Iterator[dict[str, int]]:
-    """Choices of the symbolic sizes of the inputs: those that come first are `batch`, the others take turns."""
+    """Choices of the inputs' symbolic sizes: first axes have size `batch`, all others one size, which varies."""
     shapes = [dims(value) for value in model.graph.inputs]
     names = {d for shape in shapes for d in shape if isinstance(d, str)}
     first = {shape[0] for shape in shapes if shape and isinstance(shape[0], str)}
+    # One size for all: sizes that must agree with each other then do.
     if names - first:
         for size in _SIZES:
             yield {name: batch if name in first else size for name in names}
@@ -35,13 +36,15 @@ def sizes(model: ir.Model, batch: int = 2) -> Iterator[dict[str, int]]:
 
 
 def sample(model: ir.Model, kind: str, chosen: Mapping[str, int], seed: int = 0) -> dict[str, np.ndarray]:
-    """An array for every input, with `chosen` for symbolic sizes. Raises ValueError where none can be made."""
+    """An array for every input, with `chosen` for symbolic sizes; `kind` is one of KINDS. The same seed gives the same
+    arrays. Raises ValueError, with the reason, if there can be none."""
     shapes = {
         value: [d if isinstance(d, int) else chosen[d or ""] for d in dims(value)] for value in model.graph.inputs
     }
     total = sum(math.prod(shape) * max(1, dtype_of(value).itemsize) for value, shape in shapes.items())
     if total > MAX_BYTES:
         raise ValueError(f"its inputs have {total:.0f} bytes, more than the {MAX_BYTES} of a sample")
+    # A stream for each kind, so that they do not depend on the order in which they are drawn.
     rng = np.random.default_rng([seed, KINDS.index(kind)])
     return {value.name or "": _array(value, shape, kind, rng) for value, shape in shapes.items()}
 
@@ -57,6 +60,7 @@ def _array(value: ir.Value, shape: list[int], kind: str, rng: np.random.Generato
         return drawn.astype(dtype.numpy())
     if dtype in _INTEGERS:
         return rng.integers(0, _bound(value), shape).astype(dtype.numpy())
+    # Integers of 8 and 16 bits are data, such as pixels or quantized values: any number will do.
     try:
         low, high = np.iinfo(dtype.numpy()).min, np.iinfo(dtype.numpy()).max
     except ValueError:
@@ -65,11 +69,12 @@ def _array(value: ir.Value, shape: list[int], kind: str, rng: np.random.Generato
 
 
 def _bound(value: ir.Value) -> int:
-    """Integers are drawn below this: the rows of the table that they look up, or 2, which most other uses take."""
-    found = [2**31]
-    for node, index in ends(value, lambda node: node.op_type in _HAND_ON):
+    """Integers are drawn below this: the rows of the smallest table that they look up, or 2, which suits most others
+    (masks, token types)."""
+    limits = [2**31]
+    for node, index in final_readers(value, lambda node: node.op_type in _HAND_ON):
         if node.op_type == "Gather" and index == 1 and node.inputs[0] is not None and node.inputs[0].shape:
             axis = node.attributes.get("axis")
             rows = dims(node.inputs[0])[0 if axis is None else axis.as_int()]
-            found.append(rows if isinstance(rows, int) and rows > 0 else 1)
-    return 2 if len(found) == 1 else min(found)
+            limits.append(rows if isinstance(rows, int) and rows > 0 else 1)
+    return 2 if len(limits) == 1 else min(limits)

@@ -1,4 +1,4 @@
-"""Static and symbolic shapes: what is known about a value, and how it is found out."""
+"""Static and symbolic shapes: reading, comparing and inferring them."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from onnx import defs
 from archipel.errors import GraphError
 
 Dim = int | str | None
-"""A size, the name of a symbolic size, or None where nothing is known."""
+"""A size, the name of a symbolic size, or None for an unknown one."""
 
 FLOATS = frozenset({ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
 
-# Larger constants say nothing about shapes, and serializing them costs time.
+# Inference reads the content of constants such as axes and sizes. Larger ones are weights: serializing them costs time.
 _MAX_SHAPE_DATA = 64
 
 
@@ -47,7 +47,7 @@ def is_float(value: ir.Value) -> bool:
 
 
 def same_dim(a: Dim, b: Dim) -> bool:
-    """Whether two dimensions are certainly equal."""
+    """Whether two dimensions are certainly equal; unknown sizes never are."""
     return a is not None and a == b
 
 
@@ -57,7 +57,7 @@ def same_shape(a: Sequence[Dim], b: Sequence[Dim]) -> bool:
 
 
 def complete_shape(value: ir.Value, like: ir.Value) -> None:
-    """Take over from `like` the sizes that are not known, or not fixed, of a value that has the same shape."""
+    """Fill in the sizes of `value` that are unknown or symbolic from `like`, which has the same shape at run time."""
     if like.shape is None:
         return
     if value.shape is None:
@@ -92,7 +92,8 @@ def produced_by(value: ir.Value) -> str:
 
 
 def constant_array(value: ir.Value | None) -> np.ndarray | None:
-    """The value's content where the graph fixes it (initializer that is no input, or Constant node), else None."""
+    """The value's content if the graph fixes it (initializer that is no input, or Constant node), else None."""
+    # An input with an initializer has only a default, which the caller may replace.
     if value is None or value.is_graph_input():
         return None
     tensor = ir.convenience.get_const_tensor(value)
@@ -100,7 +101,7 @@ def constant_array(value: ir.Value | None) -> np.ndarray | None:
 
 
 def infer_node(node: ir.Node, opset: int) -> None:
-    """Fill in what ONNX's own inference knows about the outputs of one node."""
+    """Set type and shape of a node's outputs as far as ONNX's inference knows them. Raises GraphError if it fails."""
     schema = defs.get_schema(node.op_type, opset, node.domain)
     types: dict[str, onnx.TypeProto] = {}
     data: dict[str, onnx.TensorProto] = {}
@@ -115,7 +116,7 @@ def infer_node(node: ir.Node, opset: int) -> None:
     try:
         inferred = onnx.shape_inference.infer_node_outputs(
             schema,
-            ir.serde.serialize_node(node),  # to_proto asks first which of ten protocols it is, for longer
+            ir.serde.serialize_node(node),  # to_proto takes longer: it first checks ten protocols one after the other
             types,
             data,
             opset_imports=[onnx.helper.make_opsetid(node.domain, opset)],

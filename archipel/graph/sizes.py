@@ -1,4 +1,4 @@
-"""Sizes in numbers: what every value of a graph measures once the symbolic dimensions have a size."""
+"""Sizes in numbers: the shape of every value of a graph for one choice of the symbolic dimensions."""
 
 from __future__ import annotations
 
@@ -12,43 +12,45 @@ from archipel.graph.shapes import dims
 
 
 class Sizes:
-    """The shape of every value of a model whose symbolic dimensions are all `free`."""
+    """Shapes and bytes of a model's values with all symbolic dimensions equal to `free`."""
 
     def __init__(self, model: ir.Model, free: int) -> None:
         self._free = free
         proto = ir.to_proto(model)
         fields = {field.name for field in proto.graph.input}
+        # Only names of the inputs' dimensions get the number; those of inner values may stand for a product of several.
         names = {dim.dim_param for field in proto.graph.input for dim in field.type.tensor_type.shape.dim} - {""}
         for value in (*proto.graph.input, *proto.graph.value_info, *proto.graph.output):
             for dim in value.type.tensor_type.shape.dim:
                 if not dim.HasField("dim_value") and (dim.dim_param in names or value.name in fields):
                     dim.dim_value = free
-        # What a reshape makes of two dimensions has no name of its own, but with numbers it has a size.
+        # Inference over numbers also finds sizes that have no name, such as the product that a Reshape makes of two.
         inferred = onnx.shape_inference.infer_shapes(proto, data_prop=True)
-        self._found = {
+        self._inferred = {
             value.name: [d.dim_value if d.HasField("dim_value") else None for d in value.type.tensor_type.shape.dim]
             for value in (*inferred.graph.value_info, *inferred.graph.output)
             if value.type.tensor_type.HasField("shape")
         }
 
     def __call__(self, value: ir.Value | None) -> tuple[int, ...]:
-        """Empty for a value that is left out. Raises GraphError if its rank is not known."""
+        """The value's shape; () for an input that is left out. Raises GraphError if its rank is not known."""
         if value is None or not value.name:
             return ()
-        found: list[int | None] = self._found.get(value.name, [])
+        shape: list[int | None] = self._inferred.get(value.name, [])
         if value.shape is not None:
             known = [d if isinstance(d, int) else None for d in dims(value)]
-            found = [a if b is None else b for a, b in zip(found, known)] if len(found) == len(known) else known
-        elif value.name not in self._found:
+            shape = [a if b is None else b for a, b in zip(shape, known)] if len(shape) == len(known) else known
+        elif value.name not in self._inferred:
             raise GraphError(f"value {value.name!r} has no known shape, so its size has no bound")
         node = value.producer()
-        if found.count(None) == 1 and node is not None and node.op_type == "Reshape":
-            rest = math.prod(d for d in found if d is not None)
-            return tuple(math.prod(self(node.inputs[0])) // max(rest, 1) if d is None else d for d in found)
-        return tuple(self._free if d is None else d for d in found)
+        # A Reshape keeps the number of elements, which gives the one size that is missing.
+        if shape.count(None) == 1 and node is not None and node.op_type == "Reshape":
+            rest = math.prod(d for d in shape if d is not None)
+            return tuple(math.prod(self(node.inputs[0])) // max(rest, 1) if d is None else d for d in shape)
+        return tuple(self._free if d is None else d for d in shape)
 
     def nbytes(self, value: ir.Value) -> int:
-        """Bytes of its elements, packed where two share a byte. Raises GraphError if shape or type is not known."""
+        """Bytes of its elements; 4-bit types have two to a byte. Raises GraphError if shape or type is not known."""
         if value.dtype is None:
             raise GraphError(f"value {value.name!r} has no known type, so its size has no bound")
         return math.ceil(math.prod(self(value)) * value.dtype.itemsize)

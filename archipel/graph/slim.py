@@ -1,4 +1,4 @@
-"""A model as few bytes as it needs: what any runtime finds out by itself is left out."""
+"""A model in as few bytes as possible: without what any runtime infers by itself."""
 
 from __future__ import annotations
 
@@ -16,19 +16,21 @@ _OWN = "archipel."
 
 
 def slim(model: ir.Model) -> onnx.ModelProto:
-    """The model without the shapes that inference gives back, the list of its parameters, and others' remarks.
+    """The model without shapes that inference can restore, the list of its parameters, and other tools' metadata.
 
-    In a small network these are a tenth of the file. Exporters' metadata tells where somebody's source code lies, and
-    runtimes may act on it: bundles hold none.
+    In a small network these are a tenth of the file. Exporters' metadata contains paths of somebody's source code, and
+    runtimes may act on it, so bundles have none.
     """
     proto = ir.to_proto(model)
     graph = proto.graph
+    # An initializer has its shape itself.
     initializers = {tensor.name for tensor in graph.initializer}
     kept = {value.name: value for value in graph.value_info if value.name not in initializers}
     del graph.value_info[:]
     inferred = onnx.shape_inference.infer_shapes(proto, data_prop=True)
-    found = {value.name: value.type for value in inferred.graph.value_info}
-    graph.value_info.extend(value for name, value in kept.items() if not _as_much(found.get(name), value.type))
+    # Inference ran on the model without shapes: what it finds is what a runtime finds. Only the rest is written back.
+    types = {value.name: value.type for value in inferred.graph.value_info}
+    graph.value_info.extend(value for name, value in kept.items() if not _is_inferred(types.get(name), value.type))
     own = [key for entry in proto.metadata_props if (key := entry.key).startswith(_OWN) and key != NAMES_KEY]
     _keep_metadata(proto, own)
     _clean(graph)
@@ -44,8 +46,8 @@ def _clean(graph: onnx.GraphProto) -> None:
     _keep_metadata(graph)
     del graph.quantization_annotation[:]
     for part in (graph.input, graph.output, graph.value_info, graph.initializer):
-        for each in part:
-            _keep_metadata(each)
+        for owner in part:
+            _keep_metadata(owner)
     _clean_nodes(graph.node)
 
 
@@ -66,11 +68,11 @@ def _keep_metadata(owner: Any, keys: Collection[str] = ()) -> None:
         owner.metadata_props.extend(kept)
 
 
-def _as_much(found: onnx.TypeProto | None, known: onnx.TypeProto) -> bool:
-    """Whether inference found the type, and every size that is a number."""
-    if found is None or found.tensor_type.elem_type != known.tensor_type.elem_type:
+def _is_inferred(inferred: onnx.TypeProto | None, known: onnx.TypeProto) -> bool:
+    """Whether inference gives the same element type and every size that is a number; names of sizes may be lost."""
+    if inferred is None or inferred.tensor_type.elem_type != known.tensor_type.elem_type:
         return False
-    sizes, wanted = found.tensor_type.shape.dim, known.tensor_type.shape.dim
+    sizes, wanted = inferred.tensor_type.shape.dim, known.tensor_type.shape.dim
     return len(sizes) == len(wanted) and all(
         not want.HasField("dim_value") or size.dim_value == want.dim_value for size, want in zip(sizes, wanted)
     )

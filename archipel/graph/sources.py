@@ -1,4 +1,4 @@
-"""ONNX files from outside, read with limits: sizes and paths are checked before anything is loaded."""
+"""Reads ONNX files from outside with limits: sizes and paths are checked before anything is loaded."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from archipel.errors import ModelImportError
 from archipel.graph.walk import proto_bodies
 
 MAX_BYTES = 2**31 - 1
-"""What one protobuf may have; file and external data together, for a graph is checked and inferred as one."""
+"""Limit of one protobuf. It holds for file and external data together: checker and inference take them as one."""
 
 
 def read(path: str | os.PathLike[str]) -> onnx.ModelProto:
     """Read an ONNX file and the external data beside it.
 
-    Raises ModelImportError, before memory is taken, for more than 2 GiB in all and for external data whose path is
-    absolute, has `..`, goes through a symbolic link out of the model's folder, or is no plain file.
+    Raises ModelImportError, before it allocates memory, for more than 2 GiB in all and for external data whose path is
+    absolute, has `..`, follows a symbolic link out of the model's folder, or is no plain file.
     """
     name = os.fspath(path)
     try:
@@ -33,6 +33,7 @@ def read(path: str | os.PathLike[str]) -> onnx.ModelProto:
                 f"{name}: has {size} bytes; a protobuf has at most {MAX_BYTES}, so this is no ONNX model, or a damaged "
                 "one (larger models keep their weights in external data)"
             )
+        # Without external data: its paths are checked first.
         proto = onnx.load(path, format="protobuf", load_external_data=False)
     except FileNotFoundError:
         raise ModelImportError(f"{name} does not exist") from None
@@ -41,7 +42,7 @@ def read(path: str | os.PathLike[str]) -> onnx.ModelProto:
     except ModelImportError:
         raise
     except Exception as error:
-        # Protobuf's own DecodeError is not one class: it depends on protobuf's implementation.
+        # Each implementation of protobuf has a DecodeError of its own, so there is no one class to catch.
         raise ModelImportError(f"{name}: not an ONNX file, or a damaged one ({error})") from error
     _require_text(proto, name)
     external = [tensor for tensor in tensors(proto) if tensor.data_location == TensorProto.EXTERNAL]
@@ -60,21 +61,21 @@ def refuse_external(proto: onnx.ModelProto) -> None:
     for tensor in tensors(proto):
         if tensor.data_location == TensorProto.EXTERNAL:
             raise ModelImportError(
-                f"tensor {tensor.name!r} has external data, which a model in memory cannot; read the file with "
+                f"tensor {tensor.name!r} has external data, which a model in memory cannot have; read the file with "
                 "Model.from_onnx"
             )
 
 
 def tensors(proto: onnx.ModelProto) -> Iterator[TensorProto]:
     """Every tensor of the model: initializers, sparse ones too, and attributes, in subgraphs and functions too."""
-    yield from _of_graph(proto.graph)
+    yield from _graph_tensors(proto.graph)
     for function in proto.functions:
         for node in function.node:
-            yield from _of_node(node)
+            yield from _node_tensors(node)
 
 
 def _require_text(message: Message, name: str) -> None:
-    """Protobuf hands a text that is not UTF-8 out as bytes, and does not take it back."""
+    """Raise ModelImportError for a text that is not UTF-8: protobuf reads it as bytes, but cannot write it again."""
     for field, value in message.ListFields():
         if field.type not in (field.TYPE_STRING, field.TYPE_MESSAGE):
             continue
@@ -85,15 +86,15 @@ def _require_text(message: Message, name: str) -> None:
                 raise ModelImportError(f"{name}: damaged: {field.full_name} is {part[:40]!r}, not UTF-8 text")
 
 
-def _of_graph(graph: onnx.GraphProto) -> Iterator[TensorProto]:
+def _graph_tensors(graph: onnx.GraphProto) -> Iterator[TensorProto]:
     yield from graph.initializer
     for sparse in graph.sparse_initializer:
         yield from (sparse.values, sparse.indices)
     for node in graph.node:
-        yield from _of_node(node)
+        yield from _node_tensors(node)
 
 
-def _of_node(node: onnx.NodeProto) -> Iterator[TensorProto]:
+def _node_tensors(node: onnx.NodeProto) -> Iterator[TensorProto]:
     for attribute in node.attribute:
         if attribute.HasField("t"):
             yield attribute.t
@@ -101,25 +102,28 @@ def _of_node(node: onnx.NodeProto) -> Iterator[TensorProto]:
         for sparse in (attribute.sparse_tensor, *attribute.sparse_tensors):
             yield from (sparse.values, sparse.indices)
     for graph in proto_bodies(node):
-        yield from _of_graph(graph)
+        yield from _graph_tensors(graph)
 
 
 def _check_external(name: str, folder: Path, external: list[TensorProto], size: int) -> None:
+    # The model's folder may itself be behind links: what counts is where both really are.
     root = folder.resolve()
     for tensor in external:
         try:
             info = ExternalDataInfo(tensor)
         except ValueError as error:
             raise ModelImportError(f"{name}: external data of {tensor.name!r}: {error}") from None
-        file = _located(name, folder, root, tensor.name, info.location)
-        there = file.stat().st_size
+        file = _locate(name, folder, root, tensor.name, info.location)
+        available = file.stat().st_size
+        # Checked before anything is read: a file that is too short would otherwise show as a tensor of a wrong size.
         offset, length = info.offset or 0, info.length
-        if offset > there or (length is not None and offset + length > there):
+        if offset > available or (length is not None and offset + length > available):
             raise ModelImportError(
                 f"{name}: external data of {tensor.name!r}: bytes {offset} to {offset + (length or 0)} of "
-                f"{info.location!r} are needed, it has {there}; copy the whole file"
+                f"{info.location!r} are needed, it has {available}; copy the whole file"
             )
-        size += there - offset if length is None else length
+        # Tensors may share bytes of a file, but each becomes a copy in memory: every one counts.
+        size += available - offset if length is None else length
         if size > MAX_BYTES:
             raise ModelImportError(
                 f"{name}: the model has more than {MAX_BYTES} bytes with its external data, which is what one protobuf "
@@ -127,9 +131,10 @@ def _check_external(name: str, folder: Path, external: list[TensorProto], size: 
             )
 
 
-def _located(name: str, folder: Path, root: Path, tensor: str, location: str) -> Path:
+def _locate(name: str, folder: Path, root: Path, tensor: str, location: str) -> Path:
     where = f"{name}: external data of {tensor!r}: {location!r}"
     path = Path(location)
+    # First the text alone, also for Windows' separator; links can only be checked with the file system, by resolving.
     if not location or "\0" in location or path.is_absolute() or ".." in path.parts or "\\" in location:
         raise ModelImportError(f"{where} is not a path inside the model's folder; keep the data beside the model")
     file = folder / path

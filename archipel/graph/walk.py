@@ -1,8 +1,8 @@
-"""Walking over graphs: into the bodies of loops and branches, along what nodes read, forwards and backwards.
+"""Walking over graphs: into the bodies of loops and branches, and along the edges, forwards and backwards.
 
-A *body* is a graph that is an attribute of a node (of If, Loop, Scan). Beside the node's inputs it may read values of
-the graphs around it: it captures them. Functions that take `nodes` want them in the graph's order, each after those
-whose results it reads.
+A *body* is a graph that is an attribute of a node (of If, Loop, Scan). A body may read values of the graphs around it
+without having them as inputs: it captures them. Functions that take `nodes` expect them in the graph's order, each node
+after those whose results it reads, so one sweep is enough.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 import onnx
 import onnx_ir as ir
 
-# Of onnx_ir graphs.
+# For onnx_ir graphs.
 
 
 def bodies(node: ir.Node) -> list[ir.Graph]:
     """The graphs that are attributes of the node."""
-    found: list[ir.Graph] = []
+    graphs: list[ir.Graph] = []
     for attribute in node.attributes.values():
         if attribute.type == ir.AttributeType.GRAPH:
-            found.append(attribute.as_graph())
+            graphs.append(attribute.as_graph())
         elif attribute.type == ir.AttributeType.GRAPHS:
-            found.extend(attribute.as_graphs())
-    return found
+            graphs.extend(attribute.as_graphs())
+    return graphs
 
 
 def levels(graph: ir.Graph) -> list[ir.Graph]:
@@ -46,90 +46,92 @@ def values(graph: ir.Graph) -> Iterator[ir.Value]:
 
 
 def dependencies(node: ir.Node) -> list[ir.Value]:
-    """What a node reads: its inputs, and what its bodies capture. A value comes as often as it is read."""
-    found = [value for value in node.inputs if value is not None]
+    """The values that a node reads: its inputs, and what its bodies capture; a value occurs as often as it is read."""
+    read = [value for value in node.inputs if value is not None]
     for body in bodies(node):
-        found.extend(captured(body))
-    return found
+        read.extend(captured_values(body))
+    return read
 
 
-def captured(body: ir.Graph) -> list[ir.Value]:
-    """What a body reads of the graphs around it."""
-    found: list[ir.Value] = []
+def captured_values(body: ir.Graph) -> list[ir.Value]:
+    """The values that a body reads from the graphs around it."""
+    outside: list[ir.Value] = []
     own: set[ir.Value] = {*body.inputs, *body.initializers.values()}
     for node in body:
-        found.extend(value for value in dependencies(node) if value not in own)
+        # `dependencies` includes what bodies inside this one capture; some of that may be this body's own.
+        outside.extend(value for value in dependencies(node) if value not in own)
         own.update(node.outputs)
-    found.extend(value for value in body.outputs if value not in own)
-    return found
+    # A branch may return a value of the outer graph without a node in between.
+    outside.extend(value for value in body.outputs if value not in own)
+    return outside
 
 
-# Forwards and backwards along what nodes read.
+# Forwards and backwards along the edges.
 
 
 def dependents(nodes: Iterable[ir.Node], sources: Iterable[ir.Value]) -> Iterator[ir.Node]:
     """The nodes that read a source, or a result of one of these nodes."""
-    found = set(sources)
+    reached = set(sources)
     for node in nodes:
-        if any(value in found for value in dependencies(node)):
-            found.update(node.outputs)
+        if any(value in reached for value in dependencies(node)):
+            reached.update(node.outputs)
             yield node
 
 
 def descendants(nodes: Iterable[ir.Node], sources: Iterable[ir.Value]) -> set[ir.Value]:
-    """The sources and all that is computed with one of them."""
-    found = set(sources)
-    for node in dependents(nodes, list(found)):
-        found.update(node.outputs)
-    return found
+    """The sources and all values computed from one of them."""
+    reached = set(sources)
+    for node in dependents(nodes, list(reached)):
+        reached.update(node.outputs)
+    return reached
 
 
 def ancestors(nodes: Iterable[ir.Node], targets: Iterable[ir.Value]) -> set[ir.Value]:
-    """The targets and all that one of them is computed with."""
-    found = set(targets)
+    """The targets and all values that one of them is computed from."""
+    needed = set(targets)
     for node in reversed(list(nodes)):
-        if any(value in found for value in node.outputs):
-            found.update(dependencies(node))
-    return found
+        if any(value in needed for value in node.outputs):
+            needed.update(dependencies(node))
+    return needed
 
 
-def computable(nodes: Iterable[ir.Node], given: Iterable[ir.Value]) -> set[ir.Value]:
-    """What is given, and what the nodes compute of nothing else."""
-    found = set(given)
+def computable_values(nodes: Iterable[ir.Node], given: Iterable[ir.Value]) -> set[ir.Value]:
+    """The given values, and those that the nodes compute from nothing else; so also results of nodes without inputs."""
+    known = set(given)
     for node in nodes:
-        if all(value in found for value in dependencies(node)):
-            found.update(node.outputs)
-    return found
+        if all(value in known for value in dependencies(node)):
+            known.update(node.outputs)
+    return known
 
 
 def last_readers(nodes: Iterable[ir.Node]) -> dict[ir.Value, ir.Node]:
     """Each value that is read -> the last node that reads it."""
-    found: dict[ir.Value, ir.Node] = {}
+    last: dict[ir.Value, ir.Node] = {}
     for node in nodes:
-        found.update(dict.fromkeys(dependencies(node), node))
-    return found
+        last.update(dict.fromkeys(dependencies(node), node))
+    return last
 
 
-# From one value on.
+# From one value.
 
 
 def origins(value: ir.Value) -> Iterator[ir.Value]:
-    """The value itself, then all that it is computed of, each once."""
-    seen: set[ir.Value] = set()
+    """The value itself, then all values that it is computed from, each once."""
+    seen: set[ir.Value] = set()  # without it, values that many paths reach would be walked once per path
     waiting = [value]
     while waiting:
-        each = waiting.pop()
-        if each in seen:
+        current = waiting.pop()
+        if current in seen:
             continue
-        seen.add(each)
-        yield each
-        maker = each.producer()
+        seen.add(current)
+        yield current
+        maker = current.producer()
         if maker is not None:
             waiting.extend(dependencies(maker))
 
 
 def trace_back(value: ir.Value, op_types: Collection[str]) -> ir.Value:
-    """Where the value comes from before nodes of these types, which hand on what their first input is."""
+    """The value in front of a chain of nodes of these types, each followed to its first input."""
     while (maker := value.producer()) is not None and maker.op_type in op_types:
         source = maker.inputs[0]
         if source is None:
@@ -139,45 +141,46 @@ def trace_back(value: ir.Value, op_types: Collection[str]) -> ir.Value:
 
 
 def only_use(value: ir.Value) -> tuple[ir.Node, int] | None:
-    """Who reads the value, as which of its inputs, where that is the only use; an output of the graph has another."""
+    """The only reader of the value and the index of the input, or None; a graph output counts as another reader."""
     uses = value.uses()
     return next(iter(uses)) if len(uses) == 1 and not value.is_graph_output() else None
 
 
 def only_reader(value: ir.Value) -> ir.Node | None:
-    """As `only_use`, without the place."""
+    """As `only_use`, without the index."""
     use = only_use(value)
     return None if use is None else use[0]
 
 
-def ends(value: ir.Value, hands_on: Callable[[ir.Node], bool]) -> list[tuple[ir.Node, int]]:
-    """Who reads the value, as which input, behind the nodes that only hand their first input on."""
-    found: list[tuple[ir.Node, int]] = []
+def final_readers(value: ir.Value, hands_on: Callable[[ir.Node], bool]) -> list[tuple[ir.Node, int]]:
+    """The readers of the value, each with the index of the input, looking through nodes that only hand their first
+    input on."""
+    readers: list[tuple[ir.Node, int]] = []
     waiting = [value]
     while waiting:
         for node, index in waiting.pop().uses():
             if index == 0 and hands_on(node):
                 waiting.append(node.outputs[0])
             else:
-                found.append((node, index))
-    return found
+                readers.append((node, index))
+    return readers
 
 
-# Of protobufs, before they are onnx_ir graphs.
+# For protobufs, before they are onnx_ir graphs.
 
 
 def proto_bodies(node: onnx.NodeProto) -> list[onnx.GraphProto]:
     """The graphs that are attributes of the node."""
-    found: list[onnx.GraphProto] = []
+    graphs: list[onnx.GraphProto] = []
     for attribute in node.attribute:
         if attribute.HasField("g"):
-            found.append(attribute.g)
-        found.extend(attribute.graphs)
-    return found
+            graphs.append(attribute.g)
+        graphs.extend(attribute.graphs)
+    return graphs
 
 
 def proto_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    """Each node, followed by those inside it."""
+    """Each node, followed by the nodes of its bodies."""
     for node in nodes:
         yield node
         for body in proto_bodies(node):

@@ -8,7 +8,7 @@ from typing import TypeVar, cast
 import numpy as np
 import onnx_ir as ir
 
-from archipel.autodiff.activity import influencing
+from archipel.autodiff.activity import influencing_values
 from archipel.bundle.roles import (
     DType,
     Example,
@@ -105,7 +105,7 @@ class Assembly:
 
     def leave_idle(self) -> None:
         """Let parameters that the output does not depend on stay as they are, as PyTorch does, weight decay or not."""
-        reached = influencing(self.graph, [self.output])
+        reached = influencing_values(self.graph, [self.output])
         idle = [value for value in self.parameters if value not in reached]
         if len(idle) == len(self.parameters):
             names = [value.name for value in idle]

@@ -7,7 +7,7 @@ from typing import Literal, get_args
 import numpy as np
 import onnx_ir as ir
 
-from archipel.autodiff.rules.normalization import EPSILON, trained
+from archipel.autodiff.rules.normalization import EPSILON, normalize_batch
 from archipel.errors import TrainingError
 from archipel.graph.model import Model
 from archipel.graph.parameters import statistics
@@ -63,7 +63,7 @@ def track(work: Assembly) -> list[Average]:
             raise TrainingError(f"BatchNormalization {node.name!r} has no scale or bias")
         momentum = node.attributes.get_float("momentum", _MOMENTUM)
         with op.after(node), op.scope(str(node.name)):
-            y, batch = trained(op, source, scale, bias, node.attributes.get_float("epsilon", EPSILON))
+            y, batch = normalize_batch(op, source, scale, bias, node.attributes.get_float("epsilon", EPSILON))
             count = _elements(work, source, dtype_of(batch.var))
             unbiased = op.Mul(batch.var, op.Div(count, op.Max(op.Sub(count, 1.0), 1.0)))
             if _may_be_one(source):

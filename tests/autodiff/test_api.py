@@ -269,7 +269,7 @@ def test_names_are_strings() -> None:
             '<ir_version: 10, opset_import: ["" : 21]> agraph (float x) => (float y) { y = Exp (x) }'
         )
     )
-    with pytest.raises(AutodiffError, match=r"of=\['y'\]: a gradient is of one value"):
+    with pytest.raises(AutodiffError, match=r"of=\['y'\]: gradient takes the name of one value"):
         autodiff.gradient(model, of=["y"], wrt=["x"])  # type: ignore[arg-type]
     with pytest.raises(AutodiffError, match="wrt holds 0; expected names"):
         autodiff.gradient(model, of="y", wrt=[0])  # type: ignore[list-item]

@@ -50,7 +50,7 @@ def test_scan_carries_and_emits(reverse: bool) -> None:
 def test_scan_that_changes_what_it_carries() -> None:
     model = Model.from_proto(onnx.parser.parse_model(SEQUENCE))
     x, h, _ = model.ir.graph.inputs
-    with pytest.raises(GraphError, match=r"carried .* is FLOAT\['n', 3\], the body made it FLOAT\[3\]"):
+    with pytest.raises(GraphError, match=r"carried .* is FLOAT\['n', 3\], the body returns FLOAT\[3\]"):
         scan(Builder(model.ir.graph), lambda op, s, i: ([op.ReduceSum(s[0], [0], keepdims=0)], []), [h], [x])
-    with pytest.raises(GraphError, match="1 values are carried, the body returned 0"):
+    with pytest.raises(GraphError, match="1 values are carried, the body returns 0"):
         scan(Builder(model.ir.graph), lambda op, s, i: ([], []), [h], [x])

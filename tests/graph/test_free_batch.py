@@ -47,7 +47,7 @@ FREED = {
 KEPT = {
     "picks the first": (
         """g (float[1, 3] x) => (float[3] y) <int64 i = {0}> { y = Gather <axis = 0> (x, i) }""",
-        r"Gather '.*' takes the batch out|Gather '.*' gives",
+        r"Gather '.*' removes the batch axis|Gather '.*' gives",
     ),
     "mean over the batch": (
         """g (float[1, 3] x) => (float[1, 3] y) <int64[1] a = {0}> {
@@ -60,17 +60,17 @@ KEPT = {
     ),
     "the batch merged into the output": (
         """g (float[1, 3] x) => (float[3] y) <int64[1] t = {3}> { y = Reshape (x, t) }""",
-        "the output 'y' merges the batch with others: its first axis is 3",
+        "the output 'y' merges the batch with other axes: its first is 3",
     ),
     "a loop": (
         """g (float[1, 3] x) => (float[1, 3] y) <int64 n = {2}, bool c = {1}> {
             y = Loop (n, c, x) <body = b (int64 i, bool cc, float[1, 3] v) => (bool co, float[1, 3] w) {
                 co = Identity (cc)  w = Add (v, v) }> }""",
-        r"Loop '.*' has a body that the batch runs through",
+        r"Loop '.*' has a body that reads values with the batch",
     ),
     "another free size": (
         """g (float[1, n] x) => (float[1, n] y) { y = Neg (x) }""",
-        r"input 'x' has sizes that show at run time only",
+        r"input 'x' has sizes that are known at run time only",
     ),
 }
 

@@ -179,7 +179,7 @@ def test_what_cannot_be_compared_is_said(tmp_path: Path) -> None:
     assert report is not None
     assert report.deviation is None
     assert "not compared with its source: RandomNormalLike '" in report.notes[0]
-    assert "gives other numbers each time" in report.notes[0]
+    assert "draws other numbers in each run" in report.notes[0]
 
 
 def test_an_import_that_differs_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

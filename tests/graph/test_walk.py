@@ -78,12 +78,12 @@ def test_dependencies_have_what_bodies_capture(graph: ir.Graph) -> None:
     assert names(walk.dependencies(node(graph, "b"))) == ["c", "a", "w", "v", "d", "a"]
     assert names(walk.dependencies(node(graph, "e"))) == ["d", "a", "q", "q"]
     assert names(walk.dependencies(node(graph, "free"))) == ["k", "k"]
-    assert names(walk.captured(walk.bodies(node(graph, "b"))[1])) == ["v", "d", "a"]
+    assert names(walk.captured_values(walk.bodies(node(graph, "b"))[1])) == ["v", "d", "a"]
 
 
 def test_a_body_whose_output_is_a_value_outside_captures_it() -> None:
     outside = ir.Value(name="outside")
-    assert walk.captured(ir.Graph([], [outside], nodes=[], name="bare")) == [outside]
+    assert walk.captured_values(ir.Graph([], [outside], nodes=[], name="bare")) == [outside]
 
 
 def test_an_input_left_out_is_no_dependency() -> None:
@@ -113,15 +113,15 @@ def test_backwards(graph: ir.Graph) -> None:
     assert to("a", "free") == {"a", "x", "free", "k", "w"}
 
 
-def test_computable_of_what_is_given_alone(graph: ir.Graph) -> None:
+def test_computable_values_of_what_is_given_alone(graph: ir.Graph) -> None:
     def of(*given: str) -> set[str | None]:
-        return set(names(walk.computable(graph, [value(graph, name) for name in given])))
+        return set(names(walk.computable_values(graph, [value(graph, name) for name in given])))
 
     assert of("w", "v") == {"w", "v", "k", "free"}
     assert of("x", "c", "d") == {"x", "c", "d", "a"}
     assert of("a", "c", "d", "w", "v") == {"a", "c", "d", "w", "v", "b", "s", "y", "k", "free"}
     without = (node for node in graph if node.op_type != "Sqrt")
-    assert set(names(walk.computable(without, graph.initializers.values()))) == {"w", "v"}
+    assert set(names(walk.computable_values(without, graph.initializers.values()))) == {"w", "v"}
 
 
 def test_last_readers(graph: ir.Graph) -> None:
@@ -154,10 +154,10 @@ def test_along_a_chain() -> None:
     def moves(node: ir.Node) -> bool:
         return node.op_type in ("Identity", "Transpose", "Reshape")
 
-    found = walk.ends(value(graph, "a"), moves)
+    found = walk.final_readers(value(graph, "a"), moves)
     assert sorted((str(node.outputs[0].name), index) for node, index in found) == [("y", 0), ("z", 1)]
     # As its second input a Reshape hands nothing on.
-    assert [(node.outputs[0].name, index) for node, index in walk.ends(value(graph, "s"), moves)] == [("d", 1)]
+    assert [(node.outputs[0].name, index) for node, index in walk.final_readers(value(graph, "s"), moves)] == [("d", 1)]
 
 
 def test_the_only_reader() -> None:

@@ -13,7 +13,7 @@ import onnx
 from backend_cases import CONSTANTS, Result, check, qualifying
 
 from archipel.autodiff import RULES
-from archipel.autodiff.registry import where
+from archipel.autodiff.registry import source_file
 from archipel.graph.opset import OPSET
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "operators.md"
@@ -67,7 +67,7 @@ def results(per_operator: int = sys.maxsize) -> tuple[Result, ...]:
 
 def rules() -> dict[str, str]:
     """Standard operators with a rule -> its file."""
-    return {op_type: Path(where(rule)).name for (domain, op_type), rule in RULES.items() if domain == ""}
+    return {op_type: Path(source_file(rule)).name for (domain, op_type), rule in RULES.items() if domain == ""}
 
 
 def page(found: Iterable[Result]) -> str:

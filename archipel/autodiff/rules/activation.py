@@ -1,4 +1,5 @@
-"""Activation functions. At a kink each takes the derivative that PyTorch takes."""
+"""Activation functions: dx = g f'(x), with g the cotangent of y = f(x). The formulas below are f'(x), at kinks that of
+PyTorch, and written with y where possible, which is there already."""
 
 from __future__ import annotations
 
@@ -14,8 +15,9 @@ from archipel.graph.shapes import dtype_of
 
 @rule("", "Relu")
 def relu(ctx: RuleContext) -> Gradients:
-    """The derivative at 0 is 0."""
+    """1 where x > 0, else 0, also at 0."""
     op, y = ctx.op, ctx.output
+    # y is 0 exactly where the derivative is, so x need not be kept in memory for this.
     # Float -> bool -> float is the fastest 0/1 mask on ONNX Runtime: faster than Sign, much faster than Where.
     mask = op.Cast(op.Cast(y, to=int(ir.DataType.BOOL)), to=int(dtype_of(y)))
     return [op.Mul(ctx.cotangent, mask)]
@@ -23,16 +25,17 @@ def relu(ctx: RuleContext) -> Gradients:
 
 @rule("", "LeakyRelu")
 def leaky_relu(ctx: RuleContext) -> Gradients:
-    """The derivative at 0 is alpha."""
+    """1 where x > 0, else alpha, also at 0."""
     return [ctx.op.Mul(ctx.cotangent, _step(ctx.op, ctx.input(0), ctx.attribute("alpha", 0.01), 1.0))]
 
 
 @rule("", "PRelu")
 def prelu(ctx: RuleContext) -> Gradients:
-    """The derivative at 0 is the slope."""
+    """dx = g (1 where x > 0, else the slope, also at 0); dslope = g min(x, 0)."""
     op, g, x, slope = ctx.op, ctx.cotangent, ctx.input(0), ctx.input(1)
     grad_x = grad_slope = None
     if ctx.wants(0):
+        # p + (1 - p) slope with p = [x > 0], written so that the subtraction is over the few slopes only.
         grad_x = op.Mul(g, op.Add(op.Mul(_positive(op, x), op.Sub(1.0, slope)), slope))
     if ctx.wants(1):
         grad_slope = op.sum_to(op.Mul(g, _negative_part(op, x)), slope)
@@ -41,15 +44,15 @@ def prelu(ctx: RuleContext) -> Gradients:
 
 @rule("", "Elu")
 def elu(ctx: RuleContext) -> Gradients:
-    """The derivative at 0 is alpha."""
+    """y = alpha (exp x - 1) where x <= 0: 1 where x > 0, else alpha exp x; alpha at 0."""
     op, x, alpha = ctx.op, ctx.input(0), ctx.attribute("alpha", 1.0)
-    slope = op.Exp(_negative_part(op, x))
+    slope = op.Exp(_negative_part(op, x))  # exp 0 = 1 where x is positive; exp x alone could overflow there
     return [op.Mul(ctx.cotangent, slope if alpha == 1.0 else op.Mul(slope, _step(op, x, alpha, 1.0)))]
 
 
 @rule("", "Selu")
 def selu(ctx: RuleContext) -> Gradients:
-    """The derivative at 0 is gamma * alpha."""
+    """gamma where x > 0, else gamma alpha exp x (Klambauer et al. 2017); gamma alpha at 0."""
     op, x = ctx.op, ctx.input(0)
     alpha, gamma = ctx.attribute("alpha", 1.67326319217681884765625), ctx.attribute("gamma", 1.05070102214813232421875)
     slope = op.Mul(op.Exp(_negative_part(op, x)), _step(op, x, alpha * gamma, gamma))
@@ -58,24 +61,28 @@ def selu(ctx: RuleContext) -> Gradients:
 
 @rule("", "Celu")
 def celu(ctx: RuleContext) -> Gradients:
+    """exp(min(x, 0) / alpha) (Barron 2017): 1 where x >= 0."""
     op, x = ctx.op, ctx.input(0)
     return [op.Mul(ctx.cotangent, op.Exp(op.Div(_negative_part(op, x), ctx.attribute("alpha", 1.0))))]
 
 
 @rule("", "Sigmoid")
 def sigmoid(ctx: RuleContext) -> Gradients:
+    """y (1 - y)."""
     op, y = ctx.op, ctx.output
     return [op.Mul(ctx.cotangent, op.Sub(y, op.Mul(y, y)))]
 
 
 @rule("", "Tanh")
 def tanh(ctx: RuleContext) -> Gradients:
+    """1 - y^2."""
     op, y = ctx.op, ctx.output
     return [op.Mul(ctx.cotangent, op.Sub(1.0, op.Mul(y, y)))]
 
 
 @rule("", "Softplus")
 def softplus(ctx: RuleContext) -> Gradients:
+    """y = log(1 + exp x): sigmoid x."""
     return [ctx.op.Mul(ctx.cotangent, ctx.op.Sigmoid(ctx.input(0)))]
 
 
@@ -98,13 +105,15 @@ def mish(ctx: RuleContext) -> Gradients:
 
 @rule("", "Gelu")
 def gelu(ctx: RuleContext) -> Gradients:
-    """y = x P(x), with P the normal distribution or its approximation by tanh (Hendrycks and Gimpel 2016)."""
+    """y = x P(x): P(x) + x P'(x), with P the distribution function of the standard normal or its approximation by tanh
+    (Hendrycks and Gimpel 2016)."""
     op, x = ctx.op, ctx.input(0)
     slope = _gelu_tanh(op, x, ctx.output) if ctx.attribute("approximate", "none") == "tanh" else _gelu_erf(op, x)
     return [op.Mul(ctx.cotangent, slope)]
 
 
 def _gelu_erf(op: Builder, x: ir.Value) -> ir.Value:
+    """(1 + erf(x / sqrt 2)) / 2 + x exp(-x^2 / 2) / sqrt(2 pi)."""
     scaled = op.Mul(x, math.sqrt(0.5))
     below = op.Mul(op.Add(op.Erf(scaled), 1.0), 0.5)
     bell = op.Exp(op.Neg(op.Mul(scaled, scaled)))
@@ -122,7 +131,7 @@ def _gelu_tanh(op: Builder, x: ir.Value, y: ir.Value) -> ir.Value:
 
 @rule("", "HardSigmoid")
 def hard_sigmoid(ctx: RuleContext) -> Gradients:
-    """The derivative at both kinks is 0."""
+    """y = max(0, min(1, alpha x + beta)): alpha where 0 < y < 1, else 0, also at both kinks."""
     op, y = ctx.op, ctx.output
     inside = op.Cast(op.And(op.Greater(y, 0.0), op.Less(y, 1.0)), to=int(dtype_of(y)))
     return [op.Mul(ctx.cotangent, op.Mul(inside, ctx.attribute("alpha", 0.2)))]
@@ -130,7 +139,8 @@ def hard_sigmoid(ctx: RuleContext) -> Gradients:
 
 @rule("", "HardSwish")
 def hard_swish(ctx: RuleContext) -> Gradients:
-    """y = x h(x), h the HardSigmoid with alpha = 1/6. The derivative at -3 is 0 and at 3 it is 1."""
+    """y = x h(x), h the HardSigmoid with alpha = 1/6, beta = 1/2: h(x) + x h'(x), with h' = 0 at both kinks: 0 at -3,
+    1 at 3."""
     op, x = ctx.op, ctx.input(0)
     inside = op.Cast(op.Less(op.Abs(x), 3.0), to=int(dtype_of(x)))
     slope = op.Add(op.HardSigmoid(x, alpha=1 / 6, beta=0.5), op.Mul(op.Mul(x, inside), 1 / 6))
@@ -149,6 +159,7 @@ def _negative_part(op: Builder, x: ir.Value) -> ir.Value:
 def _step(op: Builder, x: ir.Value, below: float, above: float) -> ir.Value:
     """`above` where x > 0, else `below`."""
     mask = _positive(op, x)
+    # The usual case takes one node after the mask instead of two: Clip lifts 0 to `below` and leaves 1.
     if above == 1.0 and 0.0 <= below <= 1.0:
         return op.Clip(mask, below, 1.0)
     return op.Add(op.Mul(mask, above - below), below)

@@ -10,11 +10,18 @@ import onnx_ir as ir
 from archipel.autodiff.context import RuleContext
 from archipel.autodiff.registry import Gradients, rule
 from archipel.autodiff.rules.correlation import weight_gradient
-from archipel.autodiff.rules.windows import LAST, Window, halves, mirrored, sliding, transposed
+from archipel.autodiff.rules.windows import (
+    LAST,
+    Window,
+    mirror_kernel,
+    sliding_window,
+    split_padding,
+    transpose_convolution,
+)
 from archipel.graph.build import Builder
 from archipel.graph.shapes import Dim, dims, static_size
 
-# ONNX Runtime copies windows row by row: rows shorter than this cost more in calls than in elements.
+# ONNX Runtime copies windows row by row: for rows shorter than this the calls cost more than the elements.
 _NARROW = 8
 _SWAP = "nchw->ncwh"
 
@@ -22,17 +29,21 @@ _SWAP = "nchw->ncwh"
 @rule("", "Conv")
 def conv(ctx: RuleContext) -> Gradients:
     """X [batch, channels, *spatial], W [filters, channels / group, *kernel], B [filters]: strides, dilations, pads,
-    auto_pad, group (ONNX Conv-11)."""
+    auto_pad, group (ONNX Conv-11).
+
+    Y is linear in X and in W: dX is the adjoint of the convolution, dW the correlation of X with g, dB the sum of g.
+    """
     op, g, w = ctx.op, ctx.cotangent, ctx.input(1)
     filters, per_group, kernel = _weight_shape(ctx)
     group = ctx.attribute("group", 1)
-    window, x, cut = sliding(ctx, kernel)
+    window, x, cut = sliding_window(ctx, kernel)
     grad_x = grad_w = None
     if ctx.wants(0):
         grad_x = cut(_input_gradient(op, g, x, w, window, group, filters, per_group))
     if ctx.wants(1):
         grad_w = weight_gradient(op, g, x, window, group, filters, per_group)
-        if x is ctx.input(0) and _lies_flat(dims(g), window, group, per_group):
+        if x is ctx.input(0) and _has_short_rows(dims(g), window, group, per_group):
+            # The forward pass gains from exchanged axes as well.
             with op.after(ctx.node):
                 ctx.replace(_convolve(op, x, w, ctx.optional(2), window, group, dims(ctx.output)))
     return [grad_x, grad_w, _bias_gradient(ctx, g)]
@@ -41,14 +52,18 @@ def conv(ctx: RuleContext) -> Gradients:
 @rule("", "ConvTranspose")
 def conv_transpose(ctx: RuleContext) -> Gradients:
     """X [batch, channels, *spatial], W [channels, filters / group, *kernel], B [filters]: strides, dilations, pads,
-    output_padding, output_shape, auto_pad, group (ONNX ConvTranspose-11). The adjoint of a Conv that takes Y to X."""
+    output_padding, output_shape, auto_pad, group (ONNX ConvTranspose-11).
+
+    It is the adjoint of a Conv that takes Y to X: dX is that Conv of g, and dW that Conv's weight gradient, with input
+    and cotangent exchanged.
+    """
     op, g, x, w = ctx.op, ctx.cotangent, ctx.input(0), ctx.input(1)
     channels, per_group, kernel = _weight_shape(ctx)
     group = ctx.attribute("group", 1)
     window = _transposed_window(ctx, kernel)
     spare = [-min(after, 0) for after in window.after]
     if any(spare):
-        # Behind the last window lies nothing but output_padding: no element of X has reached it.
+        # The last elements of Y are output_padding that no element of X reaches: their cotangents go nowhere.
         n = len(spare)
         g = op.Slice(g, [0] * n, [-s if s else LAST for s in spare], list(range(2, n + 2)))
         window = replace(window, after=tuple(max(after, 0) for after in window.after))
@@ -75,64 +90,65 @@ def _bias_gradient(ctx: RuleContext, g: ir.Value) -> ir.Value | None:
 
 
 def _transposed_window(ctx: RuleContext, kernel: Sequence[Dim]) -> Window:
-    """The window that slides over Y; where output_padding lies behind the last one, `after` is negative."""
+    """The window that slides over Y; `after` is negative where output_padding reaches beyond the last window."""
     window = Window.of(ctx, kernel)
     n = len(kernel)
     extra = ctx.attribute("output_padding", None) or [0] * n
     shape = ctx.attribute("output_shape", None)
     mode = ctx.attribute("auto_pad", "NOTSET")
-    # What X reaches without padding is stride * (size - 1) + extent.
+    # Without padding Y has stride * (size - 1) + extent elements for `size` elements of X; padding cuts some off.
     sizes = dims(ctx.input(0))[2:]
     if shape:
         if not all(isinstance(size, int) for size in sizes):
             ctx.refuse("output_shape", f"the padding depends on spatial sizes that are not fixed: {list(sizes)}")
         full = [s * (size - 1) + e for s, size, e in zip(window.strides, sizes, window.extent) if isinstance(size, int)]
         shape = shape[-n:]
-        before, _ = halves([max(f + o - y, 0) for f, o, y in zip(full, extra, shape)], mode == "SAME_UPPER")
+        before, _ = split_padding([max(f + o - y, 0) for f, o, y in zip(full, extra, shape)], mode == "SAME_UPPER")
         return window.padded(before, [f - b - y for f, b, y in zip(full, before, shape)])
     before, after = window.before, window.after
     if mode in ("SAME_UPPER", "SAME_LOWER"):
         totals = [max(e + o - s, 0) for e, o, s in zip(window.extent, extra, window.strides)]
-        before, after = halves(totals, mode == "SAME_UPPER")
+        before, after = split_padding(totals, mode == "SAME_UPPER")
     return window.padded(before, [a - o for a, o in zip(after, extra)])
 
 
 def _input_gradient(
     op: Builder, g: ir.Value, x: ir.Value, w: ir.Value, window: Window, group: int, filters: int, per_group: int
 ) -> ir.Value:
-    """At stride 1 a Conv with the flipped kernel, else ConvTranspose.
+    """At stride 1 a Conv of g with the mirrored kernel, else ConvTranspose; both are the adjoint.
 
-    Conv unfolds g, ConvTranspose folds what reaches X. The latter is less where X has fewer channels or g fewer
-    positions.
+    Conv unfolds g into windows, ConvTranspose folds windows of X's gradient. The latter copies less where X has fewer
+    channels than g or g fewer positions.
     """
     before = [extent - 1 - pad for extent, pad in zip(window.extent, window.before)]
     after = [extent - 1 - pad for extent, pad in zip(window.extent, window.after)]
     have, want = static_size(dims(x)[2:]), static_size(dims(g)[2:])
+    # 1.25 was found by trial: up to there g has about as many positions as X.
     alike = have is None or want is None or have <= 1.25 * want
     dense = filters // group <= per_group and alike
     if set(window.strides) != {1} or min(*before, *after) < 0 or not (dense or window.size == 1):
-        return transposed(op, g, w, x, window, group)
-    kernel = mirrored(op, w, group, filters, per_group, window.kernel)
+        return transpose_convolution(op, g, w, x, window, group)
+    kernel = mirror_kernel(op, w, group, filters, per_group, window.kernel)
     return _convolve(op, g, kernel, None, window.padded(before, after), group, dims(x))
 
 
 def _convolve(
     op: Builder, x: ir.Value, w: ir.Value, b: ir.Value | None, window: Window, group: int, shape: Sequence[Dim]
 ) -> ir.Value:
-    """Conv with an output of this shape; a depthwise one with short rows goes along the columns."""
-    if not _lies_flat(shape, window, group, dims(w)[1]):
+    """Conv with an output of this shape; a depthwise one with short rows and long columns works with both exchanged."""
+    if not _has_short_rows(shape, window, group, dims(w)[1]):
         result = op.Conv(x, w, b, group=group, **window.attributes)
     else:
-        turned = Window(*(part[::-1] for part in astuple(window)))
-        # Einsum and not Transpose, which takes many times longer here with several threads: benchmarks/traps.py.
+        turned = Window(*(part[::-1] for part in astuple(window)))  # height and width exchanged in every field
+        # Einsum instead of Transpose, which takes many times longer here with several threads (benchmarks/traps.py).
         flat, upright = (op.Einsum(x, equation=_SWAP), op.swap_last(w))
         result = op.Einsum(op.Conv(flat, upright, b, group=group, **turned.attributes), equation=_SWAP)
     result.shape = ir.Shape(shape)
     return result
 
 
-def _lies_flat(shape: Sequence[Dim], window: Window, group: int, per_group: Dim) -> bool:
-    """Whether a depthwise Conv has an output [batch, channels, height, width] of short rows and long columns."""
+def _has_short_rows(shape: Sequence[Dim], window: Window, group: int, per_group: Dim) -> bool:
+    """Whether the Conv is depthwise with an output [batch, channels, height, width] of short rows and long columns."""
     if len(window.kernel) != 2 or window.size == 1 or group == 1 or per_group != 1:
         return False
     height, width = shape[2:]

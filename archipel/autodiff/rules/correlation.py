@@ -1,9 +1,9 @@
-"""The gradient of a convolution in its weight: each output gradient times the window it came from, summed.
+"""The gradient of a convolution in its weight: each output gradient times the window that it came from, summed.
 
-Which formulation is cheapest on ONNX Runtime's CPU build follows from the static shape. All windows laid out as one
-matrix (`_laid_out`) serve kernels with few elements a filter. One product per row of the kernel over shifted rows
-(`_shifted_rows`) copies less where a window has many elements. A depthwise convolution over short lines takes the
-diagonals of one product (`_diagonals`). The limits between them were found by trial on one machine;
+The static shape decides which formulation is cheapest on ONNX Runtime's CPU build. `_laid_out` copies all windows into
+one matrix (im2col), for kernels with few elements per filter. `_shifted_rows` makes one product per row of the kernel
+and copies less where a window has many elements. `_diagonals` multiplies whole lines, for depthwise convolutions
+over short ones, and sums diagonals of the products. The limits between them were found by trial on one machine;
 `benchmarks/step.py --profile` shows what a network's gradients cost on yours.
 """
 
@@ -19,9 +19,9 @@ from archipel.autodiff.rules.windows import LAST, Window, unfold
 from archipel.graph.build import Builder
 from archipel.graph.shapes import dims, dtype_of, fixed_sizes, static_size
 
-# With fewer rows than this in a window, laying out all of them is cheaper than one product per row of the kernel.
+# For windows of at most this many elements one matrix of all windows is cheaper than one product per row of the kernel.
 _FEW = 64
-# With longer lines there are too many products beside the diagonals.
+# For longer lines than this `_diagonals` computes too many products that lie on no diagonal.
 _LINE = 64
 
 
@@ -30,11 +30,12 @@ def weight_gradient(
 ) -> ir.Value:
     """x [batch, group * per_group, *spatial] and the output's gradient g [batch, filters, *output] ->
     [filters, per_group, *kernel]."""
+    # A kernel of one element at stride 1: the input is its own windows.
     if window.size == 1 and set(window.strides) == {1} and not any(window.pads):
         return _laid_out(op, g, x, window, group, filters, per_group)
     if per_group == 1 and filters == group and _short_lines(x, g):
         return _diagonals(op, g, x, window, group)
-    if _rows_shift(window) and per_group * window.size > _FEW:
+    if _rows_are_shifted(window) and per_group * window.size > _FEW:
         return _shifted_rows(op, g, x, window, group, filters, per_group)
     return _laid_out(op, g, unfold(op, x, window, group * per_group), window, group, filters, per_group)
 
@@ -44,8 +45,8 @@ def _laid_out(
 ) -> ir.Value:
     """From all windows, [batch, group * per_group * window.size, ...].
 
-    One product for each example, and a sum over these; or one for all, where the products have more elements than
-    their operands.
+    One product per example and a sum over the examples; or one product for all, where those per example would have more
+    elements than their operands (few positions, many filters).
     """
     rows, positions = per_group * window.size, static_size(dims(g)[2:])
     if group == 1 and positions is not None and positions * (rows + filters) < rows * filters:
@@ -57,12 +58,12 @@ def _laid_out(
 def _products(op: Builder, windows: ir.Value, rows: int, g: ir.Value, group: int, filters: int) -> ir.Value:
     """[group, rows, filters / group]: windows [batch, group * rows, ...] times g, over positions and batch.
 
-    Of the two g is mostly the smaller, so it is the one to transpose; ONNX Runtime does so while it multiplies.
+    g is transposed, as the smaller of the two in most cases; ONNX Runtime does so while it multiplies.
     """
     left = op.Reshape(windows, [0, group, rows, -1])
     right = op.Reshape(g, [0, group, filters // group, -1])
-    each = op.MatMul(left, op.swap_last(right))
-    return op.Squeeze(each, [0]) if dims(g)[0] == 1 else op.ReduceSum(each, [0], keepdims=0)
+    products = op.MatMul(left, op.swap_last(right))
+    return op.Squeeze(products, [0]) if dims(g)[0] == 1 else op.ReduceSum(products, [0], keepdims=0)
 
 
 def _channels_first(op: Builder, value: ir.Value, channels: int) -> ir.Value:
@@ -74,11 +75,13 @@ def _channels_first(op: Builder, value: ir.Value, channels: int) -> ir.Value:
 def _arrange(
     op: Builder, parts: Sequence[ir.Value], window: Window, group: int, filters: int, per_group: int
 ) -> ir.Value:
-    """One part per position in the kernel's first axis, or one for all, as the weight is laid out.
+    """The weight's layout from one part per position on the kernel's first axis, or from one part for all positions.
 
-    Joined so that one transpose of matrices is left: with more axes it takes ten times longer.
+    Each part is [group, per_group * its positions, filters / group]. Joined so that the only transpose left is one of
+    matrices: with more axes it takes ten times longer.
     """
     if len(parts) > 1:
+        # One line per input channel: the parts' positions follow each other inside it, as in the kernel.
         lines = [op.Reshape(part, [group * per_group, -1]) for part in parts]
         total = op.Concat(*lines, axis=1)
     else:
@@ -88,8 +91,9 @@ def _arrange(
     return op.Reshape(turned, [filters, per_group, *window.kernel])
 
 
-def _rows_shift(window: Window) -> bool:
-    """Whether windows one step further along the first axis are the same rows, one row further."""
+def _rows_are_shifted(window: Window) -> bool:
+    """Whether each kernel row along the first axis reads the input's rows at a fixed shift: stride 1, and padding that
+    a shift of the gradient can stand for."""
     inside = max(window.before[0], window.after[0]) < window.extent[0]
     return window.kernel[0] > 1 and window.strides[0] == 1 and inside
 
@@ -97,8 +101,10 @@ def _rows_shift(window: Window) -> bool:
 def _shifted_rows(
     op: Builder, g: ir.Value, x: ir.Value, window: Window, group: int, filters: int, per_group: int
 ) -> ir.Value:
-    """Unfold all axes but the first; along that one, shift the output's gradient: as many products, a fraction of the
-    copies."""
+    """Unfold all axes but the first, and shift the output's gradient along that one.
+
+    As many multiplications as `_laid_out`, but 1 / kernel[0] of the copies.
+    """
     n = len(window.kernel)
     row = Window(
         (1, *window.kernel[1:]),
@@ -109,6 +115,8 @@ def _shifted_rows(
     )
     plain = row.size == 1 and set(row.strides) == {1} and not any(row.pads)
     rows = x if plain else unfold(op, x, row, group * per_group)
+    # The kernel row at `shift` joins row r of the input with row r + before - shift of g. With
+    # reach - pad zeros on each side of g every shift is a slice as long as the input: no row is a special case.
     reach = window.extent[0] - 1
     rest = [0] * (n - 1)
     padded = op.Pad(g, [0, 0, reach - window.before[0], *rest, 0, 0, reach - window.after[0], *rest])
@@ -125,10 +133,13 @@ def _short_lines(x: ir.Value, g: ir.Value) -> bool:
 
 
 def _diagonals(op: Builder, g: ir.Value, x: ir.Value, window: Window, channels: int) -> ir.Value:
-    """Depthwise: for each position in the kernel but its last axis, all products of a line of g with the line of the
-    input that it meets, [channels, g's length, x's length]; the last axis of the kernel sums its diagonals."""
+    """Depthwise, with lines along the last axis. For each position on the kernel's other axes: the product of every
+    element of a line of g with every element of the input line that it meets, summed over batch and lines, [channels,
+    length of g, length of x]. Each position on the last axis is the sum of one diagonal of that.
+    """
     n = len(window.kernel)
     swap = [1, 0, *range(2, n + 2)]
+    # The last axis needs no padding: `_diagonal_sums` leaves out what lies outside the line.
     lines = [*window.before[:-1], 0, 0, 0, *window.after[:-1], 0]
     padded = op.Pad(x, [0, 0, *lines]) if any(lines) else x
     source = op.Transpose(padded, perm=swap)
@@ -139,18 +150,19 @@ def _diagonals(op: Builder, g: ir.Value, x: ir.Value, window: Window, channels: 
     for tap in itertools.product(*map(range, window.kernel[:-1])):
         starts = [t * d for t, d in zip(tap, window.dilations)]
         ends = [-(r - start) if r > start else LAST for r, start in zip(reach, starts)]
+        # The lines that this position of the kernel reads: every stride-th from its start on.
         met = source
         if any(reach) or set(window.strides[:-1]) - {1}:
             met = op.Slice(source, starts, ends, list(range(2, n + 1)), list(window.strides[:-1]))
         products = op.MatMul(turned, op.Reshape(met, [channels, -1, size]))
         parts.append(op.Reshape(products, [channels, 1, -1]))
-    together = op.Concat(*parts, axis=1) if len(parts) > 1 else parts[0]
-    total = op.MatMul(together, _diagonal_sums(window, size, length).astype(dtype_of(x).numpy()))
+    stacked = op.Concat(*parts, axis=1) if len(parts) > 1 else parts[0]
+    total = op.MatMul(stacked, _diagonal_sums(window, size, length).astype(dtype_of(x).numpy()))
     return op.Reshape(total, [channels, 1, *window.kernel])
 
 
 def _diagonal_sums(window: Window, size: int, length: int) -> np.ndarray:
-    """[length * size, kernel's last axis]: 1 where that position of the kernel joins the two elements."""
+    """[length * size, kernel's last axis]: 1 where the output element reads the input element at that position."""
     stride, step, before = window.strides[-1], window.dilations[-1], window.before[-1]
     out, place = np.mgrid[:length, :size]
     joined = [(place == out * stride + tap * step - before).reshape(-1) for tap in range(window.kernel[-1])]

@@ -1,4 +1,4 @@
-"""Einstein sums: the gradient of each operand is one, too."""
+"""Einstein sums. The gradient of each operand is an Einstein sum of the cotangent and the other operands."""
 
 from __future__ import annotations
 
@@ -15,16 +15,19 @@ from archipel.graph.build import Builder
 from archipel.graph.shapes import Dim, dims, rank, same_shape
 
 Label = str | int
-"""Of an axis: a letter of the equation; for those of an ellipsis the place counted from its end, -1 the last."""
+"""Of an axis: a letter of the equation; for an axis of an ellipsis its position counted from the end, -1 the last."""
 
 Factor = tuple[ir.Value, list[Label], Sequence[Dim]]
-"""An operand, the labels and the sizes of its axes."""
+"""An operand, the labels of its axes, and their sizes."""
 
 
 @rule("", "Einsum")
 def einsum(ctx: RuleContext) -> Gradients:
-    """Every equation of ONNX Einsum-12: implicit output, ellipses, a label twice in one operand, labels of one operand
-    that are summed, sizes of 1 that are repeated."""
+    """Y = sum of products of operands: dX is the cotangent times the other operands, summed over what X lacks.
+
+    Every equation of ONNX Einsum-12: implicit output, ellipses, a label twice in one operand (a diagonal), labels of
+    one operand only that are summed, sizes of 1 that broadcast.
+    """
     values = [ctx.input(i) for i in range(len(ctx.inputs))]
     terms, output = _parse(ctx.attribute("equation", ""), [rank(value) for value in values])
     operands = [(value, term, dims(value)) for value, term in zip(values, terms)]
@@ -42,6 +45,7 @@ def _parse(equation: str, ranks: Sequence[int]) -> tuple[list[list[Label]], list
     widest = max(sum(isinstance(label, int) for label in term) for term in terms)
     if arrow:
         return terms, _labels(right, widest)
+    # Without an arrow the output has the ellipsis, then the letters that occur once, sorted.
     count = Counter(label for term in terms for label in term)
     once = sorted(label for label, times in count.items() if isinstance(label, str) and times == 1)
     return terms, [*range(-widest, 0), *once]
@@ -53,12 +57,12 @@ def _labels(term: str, covered: int) -> list[Label]:
 
 
 def _size(label: Label, factors: Sequence[Factor]) -> Dim:
-    """What the sizes of this label's axes broadcast to; None if that is not known, 1 if there is no such axis."""
-    found = {size for _, labels, sizes in factors for name, size in zip(labels, sizes) if name == label} - {1}
-    fixed = [size for size in found if isinstance(size, int)]
+    """The size that this label's axes broadcast to; None if it is not known, 1 if no axis has the label."""
+    known = {size for _, labels, sizes in factors for name, size in zip(labels, sizes) if name == label} - {1}
+    fixed = [size for size in known if isinstance(size, int)]
     if fixed:
         return fixed[0]
-    return found.pop() if len(found) == 1 else None if found else 1
+    return known.pop() if len(known) == 1 else None if known else 1
 
 
 def _gradient(ctx: RuleContext, operand: Factor, factors: list[Factor]) -> ir.Value:
@@ -67,31 +71,36 @@ def _gradient(ctx: RuleContext, operand: Factor, factors: list[Factor]) -> ir.Va
     target: list[Label] = []
     for axis, label in enumerate(labels):
         if label in target:
-            # Off the diagonal the gradient is zero: a label of its own, tied to the first by an identity matrix.
+            # The operand's diagonal was read, so off it the gradient is 0: the second axis gets a label of its own and
+            # an identity matrix as a factor that joins it with the first.
             twin = f"{label}{axis}"
             factors = [*factors, (_identity(op, x, axis), [label, twin], [own[axis]] * 2)]
             label = twin
         target.append(label)
+    # Not in the product: axes that no other factor has (summed in X, so the gradient is constant along them), and axes
+    # of size 1 that were broadcast (they are summed over). Both come back with size 1; Expand repeats the first kind.
     present = {label for _, names, _ in factors for label in names}
     kept = [label for label, size in zip(target, own) if label in present and (size != 1 or _size(label, factors) == 1)]
-    found = _product(ctx, factors, kept)
+    result = _product(ctx, factors, kept)
     missing = [axis for axis, label in enumerate(target) if label not in kept]
     if missing:
-        found = op.Unsqueeze(found, missing)
+        result = op.Unsqueeze(result, missing)
     sizes = {label: _size(label, factors) for label in kept}
-    # Only what an ellipsis covers broadcasts; a letter has one size, where it does not show otherwise.
+    # The shape of the result, for `sum_to`. A letter has the operand's own size unless it is 1 here: only axes of an
+    # ellipsis may broadcast.
     shape = [
         size if isinstance(label, str) and sizes.get(label, 1) != 1 else sizes.get(label, 1)
         for label, size in zip(target, own)
     ]
     if not same_shape(shape, own):
-        found = op.Expand(found, op.shape_of(x))
-        shape = [_size("", [(found, [""], [have]), (x, [""], [want])]) for have, want in zip(shape, own)]
-    found.shape = ir.Shape(shape)
-    return op.sum_to(found, x)
+        result = op.Expand(result, op.shape_of(x))
+        shape = [_size("", [(result, [""], [have]), (x, [""], [want])]) for have, want in zip(shape, own)]
+    result.shape = ir.Shape(shape)
+    return op.sum_to(result, x)
 
 
 def _product(ctx: RuleContext, factors: Sequence[Factor], output: list[Label]) -> ir.Value:
+    """The Einsum of the factors with this output; labels of any kind become letters."""
     if len(factors) == 1 and factors[0][1] == output:
         return ctx.op.Identity(factors[0][0])
     names = list(dict.fromkeys(label for _, labels, _ in factors for label in labels))
@@ -103,7 +112,8 @@ def _product(ctx: RuleContext, factors: Sequence[Factor], output: list[Label]) -
 
 
 def _identity(op: Builder, x: ir.Value, axis: int) -> ir.Value:
+    """The identity matrix of the size of one axis of `x`, in its type."""
     size = dims(x)[axis]
-    once = op.Shape(x, start=axis, end=axis + 1)
-    shape = op.constant([size, size]) if isinstance(size, int) else op.Concat(once, once, axis=0)
+    length = op.Shape(x, start=axis, end=axis + 1)
+    shape = op.constant([size, size]) if isinstance(size, int) else op.Concat(length, length, axis=0)
     return op.EyeLike(zeros(op, shape, x))

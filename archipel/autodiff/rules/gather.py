@@ -1,4 +1,4 @@
-"""Reading at indices: the adjoint adds at the same indices. Writing at indices: the adjoint reads there."""
+"""Reading at indices, whose adjoint adds at the same indices, and writing at indices, whose adjoint reads there."""
 
 from __future__ import annotations
 
@@ -16,16 +16,21 @@ from archipel.graph.shapes import constant_array, dims, dtype_of, is_static, ran
 
 @rule("", "Gather")
 def gather(ctx: RuleContext) -> Gradients:
-    """Any axis, indices of any rank. Rows are added along axis 0 (ScatterND adds whole rows: up to 7 times faster than
-    ScatterElements); another axis comes to the front for it. One fixed index: zeros around the cotangent."""
+    """ddata is 0, with each row of g added at the index that it was read from; any axis, indices of any rank (ONNX
+    Gather-13).
+
+    ScatterND adds whole rows along axis 0, up to 7 times faster than ScatterElements; another axis is moved to the
+    front for that. For one fixed index the gradient is g with zeros around it.
+    """
     op, g, data, indices = ctx.op, ctx.cotangent, ctx.input(0), ctx.input(1)
     axis, n, lead = ctx.attribute("axis", 0) % rank(data), rank(data), rank(indices)
     known = constant_array(indices)
     if known is not None and known.size == 1:
-        return [_at_one(op, g, data, axis, int(known.item()))]
+        return [_place_at_one(op, g, data, axis, int(known.item()))]
     rows = op.Unsqueeze(int64(op, indices), [-1])
     if axis == 0:
         return [op.ScatterND(op.full_like(data, 0.0), rows, g, reduction="add")]
+    # `order` brings the axis to the front; in g the `lead` axes of the indices are in its place.
     order = [axis, *range(axis), *range(axis + 1, n)]
     shape = dims(data)
     first = op.Transpose(g, perm=[*range(axis, axis + lead), *range(axis), *range(axis + lead, rank(g))])
@@ -37,8 +42,10 @@ def gather(ctx: RuleContext) -> Gradients:
     return [op.Transpose(total, perm=[order.index(i) for i in range(n)])]
 
 
-def _at_one(op: Builder, g: ir.Value, data: ir.Value, axis: int, index: int) -> ir.Value:
+def _place_at_one(op: Builder, g: ir.Value, data: ir.Value, axis: int, index: int) -> ir.Value:
+    """The cotangent at one position of an axis, zeros elsewhere."""
     size = dims(data)[axis]
+    # The indices have `lead` axes, all of size 1; with exactly one axis in their place g fits the data.
     lead = rank(g) - rank(data) + 1
     if lead == 0:
         g = op.Unsqueeze(g, [axis])
@@ -52,13 +59,17 @@ def _at_one(op: Builder, g: ir.Value, data: ir.Value, axis: int, index: int) -> 
 
 @rule("", "GatherElements")
 def gather_elements(ctx: RuleContext) -> Gradients:
+    """ddata is 0, with each element of g added at its index (ONNX GatherElements-13)."""
     op, indices, axis = ctx.op, ctx.input(1), ctx.attribute("axis", 0)
     return [op.ScatterElements(op.full_like(ctx.input(0), 0.0), indices, ctx.cotangent, axis=axis, reduction="add")]
 
 
 @rule("", "GatherND")
 def gather_nd(ctx: RuleContext) -> Gradients:
-    """With batch_dims the position in the batch joins the indices (ONNX GatherND-13)."""
+    """ddata is 0, with each slice of g added at its index (ONNX GatherND-13).
+
+    ScatterND has no batch_dims, so the position on each batch axis is put in front of the index.
+    """
     op, data, indices = ctx.op, ctx.input(0), ctx.input(1)
     batch, n = ctx.attribute("batch_dims", 0), rank(indices)
     if batch:
@@ -90,18 +101,19 @@ def scatter_nd(ctx: RuleContext) -> Gradients:
     op, indices = ctx.op, ctx.input(1)
 
     def read(source: ir.Value) -> ir.Value:
-        found = op.GatherND(source, indices)
-        found.shape = ctx.input(2).shape
-        return found
+        elements = op.GatherND(source, indices)
+        elements.shape = ctx.input(2).shape
+        return elements
 
     return _scatter(ctx, read, lambda base, updates, how: op.ScatterND(base, indices, updates, reduction=how))
 
 
 def _scatter(ctx: RuleContext, read: Read, write: Write) -> Gradients:
-    """Gradients of data and updates; `read` takes what lies at the indices, `write` is the operator itself.
+    """Gradients of data and updates; `read` gathers at the indices, `write` is the operator itself (ONNX
+    ScatterElements-18, ScatterND-18).
 
-    Where several values share a maximum or minimum they share its gradient equally, as PyTorch's do. Without a
-    reduction, ONNX leaves it open which of several updates to one element counts.
+    Of n values that share a maximum or minimum each gets 1 / n of its gradient, as in PyTorch. Without a reduction ONNX
+    does not define which of several updates of one element counts.
     """
     op, g, data, updates = ctx.op, ctx.cotangent, ctx.input(0), ctx.input(2)
     how = ctx.attribute("reduction", "none")
@@ -109,7 +121,7 @@ def _scatter(ctx: RuleContext, read: Read, write: Write) -> Gradients:
     if how == "add":
         return [g, None, read(g) if ctx.wants(2) else None]
     if how == "none":
-        if ctx.wants(0):
+        if ctx.wants(0):  # elements that were overwritten have no influence
             grad_data = write(g, op.full_like(updates, 0.0), "none")
         return [grad_data, None, read(g) if ctx.wants(2) else None]
     dtype = int(dtype_of(data))
@@ -117,7 +129,8 @@ def _scatter(ctx: RuleContext, read: Read, write: Write) -> Gradients:
         if ctx.wants(0):
             grad_data = write(g, updates, "mul")
         if ctx.wants(2):
-            # The product of all the others is the whole without its zeros, over one's own, if no other one is zero.
+            # d element / d update is the product of its other factors. To never divide by 0: the whole product, with 1
+            # for each update that is 0, divided by this update (or that 1), and 0 if another update is 0.
             zero = op.Equal(updates, 0.0)
             nonzero = op.Where(zero, op.constant(1.0, data.dtype), updates)
             one = op.Cast(zero, to=dtype)
@@ -125,6 +138,7 @@ def _scatter(ctx: RuleContext, read: Read, write: Write) -> Gradients:
             product = op.Div(read(op.Mul(g, write(data, nonzero, "mul"))), nonzero)
             grad_updates = op.Mul(product, op.Cast(op.Equal(others, 0.0), to=dtype))
         return [grad_data, None, grad_updates]
+    # max and min: 1 for each value that is equal to the result, over how many there are.
     kept = op.Cast(op.Equal(data, ctx.output), to=dtype)
     taken = op.Cast(op.Equal(updates, read(ctx.output)), to=dtype)
     share = op.Div(g, write(kept, taken, "add"))
@@ -133,6 +147,6 @@ def _scatter(ctx: RuleContext, read: Read, write: Write) -> Gradients:
 
 @rule("", "TopK")
 def top_k(ctx: RuleContext) -> Gradients:
-    """The cotangent of the values goes where they came from; the indices have none."""
+    """The cotangent of each value goes to the index that it came from, which is the second output (ONNX TopK-11)."""
     base = ctx.op.full_like(ctx.input(0), 0.0)
     return [ctx.op.ScatterElements(base, ctx.outputs[1], ctx.cotangent, axis=ctx.attribute("axis", -1))]

@@ -1,4 +1,8 @@
-"""InstanceNormalization and GroupNormalization: rows of one example that are normalized on their own."""
+"""InstanceNormalization and GroupNormalization: each channel, or group of channels, of an example on its own.
+
+Reshaped to one example whose channels are all these rows, [1, batch * rows, elements], both are BatchNormalizations in
+training mode. (Ulyanov et al. 2016; Wu and He 2018.)
+"""
 
 from __future__ import annotations
 
@@ -6,25 +10,32 @@ import onnx_ir as ir
 
 from archipel.autodiff.context import RuleContext
 from archipel.autodiff.registry import Gradients, rule
-from archipel.autodiff.rules.normalization import EPSILON, HALVES, backward, cast, elements_per, fill, project, trained
+from archipel.autodiff.rules.normalization import (
+    EPSILON,
+    HALVES,
+    backward,
+    cast,
+    count_elements_per,
+    fill,
+    normalize_batch,
+    project,
+)
 from archipel.graph.build import Builder
 from archipel.graph.shapes import dims, dtype_of, fixed_sizes, is_static, rank
 
 
 @rule("", "InstanceNormalization")
 def instance_normalization(ctx: RuleContext) -> Gradients:
-    """input [batch, channels, *spatial], scale and B [channels] (ONNX InstanceNormalization-6).
-
-    BatchNormalization of one example whose channels are all the rows; it gives their statistics along.
-    """
+    """input [batch, channels, *spatial], scale and B [channels] (ONNX InstanceNormalization-6)."""
     op, x, scale, bias = ctx.op, ctx.input(0), ctx.input(1), ctx.input(2)
     channels, epsilon = _channels(ctx, scale), ctx.attribute("epsilon", EPSILON)
     with op.after(ctx.node):
         rows, scales = _rows(op, x, channels), _each_example(op, scale, x)
-        y, batch = trained(op, rows, scales, _each_example(op, bias, x), epsilon)
+        y, batch = normalize_batch(op, rows, scales, _each_example(op, bias, x), epsilon)
         ctx.replace(op.reshape_like(y, x))
     grad_x, per_scale, per_bias = backward(op, rows, _rows(op, ctx.cotangent, channels), batch, scales)
-    count = elements_per(op, batch.mean, rows)
+    # `backward` gives means per row: times the row's elements, and summed over the examples.
+    count = count_elements_per(op, batch.mean, rows)
     summed = [
         op.Mul(op.ReduceSum(op.Reshape(v, [-1, channels]), [0], keepdims=0), count) for v in (per_scale, per_bias)
     ]
@@ -37,20 +48,22 @@ def group_normalization(ctx: RuleContext) -> Gradients:
     op, inputs = ctx.op, [ctx.input(i) for i in range(3)]
     channels, groups = _channels(ctx, inputs[1]), ctx.attribute("num_groups", 1)
     epsilon, dtype = ctx.attribute("epsilon", EPSILON), dtype_of(inputs[0])
-    # Types of 16 bits are normalized in a larger one, as stash_type asks; 64 bits stay.
+    # Types of 16 bits are normalized in the type that stash_type names; 32 and 64 bits stay.
     compute = ir.DataType(ctx.attribute("stash_type", 1)) if dtype in HALVES else dtype
     with op.after(ctx.node):
         x, scale, bias = (cast(op, v, compute) for v in inputs)
         rows = _rows(op, x, groups)
         sizes = op.Slice(op.shape_of(rows), [1], [2])
         one, zero = (op.Expand(op.constant([content], compute), sizes) for content in (1.0, 0.0))
-        normalized, batch = trained(op, rows, one, zero, epsilon)
+        normalized, batch = normalize_batch(op, rows, one, zero, epsilon)
         affine = [fill(op, scale, 0.0), fill(op, scale, 1.0)]
+        # Scale and bias are per channel, not per group: a BatchNormalization with mean 0 and variance 1 applies them.
         y = op.BatchNormalization(op.reshape_like(normalized, x), scale, bias, *affine, epsilon=0.0)
         ctx.replace(cast(op, y, dtype))
     g = cast(op, ctx.cotangent, compute)
     inner = list(range(2, rank(x)))
-    # Means over a channel of each example [batch, channels], from which everything else follows.
+    # Means of g and g X over each channel of each example, [batch, channels]; every other sum follows from these.
+    # `along` is mean(g X^) = (mean(g X) - mean mean(g)) / deviation, with the statistics of the channel's group.
     of_g, of_product = (op.ReduceMean(v, inner, keepdims=0) if inner else v for v in (g, op.Mul(g, x)))
     split = [0, groups, channels // groups]
     column = [-1, groups, 1]
@@ -59,10 +72,11 @@ def group_normalization(ctx: RuleContext) -> Gradients:
     centered = op.Sub(op.Reshape(of_product, split), op.Mul(op.Reshape(batch.mean, column), grouped))
     along = op.Div(centered, deviation)
     per_group = op.Reshape(scale, [groups, channels // groups])
+    # dX = (scale g - mean(scale g X^) X^ - mean(scale g)) / deviation, with means over the group.
     slope, shift = (op.Reshape(op.ReduceMean(op.Mul(v, per_group), [2], keepdims=0), [-1]) for v in (along, grouped))
     scaled = op.Mul(g, op.Reshape(scale, [channels] + [1] * len(inner)))
     grad_x = project(op, rows, _rows(op, scaled, groups), batch, slope, shift)
-    count = elements_per(op, of_g, x)
+    count = count_elements_per(op, of_g, x)
     summed = [op.Mul(op.Reshape(op.ReduceSum(v, [0], keepdims=0), [channels]), count) for v in (along, grouped)]
     grads = [op.reshape_like(grad_x, x), *summed]
     return [cast(op, v, dtype_of(given)) for v, given in zip(grads, inputs)]

@@ -1,4 +1,4 @@
-"""Resampling of images."""
+"""Resampling: Resize is linear in X, so the gradient multiplies by the transposed matrix of each axis."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from archipel.autodiff.rules.interpolation import Interpolation
 from archipel.graph.build import Builder
 from archipel.graph.shapes import Dim, constant_array, dims, dtype_of, rank
 
-_PROBE = 5
+_PROBE = 5  # elements of a trial axis that shows how Resize repeats those of a symbolic one
 
 
 @rule("", "Resize")
 def resize(ctx: RuleContext) -> Gradients:
-    """Linear in X, axis by axis: the transposed matrix of each axis (ONNX Resize-19, every mode and attribute).
+    """The transposed interpolation matrix of each axis times g (ONNX Resize-19, every mode and attribute).
 
-    Sizes and scales must be fixed. A spatial size may be symbolic where its scale is 1, or a whole number in nearest
-    mode. No gradient for roi, scales and sizes.
+    Sizes and scales must be fixed; a spatial size may be symbolic if its scale is 1, or in nearest mode a whole number.
+    roi, scales and sizes have no gradient.
     """
     op, g, x = ctx.op, ctx.cotangent, ctx.input(0)
     form = _interpolation(ctx)
@@ -33,6 +33,7 @@ def resize(ctx: RuleContext) -> Gradients:
         if not (isinstance(size, int) and isinstance(length, int)):
             repeats[axis] = _symbolic_repeat(ctx, form, axis, size, scale)
             continue
+        # A matrix that only repeats elements needs no product: its adjoint adds up neighbours.
         matrix = form.matrix(size, length, scale, roi)
         count = _repeat_count(matrix)
         if count is None:
@@ -61,27 +62,27 @@ def _axes(ctx: RuleContext) -> list[int]:
 
 
 def _scales(ctx: RuleContext) -> dict[int, float]:
-    """Axis -> the scale that its coordinates are computed with."""
+    """Axis -> the scale that its coordinates are computed with; from sizes if the node has no scales."""
     axes, shape = _axes(ctx), dims(ctx.input(0))
     scales, sizes = constant_array(ctx.optional(2)), constant_array(ctx.optional(3))
     if scales is not None and scales.size:
         return {axis: float(scale) for axis, scale in zip(axes, scales)}
     if sizes is None:
         ctx.refuse("scales and sizes", "they are computed at run time; make them constants")
-    found: dict[int, float] = {}
+    chosen: dict[int, float] = {}
     for axis, length in zip(axes, sizes):
         size = shape[axis]
         if not isinstance(size, int):
             ctx.refuse("sizes", f"axis {axis} must have a fixed size, has {size!r}; give scales instead")
-        found[axis] = float(length) / size
+        chosen[axis] = float(length) / size
     policy = ctx.attribute("keep_aspect_ratio_policy", "stretch")
     if policy != "stretch":
         if min(ctx.attribute("axes", [0])) < 0:
-            # ONNX Runtime leaves them as they are.
+            # ONNX Runtime does not apply the policy to negative axes; ONNX does.
             ctx.refuse(f"keep_aspect_ratio_policy={policy}", "with negative axes runtimes disagree; count from 0")
-        common = (min if policy == "not_larger" else max)(found.values())
-        found = dict.fromkeys(found, common)
-    return found
+        common = (min if policy == "not_larger" else max)(chosen.values())
+        chosen = dict.fromkeys(chosen, common)
+    return chosen
 
 
 def _roi(ctx: RuleContext, axis: int, scale: float) -> tuple[float, float]:
@@ -91,13 +92,13 @@ def _roi(ctx: RuleContext, axis: int, scale: float) -> tuple[float, float]:
     place = axes.index(axis)
     start, end = float(roi[place]), float(roi[place + len(axes)])
     if scale == 1.0 and (start, end) != (0.0, 1.0):
-        # ONNX crops here, ONNX Runtime copies the axis.
+        # At scale 1 ONNX crops, while ONNX Runtime copies the axis.
         ctx.refuse("tf_crop_and_resize", f"axis {axis} is cropped at scale 1, where runtimes disagree; use Slice")
     return start, end
 
 
 def _repeat_count(matrix: np.ndarray) -> int | None:
-    """k where the matrix repeats each element k times, else None."""
+    """k if the matrix repeats each element k times, else None."""
     length, size = matrix.shape
     if size == 0 or length % size:
         return None
@@ -109,7 +110,7 @@ def _symbolic_repeat(ctx: RuleContext, form: Interpolation, axis: int, size: Dim
     if scale == 1.0:
         return 1
     if form.mode == "nearest" and form.coordinates != "tf_crop_and_resize" and scale == int(scale):
-        # The pattern repeats with every element, so a few of them show it.
+        # At a whole scale each element is treated like its neighbours, so a few elements show how often it is repeated.
         count = _repeat_count(form.matrix(_PROBE, _PROBE * int(scale), scale))
         if count is not None:
             return count
@@ -120,22 +121,24 @@ def _symbolic_repeat(ctx: RuleContext, form: Interpolation, axis: int, size: Dim
 
 
 def _apply(op: Builder, g: ir.Value, axis: int, matrix: np.ndarray) -> ir.Value:
-    """The transposed matrix along one axis of g."""
+    """The transposed matrix times g along one axis; `matrix` is [length, size], the axis of g has `length` elements."""
     constant, n = matrix.astype(dtype_of(g).numpy()), rank(g)
     if axis == n - 1:
         return op.MatMul(g, constant)
     if axis == n - 2:
         return op.MatMul(np.ascontiguousarray(constant.T), g)
+    # An axis further to the front is moved to the end for the product.
     order = [*(i for i in range(n) if i != axis), axis]
     moved = op.MatMul(op.Transpose(g, perm=order), constant)
     return op.Transpose(moved, perm=[order.index(i) for i in range(n)])
 
 
 def _sum_repeats(op: Builder, g: ir.Value, x: ir.Value, repeats: dict[int, int]) -> ir.Value:
-    """Add up elements that were repeated, per axis as often as `repeats` says."""
+    """Add up the elements that Resize repeated: groups of `repeats[axis]` neighbours."""
     if not repeats:
         return g
     n = rank(x)
+    # AveragePool works on spatial axes only; ONNX Runtime's takes up to three.
     if min(repeats) >= 2 and n <= 5:
         kernel = [repeats.get(axis, 1) for axis in range(2, n)]
         mean = op.AveragePool(g, kernel_shape=kernel, strides=kernel)

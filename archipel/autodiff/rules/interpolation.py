@@ -1,4 +1,4 @@
-"""Resize along one axis as a matrix: how much each output element takes of each input element (ONNX Resize-19)."""
+"""Resize along one axis as a matrix: the weight of each input element in each output element (ONNX Resize-19)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Interpolation:
-    """The attributes of Resize that are the same for every axis."""
+    """The attributes of Resize that all axes share."""
 
     mode: str
     coordinates: str
@@ -21,7 +21,8 @@ class Interpolation:
     def matrix(self, size: int, length: int, scale: float, roi: tuple[float, float] | None = None) -> np.ndarray:
         """[length, size] in float64, for an axis of `size` elements that becomes one of `length`.
 
-        `roi` is start and end as fractions, for tf_crop_and_resize: rows that lie outside of the input are zero.
+        `roi`, for tf_crop_and_resize, is start and end as fractions of the axis; rows whose position lies outside
+        of the input are zero.
         """
         position = self._positions(size, length, scale, roi)
         if self.mode == "nearest":
@@ -35,7 +36,8 @@ class Interpolation:
         return weights
 
     def _positions(self, size: int, length: int, scale: float, roi: tuple[float, float] | None) -> np.ndarray:
-        """Where output elements lie in the input. In float32, as runtimes compute it: what is nearest hangs on it."""
+        """The input position of each output element, in float32 as runtimes compute it: rounding to the nearest element
+        depends on the last bit."""
         x, factor = np.arange(length, dtype=np.float32), np.float32(scale)
         half = np.float32(0.5)
         if self.coordinates == "asymmetric":
@@ -51,7 +53,7 @@ class Interpolation:
             return np.zeros(1, np.float32)
         position = (x + half) / factor
         if self.coordinates == "half_pixel_symmetric":
-            # The input is longer than the output needs by a fraction of an element: leave out as much on both sides.
+            # Lengths are rounded down, so the output may need a fraction of an element less than there is: center it.
             needed = np.float32(length) / (factor * np.float32(size))
             position = np.float32(size) * half * (np.float32(1) - needed) + position
         return np.asarray(position - half)
@@ -68,20 +70,24 @@ class Interpolation:
         return np.asarray(below + up, np.int64)
 
     def _weights(self, position: np.ndarray, size: int, scale: float) -> np.ndarray:
-        """The filter around each position; what falls outside of the input counts for its ends."""
+        """The filter's weights around each position; those outside of the input go to its first or last element."""
+        # antialias: the filter is 1 / scale times as wide where the axis shrinks.
         shrink = min(scale, 1.0) if self.antialias else 1.0
         reach = 1 if self.mode == "linear" else 2
         if self.mode == "linear" and not self.antialias:
             position = np.clip(position, 0, size - 1)
         span = int(np.ceil(reach / shrink))
+        # The elements that the filter may reach, `span` on either side of each position: [length, 2 span].
         taken = np.floor(position)[:, None].astype(np.int64) + np.arange(1 - span, span + 1)
         distance = np.abs(taken - position[:, None]) * shrink
         part = np.maximum(1 - distance, 0) if self.mode == "linear" else self._cubic(distance)
         if self.exclude_outside:
             part = np.where((taken >= 0) & (taken < size), part, 0)
+        # The plain filters sum to 1; cut off or widened ones have to be brought back to that.
         if self.exclude_outside or self.antialias:
             part = part / part.sum(1, keepdims=True)
         weights = np.zeros((len(position), size))
+        # add.at, not assignment: several elements outside may share one end.
         np.add.at(weights, (np.arange(len(position))[:, None], np.clip(taken, 0, size - 1)), part)
         return weights
 

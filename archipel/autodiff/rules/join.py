@@ -1,4 +1,4 @@
-"""Joining, cutting and padding: the adjoint of one is another."""
+"""Concatenating, splitting, slicing and padding: the adjoint of one is another."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from archipel.autodiff.registry import Gradients, rule
 from archipel.graph.build import Builder
 from archipel.graph.shapes import constant_array, dims, dtype_of, is_static, rank, static_size
 
+# Bounds of a Slice that ONNX clamps to before the first element and behind the last.
 _BEFORE_FIRST, _END = int(np.iinfo(np.int64).min), int(np.iinfo(np.int64).max)
 
 
 @rule("", "Concat")
 def concat(ctx: RuleContext) -> Gradients:
+    """g is split into the inputs' parts (ONNX Concat-13)."""
     op, g = ctx.op, ctx.cotangent
     parts = [ctx.input(i) for i in range(len(ctx.inputs))]
     if len(parts) == 1:
@@ -26,10 +28,11 @@ def concat(ctx: RuleContext) -> Gradients:
     wanted = [i for i in range(len(parts)) if ctx.wants(i)]
     if len(sizes) < len(parts) or len(wanted) > 1:
         every = sizes if len(sizes) == len(parts) else op.Concat(*(_sizes(op, x, [axis]) for x in parts), axis=0)
-        found = list(op.emit("Split", g, every, axis=axis, outputs=len(parts)))
-        for part, gradient in zip(parts, found):
+        gradients = list(op.emit("Split", g, every, axis=axis, outputs=len(parts)))
+        for part, gradient in zip(parts, gradients):
             gradient.shape = part.shape
-        return found
+        return gradients
+    # One gradient at a known place: a Slice does not copy the other parts.
     start = sum(sizes[: wanted[0]])
     only = op.Slice(g, [start], [start + sizes[wanted[0]]], [axis])
     return [only if i == wanted[0] else None for i in range(len(parts))]
@@ -37,11 +40,12 @@ def concat(ctx: RuleContext) -> Gradients:
 
 @rule("", "Split")
 def split(ctx: RuleContext) -> Gradients:
+    """The cotangents of the parts, concatenated; zeros for parts without one (ONNX Split-18)."""
     op, x, axis = ctx.op, ctx.input(0), ctx.attribute("axis", 0)
     if len(ctx.outputs) == 1:
         return [ctx.cotangent]
     for y in ctx.outputs:
-        if y.shape is None:  # inference says nothing where the sizes are computed, or the output is left out
+        if y.shape is None:  # inference gives no shape where sizes are computed, or for an output that is left out
             y.shape = ir.Shape([None if i == axis % rank(x) else size for i, size in enumerate(dims(x))])
             y.dtype = dtype_of(x)
     parts = [op.full_like(y, 0.0) if g is None else g for y, g in zip(ctx.outputs, ctx.cotangents)]
@@ -50,12 +54,15 @@ def split(ctx: RuleContext) -> Gradients:
 
 @rule("", "Slice")
 def slice_(ctx: RuleContext) -> Gradients:
-    """Zeros around the cotangent, and between its items where a step is not 1; where steps or axes are computed: add at
-    the positions that the same Slice reads (ONNX Slice-13)."""
+    """g with zeros around it, and between its elements where a step is not 1 (ONNX Slice-13).
+
+    Where steps or axes are computed, the same Slice of the elements' positions says where to add g.
+    """
     op, g, x = ctx.op, ctx.cotangent, ctx.input(0)
     axes, steps = _axes_and_steps(ctx)
     starts, ends = constant_array(ctx.input(1)), constant_array(ctx.input(2))
     if axes is not None and steps is not None:
+        # Fixed bounds and sizes give the positions here, else the graph computes where they start.
         if starts is not None and ends is not None:
             bounds = zip([dims(x)[axis] for axis in axes], starts.tolist(), ends.tolist(), steps)
             spans = [_span(size, start, end, step) for size, start, end, step in bounds if isinstance(size, int)]
@@ -75,7 +82,7 @@ def pad(ctx: RuleContext) -> Gradients:
     if ctx.wants(0) and mode == "constant":
         known = constant_array(pads)
         if known is not None and min(known, default=0) >= 0:
-            # Twice as fast as Pad with what is negative.
+            # Twice as fast as a Pad with negative amounts.
             before, after = np.split(known, 2)
             ends = np.where(after == 0, _END, -after)
             grad_x = op.Slice(g, before, ends, axes if axes is None else int64(op, axes))
@@ -83,9 +90,11 @@ def pad(ctx: RuleContext) -> Gradients:
             grad_x = op.Pad(g, op.Neg(pads) if known is None else -known, None, axes)
         grad_x.shape = x.shape
     elif ctx.wants(0):
+        # reflect, edge and wrap repeat elements: the same Pad of the elements' positions says where to add g.
         grad_x = _add_at(op, x, op.Pad(_positions(op, x), pads, None, axes, mode=mode), g)
     if value is not None and ctx.wants(2):
         if mode == "constant":
+            # 1 on the padding and 0 inside: the padded value gets the sum of g on the padding.
             around = op.Pad(op.full_like(x, 0.0), pads, op.constant(1.0, x.dtype), axes)
             around.shape = g.shape
             grad_value = op.reshape_like(op.ReduceSum(op.Mul(g, around), keepdims=0), value)
@@ -97,9 +106,10 @@ def pad(ctx: RuleContext) -> Gradients:
 def embed(
     op: Builder, value: ir.Value, like: ir.Value, axes: Sequence[int], before: Sequence[int] | ir.Value
 ) -> ir.Value:
-    """Zeros of the shape of `like`, with `value` from position `before` on along `axes`; what reaches out is cut."""
+    """Zeros of the shape of `like`, with `value` from position `before` on along `axes`; what lies outside is cut."""
     have, want = [dims(value)[axis] for axis in axes], [dims(like)[axis] for axis in axes]
     n = rank(like)
+    # Pad takes the amounts before each axis, then those after each.
     places = [*(axis % n for axis in axes), *(n + axis % n for axis in axes)]
     if isinstance(before, ir.Value) or not is_static([*have, *want]):
         first = before if isinstance(before, ir.Value) else op.constant(np.array(before, np.int64))
@@ -113,37 +123,37 @@ def embed(
         padding = np.zeros(2 * n, np.int64)
         padding[places] = [*before, *after]
         pads = op.constant(padding)
-    # Not the input `axes` of Pad: ONNX Runtime moves a Transpose across it as if pads were for all axes.
+    # Pads for all axes, not for `axes` only: ONNX Runtime moves a Transpose across a Pad as if it had no input `axes`.
     result = op.Pad(value, pads)
     result.shape = like.shape
     return result
 
 
 def zeros(op: Builder, shape: ir.Value, like: ir.Value) -> ir.Value:
-    """Of the type of `like`; `shape` is int64 [rank]."""
+    """Zeros of the type of `like`; `shape` is int64 [rank]."""
     return op.ConstantOfShape(shape, value=ir.tensor(np.zeros(1, dtype_of(like).numpy())))
 
 
 def int64(op: Builder, indices: ir.Value) -> ir.Value:
-    """Indices in the one type that every operator takes."""
+    """Indices as int64, the one type that every operator takes."""
     if indices.dtype == ir.DataType.INT64:
         return indices
     return op.Cast(indices, to=int(ir.DataType.INT64))
 
 
 def _axes_and_steps(ctx: RuleContext) -> tuple[list[int] | None, list[int] | None]:
-    """Of a Slice node; None for what is computed at run time."""
+    """The axes, none negative, and the steps of a Slice node; None for either if it is computed at run time."""
     n, count = rank(ctx.input(0)), dims(ctx.input(1))[0]
-    found: list[list[int] | None] = []
+    settings: list[list[int] | None] = []
     for index, default in ((3, list(range(n))), (4, [1] * n)):
         content = constant_array(ctx.optional(index))
         if content is not None:
-            found.append(content.tolist())
+            settings.append(content.tolist())
         elif ctx.optional(index) is None and isinstance(count, int):
-            found.append(default[:count])
+            settings.append(default[:count])
         else:
-            found.append(None)
-    axes, steps = found
+            settings.append(None)
+    axes, steps = settings
     return None if axes is None else [axis % n for axis in axes], steps
 
 
@@ -156,9 +166,10 @@ def _span(size: int, start: int, end: int, step: int) -> range:
 
 
 def _place(op: Builder, g: ir.Value, x: ir.Value, axes: list[int], spans: list[range]) -> ir.Value:
-    """The cotangent of what was read at `spans` along `axes`, in zeros of the shape of `x`."""
+    """Zeros of the shape of `x`, with the cotangent of what a Slice read at `spans` along `axes`."""
     if not all(spans):
         return op.full_like(x, 0.0)
+    # A negative step is a positive one read backwards; a step above 1 leaves gaps that `_space` fills with zeros.
     g = _reverse(op, g, [axis for axis, span in zip(axes, spans) if span.step < 0 and len(span) > 1])
     for axis, span in zip(axes, spans):
         if abs(span.step) > 1 and len(span) > 1:
@@ -169,11 +180,13 @@ def _place(op: Builder, g: ir.Value, x: ir.Value, axes: list[int], spans: list[r
 def _place_at_runtime(
     op: Builder, g: ir.Value, x: ir.Value, starts: ir.Value, axes: list[int], steps: list[int]
 ) -> ir.Value:
+    """As `_place`, where sizes or bounds are known at run time only: the clamping of `_span`, in the graph."""
     size, kept = _sizes(op, x, axes), _sizes(op, g, axes)
     start = int64(op, starts)
     start = op.Where(op.Less(start, 0), op.Add(start, size), start)
+    # Clamped to [0, size] for a positive step and to [0, size - 1] for a negative one.
     start = op.Max(op.Min(start, op.Sub(size, np.array([int(step < 0) for step in steps], np.int64))), 0)
-    # A slice that runs backwards ends `kept - 1` steps before its start.
+    # A slice that runs backwards has read its lowest position last, `kept - 1` steps below its start.
     first = op.Add(start, op.Mul(np.array([max(-step, 0) for step in steps], np.int64), op.Sub(1, kept)))
     g = _reverse(op, g, [axis for axis, step in zip(axes, steps) if step < 0])
     for axis, step in zip(axes, steps):
@@ -192,11 +205,12 @@ def _reverse(op: Builder, value: ir.Value, axes: list[int]) -> ir.Value:
 
 
 def _space(op: Builder, value: ir.Value, axis: int, step: int) -> ir.Value:
-    """`step - 1` zeros after each item along `axis`. Concat with zeros: up to 10 times faster than Pad or Mul here."""
+    """`step - 1` zeros after each element along `axis`. A Concat with zeros: up to 10 times faster than Pad or Mul."""
     items = op.Unsqueeze(value, [axis + 1])
-    rest = zeros(op, _multiplied(op, items, axis + 1, step - 1), value)
+    # [.., n, 1, ..] beside zeros [.., n, step - 1, ..], then both axes as one of n * step.
+    gaps = zeros(op, _multiplied(op, items, axis + 1, step - 1), value)
     shape, size = dims(value), dims(value)[axis]
-    result = op.Reshape(op.Concat(items, rest, axis=axis + 1), _multiplied(op, value, axis, step), allowzero=1)
+    result = op.Reshape(op.Concat(items, gaps, axis=axis + 1), _multiplied(op, value, axis, step), allowzero=1)
     result.shape = ir.Shape([*shape[:axis], size * step if isinstance(size, int) else None, *shape[axis + 1 :]])
     return result
 
@@ -212,20 +226,20 @@ def _multiplied(op: Builder, value: ir.Value, axis: int, factor: int) -> ir.Valu
 def _positions(op: Builder, x: ir.Value) -> ir.Value:
     """Each element's position in the flattened `x`, int64, in the shape of `x`."""
     size = static_size(dims(x))
-    found = op.Reshape(op.Range(0, op.Size(x) if size is None else size, 1), op.shape_of(x), allowzero=1)
-    found.shape = x.shape
-    return found
+    positions = op.Reshape(op.Range(0, op.Size(x) if size is None else size, 1), op.shape_of(x), allowzero=1)
+    positions.shape = x.shape
+    return positions
 
 
 def _add_at(op: Builder, x: ir.Value, positions: ir.Value, g: ir.Value) -> ir.Value:
-    """Zeros of the shape of `x`, `g` added at `positions` of the same shape as `g`."""
+    """Zeros of the shape of `x`, with `g` added at `positions` in the flattened `x`, of the same shape as `g`."""
     base, at, values = (op.Reshape(value, [-1]) for value in (op.full_like(x, 0.0), positions, g))
     total = op.ScatterElements(base, at, values, axis=0, reduction="add")
     return op.reshape_like(total, x)
 
 
 def _sizes(op: Builder, value: ir.Value, axes: Sequence[int]) -> ir.Value:
-    """Of these axes, int64 [len(axes)]."""
+    """The sizes of these axes, int64 [len(axes)]."""
     sizes = [dims(value)[axis] for axis in axes]
     if is_static(sizes):
         return op.constant(np.array(sizes, np.int64))

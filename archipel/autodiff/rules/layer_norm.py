@@ -6,7 +6,7 @@ import onnx_ir as ir
 
 from archipel.autodiff.context import RuleContext
 from archipel.autodiff.registry import Gradients, rule
-from archipel.autodiff.rules.normalization import EPSILON, HALVES, Statistics, cast, elements_per, project
+from archipel.autodiff.rules.normalization import EPSILON, HALVES, Statistics, cast, count_elements_per, project
 from archipel.graph.build import Builder
 from archipel.graph.shapes import dims, dtype_of, fixed_sizes, is_static, rank
 
@@ -14,10 +14,11 @@ from archipel.graph.shapes import dims, dtype_of, fixed_sizes, is_static, rank
 @rule("", "LayerNormalization")
 def layer_normalization(ctx: RuleContext) -> Gradients:
     """X [*rows, *normalized], Scale and B broadcast to [*normalized]; cotangents of Mean and InvStdDev count as well
-    (ONNX LayerNormalization-17).
+    (ONNX LayerNormalization-17; Ba et al. 2016).
 
-    As a matrix [rows, columns]: with p = g * X every sum is a product of p or g with a vector, so that normalized X
-    is never computed, and a row is scaled and shifted as BatchNormalization does its channels.
+    With X^ = (X - mean) / deviation and s the scale: dX = (g s - mean(g s X^) X^ - mean(g s)) / deviation for each row,
+    dScale = sum over rows of g X^, dB = sum of g. X is a matrix [rows, columns] here. Every sum is a product of g or
+    g X with a vector, so X^ is never computed; BatchNormalization scales and shifts the rows as its channels.
     """
     op, given, n = ctx.op, ctx.input(0), rank(ctx.input(0))
     axis = ctx.attribute("axis", -1) % n
@@ -28,22 +29,27 @@ def layer_normalization(ctx: RuleContext) -> Gradients:
     mean, inverse = _statistics(ctx, x, stash, dtype)
     to_y, to_mean, to_inverse = (*ctx.cotangents, None, None)[:3]
     g = op.Flatten(cast(op, op.full_like(given, 0.0) if to_y is None else to_y, dtype), axis=axis)
-    count = elements_per(op, mean, x)
+    count = count_elements_per(op, mean, x)
 
+    # shift = mean(g s), slope = mean(g s X^) = (mean(g s X) - mean(X) shift) / deviation; both as products with s / n.
     product, column = op.Mul(g, x), op.Reshape(op.Div(scale, count), [-1, 1])
     shift = op.Reshape(op.MatMul(g, column), [-1])
     weighted = op.Reshape(op.MatMul(product, column), [-1])
     slope = op.Mul(op.Sub(weighted, op.Mul(mean, shift)), inverse)
+    # `project` divides by the deviation and multiplies `slope` by X^: what d mean / dX = 1 / n and d inverse / dX =
+    # -inverse^2 X^ / n add to dX is brought to that form.
     if to_mean is not None:
-        each = op.Div(_row(op, to_mean, dtype), count)
-        shift = op.Sub(shift, op.Div(each, inverse))
+        part = op.Div(_row(op, to_mean, dtype), count)
+        shift = op.Sub(shift, op.Div(part, inverse))
     if to_inverse is not None:
-        each = op.Div(_row(op, to_inverse, dtype), count)
-        slope = op.Add(slope, op.Mul(each, inverse))
+        part = op.Div(_row(op, to_inverse, dtype), count)
+        slope = op.Add(slope, op.Mul(part, inverse))
+    # The epsilon is in `inverse` already: 1 / inverse^2 is var + epsilon.
     rows = Statistics(mean, op.Reciprocal(op.Mul(inverse, inverse)), 0.0)
     channels = [op.Unsqueeze(v, [0]) for v in (x, op.Mul(g, scale))]
     grad_x = op.reshape_like(project(op, channels[0], channels[1], rows, slope, shift), given)
 
+    # sum over rows of g X^ = sum of inverse (g X) - sum of inverse mean g: two products with a row vector.
     weights = op.Unsqueeze(inverse, [0])
     grad_scale = op.Sub(op.MatMul(weights, product), op.MatMul(op.Mul(weights, op.Unsqueeze(mean, [0])), g))
     grads = [cast(op, grad_x, dtype_of(given)), _reduce_columns(ctx, grad_scale, 1, axis)]
@@ -53,7 +59,8 @@ def layer_normalization(ctx: RuleContext) -> Gradients:
 
 
 def _statistics(ctx: RuleContext, x: ir.Value, stash: ir.DataType, dtype: ir.DataType) -> tuple[ir.Value, ir.Value]:
-    """Mean and inverse deviation of each row: outputs of the forward node, if their type is wide enough."""
+    """Mean and inverse deviation of each row: outputs of the forward node, which are of type `stash`, or computed anew
+    where the gradient needs another type."""
     op, epsilon = ctx.op, ctx.attribute("epsilon", EPSILON)
     if stash != dtype:
         mean = op.ReduceMean(x, [1], keepdims=1)
@@ -63,17 +70,18 @@ def _statistics(ctx: RuleContext, x: ir.Value, stash: ir.DataType, dtype: ir.Dat
     node = ctx.node
     if len(node.outputs) == 3 and all(value.dtype is not None for value in node.outputs):
         return _row(op, node.outputs[1], dtype), _row(op, node.outputs[2], dtype)
+    # The node leaves them out: one that has them takes its place.
     with op.after(node):
         axis = ctx.attribute("axis", -1)
-        found = op.emit(
+        outputs = op.emit(
             "LayerNormalization", *node.inputs, axis=axis, epsilon=epsilon, stash_type=int(stash), outputs=3
         )
-    ctx.replace(*found[: len(node.outputs)])
-    return _row(op, found[1], dtype), _row(op, found[2], dtype)
+    ctx.replace(*outputs[: len(node.outputs)])
+    return _row(op, outputs[1], dtype), _row(op, outputs[2], dtype)
 
 
 def _columns(ctx: RuleContext, index: int, axis: int, dtype: ir.DataType) -> ir.Value:
-    """Scale as [columns], repeated where it is broadcast along them."""
+    """Scale as [columns]: expanded where it broadcasts. Refuses one that differs between rows."""
     op, x, value = ctx.op, ctx.input(0), cast(ctx.op, ctx.input(index), dtype)
     lead = dims(value)[: max(rank(value) - rank(x) + axis, 0)]
     if any(d != 1 for d in lead):
@@ -85,7 +93,7 @@ def _columns(ctx: RuleContext, index: int, axis: int, dtype: ir.DataType) -> ir.
 
 
 def _target(op: Builder, x: ir.Value, axis: int) -> list[int] | ir.Value:
-    """The sizes of x from an axis on."""
+    """The sizes of x from an axis on, as a shape operand."""
     normalized = dims(x)[axis:]
     return fixed_sizes(normalized) if is_static(normalized) else op.Shape(x, start=axis)
 
@@ -104,10 +112,11 @@ def _reduce_columns(ctx: RuleContext, row: ir.Value, index: int, axis: int) -> i
 
 @rule("", "LpNormalization")
 def lp_normalization(ctx: RuleContext) -> Gradients:
-    """input / norm along one axis, p 1 or 2 (ONNX LpNormalization-1)."""
+    """y = x / norm along one axis, p = 1 or 2: dx = (g - dnorm/dx sum(g y)) / norm (ONNX LpNormalization-1)."""
     op, x, y, g = ctx.op, ctx.input(0), ctx.output, ctx.cotangent
     axes = [ctx.attribute("axis", -1)]
     p = ctx.attribute("p", 2)
+    # dnorm/dx is sign x for p = 1, and x / norm = y for p = 2.
     direction = op.Sign(x) if p == 1 else y
     norm = (op.ReduceL1 if p == 1 else op.ReduceL2)(x, axes, keepdims=1)
     return [op.Div(op.Sub(g, op.Mul(direction, op.ReduceSum(op.Mul(g, y), axes, keepdims=1))), norm)]

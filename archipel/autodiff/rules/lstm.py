@@ -1,4 +1,4 @@
-"""LSTM."""
+"""LSTM (Hochreiter and Schmidhuber 1997; peepholes: Gers et al. 2002)."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from archipel.autodiff.rules.recurrent import (
     Direction,
     Forward,
     Values,
-    clipped,
+    clip_argument,
     differentiate_layer,
-    unclipped,
+    unclipped_mask,
 )
 from archipel.graph.build import Builder
 
@@ -29,9 +29,9 @@ def lstm(ctx: RuleContext) -> Gradients:
 
 @dataclass
 class _Cell:
-    """i, o, f = sigma(.); g = tanh(.); c = f * before + i * g; h = o * tanh(c).
+    """i, o, f = sigma(.); g = tanh(.); c = f * before + i * g; h = o * tanh(c), each (.) being w x + r h + bias.
 
-    Peepholes let i and f see c before the step and o after it; with input_forget f is 1 - i.
+    Peepholes let i and f see c before the step, and o after it; with input_forget f is 1 - i.
     """
 
     clip: float | None
@@ -43,49 +43,55 @@ class _Cell:
         sigma, tanh, squash = d.activations
         parts = [3 * d.hidden, d.hidden]
         peepholes = _peepholes(d)
-        # After each step c is kept only for what reads it there.
+        # c after each step is emitted only where something reads it: ends of ragged sequences, peepholes' gradients.
         keep = d.ragged or d.peepholes is not None
 
         def step(op: Builder, carried: Values, items: Values) -> tuple[Values, Values]:
             h, before = carried
             a = op.Gemm(d.r, h, items[0])
             a_iof, a_g = op.emit("Split", a, parts, axis=0, outputs=2)
-            g = tanh(op, clipped(op, a_g, self.clip))
+            g = tanh(op, clip_argument(op, a_g, self.clip))
             if peepholes or self.input_forget:
-                a_iof, iof, i, o, c = self._apart(op, d, a_iof, g, before, peepholes)
+                a_iof, iof, i, o, c = self._separate_gates(op, d, a_iof, g, before, peepholes)
             else:
-                iof = sigma(op, clipped(op, a_iof, self.clip))
+                iof = sigma(op, clip_argument(op, a_iof, self.clip))
                 i, o, f = op.emit("Split", iof, num_outputs=3, axis=0, outputs=3)
                 c = op.Add(op.Mul(f, before), op.Mul(i, g))
             squashed = squash(op, c)
             h = op.Mul(o, squashed)
+            # The arguments of the activations only if they may be clipped: else y alone gives each derivative.
             kept = [iof, g, squashed, before, *([] if self.clip is None else [a_iof, a_g])]
             return [h, c], [*([c] if keep else []), *kept]
 
         final, emitted = d.loop(step, d.initial, [d.project(d.bias())])
         cells, kept = (emitted[:1], emitted[1:]) if keep else ([], emitted)
-        # One product over all steps costs less than a copy of h in each.
+        # h is not emitted: o tanh(c) as one product over all steps costs less than a copy of h out of each step.
         o = d.op.emit("Split", kept[0], num_outputs=3, axis=1, outputs=3)[1]
         return Forward([d.op.Mul(o, kept[2]), *cells], final, kept)
 
-    def _apart(
+    def _separate_gates(
         self, op: Builder, d: Direction, a: ir.Value, g: ir.Value, before: ir.Value, peepholes: Values
     ) -> tuple[ir.Value, ...]:
-        """The gates one by one: i, f, c, and then o, which may see c."""
+        """The gates one by one, for peepholes and input_forget: i, f, c, and then o, which may see c."""
         sigma = d.activations[0]
+        # Peepholes are in ONNX's order i, o, f, and multiply elementwise.
         a_i, a_o, a_f = op.emit("Split", a, num_outputs=3, axis=0, outputs=3)
         if peepholes:
             a_i, a_f = op.Add(a_i, op.Mul(peepholes[0], before)), op.Add(a_f, op.Mul(peepholes[2], before))
-        i = sigma(op, clipped(op, a_i, self.clip))
-        f = op.Sub(1.0, i) if self.input_forget else sigma(op, clipped(op, a_f, self.clip))
+        i = sigma(op, clip_argument(op, a_i, self.clip))
+        f = op.Sub(1.0, i) if self.input_forget else sigma(op, clip_argument(op, a_f, self.clip))
         c = op.Add(op.Mul(f, before), op.Mul(i, g))
         if peepholes:
             a_o = op.Add(a_o, op.Mul(peepholes[1], c))
-        o = sigma(op, clipped(op, a_o, self.clip))
+        o = sigma(op, clip_argument(op, a_o, self.clip))
         return op.Concat(a_i, a_o, a_f, axis=0), op.Concat(i, o, f, axis=0), i, o, c
 
     def backward(self, d: Direction, run: Forward, cotangents: Cotangents) -> Backward:
+        """With da the gradient of (.): dc += dh o tanh'(c); da = (dc g, dh tanh(c), dc before, dc i) times the slopes
+        of the activations; dh of the step before = r^T da, its dc = f dc. The loop finds all factors computed.
+        """
         slopes, through_h, through_c = self._factors(d, run)
+        # dy is the cotangent of h after each step; `ends` that of c, only where sequences end inside the loop.
         weights = d.op.Transpose(d.r, perm=[1, 0])
         dy, ends = cotangents.states
 
@@ -105,17 +111,20 @@ class _Cell:
         return Backward(gates, recurrent, initial, _peephole_gradient(d, run, gates))
 
     def _factors(self, d: Direction, run: Forward) -> Values:
-        """What a step multiplies: (dc, dh, dc, dc) to get the gates' gradients, dh to add to dc, dc to pass it on."""
+        """Three factors for each step: of (dc, dh, dc, dc) for the gates' gradients, of dh for its part of dc, of dc
+        for that of the step before."""
         op, (iof, g, squashed, before, *a) = d.op, run.kept
         sigma, tanh, squash = d.activations
         i, o, f = op.emit("Split", iof, num_outputs=3, axis=1, outputs=3)
+        # With input_forget c = (1 - i) before + i g: di = dc (g - before), and f has no gradient of its own.
         to_i, to_f = (op.Sub(g, before), op.full_like(g, 0.0)) if self.input_forget else (g, before)
         slopes = sigma.pull(op, iof, op.Concat(to_i, squashed, to_f, axis=1))
         slope_g = tanh.pull(op, g, i)
         if self.clip is not None:
-            slopes = op.Mul(slopes, unclipped(op, a[0], self.clip))
-            slope_g = op.Mul(slope_g, unclipped(op, a[1], self.clip))
+            slopes = op.Mul(slopes, unclipped_mask(op, a[0], self.clip))
+            slope_g = op.Mul(slope_g, unclipped_mask(op, a[1], self.clip))
         through_h, through_c = squash.pull(op, squashed, o), f
+        # A peephole is one more way from c to a gate: to o at this step, to i and f from the step before.
         if d.peepholes is not None:
             p_i, p_o, p_f = _peepholes(d)
             s_i, s_o, s_f = op.emit("Split", slopes, num_outputs=3, axis=1, outputs=3)
@@ -133,6 +142,7 @@ def _peepholes(d: Direction) -> Values:
 def _peephole_gradient(d: Direction, run: Forward, gates: ir.Value) -> ir.Value | None:
     if d.peepholes is None:
         return None
+    # Each weight gets the gradients of its gate times the c that the gate saw, summed over steps and batch.
     op, before, after = d.op, run.kept[3], run.states[1]
     seen = op.Concat(before, after, before, axis=1)
     return op.ReduceSum(op.Mul(seen, op.Slice(gates, [0], [3 * d.hidden], [1])), [0, 2], keepdims=0)

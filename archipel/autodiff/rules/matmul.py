@@ -1,4 +1,4 @@
-"""Matrix products."""
+"""Matrix products: Y = A B has dA = G B^T and dB = A^T G, with G the cotangent of Y."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from archipel.graph.shapes import dims, rank
 
 @rule("", "MatMul")
 def matmul(ctx: RuleContext) -> Gradients:
+    """Of matrices, stacks of matrices that broadcast, and vectors (ONNX MatMul-13, numpy.matmul)."""
     op, g, a, b = ctx.op, ctx.cotangent, ctx.input(0), ctx.input(1)
-    # Vectors become matrices first; a missing axis of the result is put back where ONNX took it away.
+    # ONNX treats a vector as a row on the left and as a column on the right, and drops that axis from the result.
+    # With the axis put back everywhere, also in g, there are only matrices.
     left = op.Unsqueeze(a, [0]) if rank(a) == 1 else a
     right = op.Unsqueeze(b, [1]) if rank(b) == 1 else b
     if rank(b) == 1:
@@ -30,7 +32,8 @@ def matmul(ctx: RuleContext) -> Gradients:
 def _right_gradient(ctx: RuleContext, left: ir.Value, right: ir.Value, g: ir.Value) -> ir.Value:
     op = ctx.op
     if rank(right) == 2 and rank(left) > 2:
-        # One product over all rows, instead of one per batch and a sum.
+        # A weight shared by the whole batch: one product over all rows sums over the batch by itself. Otherwise
+        # a product for each batch element would be kept in memory, then summed.
         k, n = dims(right)
         if isinstance(k, int) and isinstance(n, int) and k > 0 and n > 0:
             rows, grads = op.Reshape(left, [-1, k]), op.Reshape(g, [-1, n])
@@ -45,6 +48,8 @@ def gemm(ctx: RuleContext) -> Gradients:
     alpha, beta = ctx.attribute("alpha", 1.0), ctx.attribute("beta", 1.0)
     trans_a, trans_b = ctx.attribute("transA", 0), ctx.attribute("transB", 0)
     grad_a = grad_b = grad_c = None
+    # With A' and B' possibly transposed: dA' = alpha G B'^T, and dA is its transpose if transA. Transposing a whole
+    # product swaps its factors, so each case is one Gemm again and no Transpose is emitted.
     if ctx.wants(0):
         grad_a = (
             op.Gemm(b, g, alpha=alpha, transA=trans_b, transB=1)

@@ -1,7 +1,10 @@
 """BatchNormalization, and what the other normalizations share with it.
 
 In inference mode the operator is one pass over the data, `scale * (v - mean) / sqrt(var + epsilon) + shift` for each
-channel, and ONNX Runtime has no faster way to scale and shift channels. So the gradients are made of it, too.
+channel, and ONNX Runtime has no faster way to scale and shift channels. So the gradients are written with it, too.
+
+Source of the formulas: Ioffe and Szegedy 2015, section 3. Below, deviation = sqrt(var + epsilon), X^ = (X - mean) /
+deviation, and g is the cotangent of Y = scale X^ + B.
 """
 
 from __future__ import annotations
@@ -20,13 +23,13 @@ from archipel.graph.shapes import dims, dtype_of, is_static, rank, static_size
 EPSILON = float(np.float32(1e-5))
 """ONNX's default; attributes are float32."""
 HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
-"""Types whose statistics are computed in the larger type that stash_type names."""
+"""Types of 16 bits: their statistics are computed in the larger type that stash_type names."""
 _MOMENTUM = float(np.float32(0.9))
 
 
 @dataclass(frozen=True)
 class Statistics:
-    """Mean and variance of each channel, [channels]; the deviation is sqrt(var + epsilon)."""
+    """Mean and (biased) variance of each channel, [channels]."""
 
     mean: ir.Value
     var: ir.Value
@@ -44,12 +47,18 @@ def batch_normalization(ctx: RuleContext) -> Gradients:
 
 
 def _inference(ctx: RuleContext) -> Gradients:
+    """Mean and variance are inputs: every gradient is a sum over the channel.
+
+    dX = scale g / deviation, dB = sum g, dscale = sum(g X^) = (sum(g X) - mean sum g) / deviation, dmean = -scale dB /
+    deviation, dvar = -scale dscale / (2 (var + epsilon)).
+    """
     op, scale, mean, var = ctx.op, ctx.input(1), ctx.input(3), ctx.input(4)
     epsilon = ctx.attribute("epsilon", EPSILON)
     x, g = _channels_second(op, ctx.input(0)), _channels_second(op, ctx.cotangent)
     spread = Statistics(fill(op, mean, 0.0), var, epsilon)
     grad_bias = _over_channels(op, op.ReduceSum, g)
     product = _over_channels(op, op.ReduceSum, op.Mul(g, x))
+    # (product - mean grad_bias) / deviation, as a `standardize` of that row with mean * grad_bias for the mean.
     grad_scale = _standardize_row(op, product, Statistics(op.Mul(mean, grad_bias), var, epsilon))
     grad_mean = op.Neg(_standardize_row(op, grad_bias, spread, scale))
     grad_var = op.Mul(op.Div(op.Mul(scale, grad_scale), op.Add(var, epsilon)), -0.5)
@@ -58,19 +67,19 @@ def _inference(ctx: RuleContext) -> Gradients:
 
 
 def _training(ctx: RuleContext) -> Gradients:
-    """Statistics of the batch, for which the forward node is asked instead of the running ones."""
+    """Mean and variance depend on X; the cotangents of the running statistics count as well."""
     op, x, scale = ctx.op, ctx.input(0), ctx.input(1)
     epsilon, momentum = ctx.attribute("epsilon", EPSILON), ctx.attribute("momentum", _MOMENTUM)
     with op.after(ctx.node):
-        y, batch = trained(op, x, scale, ctx.input(2), epsilon)
+        y, batch = normalize_batch(op, x, scale, ctx.input(2), epsilon)
         running = [
-            op.Add(op.Mul(before, momentum), op.Mul(found, 1.0 - momentum))
-            for before, found in ((ctx.input(3), batch.mean), (ctx.input(4), batch.var))
+            op.Add(op.Mul(before, momentum), op.Mul(now, 1.0 - momentum))
+            for before, now in ((ctx.input(3), batch.mean), (ctx.input(4), batch.var))
         ]
     ctx.replace(*[y, *running][: len(ctx.outputs)])
     g, to_mean, to_var = (*ctx.cotangents, None, None)[:3]
     flat = _channels_second(op, x)
-    count = elements_per(op, batch.mean, x)
+    count = count_elements_per(op, batch.mean, x)
     # An output that nothing depends on leaves zeros.
     grad_x = None
     grad_scale = grad_bias = fill(op, scale, 0.0)
@@ -78,7 +87,8 @@ def _training(ctx: RuleContext) -> Gradients:
         grad_x, per_scale, per_bias = backward(op, flat, _channels_second(op, g), batch, scale)
         grad_scale, grad_bias = op.Mul(per_scale, count), op.Mul(per_bias, count)
     if to_mean is not None or to_var is not None:
-        # d mean / dx = 1 / n and d var / dx = 2 (x - mean) / n: affine in x for each channel as well.
+        # d mean / dX = 1 / n and d var / dX = 2 (X - mean) / n, each times 1 - momentum: affine in X for each channel,
+        # so one more `standardize`. Its slope is for X^, hence the deviation.
         share = op.Div(op.constant(1.0 - momentum, dtype_of(x)), count)
         slope, shift = fill(op, batch.mean, 0.0), None if to_mean is None else op.Mul(to_mean, share)
         if to_var is not None:
@@ -93,13 +103,17 @@ def _training(ctx: RuleContext) -> Gradients:
     ]
 
 
-def trained(op: Builder, x: ir.Value, scale: ir.Value, bias: ir.Value, epsilon: float) -> tuple[ir.Value, Statistics]:
-    """Normalize the channels of `x` with their own statistics.
+def normalize_batch(
+    op: Builder, x: ir.Value, scale: ir.Value, bias: ir.Value, epsilon: float
+) -> tuple[ir.Value, Statistics]:
+    """Normalize the channels of `x` with their own statistics. Returns the result and the statistics.
 
-    The operator's running statistics with momentum 0 are those of the batch, so that nothing is computed twice. What
-    they were before does not matter, but ONNX Runtime writes the new ones over it, whoever else reads it, weights
-    and constants included. So these are values that every run makes anew, and no two nodes the same ones.
+    With momentum 0 the operator's new running statistics are those of the batch, so nothing is computed twice. It needs
+    old ones as inputs, whose content does not matter; but ONNX Runtime overwrites their memory with the new ones, even
+    that of weights and constants which others read. So each node gets inputs of its own that every run computes anew.
     """
+    # A division by a size that is read at run time makes them no constants; a number of their own (that of the nodes so
+    # far) keeps `share_subexpressions` from making one value of two nodes' inputs.
     size, own = op.Cast(op.Size(x), to=int(dtype_of(scale))), len(op.graph)
     before = [op.Div(fill(op, scale, own + part), size) for part in (0.0, 0.5)]
     y, mean, var = op.emit(
@@ -112,9 +126,13 @@ def trained(op: Builder, x: ir.Value, scale: ir.Value, bias: ir.Value, epsilon: 
 def backward(
     op: Builder, x: ir.Value, g: ir.Value, batch: Statistics, scale: ir.Value
 ) -> tuple[ir.Value, ir.Value, ir.Value]:
-    """The adjoint of `trained`: gradient of x, and those of scale and bias divided by the elements of a channel."""
+    """The adjoint of `normalize_batch`: gradient of x, and those of scale and bias over n, the elements of a channel.
+
+    dX = scale / deviation (g - mean(g X^) X^ - mean g); dscale / n = mean(g X^), dB / n = mean g.
+    """
     per_bias = _over_channels(op, op.ReduceMean, g)
     product = _over_channels(op, op.ReduceMean, op.Mul(g, x))
+    # mean(g X^) = (mean(g X) - mean(X) mean(g)) / deviation, as a `standardize` of that row.
     per_scale = _standardize_row(op, product, Statistics(op.Mul(batch.mean, per_bias), batch.var, batch.epsilon))
     return project(op, x, g, batch, per_scale, per_bias, scale), per_scale, per_bias
 
@@ -128,7 +146,7 @@ def project(
     shift: ir.Value,
     scale: ir.Value | None = None,
 ) -> ir.Value:
-    """scale / deviation * (g - slope * standardized x - shift) for each channel, in three passes."""
+    """scale / deviation * (g - slope * X^ - shift) for each channel, in three passes over memory."""
     away = op.Sub(g, standardize(op, x, batch, slope, shift))
     return standardize(op, away, Statistics(fill(op, batch.mean, 0.0), batch.var, batch.epsilon), scale)
 
@@ -150,8 +168,8 @@ def fill(op: Builder, like: ir.Value, content: float) -> ir.Value:
     return op.full_like(like, content)
 
 
-def elements_per(op: Builder, part: ir.Value, whole: ir.Value) -> ir.Value:
-    """How many elements of `whole` there are for each one of `part`: a scalar of its type."""
+def count_elements_per(op: Builder, part: ir.Value, whole: ir.Value) -> ir.Value:
+    """The number of elements of `whole` for each one of `part`: a scalar of the type of `whole`."""
     have, want = static_size(dims(whole)), static_size(dims(part))
     if have is not None and want:
         return op.constant(have / want, dtype_of(whole))
@@ -163,17 +181,17 @@ def cast(op: Builder, v: ir.Value, dtype: ir.DataType) -> ir.Value:
 
 
 def _standardize_row(op: Builder, v: ir.Value, by: Statistics, scale: ir.Value | None = None) -> ir.Value:
-    """`standardize` for v [channels]: one node instead of four small ones."""
+    """`standardize` for v [channels], as a batch of one: one node instead of four small ones."""
     return op.reshape_like(standardize(op, op.Unsqueeze(v, [0]), by, scale), v)
 
 
 def _over_channels(op: Builder, reduce: Callable[..., ir.Value], v: ir.Value) -> ir.Value:
-    """Sum or mean over all axes but the second. Two steps, as the first reads memory in order."""
+    """Sum or mean over all axes but the second. First over the inner axes, which reads memory in order."""
     inner = list(range(2, rank(v)))
-    each = reduce(v, inner, keepdims=0) if inner else v
-    return reduce(each, [0], keepdims=0)
+    per_example = reduce(v, inner, keepdims=0) if inner else v
+    return reduce(per_example, [0], keepdims=0)
 
 
 def _channels_second(op: Builder, v: ir.Value) -> ir.Value:
-    # ONNX takes a single axis as the batch, of one channel.
+    # ONNX takes a tensor of one axis as a batch with one channel.
     return v if rank(v) > 1 else op.Unsqueeze(v, [1])

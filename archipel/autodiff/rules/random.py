@@ -12,10 +12,10 @@ from archipel.graph.shapes import constant_array, dtype_of
 
 @rule("", "Dropout")
 def dropout(ctx: RuleContext) -> Gradients:
-    """data, ratio and training_mode, which may be computed at run time (ONNX Dropout-13).
+    """y = mask x / (1 - ratio) in training: dx = mask g / (1 - ratio); else y = x (ONNX Dropout-13).
 
-    What was dropped is the node's own mask output: the random numbers cannot be drawn again. The gradient of `ratio`
-    is the one with those numbers held, through the factor 1 / (1 - ratio).
+    The mask is the node's own second output: the random numbers cannot be drawn again. The gradient of `ratio` holds
+    the mask fixed: sum(g x mask) / (1 - ratio)^2. `ratio` and `training_mode` may be computed at run time.
     """
     op, g, data, ratio, mode = ctx.op, ctx.cotangent, ctx.input(0), ctx.optional(1), ctx.optional(2)
     training = constant_array(mode)
@@ -37,6 +37,7 @@ def dropout(ctx: RuleContext) -> Gradients:
 
 
 def _mask(ctx: RuleContext) -> ir.Value:
+    """The node's mask output; a node that leaves it out is replaced by one that has it."""
     if len(ctx.outputs) > 1 and ctx.outputs[1].dtype is not None:
         return ctx.outputs[1]
     with ctx.op.after(ctx.node):

@@ -1,9 +1,11 @@
-"""What LSTM, GRU and RNN share: their sequences, directions and lengths, and the products around the loops.
+"""What LSTM, GRU and RNN share: sequences, directions and lengths, and the products around the loops.
 
-In the loops features come first and the batch last. Their products then have the weights on the left, where ONNX
-Runtime reads them as they are; weights on the right it would rearrange at every step. Everything that does not need
-the state of the step before (products with inputs, derivatives, gradients of weights) happens outside, for all steps
-at once.
+Backpropagation through time (Werbos 1990): a Scan forwards that keeps what the gradient needs, a Scan backwards that
+carries the cotangents of the state.
+
+In the loops features come first and the batch last. The weights are then the left operands of the products, where ONNX
+Runtime reads them as they are; it would rearrange right operands at every step. Everything that does not need the state
+of the step before (products with inputs, derivatives, gradients of weights) happens outside, for all steps at once.
 """
 
 from __future__ import annotations
@@ -29,9 +31,10 @@ Values = list[ir.Value]
 class Direction:
     """One direction of a layer.
 
-    x [time, batch, features], w [gates * hidden, features], r [gates * hidden, hidden], biases [gates * hidden] for
-    each of them, peepholes [3 * hidden]; `initial`: h and, in an LSTM, c, each [hidden, batch]. `backwards`: the loop
-    starts at the last step. `ragged`: what follows a sequence's end is there, but does not count.
+    x [time, batch, features], w [gates * hidden, features], r [gates * hidden, hidden], biases [gates * hidden] of
+    w and r, peepholes [3 * hidden]; `initial`: h and, in an LSTM, c, each [hidden, batch]. `backwards`: the loop starts
+    at the last step. `ragged`: sequences have lengths of their own; the loop runs over the padding behind them as well,
+    and its results there do not count.
     """
 
     op: Builder
@@ -49,6 +52,7 @@ class Direction:
     def project(self, bias: ir.Value | None) -> ir.Value:
         """w x + bias for all steps, [time, gates * hidden, batch]."""
         op, (width, features) = self.op, fixed_sizes(dims(self.w))
+        # One product for all steps, [width, time * batch], cut into steps afterwards.
         column = None if bias is None else op.Unsqueeze(bias, [1])
         product = op.Gemm(self.w, self.rows(self.x, features), column, transB=1)
         steps, batch = dims(self.x)[:2]
@@ -65,7 +69,7 @@ class Direction:
     def loop(
         self, body: Body, carried: Sequence[ir.Value], sequences: Sequence[ir.Value], gradient: bool = False
     ) -> tuple[list[ir.Value], list[ir.Value]]:
-        """Scan over the steps, with `gradient` in the opposite order."""
+        """Scan over the steps in this direction; with `gradient` in the opposite one."""
         name = self.op.unique("backward" if gradient else "forward")
         return scan(self.op, body, carried, sequences, reverse=self.backwards != gradient, name=name)
 
@@ -81,20 +85,21 @@ class Direction:
         """The hidden state before each step, [time * batch, hidden], from those after it [time, hidden, batch]."""
         op = self.op
         after = batch_first(op, states)
+        # The states moved on by one step, with the initial one in front; at the other end if the loop runs backwards.
         start = op.Unsqueeze(op.Transpose(self.initial[0], perm=[1, 0]), [0])
         if self.backwards:
             return self.rows(op.Concat(op.Slice(after, [1], [2**62], [0]), start, axis=0), self.hidden)
         return self.rows(op.Concat(start, op.Slice(after, [0], [-1], [0]), axis=0), self.hidden)
 
     def bias(self) -> ir.Value | None:
-        """The sum of both."""
+        """The sum of both biases."""
         return None if self.biases is None else self.op.Add(*self.biases)
 
 
 @dataclass
 class Forward:
-    """`states`: after each step, [time, hidden, batch], h and, where a sequence may end early, c. `final`: after the
-    last step. `kept`: what the gradient needs besides."""
+    """`states`: h and, where a sequence may end early, c after each step, [time, hidden, batch]. `final`: h and c after
+    the last step. `kept`: further values of each step that the gradient needs."""
 
     states: Values
     final: Values
@@ -103,26 +108,29 @@ class Forward:
 
 @dataclass
 class Cotangents:
-    """Of the states after each step and after the last one, in the shapes of `Forward`; None for zeros."""
+    """Cotangents of the states after each step and after the last one, in the shapes of `Forward`; None for zeros."""
 
     states: list[ir.Value | None]
     final: list[ir.Value | None]
 
     @property
     def given(self) -> Values:
-        """Those of each step that are not zero: what the loop of the gradient goes through."""
+        """The cotangents of each step that are not zero: sequences for the loop of the gradient."""
         return [value for value in self.states if value is not None]
 
     def start(self, d: Direction) -> Values:
-        """What the loop of the gradient starts with."""
+        """The cotangents that the loop of the gradient starts with."""
         return [d.op.full_like(d.initial[0], 0.0) if value is None else value for value in self.final]
 
 
 @dataclass
 class Backward:
-    """`gates`: gradient of w x + bias, [time, gates * hidden, batch]. `recurrent`: pairs whose products, one below the
-    other, are the gradient of r: gradients [n, time * batch], what they multiplied [time * batch, hidden].
-    `initial`: of the initial states, [hidden, batch]. `peepholes`: [3 * hidden]."""
+    """Gradients of one direction.
+
+    `gates`: of w x + bias, [time, gates * hidden, batch]. `recurrent`: pairs (gradients [n, time * batch], their
+    factors [time * batch, hidden]) whose products, one below the other, are the gradient of r. `initial`: of the
+    initial states, [hidden, batch]. `peepholes`: [3 * hidden].
+    """
 
     gates: ir.Value
     recurrent: list[tuple[ir.Value, ir.Value]]
@@ -131,7 +139,7 @@ class Backward:
 
 
 class Cell(Protocol):
-    """What happens in the loops. `functions`: the default activations; `states`: 2 if there is c besides h."""
+    """The equations of one operator. `functions`: its default activations; `states`: 2 with c besides h, else 1."""
 
     functions: tuple[str, ...]
     states: int
@@ -142,21 +150,22 @@ class Cell(Protocol):
 
 
 def differentiate_layer(ctx: RuleContext, cell: Cell) -> Gradients:
-    """Replace the node by loops that keep what the gradient needs, and emit the loops of the gradient.
+    """Replace the node by loops that keep intermediate values, and emit the loops of the gradient.
 
     Inputs X, W, R, B, sequence_lens, initial_h, initial_c, P; outputs Y, Y_h, Y_c (ONNX LSTM-14, GRU-14, RNN-14).
     """
+    # The forward loops go where the node is, before its readers; those of the gradient at the end of the graph.
     with ctx.op.after(ctx.node):
         layer = _Layer(ctx, cell)
         directions = layer.directions()
         runs = [cell.forward(d) for d in directions]
         layer.replace(runs)
-    found = [cell.backward(d, run, layer.cotangents(i)) for i, (d, run) in enumerate(zip(directions, runs))]
-    return layer.gradients(directions, found)
+    backward = [cell.backward(d, run, layer.cotangents(i)) for i, (d, run) in enumerate(zip(directions, runs))]
+    return layer.gradients(directions, backward)
 
 
 class _Layer:
-    """The node, read once; `x` and the initial states with the batch in the middle, whatever the layout."""
+    """The node's inputs and attributes in one form: layout 0, so that time comes before the batch."""
 
     def __init__(self, ctx: RuleContext, cell: Cell) -> None:
         self.ctx, self.cell, self.op = ctx, cell, ctx.op
@@ -189,12 +198,13 @@ class _Layer:
             peepholes=None if peepholes is None else self._pick(peepholes, index),
             initial=[self._initial(ctx.optional(5 + state), index) for state in range(self.cell.states)],
             activations=self.functions[index],
+            # With lengths `_flip` reverses each sequence instead: their last steps are at different places.
             backwards=self.reverse[index] and self.lengths is None,
             ragged=self.lengths is not None,
         )
 
     def _initial(self, given: ir.Value | None, index: int) -> ir.Value:
-        """[hidden, batch]; zeros if left out."""
+        """The initial state, [hidden, batch]; zeros if the node leaves it out."""
         op, batch = self.op, dims(self.x)[1]
         if given is not None:
             return self._column(given, index)
@@ -208,13 +218,15 @@ class _Layer:
         return zeros
 
     def replace(self, runs: list[Forward]) -> None:
-        """Y, Y_h and Y_c from the loops instead of the node."""
+        """Make the loops' results Y, Y_h and Y_c instead of the node's."""
         ctx, op = self.ctx, self.op
         rows = []
         for index, run in enumerate(runs):
+            # ONNX: Y is 0 behind a sequence's end, and Y_h and Y_c are the states at its end.
             states = run.states[0] if self.valid is None else op.Mul(run.states[0], self.valid)
             rows.append(op.Unsqueeze(self._flip(batch_first(op, states), index), [1]))
         y = self._join(rows, axis=1)
+        # [time, directions, batch, hidden], or with layout 1 [batch, time, directions, hidden].
         values = [op.Transpose(y, perm=[2, 0, 1, 3]) if self.layout else y]
         for i in range(self.cell.states):
             ends = [run.final[i] for run in runs]
@@ -222,12 +234,12 @@ class _Layer:
                 ends = [op.ReduceSum(op.Mul(run.states[i], self.last), [0], keepdims=0) for run in runs]
             values.append(self._state(ends))
         for old, new in zip(ctx.outputs, values):
-            if old.dtype is None:  # an output that is left out
+            if old.dtype is None:  # an output that the node leaves out
                 old.dtype, old.shape = dtype_of(new), new.shape
         ctx.replace(*values[: len(ctx.outputs)])
 
     def cotangents(self, index: int) -> Cotangents:
-        """For one direction, in the order in which its loop goes through the steps."""
+        """The cotangents for one direction, in the order of its loop's steps."""
         op = self.op
         y, *ends = [*self.ctx.cotangents, None, None][: 1 + self.cell.states]
         if y is not None:
@@ -237,40 +249,45 @@ class _Layer:
         states = [y, *[None] * (self.cell.states - 1)]
         if self.valid is None or self.last is None:
             return Cotangents(states, final)
-        # A sequence's end lies somewhere in the loop: its cotangent joins there.
+        # A sequence ends at some step of the loop: the cotangent of its final state is added at that step. The padding
+        # behind it, through which the backward loop comes first, has cotangent 0.
         if y is not None:
             states[0] = op.Mul(y, self.valid)
         for i, end in enumerate(final):
             if end is not None:
-                placed, here = op.Mul(end, self.last), states[i]
-                states[i] = placed if here is None else op.Add(here, placed)
+                placed, given = op.Mul(end, self.last), states[i]
+                states[i] = placed if given is None else op.Add(given, placed)
         return Cotangents(states, [None] * self.cell.states)
 
-    def gradients(self, directions: list[Direction], found: list[Backward]) -> Gradients:
-        """Of the node's inputs, in their order."""
+    def gradients(self, directions: list[Direction], backward: list[Backward]) -> Gradients:
+        """The gradients of the node's inputs, in their order."""
         ctx, op = self.ctx, self.op
         sizes = [fixed_sizes(dims(d.w)) for d in directions]
-        flat = [d.columns(gradient.gates, size[0]) for d, gradient, size in zip(directions, found, sizes)]
+        # dx = w^T dgates, dw = dgates x^T, dr = dgates h^T: one product each over all steps.
+        flat = [d.columns(gradient.gates, size[0]) for d, gradient, size in zip(directions, backward, sizes)]
         to_x = [op.reshape_like(op.Gemm(gates, d.w, transA=1), d.x) for d, gates in zip(directions, flat)]
+        # Both directions read x and add to its gradient; weights, biases and states are stacked by direction.
         grad_x = reduce(op.Add, [self._flip(part, index) for index, part in enumerate(to_x)])
         grad_w = self._stack([op.MatMul(a, d.rows(d.x, size[1])) for d, a, size in zip(directions, flat, sizes)])
-        grad_r = self._stack([self._join([op.MatMul(a, b) for a, b in g.recurrent]) for g in found])
+        grad_r = self._stack([self._join([op.MatMul(a, b) for a, b in g.recurrent]) for g in backward])
         grad_b = None
         if ctx.optional(3) is not None:
-            parts = [[gates, *(a for a, _ in g.recurrent)] for gates, g in zip(flat, found)]
+            # The bias of W, then that of R: the sums of what each product's gradient is, over steps and batch.
+            parts = [[gates, *(a for a, _ in g.recurrent)] for gates, g in zip(flat, backward)]
             grad_b = self._stack([self._join([op.ReduceSum(a, [1], keepdims=0) for a in p]) for p in parts])
-        initial = [self._state([g.initial[i] for g in found]) for i in range(self.cell.states)]
-        peepholes = [g.peepholes for g in found if g.peepholes is not None]
+        initial = [self._state([g.initial[i] for g in backward]) for i in range(self.cell.states)]
+        peepholes = [g.peepholes for g in backward if g.peepholes is not None]
         grad_p = [self._stack(peepholes)] if peepholes else []
         every = [self._swap(grad_x), grad_w, grad_r, grad_b, None, *initial, *grad_p]
-        # No gradient where there is no input.
+        # No gradient for an input that the node leaves out.
         return [gradient if ctx.optional(i) is not None else None for i, gradient in enumerate(every)]
 
     def _masks(self) -> tuple[ir.Value | None, ir.Value | None]:
-        """1 before a sequence's end, and 1 at its last step, else 0; [time, 1, batch]. None without lengths."""
+        """Two masks [time, 1, batch]: 1 at every step of a sequence, and 1 at its last step; None without lengths."""
         if self.lengths is None:
             return None, None
         op, dtype = self.op, dtype_of(self.x)
+        # ONNX counts sequence_lens in int32: step < length is inside, step + 1 = length is the last one.
         steps = op.Range(0, op.Squeeze(op.Shape(self.x, start=0, end=1), [0]), 1)
         step = op.Unsqueeze(op.Cast(steps, to=ir.DataType.INT32), [1, 2])
         step.shape = ir.Shape([dims(self.x)[0], 1, 1])
@@ -278,7 +295,7 @@ class _Layer:
         return op.Cast(op.Less(step, self.lengths), to=dtype), op.Cast(last, to=dtype)
 
     def _flip(self, sequence: ir.Value, index: int) -> ir.Value:
-        """[time, batch, n]: in the reverse direction each sequence's valid part back to front, where ends differ."""
+        """[time, batch, n]; for the reverse direction with lengths each sequence reversed, before its padding."""
         if self.lengths is None or not self.reverse[index]:
             return sequence
         lengths = self.op.Cast(self.lengths, to=ir.DataType.INT64)
@@ -289,7 +306,7 @@ class _Layer:
         return self.op.Transpose(value, perm=[1, 0, 2]) if self.layout else value
 
     def _column(self, state: ir.Value, index: int) -> ir.Value:
-        """[hidden, batch] of one direction."""
+        """A state of the node as [hidden, batch], for one direction."""
         return self.op.Transpose(self._pick(self._swap(state), index), perm=[1, 0])
 
     def _state(self, columns: Sequence[ir.Value]) -> ir.Value:
@@ -297,7 +314,7 @@ class _Layer:
         return self._swap(self._stack([self.op.Transpose(column, perm=[1, 0]) for column in columns]))
 
     def _halves(self, bias: ir.Value) -> tuple[ir.Value, ir.Value]:
-        """What is added to the product with W, and with R."""
+        """B is the bias of W, followed by that of R."""
         first, second = self.op.emit("Split", bias, num_outputs=2, axis=0, outputs=2)
         return first, second
 
@@ -312,15 +329,15 @@ class _Layer:
         return values[0] if len(values) == 1 else self.op.Concat(*values, axis=axis)
 
 
-def clipped(op: Builder, a: ir.Value, clip: float | None) -> ir.Value:
-    """The argument of an activation, held between -clip and clip."""
+def clip_argument(op: Builder, a: ir.Value, clip: float | None) -> ir.Value:
+    """The argument of an activation, limited to [-clip, clip]."""
     if clip is None:
         return a
     return op.Clip(a, op.constant(-clip, dtype_of(a)), op.constant(clip, dtype_of(a)))
 
 
-def unclipped(op: Builder, a: ir.Value, clip: float) -> ir.Value:
-    """1 where `clipped` changes nothing, else 0."""
+def unclipped_mask(op: Builder, a: ir.Value, clip: float) -> ir.Value:
+    """1 where `clip_argument` changes nothing, else 0: the derivative of the clipping."""
     return op.Cast(op.Less(op.Abs(a), float(clip)), to=dtype_of(a))
 
 

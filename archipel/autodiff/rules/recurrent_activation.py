@@ -1,4 +1,4 @@
-"""The activation functions that recurrent operators name: what each emits, and its derivative read from its result."""
+"""The activation functions that recurrent operators name: each with its derivative as a function of its result."""
 
 from __future__ import annotations
 
@@ -17,39 +17,43 @@ Pull = Callable[[Builder, ir.Value, ir.Value, float, float], ir.Value]
 
 @dataclass(frozen=True)
 class _Kind:
-    """`pull` is given the result y, which is what loops keep, and what to multiply the derivative with. `defaults`: of
-    alpha and beta, where it takes them; None where they must be given, as runtimes differ."""
+    """`forward` emits the function y = f(x); `pull` takes y, which the loops keep, and g, and emits g f'(x).
+
+    `defaults`: of alpha and beta, for a function that takes them; None where runtimes differ, so they must be given.
+    """
 
     forward: Forward
     pull: Pull
     defaults: tuple[float | None, ...] = ()
 
 
-def _where(op: Builder, inside: ir.Value, g: ir.Value, scale: float = 1.0) -> ir.Value:
-    found = op.Mul(op.Cast(inside, to=dtype_of(g)), g)
-    return found if scale == 1.0 else op.Mul(found, scale)
+def _masked(op: Builder, inside: ir.Value, g: ir.Value, scale: float = 1.0) -> ir.Value:
+    """scale g where `inside` holds, else 0."""
+    masked = op.Mul(op.Cast(inside, to=dtype_of(g)), g)
+    return masked if scale == 1.0 else op.Mul(masked, scale)
 
 
 def _one_sided(op: Builder, y: ir.Value, g: ir.Value, other: ir.Value | float) -> ir.Value:
+    """g where y > 0, else other g."""
     return op.Where(op.Greater(y, 0.0), g, op.Mul(g, other))
 
 
 def _less_square(op: Builder, y: ir.Value, g: ir.Value) -> ir.Value:
-    # As (1 - y y) g, but ONNX Runtime takes numbers one by one from a scalar where the batch, in front, is 1.
+    # (1 - y y) g without the scalar 1: beside a scalar ONNX Runtime handles elements one by one if the last axis is 1.
     return op.Sub(g, op.Mul(op.Mul(g, y), y))
 
 
 _KINDS: dict[str, _Kind] = {
     "sigmoid": _Kind(lambda op, x, a, b: op.Sigmoid(x), lambda op, y, g, a, b: op.Mul(op.Sub(y, op.Mul(y, y)), g)),
     "tanh": _Kind(lambda op, x, a, b: op.Tanh(x), lambda op, y, g, a, b: _less_square(op, y, g)),
-    "relu": _Kind(lambda op, x, a, b: op.Relu(x), lambda op, y, g, a, b: _where(op, op.Greater(y, 0.0), g)),
+    "relu": _Kind(lambda op, x, a, b: op.Relu(x), lambda op, y, g, a, b: _masked(op, op.Greater(y, 0.0), g)),
     "affine": _Kind(lambda op, x, a, b: op.Add(op.Mul(x, a), b), lambda op, y, g, a, b: op.Mul(g, a), (None, None)),
     "leakyrelu": _Kind(
         lambda op, x, a, b: op.LeakyRelu(x, alpha=a), lambda op, y, g, a, b: _one_sided(op, y, g, a), (0.01,)
     ),
     "thresholdedrelu": _Kind(
         lambda op, x, a, b: op.ThresholdedRelu(x, alpha=a),
-        lambda op, y, g, a, b: _where(op, op.Greater(y, 0.0), g),
+        lambda op, y, g, a, b: _masked(op, op.Greater(y, 0.0), g),
         (None,),
     ),
     "scaledtanh": _Kind(
@@ -59,7 +63,7 @@ _KINDS: dict[str, _Kind] = {
     ),
     "hardsigmoid": _Kind(
         lambda op, x, a, b: op.HardSigmoid(x, alpha=a, beta=b),
-        lambda op, y, g, a, b: _where(op, op.And(op.Greater(y, 0.0), op.Less(y, 1.0)), g, a),
+        lambda op, y, g, a, b: _masked(op, op.And(op.Greater(y, 0.0), op.Less(y, 1.0)), g, a),
         (0.2, 0.5),
     ),
     "elu": _Kind(
@@ -73,13 +77,13 @@ _KINDS: dict[str, _Kind] = {
     ),
 }
 
-# Below these the result does not tell on which side of the kink the argument was.
+# With a negative alpha the sign of y does not tell on which side of the kink x was, so `pull` could not either.
 _ALPHA_POSITIVE = ("leakyrelu", "thresholdedrelu", "elu")
 
 
 @dataclass(frozen=True)
 class Activation:
-    """One of them with its parameters."""
+    """An activation function with its parameters."""
 
     kind: _Kind
     alpha: float = 0.0
@@ -89,21 +93,21 @@ class Activation:
         return self.kind.forward(op, x, self.alpha, self.beta)
 
     def pull(self, op: Builder, y: ir.Value, g: ir.Value) -> ir.Value:
-        """`g` times the derivative at the point where the result was `y`; of equal shapes."""
+        """`g` times the derivative where the result is `y`; both of the same shape."""
         return self.kind.pull(op, y, g, self.alpha, self.beta)
 
 
 def activations(ctx: RuleContext, defaults: tuple[str, ...], directions: int) -> list[tuple[Activation, ...]]:
-    """For each direction what its gates use (ONNX LSTM-14, attributes activations, activation_alpha, activation_beta).
+    """The activation functions of each direction (ONNX LSTM-14: activations, activation_alpha, activation_beta).
 
-    Each takes its parameters from the two lists in turn, if it has any, and its defaults after their end. Raises
-    MissingRuleError for a function that is not known, or whose derivative its result does not determine.
+    A function that has parameters takes the next ones of the two lists, and its defaults after their end. Raises
+    MissingRuleError for an unknown function, or one whose derivative its result does not determine.
     """
     names = ctx.attribute("activations", None) or list(defaults) * directions
     if len(names) != len(defaults) * directions:
         ctx.refuse("activations", f"{len(defaults)} for each of {directions} directions expected, got {names}")
     alphas, betas = iter(ctx.attribute("activation_alpha", [])), iter(ctx.attribute("activation_beta", []))
-    found = []
+    chosen = []
     for name in names:
         key = name.lower()
         if key not in _KINDS:
@@ -119,5 +123,5 @@ def activations(ctx: RuleContext, defaults: tuple[str, ...], directions: int) ->
             given.append(float(value))
         if (key in _ALPHA_POSITIVE and given[0] < 0) or (key == "scaledtanh" and given[0] == 0):
             ctx.refuse(f"activation {name!r}", f"no derivative from its result with alpha={given[0]}")
-        found.append(Activation(kind, *given))
-    return [tuple(found[i : i + len(defaults)]) for i in range(0, len(found), len(defaults))]
+        chosen.append(Activation(kind, *given))
+    return [tuple(chosen[i : i + len(defaults)]) for i in range(0, len(chosen), len(defaults))]

@@ -1,4 +1,7 @@
-"""Reductions over axes."""
+"""Reductions over axes.
+
+`_restore_axes` gives a reduced value its reduced axes back, with size 1; broadcasting then repeats it along them.
+"""
 
 from __future__ import annotations
 
@@ -12,80 +15,85 @@ from archipel.graph.shapes import constant_array, dims, dtype_of, rank, static_s
 
 @rule("", "ReduceSum")
 def reduce_sum(ctx: RuleContext) -> Gradients:
+    """Every element has the gradient of its sum."""
     return [_spread(ctx, ctx.cotangent)]
 
 
 @rule("", "ReduceMean")
 def reduce_mean(ctx: RuleContext) -> Gradients:
+    """y = sum x / n: dx = g / n, with n the number of elements that one mean is over."""
     op, g, axes = ctx.op, ctx.cotangent, _axes(ctx)
     shape = dims(ctx.input(0))
     reduced = None if axes is None else [shape[axis] for axis in axes]
     count = None if reduced is None else static_size(reduced)
     if count is not None:
         return [_spread(ctx, op.Mul(g, 1.0 / max(count, 1)) if count != 1 else g)]
-    # A size that shows at run time only.
+    # n is known at run time only: how many inputs there are for each output.
     ratio = op.Div(op.Size(ctx.input(0)), op.Size(ctx.output))
     return [_spread(ctx, op.Div(g, op.Cast(ratio, to=int(dtype_of(g)))))]
 
 
 @rule("", "ReduceSumSquare")
 def reduce_sum_square(ctx: RuleContext) -> Gradients:
+    """y = sum x^2: dx = 2 g x."""
     op = ctx.op
-    return [op.Mul(ctx.input(0), _kept(ctx, op.Mul(ctx.cotangent, 2.0)))]
+    return [op.Mul(ctx.input(0), _restore_axes(ctx, op.Mul(ctx.cotangent, 2.0)))]
 
 
 @rule("", "ReduceL1")
 def reduce_l1(ctx: RuleContext) -> Gradients:
-    """The derivative at 0 is 0, as in PyTorch."""
-    return [ctx.op.Mul(ctx.op.Sign(ctx.input(0)), _kept(ctx, ctx.cotangent))]
+    """y = sum |x|: dx = g sign x, 0 at 0, as in PyTorch."""
+    return [ctx.op.Mul(ctx.op.Sign(ctx.input(0)), _restore_axes(ctx, ctx.cotangent))]
 
 
 @rule("", "ReduceL2")
 def reduce_l2(ctx: RuleContext) -> Gradients:
-    """Where the norm is 0 so is the derivative, as in PyTorch."""
+    """y = sqrt(sum x^2): dx = g x / y; where y is 0, dx is 0, as in PyTorch."""
     op = ctx.op
-    return [op.Mul(ctx.input(0), _kept(ctx, op.Div(ctx.cotangent, nonzero(op, ctx.output))))]
+    return [op.Mul(ctx.input(0), _restore_axes(ctx, op.Div(ctx.cotangent, replace_zeros(op, ctx.output))))]
 
 
 @rule("", "ReduceLogSum")
 def reduce_log_sum(ctx: RuleContext) -> Gradients:
+    """y = log sum x: dx = g / sum x, and the sum is exp y."""
     op = ctx.op
     return [_spread(ctx, op.Div(ctx.cotangent, op.Exp(ctx.output)))]
 
 
 @rule("", "ReduceLogSumExp")
 def reduce_log_sum_exp(ctx: RuleContext) -> Gradients:
-    """exp(x - y) never overflows. Where every x is minus infinity the gradient is 0."""
+    """y = log sum exp x: dx = g exp(x - y), which never overflows; 0 where every x is minus infinity."""
     op, y = ctx.op, ctx.output
+    # x - y would be NaN where both are minus infinity.
     finite = op.Max(y, float(dtype_of(y).min))
-    return [op.Mul(op.Exp(op.Sub(ctx.input(0), _kept(ctx, finite))), _kept(ctx, ctx.cotangent))]
+    return [op.Mul(op.Exp(op.Sub(ctx.input(0), _restore_axes(ctx, finite))), _restore_axes(ctx, ctx.cotangent))]
 
 
 @rule("", "ReduceMax", "ReduceMin")
 def reduce_extremum(ctx: RuleContext) -> Gradients:
-    """Elements that share the extremum share its gradient equally, as in PyTorch's amax and amin."""
+    """g goes to the extreme element; n elements that share it get g / n each, as in PyTorch's amax and amin."""
     op, x = ctx.op, ctx.input(0)
-    extremum = _kept(ctx, ctx.output)
+    extremum = _restore_axes(ctx, ctx.output)
     mask = op.Cast(op.Equal(x, extremum), to=int(dtype_of(x)))
     noop = ctx.attribute("noop_with_empty_axes", 0)
     count = op.ReduceSum(mask, ctx.optional(1), keepdims=1, noop_with_empty_axes=noop)
     if rank(extremum) > 0:
-        count.shape = extremum.shape  # which inference does not find if the axes are computed at run time
-    return [op.Mul(mask, op.Div(_kept(ctx, ctx.cotangent), count))]
+        count.shape = extremum.shape  # inference does not know it if the axes are computed at run time
+    return [op.Mul(mask, op.Div(_restore_axes(ctx, ctx.cotangent), count))]
 
 
-def nonzero(op: Builder, value: ir.Value) -> ir.Value:
-    """The value, and 1 where it is 0: to divide zeros by."""
+def replace_zeros(op: Builder, value: ir.Value) -> ir.Value:
+    """The value with 1 in place of 0: a denominator for zeros."""
     return op.Add(value, op.Cast(op.Equal(value, 0.0), to=int(dtype_of(value))))
 
 
 def _spread(ctx: RuleContext, g: ir.Value) -> ir.Value:
-    """Repeat what was reduced to the input's shape."""
-    return ctx.op.expand_like(_kept(ctx, g), ctx.input(0))
+    """The cotangent of a reduced value, repeated to the input's shape."""
+    return ctx.op.expand_like(_restore_axes(ctx, g), ctx.input(0))
 
 
-def _kept(ctx: RuleContext, reduced: ir.Value) -> ir.Value:
-    """Put the reduced axes back, with size 1: what broadcasts against the input."""
+def _restore_axes(ctx: RuleContext, reduced: ir.Value) -> ir.Value:
+    """A reduced value with the reduced axes put back, of size 1, so that it broadcasts against the input."""
     if ctx.attribute("keepdims", 1) or rank(reduced) == 0:
         return reduced
     axes = _axes(ctx)
@@ -95,12 +103,13 @@ def _kept(ctx: RuleContext, reduced: ir.Value) -> ir.Value:
 
 
 def _axes(ctx: RuleContext) -> list[int] | None:
-    """The axes that are reduced, None if they are only known at run time."""
+    """The reduced axes, sorted and not negative; None if they are known at run time only."""
     n = rank(ctx.input(0))
     given = ctx.optional(1)
     content = constant_array(given)
     if given is not None and content is None:
         return None
+    # ONNX ReduceSum-13: without axes all are reduced, or none with noop_with_empty_axes.
     if content is None or content.size == 0:
         return [] if ctx.attribute("noop_with_empty_axes", 0) else list(range(n))
     return sorted(int(axis) % n for axis in content.reshape(-1))

@@ -1,4 +1,4 @@
-"""RNN, Elman's."""
+"""RNN (Elman 1990)."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from archipel.autodiff.rules.recurrent import (
     Direction,
     Forward,
     Values,
-    clipped,
+    clip_argument,
     differentiate_layer,
-    unclipped,
+    unclipped_mask,
 )
 from archipel.graph.build import Builder
 
@@ -36,17 +36,18 @@ class _Cell:
     def forward(self, d: Direction) -> Forward:
         def step(op: Builder, carried: Values, items: Values) -> tuple[Values, Values]:
             a = op.Gemm(d.r, carried[0], items[0])
-            h = d.activations[0](op, clipped(op, a, self.clip))
+            h = d.activations[0](op, clip_argument(op, a, self.clip))
             return [h], [h, *([] if self.clip is None else [a])]
 
         final, (h, *kept) = d.loop(step, d.initial, [d.project(d.bias())])
         return Forward([h], final, kept)
 
     def backward(self, d: Direction, run: Forward, cotangents: Cotangents) -> Backward:
+        """da = dh tanh'(a), with a the argument of tanh; dh of the step before = r^T da."""
         op, h = d.op, run.states[0]
         slope = d.activations[0].pull(op, h, op.full_like(h, 1.0))
         if self.clip is not None:
-            slope = op.Mul(slope, unclipped(op, run.kept[0], self.clip))
+            slope = op.Mul(slope, unclipped_mask(op, run.kept[0], self.clip))
         weights = op.Transpose(d.r, perm=[1, 0])
 
         def step(op: Builder, carried: Values, items: Values) -> tuple[Values, Values]:

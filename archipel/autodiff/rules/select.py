@@ -12,6 +12,7 @@ from archipel.graph.shapes import dtype_of
 
 @rule("", "Where")
 def where(ctx: RuleContext) -> Gradients:
+    """y = a where the condition holds, else b: g goes to the one that was taken (ONNX Where-16)."""
     op, condition, g = ctx.op, ctx.input(0), ctx.cotangent
     zero = op.constant(0.0, g.dtype)
     return [
@@ -23,12 +24,13 @@ def where(ctx: RuleContext) -> Gradients:
 
 @rule("", "Trilu")
 def trilu(ctx: RuleContext) -> Gradients:
+    """A triangle is kept, the rest is 0: the same of the cotangent (ONNX Trilu-14)."""
     return [ctx.op.Trilu(ctx.cotangent, *ctx.inputs[1:], upper=ctx.attribute("upper", 1))]
 
 
 @rule("", "Min", "Max")
 def extremum(ctx: RuleContext) -> Gradients:
-    """Inputs that are equal share the gradient equally, as in PyTorch's maximum (which takes two)."""
+    """g goes to the extreme input; n inputs that share it get g / n each, as in PyTorch's maximum (ONNX Max-13)."""
     op, g, y = ctx.op, ctx.cotangent, ctx.output
     values = [ctx.input(i) for i in range(len(ctx.inputs))]
     if len(values) == 1:
@@ -43,13 +45,15 @@ def extremum(ctx: RuleContext) -> Gradients:
 
 @rule("", "Clip")
 def clip(ctx: RuleContext) -> Gradients:
-    """On a bound the gradient goes to the input, beyond it to the bound; if min > max, all to max (as PyTorch's clamp
-    with tensors does)."""
+    """y = min(max(x, low), high): g goes to x between and on the bounds, else to the bound that y is; with low > high
+    to high, as in PyTorch's clamp with tensors (ONNX Clip-13)."""
     op, g, x, low, high = ctx.op, ctx.cotangent, ctx.input(0), ctx.optional(1), ctx.optional(2)
     grad_x = grad_low = grad_high = None
     if ctx.wants(0):
+        # y = x exactly where x lies between the bounds: one comparison instead of two.
         grad_x = g if low is None and high is None else op.Mul(g, _mask(op, op.Equal(x, ctx.output), g))
     if low is not None and ctx.wants(1):
+        # Where low > high y is high everywhere, whatever x: nothing goes to low.
         below = op.Less(x, low)
         if high is not None:
             below = op.And(below, op.LessOrEqual(low, high))

@@ -59,7 +59,7 @@ def from_sklearn(estimator: Any, example: Any) -> Model:
     report = ImportReport(f"scikit-learn {sklearn.__version__} ({name})", deviation=found, samples=len(expected))
     classes = getattr(estimator, "classes_", None)
     if classes is not None:
-        report = report.noting(f"classes, in the order of the outputs: {', '.join(map(str, classes))}")
+        report = report.with_notes(f"classes, in the order of the outputs: {', '.join(map(str, classes))}")
     report.record(imported.ir)
     return imported
 

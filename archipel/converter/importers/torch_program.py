@@ -126,9 +126,9 @@ def imported(module: torch.nn.Module, example: Any, name: str, dynamic_batch: bo
     try:
         free, apart = _freed(model, module, as_tensors(example, dynamic_batch=False))
         note = f"the batch, {fixed_batch(model.ir)} in the program, is symbolic; checked with {_EXAMPLES} times as many"
-        model, report = free, replace(report, deviation=max(apart, report.deviation or 0.0)).noting(note)
+        model, report = free, replace(report, deviation=max(apart, report.deviation or 0.0)).with_notes(note)
     except FixedBatchError as error:
-        report = report.noting(f"the batch stays as in the program: {error}; PyTorch: {why}")
+        report = report.with_notes(f"the batch stays as in the program: {error}; PyTorch: {why}")
     report.record(model.ir)
     return model
 

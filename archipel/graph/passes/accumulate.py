@@ -1,4 +1,4 @@
-"""Sums that a matrix product can take over."""
+"""Sums that a Gemm computes together with its product."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from archipel.graph.passes.replacement import take_over
 from archipel.graph.shapes import constant_array, dims, is_static, same_shape
 from archipel.graph.walk import only_reader
 
-# Scaling an operand of Gemm by a number that shows at run time costs (batch x its width), and saves two passes over
-# the product (its width x the other's): worth it where the other is about as wide as a usual batch is long.
+# Scaling an operand of a Gemm by a number that is known at run time only costs batch x its width, and saves two passes
+# over the product, its width x the other's: worth it if the other's width is at least that of a usual batch.
 _WIDE = 64
 
 
 class AccumulateInGemm(LevelPass):
     """c + A B becomes Gemm(A, B, c), also with c times a constant; p - s A B becomes Gemm(-s A, B, p).
 
-    Momentum and plain gradient descent are such sums over weight matrices; each that is saved is a pass over memory.
+    Momentum and plain gradient descent are such sums over weight matrices; each of them costs a pass over memory.
     """
 
     def change_level(self, op: Builder) -> bool:
@@ -30,19 +30,20 @@ class AccumulateInGemm(LevelPass):
             if a is None or b is None:
                 continue
             if node.op_type == "Sub":
-                modified |= _descend(op, node, a, b)
+                modified |= _join_descent(op, node, a, b)
             else:
-                modified |= _add(op, node, a, b) or _add(op, node, b, a)
+                modified |= _join_sum(op, node, a, b) or _join_sum(op, node, b, a)
         return modified
 
 
 accumulate_in_gemm = AccumulateInGemm()
 
 
-def _add(op: Builder, node: ir.Node, product: ir.Value, addend: ir.Value) -> bool:
+def _join_sum(op: Builder, node: ir.Node, product: ir.Value, addend: ir.Value) -> bool:
     gemm = _bare_gemm(product)
     if gemm is None or not same_shape(dims(product), dims(addend)):
         return False
+    # c = value * constant, in either order: the constant becomes beta.
     beta = 1.0
     scale = _only_use(addend, "Mul")
     if scale is not None:
@@ -55,7 +56,7 @@ def _add(op: Builder, node: ir.Node, product: ir.Value, addend: ir.Value) -> boo
     return True
 
 
-def _descend(op: Builder, node: ir.Node, start: ir.Value, change: ir.Value) -> bool:
+def _join_descent(op: Builder, node: ir.Node, start: ir.Value, change: ir.Value) -> bool:
     scaled = _only_use(change, "Mul")
     if scaled is None or not same_shape(dims(start), dims(change)):
         return False
@@ -69,10 +70,12 @@ def _descend(op: Builder, node: ir.Node, start: ir.Value, change: ir.Value) -> b
             continue
         with op.after(node):
             negative = op.Neg(factor)
+            # The factor goes to the narrower operand.
             if columns >= rows:
                 left = op.Mul(left, negative)
             else:
                 right = op.Mul(right, negative)
+        # The Gemm comes right behind the scaled operand, as its other inputs are older.
         anchor = (left if columns >= rows else right).producer()  # type: ignore[union-attr]
         _replace(op, node, gemm, left, right, start, 1.0, anchor)
         return True
@@ -101,7 +104,7 @@ def _bare_gemm(value: ir.Value) -> ir.Node | None:
 
 
 def _only_use(value: ir.Value, op_type: str) -> ir.Node | None:
-    """The standard node that makes `value`, if it is of this type and nothing else reads the value."""
+    """The node that makes `value`, if it is of this type and the value has one reader."""
     node = value.producer()
     if node is None or node.domain != "" or node.op_type != op_type or only_reader(value) is None:
         return None

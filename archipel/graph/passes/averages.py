@@ -1,4 +1,4 @@
-"""Means over pictures."""
+"""Means over spatial axes."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ class UseGlobalAverage(GraphPass):
             axes = constant_array(node.inputs[1]) if len(node.inputs) > 1 else None
             if axes is None or source.shape is None or len(source.shape) != 4 or not is_float(source):
                 continue
+            # All spatial axes of [batch, channels, height, width], and no other.
             if sorted(int(axis) % 4 for axis in axes.reshape(-1)) != [2, 3]:
                 continue
             with op.after(node):

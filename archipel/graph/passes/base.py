@@ -1,4 +1,4 @@
-"""What the passes here have in common: onnx_ir's passes, held to a contract; one that breaks it is named."""
+"""The passes' base classes: onnx_ir's, with a contract that each call checks; the error names the pass."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from archipel.graph.build import Builder
 
 
 class GraphPass(ir.passes.InPlacePass):
-    """A pass that changes the model it is given. Inputs stay, and outputs keep their number, order and names.
+    """A pass that changes a model in place. Inputs stay, and outputs keep their number, order and names.
 
-    Calling it raises onnx_ir's PreconditionError or PostconditionError where that does not hold, or what a subclass
-    requires and ensures beyond it.
+    A call raises onnx_ir's PostconditionError if that does not hold, and what a subclass raises in `requires` and
+    `ensures`.
     """
 
     @abstractmethod
     def change(self, model: ir.Model) -> bool:
-        """Change the model. Returns whether it did more than make shapes more exact."""
+        """Change the model. Returns whether anything but shapes changed."""
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         inputs, outputs = list(model.graph.inputs), _names(model)
@@ -32,7 +32,7 @@ class GraphPass(ir.passes.InPlacePass):
 
 
 class LevelPass(GraphPass):
-    """A pass that looks at the graph, then at every body in it, each by itself."""
+    """A pass that changes the main graph, then every body, each on its own."""
 
     @abstractmethod
     def change_level(self, op: Builder) -> bool:
@@ -49,8 +49,8 @@ class LevelPass(GraphPass):
 class Pipeline(ir.passes.Sequential):
     """Passes one after the other.
 
-    What a pass raises comes out as it is, with a note that says where. onnx_ir would wrap it in a PassError, and who
-    catches archipel's errors would not get them.
+    An exception of a pass is raised as it is, with a note that names the pass. onnx_ir wraps it in a PassError, which
+    callers that catch archipel's errors would miss.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
@@ -65,7 +65,7 @@ class Pipeline(ir.passes.Sequential):
 
 
 class InlinedPipeline(Pipeline):
-    """Passes for a model without functions: what their bodies do would not be seen."""
+    """Passes for a model without functions, whose bodies they would not look into."""
 
     def requires(self, model: ir.Model) -> None:
         if model.functions:

@@ -1,4 +1,4 @@
-"""Sums that a concatenation can take over."""
+"""Sums of zero-padded parts that are a concatenation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from archipel.graph.walk import only_reader
 class ConcatenatePads(LevelPass):
     """A sum of zero-padded parts that lie side by side along one axis becomes their Concat.
 
-    Reading a tensor in slices leaves such a sum as its gradient: gates of a recurrent layer, heads of attention.
+    The gradient of a tensor that is read in slices is such a sum: gates of a recurrent layer, heads of attention.
     """
 
     def change_level(self, op: Builder) -> bool:
@@ -24,7 +24,7 @@ class ConcatenatePads(LevelPass):
                 continue
             reader = only_reader(node.outputs[0])
             if reader is not None and reader.op_type == "Add" and _parts(reader.outputs[0]) is not None:
-                continue  # part of a longer sum, which is looked at from its end
+                continue  # part of a longer sum, which its last Add represents
             parts = _parts(node.outputs[0])
             placed = None if parts is None else _place(parts)
             if placed is None:
@@ -41,7 +41,7 @@ concatenate_pads = ConcatenatePads()
 
 
 def _parts(value: ir.Value, root: bool = True) -> list[ir.Node] | None:
-    """The Pads that are added up in `value`; None if anything else is."""
+    """The Pads whose sum `value` is; None if anything else is in it, or another node reads a part of the sum."""
     node = value.producer()
     if node is None or node.domain != "" or (not root and only_reader(value) is None):
         return None
@@ -54,12 +54,13 @@ def _parts(value: ir.Value, root: bool = True) -> list[ir.Node] | None:
 
 
 def _place(pads: list[ir.Node]) -> tuple[int, list[ir.Value]] | None:
-    """The axis along which the padded parts lie side by side without gap, and the parts in order."""
+    """The axis along which the padded parts lie side by side without gaps, and the parts in order; None if none."""
     spans: dict[int, tuple[int, ir.Value]] = {}
     common: int | None = None
     for node in pads:
         amounts = constant_array(node.inputs[1])
         mode = node.attributes.get("mode")
+        # Padding with another value, with `axes` or in another mode adds more than zeros around the part.
         if len(node.inputs) > 2 or amounts is None or (mode is not None and mode.value != "constant"):
             return None
         inner, rank = node.inputs[0], len(amounts) // 2
@@ -73,6 +74,7 @@ def _place(pads: list[ir.Node]) -> tuple[int, list[ir.Value]] | None:
         spans[start] = (int(amounts[common + rank]), inner)
     if common is None:
         return None
+    # Each part has to start where the one before it ends, and the last one to have no padding behind.
     position, pieces = 0, []
     for start in sorted(spans):
         size = dims(spans[start][1])[common]

@@ -1,4 +1,4 @@
-"""What no input changes, computed once."""
+"""Constant folding."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _HIDDEN = "archipel.hidden"
 
 
 class FoldConstants(GraphPass):
-    """Compute what no input changes, but nothing that reads an initializer in `keep`: those must stay what they are.
+    """Compute nodes that depend on no input, except those that read an initializer in `keep`, and `preserved` ones.
 
-    Nodes for which `preserved` is true stay too.
+    Initializers in `keep` are parameters, whose content changes in training.
     """
 
     def __init__(self, keep: Collection[str], preserved: Callable[[ir.Node], bool] = lambda node: False) -> None:
@@ -25,7 +25,8 @@ class FoldConstants(GraphPass):
         from onnxscript.optimizer import fold_constants_ir
 
         kept = {value for name, value in model.graph.initializers.items() if name in self._keep}
-        # The folder takes a Dropout that is off for nothing; for a model that will be trained it is something.
+        # onnxscript's folder removes a Dropout in inference mode, which a model needs that will be trained. In a domain
+        # that the folder does not know it stays.
         dropouts = [node for node in model.graph.all_nodes() if node.op_type == "Dropout" and node.domain == ""]
         for node in dropouts:
             node.domain = _HIDDEN
@@ -33,6 +34,7 @@ class FoldConstants(GraphPass):
             model,
             onnx_shape_inference=True,
             should_fold=lambda node: (
+                # None: the folder decides by its own rules.
                 False if self._preserved(node) or any(value in kept for value in node.inputs) else None
             ),
         )

@@ -1,4 +1,4 @@
-"""What is the same in every run of a graph, and what a pass may know of it."""
+"""Values that are the same in every run of a graph, and how much passes may know of them."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from contextlib import contextmanager
 
 import onnx_ir as ir
 
-from archipel.graph.walk import bodies, computable
+from archipel.graph.walk import bodies, computable_values
 
 UNPACK = "archipel.unpack"
-"""Metadata of nodes that turn a stored tensor into numbers to compute with: they stay beside the stored tensor."""
+"""Metadata key of nodes that unpack a compactly stored tensor: folding them would store the large one instead."""
 
 _RANDOM = frozenset({"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform"}) | {
     "RandomUniformLike"
@@ -18,20 +18,20 @@ _RANDOM = frozenset({"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLi
 
 
 def constant_values(graph: ir.Graph) -> set[ir.Value]:
-    """Initializers that are no inputs, and what nodes without bodies compute from them alone."""
+    """Initializers that are no inputs, and what nodes without bodies and randomness compute from them alone."""
     given = {value for value in graph.initializers.values() if not value.is_graph_input()}
-    return computable((node for node in graph if node.op_type not in _RANDOM and not bodies(node)), given)
+    return computable_values((node for node in graph if node.op_type not in _RANDOM and not bodies(node)), given)
 
 
 def is_unpacked(value: ir.Value | None) -> bool:
-    """Whether the value comes out of a small stored form, in which it has to stay."""
+    """Whether the value is unpacked from a compact stored form, which has to stay."""
     node = None if value is None else value.producer()
     return node is not None and (node.op_type == "DequantizeLinear" or UNPACK in node.metadata_props)
 
 
 @contextmanager
-def hidden(graph: ir.Graph, names: Collection[str]) -> Iterator[None]:
-    """Take the contents of initializers away for a while, so that no pass can use what they happen to be now."""
+def hide_contents(graph: ir.Graph, names: Collection[str]) -> Iterator[None]:
+    """A context in which initializers have no content, so that no pass can use their present values."""
     contents = {value: value.const_value for name, value in graph.initializers.items() if name in names}
     for value in contents:
         value.const_value = None

@@ -1,4 +1,4 @@
-"""What no output needs."""
+"""Removal of dead code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Identity nodes."""
+"""Removal of Identity nodes."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from archipel.graph.walk import levels
 
 
 class RemoveIdentities(GraphPass):
-    """Drop Identity nodes. Those stay that make an output of what is no node's result in the same graph.
+    """Drop Identity nodes, except those that make a graph output of another output or of what no node here computes.
 
-    onnx_ir's own pass would take a body's output from the graph outside.
+    onnx_ir's own pass drops the latter as well, and a body would then return a value of the graph outside.
     """
 
     def change(self, model: ir.Model) -> bool:
@@ -34,6 +34,7 @@ def _remove(graph: ir.Graph, node: ir.Node) -> bool:
     if not output.is_graph_output():
         output.replace_all_uses_with(source)
     elif source.producer() is not None and source.graph is graph and not source.is_graph_output():
+        # The output's name is part of the interface: the source takes it over.
         name, output.name = output.name, source.name
         source.name = name
         output.replace_all_uses_with(source, replace_graph_outputs=True)

@@ -1,4 +1,4 @@
-"""What runs over a graph that only predicts."""
+"""`optimize_for_inference`: the passes for a graph that only predicts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from archipel.graph.passes.affine import fold_affine
 from archipel.graph.passes.averages import use_global_average
 from archipel.graph.passes.base import GraphPass, InlinedPipeline
 from archipel.graph.passes.constant_folding import FoldConstants
-from archipel.graph.passes.constants import UNPACK, hidden
+from archipel.graph.passes.constants import UNPACK, hide_contents
 from archipel.graph.passes.dead_code import remove_dead_code
 from archipel.graph.passes.identities import remove_identities
 from archipel.graph.passes.no_ops import remove_no_ops
@@ -36,13 +36,18 @@ PASSES: tuple[GraphPass, ...] = (
 
 
 def optimize_for_inference(model: ir.Model, keep: Collection[str]) -> None:
-    """Make `model` quicker to run, smaller and simpler. Changes it; inputs, outputs and their names stay.
+    """Make `model` faster and smaller. Changes it; inputs, outputs and their names stay.
 
-    Initializers in `keep`, its parameters, stay what they are, whatever they contain: what changes them is written as
-    nodes that read them. Functions must have been inlined.
+    Arguments:
+        model: a model whose functions have been inlined.
+        keep: names of initializers, its parameters, that must stay as they are. Passes do not use their content; they
+            emit nodes that read them, so the graph stays right when the content changes.
+
+    Raises onnx_ir's PreconditionError for a model with functions.
     """
+    # Dead code goes after each pass: a dead reader would make a value look as if two nodes read it.
     changes = [step for change in PASSES for step in (change, remove_dead_code)]
-    with hidden(model.graph, keep):
+    with hide_contents(model.graph, keep):
         InlinedPipeline(*_simplification(keep), *changes, *_simplification(keep))(model)
 
 

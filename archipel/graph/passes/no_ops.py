@@ -1,4 +1,4 @@
-"""Nodes that change nothing."""
+"""Removal of nodes that do nothing."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class RemoveNoOps(GraphPass):
         op = Builder(model.graph)
         modified = False
         for node in list(model.graph):
-            source = _passed_on(node)
+            source = _unchanged_input(node)
             if source is None:
                 continue
             output = node.outputs[0]
             complete_shape(source, output)
             if output.is_graph_output():
                 with op.after(node):
-                    take_over(op, output, op.Identity(source))  # `remove_identities` knows which of them can go
+                    take_over(op, output, op.Identity(source))  # `remove_identities` decides whether it can go
             else:
                 output.replace_all_uses_with(source)
             model.graph.remove(node, safe=True)
@@ -38,10 +38,11 @@ class RemoveNoOps(GraphPass):
 remove_no_ops = RemoveNoOps()
 
 
-def _passed_on(node: ir.Node) -> ir.Value | None:
-    """The input that is the node's only used output."""
+def _unchanged_input(node: ir.Node) -> ir.Value | None:
+    """The input that the node returns unchanged as its only used output; None for a node that does something."""
     if node.domain != "" or not node.inputs or node.inputs[0] is None:
         return None
+    # A Dropout's mask, say, that somebody reads.
     if any(value.is_graph_output() or list(value.uses()) for value in node.outputs[1:]):
         return None
     source, output = node.inputs[0], node.outputs[0]
@@ -55,12 +56,14 @@ def _passed_on(node: ir.Node) -> ir.Value | None:
     if node.op_type in _SAME_IF_ALONE:
         return source if len(node.inputs) == 1 else None
     if node.op_type in _SAME_IF_SHAPE_IS and source.shape is not None and output.shape is not None:
-        turned = node.op_type == "Slice" and not _forwards(node)
+        # A Slice may have its input's shape and still reverse it.
+        turned = node.op_type == "Slice" and not _has_unit_steps(node)
         return source if same_shape(dims(source), dims(output)) and not turned else None
     return None
 
 
-def _forwards(node: ir.Node) -> bool:
+def _has_unit_steps(node: ir.Node) -> bool:
+    """Whether all steps of a Slice are certainly 1."""
     if len(node.inputs) < 5 or node.inputs[4] is None:
         return True
     steps = constant_array(node.inputs[4])

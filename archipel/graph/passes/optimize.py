@@ -1,4 +1,4 @@
-"""What runs over a graph after differentiation."""
+"""`optimize`: the passes for a graph after differentiation."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ optimize = InlinedPipeline(
     lift_scalars,
     remove_dead_code,
 )
-"""`optimize(model)`: drop what differentiation leaves behind and use the fused forms that ONNX Runtime runs faster.
+"""`optimize(model)`: drop what differentiation leaves behind, and use fused forms that ONNX Runtime runs faster.
 
-Dead code, casts and transposes that cancel, products with one, common subexpressions, additions of zero, sums that a
-Gemm or a Concat takes over, scalars beside tensors of many small rows. What feeds the chosen formulations (such as
-tiled identity kernels) stays as it is. Changes the model, whose functions must have been inlined.
+Dead code, casts and transposes that cancel, products with one, common subexpressions, additions of zero, sums that are
+a Gemm or a Concat, scalars beside tensors of many small rows. Constants are not folded: those that rules make (such as
+tiled identity kernels) would become large. Changes the model, whose functions must have been inlined.
 """

@@ -1,4 +1,4 @@
-"""Matrix products with what is added to them, as one Gemm."""
+"""Matrix products with their Add or Transpose, as one Gemm."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class UseGemm(GraphPass):
                 modified |= _join(op, node, a, b) or _join(op, node, b, a)
         for node in list(model.graph):
             if node.domain == "" and node.op_type == "Gemm":
-                modified |= _take_transposed(node)
+                modified |= _absorb_transposes(node)
         return modified
 
 
@@ -38,10 +38,12 @@ def _join(op: Builder, node: ir.Node, product: ir.Value, addend: ir.Value) -> bo
         return False
     if only_reader(product) is None or not is_float(product) or matmul.graph is not node.graph:
         return False
+    # Gemm takes matrices only.
     values = (*matmul.inputs, product, node.outputs[0])
     if addend.shape is None or any(value is None or value.shape is None or len(value.shape) != 2 for value in values):
         return False
     size, added = dims(product), dims(addend)
+    # Gemm broadcasts its third input to the product, and not the product to the third input as Add does.
     spreads = len(added) <= 2 and all(x == 1 or same_dim(x, y) for x, y in zip(reversed(added), reversed(size)))
     if not spreads or not same_shape(size, dims(node.outputs[0])):
         return False
@@ -52,7 +54,7 @@ def _join(op: Builder, node: ir.Node, product: ir.Value, addend: ir.Value) -> bo
     return True
 
 
-def _take_transposed(gemm: ir.Node) -> bool:
+def _absorb_transposes(gemm: ir.Node) -> bool:
     modified = False
     for place, name in enumerate(("transA", "transB")):
         value = gemm.inputs[place]

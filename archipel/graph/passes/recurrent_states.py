@@ -1,4 +1,4 @@
-"""Recurrent layers that start from zeros."""
+"""Initial states of recurrent layers that are zeros."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _KEEP_ZERO = frozenset({"Expand", "Reshape", "Squeeze", "Unsqueeze", "Transpose"
 
 
 class DropZeroStates(GraphPass):
-    """Leave out initial states that are zeros: they are what an operator starts from by itself.
+    """Leave out initial states that are zeros, from which the operators start by default.
 
-    Exporters make them with the batch's size, which takes half a dozen nodes for each.
+    Exporters compute them from the batch's size, with half a dozen nodes for each.
     """
 
     def change(self, model: ir.Model) -> bool:
@@ -41,6 +41,7 @@ def _is_zero(value: ir.Value | None) -> bool:
     node = value.producer()
     if node is None or node.domain != "":
         return False
+    # Zeros of the batch's size: a ConstantOfShape, then nodes that rearrange or repeat its elements.
     if node.op_type == "ConstantOfShape":
         fill = node.attributes.get("value")
         return fill is None or not fill.as_tensor().numpy().any()

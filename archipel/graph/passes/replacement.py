@@ -1,4 +1,4 @@
-"""One value in the place of another."""
+"""Replacing one value by another."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from archipel.graph.build import Builder
 
 
 def take_over(op: Builder, old: ir.Value, new: ir.Value) -> None:
-    """Let `new` be read, and be the output of the graph, where `old` was."""
+    """Make all readers of `old` read `new`, which also takes its place and name as an output of the graph."""
     if old.is_graph_output():
         old.name, new.name = op.unique(f"{old.name}/before"), old.name
     old.replace_all_uses_with(new, replace_graph_outputs=True)

@@ -1,4 +1,4 @@
-"""Targets of Reshape that are computed although they are known."""
+"""Constant targets for Reshape nodes whose output shape is known."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from archipel.graph.shapes import constant_array, dims
 
 
 class FixReshapeTargets(GraphPass):
-    """Give Reshape a constant target, -1 for the one symbolic dimension, where its output shape is known that far."""
+    """Give each Reshape with at most one symbolic output dimension a constant target, with -1 for that dimension."""
 
     def change(self, model: ir.Model) -> bool:
         op = Builder(model.graph)
@@ -23,7 +23,7 @@ class FixReshapeTargets(GraphPass):
                 continue
             shape = dims(node.outputs[0])
             symbolic = sum(not isinstance(d, int) for d in shape)
-            if symbolic > 1 or 0 in shape:
+            if symbolic > 1 or 0 in shape:  # 0 in a target would mean "as in the input"
                 continue
             target = np.array([d if isinstance(d, int) else -1 for d in shape], np.int64)
             node.replace_input_with(1, op.constant(target))

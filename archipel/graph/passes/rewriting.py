@@ -1,4 +1,4 @@
-"""onnxscript's own rules."""
+"""Rewriting by rules of onnxscript."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _UNUSED: tuple[type[ir.passes.PassBase], ...] = (
 class ApplyRules(GraphPass):
     """Rewrite by rules of onnxscript, and drop the nodes, functions and opset imports that are unused after that.
 
-    `rules` is called for them when a model is there, as importing onnxscript's rewriter takes a while.
+    `rules` is a function that returns them, called with the first model: importing onnxscript's rewriter takes a while.
     """
 
     def __init__(self, rules: Callable[[], Sequence[Any]]) -> None:
@@ -29,5 +29,5 @@ class ApplyRules(GraphPass):
     def change(self, model: ir.Model) -> bool:
         from onnxscript.rewriter import RewritePass
 
-        # What onnxscript's `rewrite` does, which does not say whether there was anything to do.
+        # As onnxscript's `rewrite`, which does not return whether it changed anything.
         return ir.passes.PassManager([RewritePass(self._rules()), *(each() for each in _UNUSED)])(model).modified

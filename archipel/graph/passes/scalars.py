@@ -1,4 +1,4 @@
-"""Scalars beside tensors whose last axis may be 1."""
+"""Scalar operands beside tensors whose last axis may have size 1."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _PAIRWISE = frozenset({"Add", "Sub", "Mul", "Div", "Pow", "Equal", "Greater", "L
 
 
 class LiftScalars(LevelPass):
-    """Give a scalar the rank of the tensor that it meets, where that tensor's last axis is 1 or only known at run time.
+    """Give a scalar the rank of the other operand, if that one's last axis has size 1 or a size known at run time only.
 
-    ONNX Runtime walks over such a tensor along its last axis, one element at a time, where the scalar has rank 0
+    Beside a scalar of rank 0 ONNX Runtime loops along the last axis of such a tensor, one element at a time
     (`benchmarks/traps.py` prints what that costs).
     """
 

@@ -1,4 +1,4 @@
-"""Shapes computed in the graph: followed with numbers and names for sizes, and written down where they are known."""
+"""Shapes computed in the graph become constants: computed here, on numbers and names of sizes."""
 
 from __future__ import annotations
 
@@ -13,25 +13,27 @@ from archipel.graph.passes.base import GraphPass
 from archipel.graph.shapes import Dim, constant_array, dims, dtype_of, infer_node, same_dim, same_shape
 from archipel.graph.walk import bodies
 
-_MAX_CONTENT = 64
+_MAX_CONTENT = 64  # elements; longer integer vectors are no shapes
 _INTEGERS = (ir.DataType.INT64, ir.DataType.INT32)
 
 
 class FoldShapes(GraphPass):
-    """Replace computed shapes by constants: what follows from the inputs' sizes, with -1 or 1 for one that is free.
+    """Replace computed shapes by constants, as far as they follow from the inputs' sizes.
 
-    Shape, Slice, Gather, Concat, Squeeze, Unsqueeze and arithmetic of sizes are followed; Reshape gets a constant
-    target, Expand one that leaves free sizes as they are. Shapes of what comes after become known on the way.
+    Evaluates Shape, Slice, Gather, Concat, Squeeze, Unsqueeze and arithmetic on sizes, some of which are only names.
+    Reshape gets a constant target with -1 for one symbolic size, Expand one with 1, which keeps the input's size.
+    Shapes of later nodes become known on the way.
     """
 
     def change(self, model: ir.Model) -> bool:
         op = Builder(model.graph)
-        known: dict[ir.Value, list[Dim]] = {}
-        refined: set[ir.Value] = set()
+        known: dict[ir.Value, list[Dim]] = {}  # contents of integer values
+        refined: set[ir.Value] = set()  # values whose shape is better known than before: their readers infer again
         modified = False
         for node in list(model.graph):
             if node.domain != "":
                 continue
+            # One sweep in the graph's order: what is refined here is known when its readers come.
             if any(value in refined for value in node.inputs):
                 _infer(node, refined)
             if node.op_type in ("Reshape", "Expand"):
@@ -54,7 +56,7 @@ fold_shapes = FoldShapes()
 
 
 def _infer(node: ir.Node, refined: set[ir.Value]) -> None:
-    """Look at the node again; what was known stays where inference knows less."""
+    """Infer the node's shapes again; sizes known before stay where inference knows less."""
     if bodies(node):
         return
     before = [value.shape for value in node.outputs]
@@ -64,7 +66,7 @@ def _infer(node: ir.Node, refined: set[ir.Value]) -> None:
 
 
 def _refine(value: ir.Value, shape: Sequence[Dim] | None, refined: set[ir.Value]) -> None:
-    """Join what `value.shape` and `shape` know."""
+    """Merge the sizes known from `value.shape` and from `shape` (known before) into `value.shape`."""
     if shape is None or (value.shape is not None and len(value.shape) != len(shape)):
         refined.add(value)
         return
@@ -76,20 +78,22 @@ def _refine(value: ir.Value, shape: Sequence[Dim] | None, refined: set[ir.Value]
 
 
 def _follow(node: ir.Node, known: dict[ir.Value, list[Dim]]) -> list[Dim] | None:
-    """The content of the node's output, an integer vector or scalar, as far as sizes say."""
+    """The content of the node's output, an integer vector or scalar, with names or None for sizes that are not fixed;
+    None if nothing is known of it."""
     source = node.inputs[0] if node.inputs else None
     if node.op_type == "Shape":
         if source is None or source.shape is None:
             return None
         return list(dims(source))[node.attributes.get_int("start", 0) : node.attributes.get_int("end", None)]
     contents = [None if value is None else _content(value, known) for value in node.inputs]
+    # A scalar is a list of one element here as well: the rank is in the output's shape.
     first = contents[0] if contents else None
     if first is None or source is None:
         return None
     if node.op_type in ("Squeeze", "Unsqueeze", "Reshape", "Cast", "Identity"):
         return first if node.outputs[0].shape is not None and len(node.outputs[0].shape) <= 1 else None
     if node.op_type == "Concat":
-        parts = [part for part in contents if part is not None]
+        parts = [part for part in contents if part is not None]  # all must be known, or positions would shift
         return [d for part in parts for d in part] if len(parts) == len(contents) else None
     settings = [constant_array(value) for value in node.inputs[1:] if value is not None]
     if node.op_type == "Gather" and settings[0] is not None and node.attributes.get_int("axis", 0) == 0:
@@ -122,6 +126,7 @@ def _calculate(op_type: str, a: Dim, b: Dim) -> Dim:
         if op_type == "Div":
             return None if b == 0 else abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)  # towards zero
         return {"Add": a + b, "Sub": a - b, "Mul": a * b}[op_type]
+    # With names only x + 0, x - 0, x * 1, x / 1, 0 + x and 1 * x have a known result.
     neutral = 0 if op_type in ("Add", "Sub") else 1
     if b == neutral:
         return a
@@ -129,7 +134,7 @@ def _calculate(op_type: str, a: Dim, b: Dim) -> Dim:
 
 
 def _set_target(op: Builder, node: ir.Node, known: dict[ir.Value, list[Dim]], refined: set[ir.Value]) -> bool:
-    """Returns whether it did."""
+    """Give a Reshape or Expand a constant target if at most its symbolic sizes are open. Returns whether it did."""
     source, target, output = node.inputs[0], node.inputs[1], node.outputs[0]
     if source is None or target is None or constant_array(target) is not None:
         return False
@@ -138,11 +143,13 @@ def _set_target(op: Builder, node: ir.Node, known: dict[ir.Value, list[Dim]], re
         return False
     free = [place for place, d in enumerate(content) if not isinstance(d, int)]
     if node.op_type == "Reshape":
+        # One -1 at most. Sizes below 1 are Reshape's own codes (-1, 0 for "as in the input"), not sizes.
         if len(free) > 1 or any(isinstance(d, int) and d < 1 for d in content):
             return False
         filled = [-1 if place in free else d for place, d in enumerate(content)]
         node.attributes.pop("allowzero", None)
     else:
+        # Expand leaves an axis as it is where the target is 1, so a symbolic size is no problem if the input has it.
         have = [1] * (len(content) - len(source.shape)) + list(dims(source))
         if len(have) != len(content) or not all(same_dim(have[place], content[place]) for place in free):
             return False

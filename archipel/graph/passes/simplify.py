@@ -1,4 +1,4 @@
-"""What runs over a graph that another tool has written."""
+"""`simplify`: the passes for a graph whose operators an import has expanded."""
 
 from __future__ import annotations
 
@@ -13,5 +13,5 @@ from archipel.graph.passes.reshape_targets import fix_reshape_targets
 
 
 def simplify(model: ir.Model, keep: Collection[str]) -> None:
-    """What an import runs: shape arithmetic folded, dead code gone, parameters untouched. Changes the model."""
+    """Fold constants, also shape arithmetic, and remove dead code. Parameters (`keep`) stay. Changes the model."""
     Pipeline(FoldConstants(keep), fix_reshape_targets, remove_dead_code)(model)

@@ -1,4 +1,4 @@
-"""What is computed twice."""
+"""Common subexpressions."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from archipel.graph.walk import levels
 
 
 class ShareSubexpressions(GraphPass):
-    """Compute equal things once, in each graph and body by itself. Names of graph outputs stay."""
+    """Compute equal expressions once, in the main graph and in each body on its own. Names of graph outputs stay."""
 
     def change(self, model: ir.Model) -> bool:
         modified = False
         for graph in levels(model.graph):
-            # The pass looks at the main graph of the model that it is given, and at nothing else of it.
+            # onnx_ir's pass changes only the main graph of a model, so each body is made one for a moment.
             alone = ir.Model(graph, ir_version=model.ir_version)
             modified |= common.CommonSubexpressionEliminationPass()(alone).modified
         return modified

@@ -1,4 +1,4 @@
-"""Transposes that move nothing, go around a Reshape, or have their inverse further down."""
+"""Transposes that move nothing, stand between Reshapes, or are undone further down."""
 
 from __future__ import annotations
 
@@ -20,18 +20,19 @@ _POINTWISE = frozenset(
 
 
 class SimplifyTransposes(GraphPass):
-    """Transposes that only move axes of size 1 become Reshapes, one between two Reshapes works without them, and one
-    whose inverse follows after pointwise operators goes with it."""
+    """A Transpose that only moves axes of size 1 becomes a Reshape, one between two Reshapes loses them, and one whose
+    inverse follows after pointwise operators cancels with it."""
 
     def change(self, model: ir.Model) -> bool:
         op = Builder(model.graph)
         modified = False
+        # First those between Reshapes: as a Reshape of its own a Transpose would no longer be recognized.
         for node in list(model.graph):
             if node.graph is not None and _perm(node) is not None:
-                modified |= _between_reshapes(op, node)
+                modified |= _drop_reshapes(op, node)
         for node in list(model.graph):
             if node.graph is not None and (perm := _perm(node)) is not None:
-                modified |= _as_reshape(op, node, perm) or _cancel(op, node, perm)
+                modified |= _replace_by_reshape(op, node, perm) or _cancel(op, node, perm)
         return modified
 
 
@@ -47,7 +48,8 @@ def _perm(node: ir.Node | None) -> list[int] | None:
     return list(node.attributes.get_ints("perm", range(rank(source) - 1, -1, -1)))
 
 
-def _as_reshape(op: Builder, node: ir.Node, perm: list[int]) -> bool:
+def _replace_by_reshape(op: Builder, node: ir.Node, perm: list[int]) -> bool:
+    # The order in memory stays if all axes but those of size 1 keep their order.
     source, output = node.inputs[0], node.outputs[0]
     if source is None:
         return False
@@ -64,7 +66,7 @@ def _as_reshape(op: Builder, node: ir.Node, perm: list[int]) -> bool:
     return True
 
 
-def _between_reshapes(op: Builder, node: ir.Node) -> bool:
+def _drop_reshapes(op: Builder, node: ir.Node) -> bool:
     """[*a, m, n] -> [k, m, n] -> [k, n, m] -> [*a, n, m], as exporters write attention, is one Transpose."""
     source = node.inputs[0]
     before = None if source is None else source.producer()
@@ -72,6 +74,7 @@ def _between_reshapes(op: Builder, node: ir.Node) -> bool:
     if before is None or after is None or before.op_type != "Reshape" or after.op_type != "Reshape":
         return False
     whole, result = before.inputs[0], after.outputs[0]
+    # Only if the last two axes are the same before and after, and the Reshapes do nothing but merge the leading ones.
     if _perm(node) != [0, 2, 1] or whole is None or whole.shape is None or result.shape is None or source is None:
         return False
     shape, lines = dims(whole), list(dims(source)[1:])
@@ -87,6 +90,7 @@ def _between_reshapes(op: Builder, node: ir.Node) -> bool:
 
 
 def _cancel(op: Builder, node: ir.Node, perm: list[int]) -> bool:
+    # Pointwise operators give the same elements in any order of axes. Each on the path has one reader and one input.
     path: list[ir.Node] = []
     reader = _only_reader(node)
     while reader is not None and reader.op_type in _POINTWISE and reader.domain == "":
@@ -96,7 +100,7 @@ def _cancel(op: Builder, node: ir.Node, perm: list[int]) -> bool:
     if reader is None or back is None or [perm[axis] for axis in back] != sorted(perm):
         return False
     if not path:
-        return False  # a rule sees to transposes side by side
+        return False  # a rule of onnxscript cancels adjacent Transposes
     path[0].replace_input_with(0, node.inputs[0])
     for step in path:
         shape: Sequence[int | str | None] = dims(step.inputs[0])  # type: ignore[arg-type]
@@ -108,6 +112,7 @@ def _cancel(op: Builder, node: ir.Node, perm: list[int]) -> bool:
 
 
 def _only_reader(node: ir.Node) -> ir.Node | None:
+    """The only reader of the node's only output, as its first input and in the same graph."""
     reader, index = only_use(node.outputs[0]) or (None, 0)
     if len(node.outputs) != 1 or reader is None or index != 0 or reader.graph is not node.graph:
         return None

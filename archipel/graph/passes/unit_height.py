@@ -1,4 +1,4 @@
-"""Convolutions over one axis, as pictures of height 1."""
+"""Convolutions over one axis, as convolutions over pictures of height 1."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ _BETWEEN = frozenset(
     | {"Add", "Mul", "Sub", "Div"}
 )
 _PAIRWISE = frozenset({"Add", "Mul", "Sub", "Div"})
-# Attribute -> what the new axis before the others has in it.
+# Attribute -> its value for the new axis, which comes before the other spatial axes.
 _LISTS = {"kernel_shape": 1, "strides": 1, "dilations": 1, "output_padding": 0}
 
-_BLOCK = 8  # fewer channels than that are not put into ONNX Runtime's blocked layout
+_BLOCK = 8  # channels of a block in ONNX Runtime's layout; only layers of whole blocks count as work that gains
 _WORTH = 600_000
-"""FLOPs that a group of layers must have for each Unsqueeze or Squeeze that it needs, or the nodes cost more than they
-save. Found by trial."""
+"""FLOPs of a group of layers for each Unsqueeze or Squeeze at its ends, below which these nodes cost more than the
+layout saves. Found by trial."""
 
 
 class AddUnitHeight(GraphPass):
-    """Give convolutions over [batch, channels, length], and what lies between them, a height of 1.
+    """Give convolutions over [batch, channels, length], and the nodes between them, a height of 1.
 
-    ONNX Runtime's blocked layout is for two spatial axes only (`benchmarks/predict_passes.py --without` prints what
-    it saves). Weights get the axis by an Unsqueeze, and so stay what they are. Groups of layers that do too little
-    work for the two more nodes that their ends need stay, and those whose weights are stored in a small form.
+    ONNX Runtime's blocked layout is for two spatial axes only (`benchmarks/predict_passes.py --without` prints what it
+    saves). An Unsqueeze gives weights the axis, so their content stays. Skipped are groups with too little work for the
+    nodes that their ends need, and layers whose weights are stored in a small form.
     """
 
     def change(self, model: ir.Model) -> bool:
         fixed = constant_values(model.graph)
-        candidates = [node for node in model.graph if _can(node, fixed)]
+        candidates = [node for node in model.graph if _fits(node, fixed)]
         modified = False
         for group in _connected(candidates):
             if _pays(group):
@@ -54,7 +54,7 @@ class AddUnitHeight(GraphPass):
 add_unit_height = AddUnitHeight()
 
 
-def _can(node: ir.Node, fixed: set[ir.Value]) -> bool:
+def _fits(node: ir.Node, fixed: set[ir.Value]) -> bool:
     if node.domain != "" or node.op_type not in _WINDOWS | _BETWEEN or len(node.outputs) != 1:
         return False
     values = [*node.inputs[:1], *node.outputs]
@@ -62,7 +62,9 @@ def _can(node: ir.Node, fixed: set[ir.Value]) -> bool:
         return False
     if node.op_type in ("Conv", "ConvTranspose"):
         weight = node.inputs[1]
+        # An Unsqueeze of a computed weight would run in every prediction.
         return weight in fixed and not is_unpacked(weight) and weight.shape is not None and is_static(dims(weight))
+    # The other operand gets the axis as well, or is one number. One of rank 2, [channels, 1], would meet other axes.
     if node.op_type in _PAIRWISE:
         return all(
             value is not None and value.shape is not None and (len(value.shape) == 3 or math.prod(_known(value)) == 1)
@@ -76,10 +78,11 @@ def _known(value: ir.Value) -> list[int]:
 
 
 def _connected(nodes: list[ir.Node]) -> list[list[ir.Node]]:
-    """Groups of nodes of which each reads a result of another, in the graph's order."""
+    """The connected groups of these nodes along their edges, each in the graph's order."""
     members = set(nodes)
     group_of: dict[ir.Node, list[ir.Node]] = {}
     for node in nodes:
+        # A node that reads from several groups joins them into one.
         merged = [node]
         before = [value.producer() for value in node.inputs if value is not None]
         for group in {id(g): g for n in before if n in members and n is not None for g in [group_of[n]]}.values():
@@ -92,6 +95,7 @@ def _connected(nodes: list[ir.Node]) -> list[list[ir.Node]]:
 
 
 def _pays(group: list[ir.Node]) -> bool:
+    """Whether the group's convolutions do enough work for the Unsqueeze and Squeeze nodes at its ends."""
     members = set(group)
     work = 0
     for node in group:
@@ -99,7 +103,9 @@ def _pays(group: list[ir.Node]) -> bool:
             channels, length = dims(node.outputs[0])[1:]
             if not isinstance(channels, int) or channels % _BLOCK:
                 continue
+            # A symbolic length counts as one at which a layer pays for itself.
             work += 2 * math.prod(_known(node.inputs[1])) * (length if isinstance(length, int) else _WORTH)
+    # An Unsqueeze for each value that enters the group, a Squeeze for each that leaves it.
     inside = {node.outputs[0] for node in group}
     entries = {value for node in group for value in _spatial(node) if value not in inside}
     exits = sum(any(not _takes_either(use, members) for use in value.uses()) for value in inside)
@@ -108,13 +114,14 @@ def _pays(group: list[ir.Node]) -> bool:
 
 
 def _spatial(node: ir.Node) -> list[ir.Value]:
-    """The inputs [batch, channels, length]; constants among them get the axis too."""
+    """The inputs [batch, channels, length], which get the axis; constants as well."""
     values = node.inputs if node.op_type in _PAIRWISE else node.inputs[:1]
     return [value for value in values if value is not None and value.shape is not None and len(value.shape) == 3]
 
 
 def _takes_either(use: Any, members: set[ir.Node]) -> bool:
-    """Whether the node gives the same with the axis: a Reshape that copies no later size, or a Flatten before it."""
+    """Whether a reader gives the same result with the axis: members, a Reshape whose target copies no size from the new
+    axis on, and a Flatten at or before it."""
     node = use.node
     if node in members:
         return True
@@ -135,6 +142,7 @@ def _lift(op: Builder, group: list[ir.Node]) -> None:
         inputs: list[ir.Value | None] = list(node.inputs)
         with op.before(node), op.scope(node.name or node.op_type):
             for value in _spatial(node):
+                # Values of the group are there already, as `group` is in the graph's order.
                 if value not in high:
                     high[value] = op.Unsqueeze(value, axes)
             if node.op_type in ("Conv", "ConvTranspose"):
@@ -152,6 +160,7 @@ def _lift(op: Builder, group: list[ir.Node]) -> None:
                 back = op.Squeeze(high[low], axes)
             back.shape = low.shape
             _replace_outside(op, low, back, members)
+    # Readers first: onnx_ir removes only nodes whose results nothing reads.
     for node in reversed(group):
         node.graph.remove(node, safe=True)  # type: ignore[union-attr]
 
@@ -165,13 +174,14 @@ def _replace_outside(op: Builder, low: ir.Value, back: ir.Value, members: Iterab
 
 
 def _attributes(node: ir.Node) -> dict[str, Any]:
-    found = {name: attribute.value for name, attribute in node.attributes.items()}
+    """The node's attributes, with values for the new axis."""
+    values = {name: attribute.value for name, attribute in node.attributes.items()}
     for name, new in _LISTS.items():
-        if name in found:
-            found[name] = [new, *found[name]]
-    if "pads" in found:
-        before, after = found["pads"]
-        found["pads"] = [0, before, 0, after]
-    if "output_shape" in found:
-        found["output_shape"] = [1, *found["output_shape"]]
-    return found
+        if name in values:
+            values[name] = [new, *values[name]]
+    if "pads" in values:
+        before, after = values["pads"]
+        values["pads"] = [0, before, 0, after]
+    if "output_shape" in values:
+        values["output_shape"] = [1, *values["output_shape"]]
+    return values

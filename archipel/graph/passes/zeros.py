@@ -1,4 +1,4 @@
-"""Additions of nothing and products with nothing, as differentiation leaves them behind."""
+"""Additions of zeros and products with zeros, which differentiation leaves behind."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from archipel.graph.build import Builder
 from archipel.graph.passes.base import LevelPass
 from archipel.graph.shapes import constant_array, dims, is_float, same_shape
 
-# Operators that make zeros of a zero input 0, whatever their other inputs (shapes, axes) are.
+# Operators whose result is all zeros if input 0 is, whatever their other inputs (shapes, axes) are.
 _KEEP_ZERO = frozenset(
     {"Identity", "Neg", "Cast", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Expand", "Tile", "Slice"}
     | {"Gather", "ReduceSum", "ReduceMean"}
@@ -17,10 +17,10 @@ _KEEP_ZERO = frozenset(
 
 
 class RemoveZeros(LevelPass):
-    """x + 0 and x - 0 become x, 0 - x becomes -x, where shapes are known to be equal.
+    """x + 0 and x - 0 become x, 0 - x becomes -x, where the shapes are certainly equal.
 
-    Zeros are zero constants and what is made of them, products too: a zero times infinity or NaN counts as zero,
-    for the zeros are those that autodiff wrote for "no influence".
+    Zeros are zero constants and values computed from them, products too. Zero times infinity or NaN counts as zero:
+    autodiff emits zeros for "no influence", which stays none whatever the other factor is.
     """
 
     def change_level(self, op: Builder) -> bool:
@@ -33,18 +33,19 @@ class RemoveZeros(LevelPass):
             empty = [value is not None and (value in zeros or _is_zero(value)) for value in node.inputs]
             if node.op_type == "ConstantOfShape":
                 fill = node.attributes.get("value")
-                found = fill is None or not np.any(fill.as_tensor().numpy())
+                is_zero = fill is None or not np.any(fill.as_tensor().numpy())
             elif node.op_type in _KEEP_ZERO or node.op_type == "Div":
-                found = empty[0]
+                is_zero = empty[0]
             elif node.op_type in ("Mul", "MatMul"):
-                found = any(empty)
+                is_zero = any(empty)
             elif node.op_type in ("Add", "Sub"):
-                found = all(empty)
-                if not found and any(empty) and not output.is_graph_output():
+                # A graph output keeps its Add: the value that replaces it would have to take its name.
+                is_zero = all(empty)
+                if not is_zero and any(empty) and not output.is_graph_output():
                     modified |= _drop(op, node, empty)
             else:
-                found = False
-            if found:
+                is_zero = False
+            if is_zero:
                 zeros.add(output)
         return modified
 
@@ -53,6 +54,7 @@ remove_zeros = RemoveZeros()
 
 
 def _drop(op: Builder, node: ir.Node, empty: list[bool]) -> bool:
+    # Zeros of a larger shape broadcast the other operand, so they do something.
     kept, output = node.inputs[0 if empty[1] else 1], node.outputs[0]
     if kept is None or not same_shape(dims(kept), dims(output)):
         return False
