@@ -35,20 +35,25 @@ MAX_EXAMPLES = 1000
 class Training:
     """How devices train the model.
 
+    Arguments:
+        loss: one of training.losses, of the model's first output.
+        optimizer: one of training.optimizers.
+        trainable: a glob over names of parameters, or a list of globs ("*": all). Other parameters stay constant.
+        step_options: further arguments of `training.step_graph`, by name: `transforms`, `accumulate`, `batch_norm`
+            (which `evaluate` and `predict` follow), `dropout`, `per_example`, `precision`. Not `steps`: devices hand
+            one batch at a time to the train program.
+        strategy: the federated algorithm, by its name in archipel.strategies.STRATEGIES.
+        strategy_options: the options of its device half (docs/strategies.md).
+        epochs: passes over a device's examples in a round, from 1 to 10,000; some strategies have their own number for
+            a part of the round.
+        batch_size: examples of a step, 1 or more.
+
+    Raises:
+        TrainingError: for a wrong loss, optimizer, pattern or value in `step_options`.
+        ConversionError: for any other argument. Whether patterns match and gradients exist is checked with the model.
+
+    Example:
         Training(losses.cross_entropy(), optimizers.sgd(lr=0.05), trainable="head.*", epochs=2, batch_size=10)
-
-    - `loss` is one of training.losses, of the model's first output; `optimizer` one of training.optimizers.
-    - `trainable`: a glob over names of parameters, or a list of them ("*": all). What matches none stays as it is.
-    - `step_options`: further arguments of `training.step_graph`, by name: `transforms`, `accumulate`, `batch_norm`
-      (which `evaluate` and `predict` follow), `dropout`, `per_example`, `precision`. Not `steps`: devices hand one
-      batch at a time to the train program.
-    - `strategy`: the federated algorithm, by its name in archipel.strategies.STRATEGIES; `strategy_options` are those
-      of its device half (docs/strategies.md).
-    - `epochs`: passes over a device's examples in a round, from 1 to 10,000; some strategies have a number of their own
-      for a part of the round. `batch_size`: examples of a step, 1 or more.
-
-    Raises TrainingError for a loss, an optimizer, a pattern or a value in `step_options` that is none, and
-    ConversionError for everything else. Whether patterns match and gradients exist is checked with the model.
     """
 
     loss: Loss
@@ -72,6 +77,7 @@ class Training:
         whole("training: batch_size", self.batch_size, 1)
         half = self.half
         check_steps(self.optimizer, self.step_options, half, self.strategy)
+        # A strategy's own numbers of epochs are among its options.
         for phase in schedule(half, self.epochs, self.batch_size):
             whole(f"training: strategy_options: epochs of {phase.program!r}", phase.epochs, 1, MAX_EPOCHS)
 
@@ -83,23 +89,29 @@ class Training:
         return describe(algorithm.name, algorithm.device, self.strategy_options)
 
 
-@dataclass(frozen=True, eq=False)  # arrays have no truth of their own
+@dataclass(frozen=True, eq=False)  # comparing arrays gives arrays, not True or False
 class Compression:
-    """What is done to the model before it becomes programs, as by `compress`.
+    """How the model is compressed before it becomes programs, as by `compress`.
 
+    Devices predict with the compressed graph and train its float parameters; `refresh` rounds them anew.
+
+    Arguments:
+        recipe: parts, in the order in which they are applied, or the path of a TOML file, which is read here.
+        data: examples for training, `[examples, ...]` each: arrays by name with the labels under "label", or a tuple
+            with the labels last.
+        calibration: examples without labels. None: those of `data`.
+        validation: as `data`.
+        seed: of every random choice, a whole number of 0 or more.
+        folder: keeps checkpoints, from which the same call goes on after it was stopped or killed.
+        on_progress: is called with each Progress of the run, and may raise KeyboardInterrupt to stop it.
+
+    Raises:
+        CompressionError: for a wrong recipe, or where examples are missing that a part of it needs.
+        ConversionError: for any other argument. Shapes are checked with the model.
+
+    Example:
         Compression([StaticInt8()], calibration=images)
         Compression("recipe.toml", data=(x, y), validation=(x_val, y_val), folder="run")
-
-    - `recipe`: parts, in the order in which they are applied, or the path of a TOML file, which is read here.
-    - `data` (for training) and `validation` are arrays by name with labels under "label", or a tuple with the labels
-      last; `calibration` needs no labels and is taken from `data` if it is not given. First axis: examples.
-    - `seed`: of every random choice, a whole number of 0 or more.
-    - `folder` keeps checkpoints: stopped or killed, the same call goes on from there.
-    - `on_progress` is told where the run is, and may raise KeyboardInterrupt to stop it.
-
-    Devices predict with the compressed graph, and train what is float of it: rounding is made anew by `refresh`.
-    `parts` are those of the recipe. Raises CompressionError for a recipe that is none, and for examples that a part of
-    it needs and that were not given; ConversionError for the other arguments. Shapes are checked with the model.
     """
 
     recipe: Sequence[Part] | str | os.PathLike[str]
@@ -131,18 +143,23 @@ class Compression:
 class Signing:
     """Who signs the bundle, what it replaces, and for whom and until when devices may take part in rounds with it.
 
+    Arguments:
+        key: the publisher's Ed25519 private key. `archipel keys FILE` makes one, `bundle.load_private_key` reads it.
+        sequence: a whole number of 0 or more. Devices stop using bundles of this name and publisher that have a
+            smaller one.
+        not_after: the end of its use in rounds, in Unix seconds. None: two years from today, at midnight UTC. 0: it
+            has no end.
+        populations: those that may use it, at most 64 names of letters, digits, ".", "_" and "-". Empty: any.
+        parent: the digest (64 hexadecimal digits) of the bundle that this one replaces. It goes into the lineage, with
+            the recipe and the measurements of `compress`.
+        lineage: replaces these three: parent, recipe and measurements.
+
+    Raises:
+        ConversionError, BundleError: for a wrong value.
+
+    Example:
         Signing(load_private_key("publisher"))
         Signing(key, sequence=3, populations=["staff"], parent=old.digest)
-
-    - `key`: the publisher's Ed25519 private key. `archipel keys FILE` makes one, `bundle.load_private_key` reads it.
-    - `sequence`: a whole number of 0 or more. One that is greater than before ends the use of all bundles of this
-      name and publisher with a smaller one.
-    - `not_after`: the end of its use in rounds, in Unix seconds. None: two years from today, at midnight UTC; 0: none.
-    - `populations`: those that may use it, at most 64 names of letters, digits, ".", "_" and "-"; empty: any.
-    - `parent`: the digest (64 hexadecimal digits) of the bundle that this one replaces. It goes into the lineage, with
-      the recipe and what `compress` measured; `lineage` takes the place of all three.
-
-    Raises ConversionError or BundleError for a value that is none of these.
     """
 
     key: Ed25519PrivateKey
@@ -178,21 +195,24 @@ class Signing:
 
     @property
     def end(self) -> int:
-        """`not_after` as the manifest has it, in Unix seconds."""
+        """The manifest's `not_after`, in Unix seconds."""
         return default_not_after() if self.not_after is None else self.not_after
 
 
 @dataclass(frozen=True)
 class Analysis:
-    """What an analytics task takes of the model's outputs over a population. Such a bundle does not train.
+    """The statistics of the model's outputs that an analytics task collects over a population, without training.
 
+    Arguments:
+        statistics: one or more of converter.Sum, Mean, Histogram and Quantiles, each with a name of its own.
+        max_examples: how many of a device's examples count at most, 1 or more. Counts of that size must fit the
+            `max_bits` of the privacy policy.
+
+    Raises:
+        ConversionError: for a statistic that is not possible. Whether its output exists is checked with the model.
+
+    Example:
         Analysis([Mean(name="light", low=0, high=1), Histogram(name="peak", edges=[0.2, 0.4])], max_examples=200)
-
-    - `statistics`: one or more of converter.Sum, Mean, Histogram and Quantiles, each with a name of its own.
-    - `max_examples`: of each device's examples at most so many count, 1 or more. The counts that follow from it must
-      fit the `max_bits` of the privacy policy.
-
-    Raises ConversionError for a statistic that is not possible. Whether its output exists is checked with the model.
     """
 
     statistics: Sequence[AnyStatistic]
@@ -205,7 +225,7 @@ class Analysis:
 
 
 def default_not_after() -> int:
-    """Two years from today, at midnight UTC: bundles that are made on one day are the same."""
+    """Two years from today, at midnight UTC, so that bundles that are made on one day are equal."""
     return (int(time.time()) // DAY + VALID_DAYS) * DAY
 
 

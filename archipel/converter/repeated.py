@@ -17,9 +17,9 @@ _PER_STEP = (*PER_MINIBATCH, Metric)
 P = TypeVar("P", bound=Port)
 
 STEPS = 8
-"""At once, by default: more save no more."""
+"""How many steps are made at once by default; larger numbers save no more time."""
 SHORT_STEP = 1_000_000
-"""FLOPs of a step up to which a call is worth saving: it costs about 6 microseconds."""
+"""FLOPs of a step up to which saving a call of the runtime, about 6 microseconds, is worth a graph of its own."""
 
 
 def with_repeated(programs: Mapping[str, Model], batch_size: int, steps: int = STEPS) -> dict[str, Model]:
@@ -34,12 +34,12 @@ def with_repeated(programs: Mapping[str, Model], batch_size: int, steps: int = S
 
 
 def repeated(program: Model, steps: int, repeats: str = "train") -> Model:
-    """The program that makes `steps` steps of `program`, a train program called `repeats`. The argument stays as it is.
+    """The program that makes `steps` steps of `program`, a train program called `repeats`; `program` is not changed.
 
-    Its ports are those of the program, with a first axis of `steps` for what each step has of its own: fields, noise
-    and metrics. Raises ConversionError for a program that K steps in one graph are not the same for: one that reads
-    the number of steps made so far, one whose state starts anew with every step, or one that writes what it does not
-    read.
+    Its ports are those of the program; those that differ from step to step (fields, noise, metrics) get a first axis
+    of `steps`. Raises ConversionError for a program of which several steps in one graph would compute something else:
+    one that reads the number of steps made so far, one whose state starts anew with every step, or one that writes a
+    tensor that it does not read.
     """
     signature = program.signature
     if signature is None or signature.kind != "train" or signature.steps != 1:
@@ -61,12 +61,14 @@ def repeated(program: Model, steps: int, repeats: str = "train") -> Model:
 
 
 def _reason_against(signature: Program) -> str | None:
+    """Why several steps in one graph would not be the same; None if they are."""
     read = {(type(port), getattr(port, "tensor", "")) for port in signature.inputs}
     for port in (*signature.inputs, *signature.outputs):
         if isinstance(port, Count) and port.of == "steps":
             return f"input {port.name!r} counts the steps, which stand still inside one graph"
         if isinstance(port, State) and port.lifetime == "step":
             return f"state {port.tensor!r} starts anew with every step, and one graph hands it on"
+    # A loop carries only values that it starts with.
     for port in signature.outputs:
         if isinstance(port, MOVING) and (type(port), port.tensor) not in read:
             return f"output {port.name!r} writes {port.tensor!r}, which the program does not read"
@@ -78,7 +80,7 @@ def _stacked(port: P, steps: int) -> P:
 
 
 def _same(wanted: tuple[int | str, ...], there: tuple[int | str, ...]) -> bool:
-    # A symbolic size of one may be known to the other by number.
+    # A size that one shape has as a symbol may be a number in the other.
     return len(wanted) == len(there) and all(
         a == b or isinstance(a, str) or isinstance(b, str) for a, b in zip(wanted, there)
     )

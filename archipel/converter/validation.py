@@ -1,6 +1,6 @@
-"""What is checked of a request before any work: arguments with one another, then with the model.
+"""Checks of a request before any work: its arguments with one another, then with the model.
 
-What a single group says of itself is checked when it is made (options.py).
+A group of arguments checks its own fields when it is made (options.py).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ UNSIGNED = (
 
 
 def check_request(request: Request) -> None:
-    """Refuse what is wrong whatever the model is. Nothing is read but what is at the path.
+    """Refuse mistakes that show without the model. Reads nothing but whether there is something at the path.
 
     Raises ConversionError, or ManifestError for a name or a privacy policy that no manifest may have.
     """
@@ -65,18 +65,18 @@ def check_request(request: Request) -> None:
 
 
 def check_model(request: Request, model: Model) -> None:
-    """Refuse what does not fit the model, before it is compressed for hours.
+    """Refuse arguments that do not fit the model, before compression takes hours.
 
-    Where it will be compressed, the programs are made of the model as it is and thrown away: compression changes
-    neither its inputs and outputs nor, but for LowRank, the names of its parameters. Raises what making them raises:
-    ConversionError, TrainingError, GraphError, AutodiffError.
+    If the model will be compressed, its programs are made once as it is now, and thrown away: compression changes
+    neither its inputs and outputs nor, except for LowRank, the names of its parameters. Raises ConversionError,
+    TrainingError, GraphError or AutodiffError.
     """
     predict = predict_program(model)
     ports = [] if predict.signature is None else [p for p in predict.signature.inputs if isinstance(p, Example)]
     if request.self_test and all(port.shape for port in ports):
         check_examples(ports, request.self_test)
     if not request.parts:
-        return  # the programs themselves are made next
+        return  # without compression the programs are made next, and raise the same errors
     if request.analysis is not None:
         analyze_program(
             predict,
@@ -87,6 +87,7 @@ def check_model(request: Request, model: Model) -> None:
     if request.training is None:
         return
     if any(isinstance(part, LowRank) for part in request.parts):
+        # Patterns may name factors that do not exist yet, so the programs cannot be made.
         _check_patterns_or_factors(request.training, model)
     else:
         form = model.training_form if isinstance(model, CompressedModel) else None
@@ -94,7 +95,10 @@ def check_model(request: Request, model: Model) -> None:
 
 
 def with_weighting(training: Training, privacy: PrivacyPolicy) -> Training:
-    """What the policy says of weights holds for the strategy's device half. Raises ConversionError for another one."""
+    """The training with the policy's weighting as an option of the strategy's device half.
+
+    Raises ConversionError where the options ask for another one.
+    """
     if privacy.weighting != "uniform":
         return training
     options = training.strategy_options
@@ -111,6 +115,7 @@ def _check_path(path: str | os.PathLike[str]) -> None:
     place = Path(path)
     if place.exists():
         raise ConversionError(f"{place}: exists already; remove it or choose another name")
+    # Missing folders are made later: the nearest one that exists must allow that.
     folder = next(parent for parent in place.absolute().parents if parent.exists())
     if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
         why = "cannot be written to" if folder.is_dir() else "is not a folder"
@@ -118,6 +123,9 @@ def _check_path(path: str | os.PathLike[str]) -> None:
 
 
 def _check_patterns_or_factors(training: Training, model: Model) -> None:
-    """LowRank makes `<weight>.left` and `<weight>.right` of some weights, and `trainable` may name these as well."""
+    """Refuse a pattern of `trainable` that matches neither a parameter nor a factor that LowRank may make of one.
+
+    LowRank makes `<weight>.left` and `<weight>.right` of some weights.
+    """
     names = model.parameter_names
     match([*names, *(f"{name}.{factor}" for name in names for factor in ("left", "right"))], training.trainable)
