@@ -1,4 +1,4 @@
-"""What step and evaluation graphs share: a model's graph with label and weights as inputs, and a role for each port."""
+"""The common part of step and evaluation graphs: label and weights as inputs, and a role for each port."""
 
 from __future__ import annotations
 
@@ -57,20 +57,20 @@ class Assembly:
         dtype, shape = loss.label(self.output)
         self.label = self.input(Label, LABEL, dtype, shape)
         self.parameters = promote(self.model.ir, names)
-        """Those that are trained."""
+        """The trained parameters, as inputs."""
         self._inputs.update({value: port(Parameter, value, tensor=value.name) for value in self.parameters})
 
     @property
     def fields(self) -> list[ir.Value]:
-        """The inputs that come with each batch, their first axis."""
+        """The inputs of each batch, which is their first axis: examples and the label."""
         return [value for value in self.graph.inputs if isinstance(self._inputs[value], Example | Label)]
 
     def input(
         self, role: type[P], name: str, dtype: ir.DataType, shape: Sequence[int | str], **meaning: object
     ) -> ir.Value:
-        """A graph input of this role; the one there is if it was asked for before."""
-        for value, found in self._inputs.items():
-            if found.name == name and type(found) is role:
+        """A graph input of this role and name, made at the first call."""
+        for value, existing in self._inputs.items():
+            if existing.name == name and type(existing) is role:
                 return value
         self._reserve(name)
         value = self.op.input(name, dtype, shape)
@@ -78,7 +78,7 @@ class Assembly:
         return value
 
     def state(self, tensor: str, like: ir.Value, init: float = 0.0) -> ir.Value:
-        """An input with a tensor in the shape and type of `like` that is kept between the steps of a round."""
+        """An input for a tensor in the shape and type of `like` that is kept between the steps of a round."""
         shape = TensorInfo.of(like).shape
         return self.input(State, tensor, dtype_of(like), shape, tensor=tensor, lifetime="round", init=float(init))
 
@@ -87,16 +87,17 @@ class Assembly:
         return self.input(State, tensor, dtype, [], tensor=tensor, lifetime=lifetime, init=float(init))
 
     def stored(self, value: ir.Value) -> None:
-        """Turn an initializer into state that stays on the device and starts as it is."""
+        """Turn an initializer into state that stays on the device and starts with its value."""
         name = value.name or ""
         if value.const_value is None:
             raise TrainingError(f"the model's tensor {name!r} has no value")
+        # Taken before `promote`, which drops it.
         self.initial[name] = np.asarray(value.const_value.numpy())
         promote(self.model.ir, [name])
         self._inputs[value] = port(State, value, tensor=name, lifetime="device", init=name)
 
     def replace(self, old: ir.Value, new: ir.Value) -> None:
-        """Let all that reads `old` read `new`, of the same type and shape."""
+        """Let all readers of `old` read `new`, of the same type and shape."""
         if new.shape is None:
             new.shape = old.shape
         old.replace_all_uses_with(new)
@@ -104,7 +105,7 @@ class Assembly:
             self.output = new
 
     def leave_idle(self) -> None:
-        """Let parameters that the output does not depend on stay as they are, as PyTorch does, weight decay or not."""
+        """Stop training parameters that the output does not depend on. As in PyTorch, weight decay spares them too."""
         reached = influencing(self.graph, [self.output])
         idle = [value for value in self.parameters if value not in reached]
         if len(idle) == len(self.parameters):
@@ -114,6 +115,7 @@ class Assembly:
                 "them; choose others with trainable=, or reorder the outputs"
             )
         self.parameters = [value for value in self.parameters if value in reached]
+        # They stay inputs and get outputs of the same value, so that the program's ports are those of `trainable`.
         for value in idle:
             self.moved(value, value)
 
@@ -139,6 +141,7 @@ class Assembly:
         return Model(self.model.ir, signature=signature, initial=self.initial)
 
     def _reserve(self, name: str) -> None:
+        # Inner values give way to a port's name; inputs and weights have names that users know.
         taken = [*self.graph.inputs, *self.graph.initializers.values(), *self.graph.outputs]
         if any(value.name == name for value in taken):
             raise TrainingError(f"the model already has an input or weight called {name!r}; rename it")

@@ -20,12 +20,22 @@ LOSS, CORRECT, COUNT = "loss", "correct", "count"
 def evaluate_graph(
     model: Model, loss: Loss, trainable: str | Sequence[str] = "*", *, batch_norm: BatchNorm = "train"
 ) -> Model:
-    """An `evaluate` program: sums over the batch, so that batches of any size can be added up.
+    """Make an `evaluate` program: sums over the batch, so that batches of any size can be added up.
 
-    Inputs: the model's own, `label`, and the parameters that match `trainable` under their own names. Outputs, all
-    scalars: `loss` (the sum of the labels' weighted losses, in the model's type), `correct` (int64, where the loss
-    knows what is correct) and `count` (int64, labels whose weight is not 0). `batch_norm` as in the step that trains
-    the model: with "train" running statistics are state inputs, the ones that the step writes.
+    Arguments:
+        model: an inference model, with parameters. It is not changed.
+        loss: one of training.losses, of the model's first output.
+        trainable: a glob over parameter names, or a list of globs; the parameters that are inputs.
+        batch_norm: as in the step that trains the model. With "train" the running statistics that the step writes are
+            state inputs.
+
+    Returns:
+        A Model with its signature. Inputs: the model's own, `label`, and the parameters that match `trainable` under
+        their own names. Outputs, all scalars: `loss` (the sum of the labels' weighted losses, in the model's type),
+        `correct` (int64, for losses of classification) and `count` (int64, labels whose weight is not 0).
+
+    Raises:
+        TrainingError: for names that collide or match nothing, and for an output that the loss does not fit.
     """
     trained_model("evaluate_graph", model, trainable)
     part("evaluate_graph", "losses", loss, LOSS_METHODS)
