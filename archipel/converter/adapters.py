@@ -118,9 +118,7 @@ def merge_into(refresh: Model, adapters: Sequence[Adapter], base: Mapping[str, n
 
     `base` has the fixed weights by name.
     """
-    signature, graph = refresh.signature, refresh.ir.graph
-    if signature is None:
-        raise ConversionError("refresh has no signature")
+    signature, graph = refresh.program, refresh.ir.graph
     op = Builder(graph, scope="merge")
     ports = {port.name: port for port in signature.inputs}
     initial = dict(refresh.initial)

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 import msgspec
 import onnx_ir as ir
 
-from archipel.bundle.roles import Example, Feature, Input, Program
+from archipel.bundle.roles import Example, Feature, Input
 from archipel.converter.frozen.computations import Frozen, Result
 from archipel.converter.frozen.cost import KEPT_BYTE, kept_bytes, row_bytes, step_cost
 from archipel.converter.frozen.min_cut import source_side
@@ -45,10 +45,10 @@ def split_features(programs: Mapping[str, Model]) -> dict[str, Model]:
     they still need, in the old order; they compute the same numbers. Where no split is worth it, all programs come back
     unchanged. The arguments are never changed. Raises ConversionError.
     """
-    trains = {name: p for name, p in programs.items() if p.signature is not None and p.signature.kind == "train"}
+    trains = {name: program for name, program in programs.items() if program.kind == "train"}
     for name, program in trains.items():
-        if program.signature is not None and program.signature.steps > 1:
-            raise ConversionError(f"program {name!r} makes {program.signature.steps} steps; split features before that")
+        if program.steps > 1:
+            raise ConversionError(f"program {name!r} makes {program.steps} steps; split features before that")
     if trains and FEATURES in programs:
         raise ConversionError(f"there is a program called {FEATURES!r} already; split features once")
     # One `Frozen` for all train programs: what two of them compute alike becomes one feature.
@@ -77,7 +77,7 @@ class _Part:
         self._program = program.copy()
         self._graph = self._program.ir.graph
         self._op = Builder(self._graph)
-        self._signature = _signature(program)
+        self._signature = program.program
         self._frozen = frozen
         ports = dict(zip(self._graph.inputs, self._signature.inputs))
         # Only fields with the first field's batch axis: a scalar, or a field of another size, has no row per example.
@@ -148,12 +148,6 @@ class _Part:
         features: list[Input] = [port(Feature, field) for field in used]
         signature = msgspec.structs.replace(self._signature, inputs=(*features, *(ports[value] for value in before)))
         return Model(self._program.ir, signature=signature, initial=self._program.initial)
-
-
-def _signature(program: Model) -> Program:
-    if program.signature is None:
-        raise ConversionError("split_features: a train program has no signature")
-    return program.signature
 
 
 def _constant_or_from(graph: ir.Graph, examples: list[ir.Value]) -> set[ir.Value]:

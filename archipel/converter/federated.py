@@ -111,7 +111,7 @@ def written_program(make: MakeProgram, local: LocalTraining) -> Model:
 
 def local_training(programs: Mapping[str, Model], optimizer: Optimizer, division: Division) -> LocalTraining:
     """What the strategy's own graphs may need to know about the train programs."""
-    ports = [port for program in programs.values() if program.signature for port in program.signature.inputs]
+    ports = [port for model in programs.values() for port in model.program.inputs]
     return LocalTraining(
         parameters=division.shared,
         hyperparameters={port.name: port for port in ports if isinstance(port, Hyperparameter)},

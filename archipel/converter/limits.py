@@ -28,11 +28,10 @@ def compute_limits(programs: Mapping[str, Model], batch_size: int) -> Limits:
     """
     peak = work = entries = 0
     for program in programs.values():
-        signature = program.signature
         with _bounded():
             peak = max(peak, _peak_bytes(program.ir.graph, Sizes(program.ir, batch_size)))
         work = max(work, flops_per_example(program))
-        ports = signature.outputs if signature is not None else ()
+        ports = program.program.outputs if program.kind else ()  # a plain model uploads nothing
         sizes = (math.prod(int(d) for d in port.shape) for port in ports if isinstance(port, Update))
         entries = max(entries, sum(sizes))
     return Limits(peak_bytes=peak, flops_per_example=work, upload_bytes=entries * _UPLOAD_ENTRY_BYTES)

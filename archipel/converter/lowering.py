@@ -123,8 +123,7 @@ def _folded(model: Model) -> Model:
 
 
 def _check_broadcasts(training: Mapping[str, Model], parameters: Mapping[str, np.ndarray], strategy: str) -> None:
-    signatures = [program.signature for program in training.values() if program.signature is not None]
-    asked = [port.tensor for signature in signatures for port in signature.inputs if isinstance(port, Broadcast)]
+    asked = [port.tensor for model in training.values() for port in model.program.inputs if isinstance(port, Broadcast)]
     # What a strategy broadcasts beside the parameters shows in its first state.
     algorithm = strategies.get(strategy)
     missing = sorted(set(asked) - set(algorithm.broadcast(algorithm.init(parameters)))) if asked else []
@@ -137,8 +136,8 @@ def _check_broadcasts(training: Mapping[str, Model], parameters: Mapping[str, np
 
 def _predicted_statistics(evaluate: Model) -> dict[str, State]:
     """Running statistics: the state that starts as a tensor of the model, by that tensor's name."""
-    ports = evaluate.signature.inputs if evaluate.signature is not None else ()
-    return {port.init: port for port in ports if isinstance(port, State) and isinstance(port.init, str)}
+    ports = [port for port in evaluate.program.inputs if isinstance(port, State)]
+    return {port.init: port for port in ports if isinstance(port.init, str)}
 
 
 def initial_values(programs: Mapping[str, Model]) -> dict[str, np.ndarray]:
@@ -148,10 +147,5 @@ def initial_values(programs: Mapping[str, Model]) -> dict[str, np.ndarray]:
 
 def parameter_names(programs: Mapping[str, Model]) -> list[str]:
     """Every tensor that some program reads as a parameter, in the order of first use."""
-    names: dict[str, None] = {}
-    for program in programs.values():
-        if program.signature is not None:
-            for port in program.signature.inputs:
-                if isinstance(port, Parameter):
-                    names.setdefault(port.tensor)
-    return list(names)
+    ports = [port for model in programs.values() for port in model.program.inputs]
+    return list(dict.fromkeys(port.tensor for port in ports if isinstance(port, Parameter)))

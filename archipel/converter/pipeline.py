@@ -17,7 +17,6 @@ from archipel.bundle import (
     Bundle,
     Lineage,
     PrivacyPolicy,
-    Program,
     Statistic,
     open_bundle,
     pack,
@@ -39,7 +38,6 @@ from archipel.converter.sources import read_model
 from archipel.converter.statistics import PROGRAM, analyze_program
 from archipel.converter.validation import check_model, check_request, with_weighting
 from archipel.converter.weights import check_refresh, derived_tensors, share_weights
-from archipel.errors import ConversionError
 from archipel.graph import Model
 from archipel.training.batch_norm import prepared
 
@@ -77,7 +75,7 @@ def make_bundle(request: Request) -> Bundle:
     write = partial(
         write_bundle,
         name=request.bundle_name,
-        programs={program: _located(programs[program].signature, files[program]) for program in programs},
+        programs={name: msgspec.structs.replace(model.program, file=files[name]) for name, model in programs.items()},
         graphs={files[program]: graphs[program] for program in programs},
         weights=weights,
         parameters=parameter_specs(parameters, list(parameters)),
@@ -185,9 +183,3 @@ def _lineage(report: Report | None, parent: str | None) -> Lineage:
 
 def _numbers(measured: Measured) -> dict[str, float]:
     return {name: value for name, value in dataclasses.asdict(measured).items() if value is not None}
-
-
-def _located(signature: Program | None, file: str) -> Program:
-    if signature is None:
-        raise ConversionError(f"program for {file} has no signature")
-    return msgspec.structs.replace(signature, file=file)

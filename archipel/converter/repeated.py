@@ -25,11 +25,11 @@ SHORT_STEP = 1_000_000
 def with_repeated(programs: Mapping[str, Model], batch_size: int, steps: int = STEPS) -> dict[str, Model]:
     """The programs, and for each train program whose steps are short one that makes `steps` of them at once."""
     result = dict(programs)
-    for name, program in programs.items():
-        if program.signature is None or program.signature.kind != "train":
+    for name, model in programs.items():
+        if model.kind != "train":
             continue
-        if flops_per_example(program) * batch_size <= SHORT_STEP and _reason_against(program.signature) is None:
-            result[f"{name}_{steps}"] = repeated(program, steps, name)
+        if flops_per_example(model) * batch_size <= SHORT_STEP and _reason_against(model.program) is None:
+            result[f"{name}_{steps}"] = repeated(model, steps, name)
     return result
 
 
@@ -41,9 +41,9 @@ def repeated(program: Model, steps: int, repeats: str = "train") -> Model:
     one that reads the number of steps made so far, one whose state starts anew with every step, or one that writes a
     tensor that it does not read.
     """
-    signature = program.signature
-    if signature is None or signature.kind != "train" or signature.steps != 1:
+    if program.kind != "train" or program.steps != 1:
         raise ConversionError(f"repeated: expected a train program of one step, got {program!r}")
+    signature = program.program
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 2:
         raise ConversionError(f"repeated: steps must be a whole number of 2 or more, is {steps!r}")
     reason = _reason_against(signature)
@@ -52,8 +52,7 @@ def repeated(program: Model, steps: int, repeats: str = "train") -> Model:
     made = repeat(program.copy(), steps)
     inputs = tuple(_stacked(port, steps) for port in signature.inputs)
     outputs = tuple(_stacked(port, steps) for port in signature.outputs)
-    found = made.signature
-    for wanted, there in zip((*inputs, *outputs), () if found is None else (*found.inputs, *found.outputs)):
+    for wanted, there in zip((*inputs, *outputs), (*made.program.inputs, *made.program.outputs)):
         if wanted.name != there.name or not _same(wanted.shape, there.shape):
             raise ConversionError(f"repeated: {wanted.name!r} should be {list(wanted.shape)}, the graph has {there!r}")
     made.signature = Program(kind="train", inputs=inputs, outputs=outputs, steps=steps, repeats=repeats)

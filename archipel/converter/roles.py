@@ -58,9 +58,7 @@ def assign_roles(
     personal tensors held still. `own`: a name that keeps the optimizer's state and step count apart from those of the
     round's other programs.
     """
-    signature = program.signature
-    if signature is None:
-        raise ConversionError("a program without signature cannot get roles")
+    signature = program.program
 
     def role(port: Port) -> Port:
         match port:

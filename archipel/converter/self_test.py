@@ -57,9 +57,9 @@ def self_test(
     Raises:
         ConversionError: the program cannot be run, or its answers to the given examples are not finite.
     """
-    signature = predict.signature
-    if signature is None or signature.kind != "predict":
+    if predict.kind != "predict":
         raise ConversionError("self_test: expected a predict program")
+    signature = predict.program
     ports = [port for port in signature.inputs if isinstance(port, Example)]
     if not ports or not all(port.shape for port in (*ports, *signature.outputs)):
         return None

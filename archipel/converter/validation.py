@@ -72,7 +72,7 @@ def check_model(request: Request, model: Model) -> None:
     TrainingError, GraphError or AutodiffError.
     """
     predict = predict_program(model)
-    ports = [] if predict.signature is None else [p for p in predict.signature.inputs if isinstance(p, Example)]
+    ports = [port for port in predict.program.inputs if isinstance(port, Example)]
     if request.self_test and all(port.shape for port in ports):
         check_examples(ports, request.self_test)
     if not request.parts:

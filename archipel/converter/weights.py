@@ -64,11 +64,8 @@ def share_weights(
 
 def derived_tensors(programs: Mapping[str, Model]) -> set[str]:
     """Names of the initializers of `predict` that `refresh` replaces."""
-    found: set[str] = set()
-    for program in programs.values():
-        if program.signature is not None:
-            found.update(port.tensor for port in program.signature.outputs if isinstance(port, Derived))
-    return found
+    ports = [port for model in programs.values() for port in model.program.outputs]
+    return {port.tensor for port in ports if isinstance(port, Derived)}
 
 
 def check_refresh(predict: Model, tensors: Collection[str]) -> None:

@@ -27,7 +27,7 @@ def flops_per_example(model: Model) -> int:
     for each item, of the branches of an If the larger one. Raises GraphError for what has no bound: a Loop whose number
     of iterations is computed, a value of unknown rank.
     """
-    return sum(flops(model).values()) // (1 if model.signature is None else model.signature.steps)
+    return sum(flops(model).values()) // model.steps
 
 
 def flops(model: Model) -> dict[str, int]:

@@ -70,12 +70,11 @@ class StepRunner:
         seed: int = 0,
         randomness: Randomness = secrets.token_bytes,
     ) -> None:
-        signature = step.signature if isinstance(step, Model) else None
-        if signature is None or signature.kind != "train":
+        if not isinstance(step, Model) or step.kind != "train":
             raise TrainingError("run_steps: expected a train program, such as step_graph returns")
         if whole("run_steps", "seed", seed, 0) > MAX_SEED:
             raise TrainingError(f"run_steps: seed must be from 0 to {MAX_SEED}, is {seed}")
-        self._signature: Program = signature
+        self._signature = step.program
         self._seed = int(seed)
         self._count = 0
         self._randomness = randomness

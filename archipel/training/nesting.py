@@ -56,9 +56,9 @@ def repeat(program: Model, steps: int) -> Model:
     Fields, noise and metrics get a first axis of `steps`. Parameters and state go from one minibatch to the next inside
     the graph.
     """
-    signature = program.signature
-    if signature is None or signature.kind != "train" or signature.steps != 1:
+    if program.kind != "train" or program.steps != 1:
         raise TrainingError("repeat: expected a train program of one minibatch")
+    signature = program.program
     graph = program.ir.graph
     op = Builder(graph)
     inputs = dict(zip(graph.inputs, signature.inputs))
