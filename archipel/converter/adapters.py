@@ -62,7 +62,7 @@ class Adapter:
         """Emit the weight with its change, in the weight's shape; `values` are A and B by name."""
         left, right = (self.b, self.a) if self.outputs_first else (self.a, self.b)
         change = op.MatMul(values[left], values[right])
-        if len(self.shape) > 2:
+        if len(self.shape) > 2:  # a kernel, with its spatial axes among the columns
             change = op.Reshape(change, list(self.shape))
         return op.Add(weight, change if self.scale == 1.0 else op.Mul(change, self.scale))
 
@@ -96,6 +96,7 @@ def adapt(model: Model, options: Adapters, trainable: str | Sequence[str], strat
     adapters = []
     for name in select(names, options.targets, strategy, "targets"):
         outputs_first = _outputs_first(model.ir.graph.initializers[name])
+        # A pattern like "*" also matches biases and embeddings: they get no adapter, and so do not train.
         if name not in full and outputs_first is not None and values[name].dtype == np.float32:
             shape = values[name].shape
             # A higher rank than the matrix has adds nothing. The scale stays alpha / (the rank that was asked for).
@@ -109,6 +110,7 @@ def adapt(model: Model, options: Adapters, trainable: str | Sequence[str], strat
     result = model.copy()
     for adapter in adapters:
         _insert(result, adapter, options.seed)
+    # `step_graph` trains only tensors that the model knows as its parameters.
     record_parameters(result.ir, [*parameter_names(model.ir), *(n for adapter in adapters for n in adapter.shapes)])
     return Adapted(result, tuple(adapters), tuple(full))
 
@@ -147,7 +149,7 @@ def _outputs_first(weight: ir.Value) -> bool | None:
         if use.idx != 1 or use.node.domain != "" or op_type not in _LAYERS or weight.shape is None:
             continue
         if op_type in ("Gemm", "MatMul") and len(weight.shape) != 2:
-            continue
+            continue  # a stack of matrices, each with inputs and outputs of its own
         return op_type == "Conv" or (op_type == "Gemm" and bool(use.node.attributes.get_int("transB", 0)))
     return None
 

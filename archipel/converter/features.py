@@ -51,8 +51,7 @@ def split_features(programs: Mapping[str, Model]) -> dict[str, Model]:
             raise ConversionError(f"program {name!r} makes {program.steps} steps; split features before that")
     if trains and FEATURES in programs:
         raise ConversionError(f"there is a program called {FEATURES!r} already; split features once")
-    # One `Frozen` for all train programs: what two of them compute alike becomes one feature.
-    frozen = Frozen()
+    frozen = Frozen()  # one `Frozen` for all train programs: what two of them compute alike becomes one feature
     parts = {name: _Part(program, frozen) for name, program in trains.items()}
     kept = _cut(frozen, {result for part in parts.values() for result in part.read()})
     if not kept:
@@ -128,8 +127,7 @@ class _Part:
         for value, result in self._results.items():
             if result not in names or value.is_graph_input():
                 continue
-            # Two values of the graph may be one result, which is then one input.
-            if result not in fields:
+            if result not in fields:  # two values of the graph may be one result, which is then one input
                 self._op.free_name(names[result])
                 source = self._frozen.value(result)
                 fields[result] = ir.Value(name=names[result], type=source.type, shape=source.shape)

@@ -124,6 +124,7 @@ def _step_options(options: StepOptions, part: Part, still: Sequence[str], strate
     changed = StepOptions(**options)
     given = list(options.get("transforms", ()))
     clips = [term for term in part.terms if isinstance(term, ClipExamples)]
+    # Tensors held still are inputs, which per_example would take for fields with a row for each example.
     if options.get("per_example") is not None and still:
         raise ConversionError(
             f"step_options: strategy {strategy!r} trains a part of the model in {part.program!r}; leave per_example out"
@@ -152,7 +153,7 @@ def check_steps(optimizer: Optimizer, options: StepOptions, half: DeviceHalf, st
     if clips and options.get("per_example") is not None:
         raise ConversionError(f"step_options: {here} clips single examples itself; leave per_example out")
     if half.optimizer == "any":
-        return
+        return  # `finish` does not work with the number of steps
     if not isinstance(optimizer, SGD) or isinstance(optimizer.lr, Schedule):
         raise ConversionError(f"{here}: needs optimizers.sgd at a constant rate, got {optimizer!r}")
     if optimizer.momentum and half.optimizer == "sgd":

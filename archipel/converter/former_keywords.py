@@ -69,6 +69,7 @@ def accepts_former_keywords(make: Callable[[Request], Bundle]) -> Callable[[Call
             if former:
                 _warn(former)
                 present.update(_groups(former, present))
+            # Python's own TypeError for a missing argument would not say how to make a key.
             if "signing" not in present:
                 raise ConversionError(UNSIGNED)
             if not former:
@@ -89,7 +90,7 @@ def _warn(former: Mapping[str, Any]) -> None:
     ]  # fmt: skip
     warnings.warn(
         f"convert: {'; '.join(remedies)}. The former keywords end with version {ENDS}", DeprecationWarning, stacklevel=3
-    )
+    )  # 3: the caller of the wrapper
 
 
 def _groups(former: Mapping[str, Any], present: Mapping[str, Any]) -> dict[str, Any]:

@@ -69,6 +69,7 @@ def lower(model: Model, training: Training | None) -> Lowered:
     if adapted.adapters:
         # `predict` has the full weights: they are merged with their adapters before anything is derived from them.
         refresh = merge_into(refresh, adapted.adapters, model.parameters)
+        # Its inputs are now the adapters, whose first values only the adapted model has.
         refresh.initial.update({name: adapted.model.parameters[name] for name in adapted.trained})
     programs["refresh"] = assign_roles(refresh, division, copies=division.copied)
     half = trained.half
@@ -124,8 +125,7 @@ def _folded(model: Model) -> Model:
 
 def _check_broadcasts(training: Mapping[str, Model], parameters: Mapping[str, np.ndarray], strategy: str) -> None:
     asked = [port.tensor for model in training.values() for port in model.program.inputs if isinstance(port, Broadcast)]
-    # What a strategy broadcasts beside the parameters shows in its first state.
-    algorithm = strategies.get(strategy)
+    algorithm = strategies.get(strategy)  # what a strategy broadcasts beside the parameters shows in its first state
     missing = sorted(set(asked) - set(algorithm.broadcast(algorithm.init(parameters)))) if asked else []
     if missing:
         raise ConversionError(

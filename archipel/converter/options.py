@@ -245,7 +245,7 @@ def _check_step_options(options: object) -> None:
 
 
 def _check_populations(populations: object) -> None:
-    if isinstance(populations, str) or not isinstance(populations, Sequence):
+    if isinstance(populations, str) or not isinstance(populations, Sequence):  # a text is a Sequence too
         raise ConversionError(f"signing: populations: expected a list of names, got {populations!r}")
     for name in populations:
         instance("signing: populations", name, str, "names")

@@ -52,9 +52,10 @@ def repeated(program: Model, steps: int, repeats: str = "train") -> Model:
     made = repeat(program.copy(), steps)
     inputs = tuple(_stacked(port, steps) for port in signature.inputs)
     outputs = tuple(_stacked(port, steps) for port in signature.outputs)
-    for wanted, there in zip((*inputs, *outputs), (*made.program.inputs, *made.program.outputs)):
-        if wanted.name != there.name or not _same(wanted.shape, there.shape):
-            raise ConversionError(f"repeated: {wanted.name!r} should be {list(wanted.shape)}, the graph has {there!r}")
+    # These ports keep the program's symbolic sizes, which the graph's own ports may have lost; so both are compared.
+    for wanted, port in zip((*inputs, *outputs), (*made.program.inputs, *made.program.outputs)):
+        if wanted.name != port.name or not _same_shape(wanted.shape, port.shape):
+            raise ConversionError(f"repeated: {wanted.name!r} should be {list(wanted.shape)}, the graph has {port!r}")
     made.signature = Program(kind="train", inputs=inputs, outputs=outputs, steps=steps, repeats=repeats)
     return made
 
@@ -67,8 +68,7 @@ def _reason_against(signature: Program) -> str | None:
             return f"input {port.name!r} counts the steps, which stand still inside one graph"
         if isinstance(port, State) and port.lifetime == "step":
             return f"state {port.tensor!r} starts anew with every step, and one graph hands it on"
-    # A loop carries only values that it starts with.
-    for port in signature.outputs:
+    for port in signature.outputs:  # a loop carries only values that it starts with
         if isinstance(port, MOVING) and (type(port), port.tensor) not in read:
             return f"output {port.name!r} writes {port.tensor!r}, which the program does not read"
     return None
@@ -78,8 +78,8 @@ def _stacked(port: P, steps: int) -> P:
     return msgspec.structs.replace(port, shape=(steps, *port.shape)) if isinstance(port, _PER_STEP) else port
 
 
-def _same(wanted: tuple[int | str, ...], there: tuple[int | str, ...]) -> bool:
+def _same_shape(one: tuple[int | str, ...], other: tuple[int | str, ...]) -> bool:
     # A size that one shape has as a symbol may be a number in the other.
-    return len(wanted) == len(there) and all(
-        a == b or isinstance(a, str) or isinstance(b, str) for a, b in zip(wanted, there)
+    return len(one) == len(other) and all(
+        a == b or isinstance(a, str) or isinstance(b, str) for a, b in zip(one, other)
     )

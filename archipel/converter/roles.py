@@ -71,8 +71,10 @@ def assign_roles(
             case Parameter() if copies:
                 copy = COPY + port.tensor
                 return Personal(name=port.name, dtype=port.dtype, shape=port.shape, tensor=copy, init=port.tensor)
+            # Running statistics of the copy, which must not move those of the shared model.
             case State(lifetime="device") if copies:
                 return msgspec.structs.replace(port, tensor=COPY + port.tensor)
+            # The optimizer's: a part of the round must not go on with the momentum of another one.
             case State(lifetime="round") if own:
                 return msgspec.structs.replace(port, tensor=f"{own}/{port.tensor}")
         return port

@@ -162,8 +162,7 @@ def _drawn(predict: Model, ports: list[Example], count: int) -> Iterator[dict[st
         shapes = {port.name: _sized(port.shape, count, size) for port in ports}
         # Integers that look something up in a way that is not seen here: zeros are in every table.
         for zeros in (False, True):
-            # RandomState, whose numbers are the same in every version of NumPy.
-            random = np.random.RandomState(0)
+            random = np.random.RandomState(0)  # RandomState, whose numbers are the same in every version of NumPy
             yield {p.name: _numbers(random, p, shapes[p.name], 1 if zeros else bounds[p.name]) for p in ports}
 
 
@@ -231,8 +230,7 @@ def _tolerances(predict: Model, outputs: Mapping[str, np.ndarray]) -> tuple[floa
     for name, peak in zip(inexact, largest):
         if quantized:
             atol = max(atol, STEPS * (steps[name] or peak / 255))
-    # atol + rtol |x| below 1: a device compares all outputs alike, and integers must not differ by 1.
-    if exact:
+    if exact:  # atol + rtol |x| below 1: a device compares all outputs alike, and integers must not differ by 1
         atol, rtol = min(atol, 0.4), min(rtol, 0.5 / max(1.0, *exact))
     return rtol, atol
 

@@ -39,5 +39,4 @@ def check_source(source: Any, example: Any) -> None:
 
 
 def _is_torch(source: Any) -> bool:
-    # Without importing PyTorch, which takes seconds, or may not be installed.
-    return hasattr(source, "state_dict")
+    return hasattr(source, "state_dict")  # without importing PyTorch, which takes seconds, or may not be installed

@@ -80,7 +80,7 @@ AnyStatistic = Sum | Histogram
 
 def check_statistics(statistics: Sequence[AnyStatistic]) -> None:
     """Refuse statistics that no model could have. Raises ConversionError that names the statistic."""
-    if isinstance(statistics, str) or not isinstance(statistics, Sequence) or not statistics:
+    if isinstance(statistics, str) or not isinstance(statistics, Sequence) or not statistics:  # a text is a Sequence
         raise ConversionError(f"statistics: expected a list of one or more, got {statistics!r}")
     names: set[str] = set()
     for wanted in statistics:
@@ -139,7 +139,7 @@ def analyze_program(
     graph = model.ir.graph
     outputs = {str(value.name): value for value in graph.outputs}
     inputs = tuple(Example(name=info.name, dtype=cast(DType, info.dtype), shape=info.shape) for info in model.inputs)
-    graph.outputs.clear()
+    graph.outputs.clear()  # the values themselves do not leave the device
     builder = _Statistics(Builder(graph), bits, _counter_bits(max_examples), max_examples)
     for wanted in statistics:
         builder.add(wanted, outputs)

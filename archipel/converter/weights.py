@@ -49,8 +49,7 @@ def share_weights(
                 tensors[name] = array
                 stored.setdefault(content, name)
             places[program, initializer.name] = name
-    # Only the complete file says where each tensor lies in it.
-    weights = write_weights(tensors)
+    weights = write_weights(tensors)  # only the complete file says where each tensor lies in it
     layout = weights_layout(weights, len(weights))
     for program, proto in protos.items():
         for initializer in proto.graph.initializer:

@@ -38,8 +38,7 @@ def whole(function: str, name: str, value: object, low: float = -math.inf) -> in
 
 def flag(function: str, name: str, value: object) -> bool:
     """`value`, which must be True or False."""
-    # Not by truth: the text "no" is true.
-    if not isinstance(value, bool):
+    if not isinstance(value, bool):  # not by truth: the text "no" is true
         raise TrainingError(f"{function}: {name} must be True or False, is {value!r}")
     return value
 

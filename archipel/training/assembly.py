@@ -54,6 +54,7 @@ class Assembly:
         self.graph.outputs.clear()
         self._inputs: dict[ir.Value, Input] = {value: port(Example, value) for value in self.graph.inputs}
         self._results: list[Result] = []
+        # The order of the program's inputs: the model's own, the label, the parameters, then what options add.
         dtype, shape = loss.label(self.output)
         self.label = self.input(Label, LABEL, dtype, shape)
         self.parameters = promote(self.model.ir, names)
@@ -91,8 +92,7 @@ class Assembly:
         name = value.name or ""
         if value.const_value is None:
             raise TrainingError(f"the model's tensor {name!r} has no value")
-        # Taken before `promote`, which drops it.
-        self.initial[name] = np.asarray(value.const_value.numpy())
+        self.initial[name] = np.asarray(value.const_value.numpy())  # taken before `promote`, which drops it
         promote(self.model.ir, [name])
         self._inputs[value] = port(State, value, tensor=name, lifetime="device", init=name)
 
@@ -134,6 +134,7 @@ class Assembly:
 
     def finish(self, kind: ProgramKind) -> Model:
         """The optimized graph with its signature."""
+        # At the end, so that forward, gradients and optimizer share equal subexpressions.
         inline_functions(self.model.ir)
         optimize(self.model.ir)
         inputs = tuple(self._inputs[value] for value in self.graph.inputs)

@@ -115,8 +115,7 @@ def _may_be_one(source: ir.Value) -> bool:
 
 def _elements(work: Assembly, source: ir.Value, dtype: ir.DataType) -> ir.Value:
     """How many elements of `source` a channel has."""
-    # [batch, channels, *spatial]: the batch size times the spatial sizes.
-    op, (batch, *rest) = work.op, dims(source)
+    op, (batch, *rest) = work.op, dims(source)  # [batch, channels, *spatial]: the batch size times the spatial sizes
     spatial = static_size(rest[1:])
     if isinstance(batch, int) and spatial is not None:
         return op.constant(np.array(batch * spatial, dtype.numpy()))

@@ -129,8 +129,7 @@ class StepRunner:
             elif isinstance(written, Metric):
                 for values, value in zip(metrics, np.atleast_1d(result)):
                     values[written.name] = float(value)
-        # Counted only now: a call that failed has changed nothing, and can be made again.
-        self._count += self.steps
+        self._count += self.steps  # counted only now: a call that failed has changed nothing, and can be made again
         return metrics
 
     def resume(self, tensors: Mapping[str, np.ndarray], count: int) -> None:
@@ -159,8 +158,7 @@ class StepRunner:
     def _noise(self, port: Noise) -> np.ndarray:
         if port.distribution != "discrete_gaussian":
             raise TrainingError(f"run_steps: noise {port.name!r} must be discrete_gaussian, is {port.distribution}")
-        # One sampler for each port: its scale is in it.
-        sampler = self._samplers.get(port.name)
+        sampler = self._samplers.get(port.name)  # one sampler for each port: its scale is in it
         if sampler is None:
             sampler = self._samplers[port.name] = DiscreteGaussian(port.scale, self._randomness)
         shape = [int(d) for d in port.shape]
@@ -177,6 +175,7 @@ class StepRunner:
         if set(given) != set(names) or (not isinstance(batch, Mapping) and len(batch) != len(names)):
             got = sorted(map(str, given)) if isinstance(batch, Mapping) else f"{len(batch)} arrays"
             raise TrainingError(f"run_steps: a batch has the fields {names}, got {got}")
+        # Symbolic sizes by name, with the field that set them: all fields of a batch must agree.
         sizes: dict[str, tuple[int, str]] = {}
         return {port.name: _array(port, given[port.name], sizes) for port in self._fields}
 
@@ -219,6 +218,7 @@ def run_steps(
     if not isinstance(batches, Iterable):
         raise TrainingError(f"run_steps: batches must be a list of batches, is {type(batches).__name__}")
     runner = StepRunner(step, hyperparameters, seed)
+    # A list can be checked before the first step; of a generator the length is known when it has ended.
     if isinstance(batches, Sized):
         _check_whole(len(batches), runner.steps)
     losses: list[float] = []
@@ -270,6 +270,7 @@ def _scalars(signature: Program, given: Mapping[str, float]) -> dict[str, Any]:
         port = ports.get(name)
         if port is None:
             raise TrainingError(f"run_steps: no hyperparameter {name!r}; the program has {sorted(ports)}")
+        # True is a Real, too, and NaN is within no bounds.
         if isinstance(value, bool) or not isinstance(value, Real) or not port.minimum <= value <= port.maximum:
             raise TrainingError(
                 f"run_steps: {name}={value!r} is outside [{port.minimum:g}, {port.maximum:g}], its declared bounds"

@@ -80,8 +80,7 @@ def _ratio(node: ir.Node) -> float | ir.Value:
 
 def _keep(op: Builder, source: ir.Value, ratio: float | ir.Value, keys: Keys) -> ir.Value:
     """The mask, true for elements that stay: bool in the shape of `source`."""
-    # The counter of an element is its place in memory, whatever the shape.
-    size = static_size(dims(source))
+    size = static_size(dims(source))  # the counter of an element is its place in memory, whatever the shape
     counters = op.Range(0, op.Size(source) if size is None else size, 1)
     drawn = bits(op, op.Cast(counters, to=int(ir.DataType.UINT32)), keys)
     upper = op.Cast(op.BitShift(drawn, np.array(8, np.uint32), direction="RIGHT"), to=int(ir.DataType.FLOAT))

@@ -139,6 +139,7 @@ def _fold_symbolically(op: Builder, node: ir.Node, layer: ir.Node, fixed: set[ir
     size = dims(weight)
     channels = size[axis] * groups if is_static(size) else None  # type: ignore[operator]
     vectors = [*tensors, *([own] if own is not None else [])]
+    # One number for each channel, in the weight's type: the formula neither broadcasts nor casts.
     same = all(dims(value) == (channels,) and value.dtype == weight.dtype for value in vectors)
     maker = weight.producer()
     if not same or weight.dtype is None or weight.dtype.numpy().name not in _TYPES:
@@ -178,8 +179,7 @@ def _folded(
         grouped = op.Reshape(weight, [groups, size[0] // groups, *size[1:]])
         along = [groups, *(-1 if i == axis else 1 for i in range(len(size)))]
         product = op.Reshape(op.Mul(grouped, op.Reshape(factor, along)), size)
-    # (x + bias - mean) factor + shift
-    before = op.Neg(mean) if bias is None else op.Sub(bias, mean)
+    before = op.Neg(mean) if bias is None else op.Sub(bias, mean)  # (x + bias - mean) factor + shift
     return product, op.Add(op.Mul(before, factor), shift)
 
 

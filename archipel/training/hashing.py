@@ -40,7 +40,7 @@ class Streams:
         # Not in the constructor, which runs while the builder is at the graph's end, behind the readers of the masks.
         if self._base is None:
             self._base = mix(op, op.BitwiseXor(mix(op, self._seed), op.Cast(self._step, to=int(ir.DataType.UINT32))))
-        number = 2 * len(self.keys)
+        number = 2 * len(self.keys)  # mix is a bijection, so different numbers give different keys
         a, b = (mix(op, op.BitwiseXor(self._base, _number(op, number + i))) for i in (0, 1))
         self.keys.append((a, b))
         return a, b

@@ -96,6 +96,7 @@ class CrossEntropy:
     def correct(self, op: Builder, output: ir.Value, label: ir.Value) -> ir.Value:
         result = op.Equal(op.ArgMax(output, axis=self.axis % rank(output), keepdims=0), label)
         weights = self.weights(op, output, label)
+        # As bool a weight other than 0 is true: labels that do not count are not right.
         return result if weights is None else op.And(result, op.Cast(weights, to=int(ir.DataType.BOOL)))
 
     def _classes(self, op: Builder, label: ir.Value) -> ir.Value:
@@ -147,8 +148,7 @@ class BinaryCrossEntropy(_Regression):
         return dtype, sizes
 
     def values(self, op: Builder, output: ir.Value, label: ir.Value) -> ir.Value:
-        # In terms of softplus neither logarithm gets a 0, however large the logits are.
-        if self.pos_weight == 1.0:
+        if self.pos_weight == 1.0:  # in terms of softplus neither logarithm gets a 0, however large the logits are
             return op.Sub(_softplus(op, output), op.Mul(output, label))
         # -log sigmoid(x) = softplus(-x), -log(1 - sigmoid(x)) = x + softplus(-x).
         extra = op.constant(np.subtract(self.pos_weight, 1.0), dtype_of(output))
@@ -327,6 +327,7 @@ def _logits(function: str, expected: str, output: ir.Value, axis: int) -> tuple[
 
 
 def _sizes(shape: Sequence[Dim]) -> list[int | str]:
+    """The shape with a name for each size that is not known."""
     return [f"label_dim{i}" if d is None else d for i, d in enumerate(shape)]
 
 

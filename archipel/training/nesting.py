@@ -84,7 +84,7 @@ def repeat(program: Model, steps: int) -> Model:
 
     moved, emitted = scan(op, body, carried, sequences, name="minibatch")
     after = dict(zip((_key(inputs[value]) for value in before), moved))
-    rows = iter(emitted)
+    rows = iter(emitted)  # outputs are named in the order of the signature, in which metrics and tensors mix
     for _, port in results:
         op.name_output(next(rows) if isinstance(port, Metric) else after[_key(port)], port.name)
     signature = Program(

@@ -85,7 +85,7 @@ class Descent:
 
     def rate(self, op: Builder, context: StepContext, dtype: ir.DataType) -> ir.Value:
         """The learning rate of this step, a scalar."""
-        rate = context.hyperparameters["lr"]
+        rate = context.hyperparameters["lr"]  # the schedule is a factor, so that a plan that sets `lr` scales it
         if isinstance(self.lr, Schedule):
             rate = op.Mul(rate, self.lr.factor(op, context.step()))
         return cast(op, rate, dtype)
@@ -214,8 +214,7 @@ class Adagrad(Descent):
     ) -> Updated:
         gradient = self.decayed(op, parameter, gradient)
         rate = self.rate(op, context, dtype_of(parameter))
-        # PyTorch counts from 1 and divides by 1 + (t - 1) lr_decay, which is the same.
-        if self.lr_decay:
+        if self.lr_decay:  # PyTorch counts from 1 and divides by 1 + (t - 1) lr_decay, which is the same
             steps = op.Cast(context.step(), to=int(dtype_of(parameter)))
             rate = op.Div(rate, op.Add(op.Mul(steps, self.lr_decay), 1.0))
         squares = op.Add(state["square_sum"], op.Mul(gradient, gradient))

@@ -87,8 +87,7 @@ def example_gradients(
         value = _objective(inner, loss, work.output, example[work.label])
         seed = inner.constant(np.ones((), dtype_of(value).numpy())) if scaling is None else scaling.seed(inner, value)
         gradients = differentiate(inner, {value: seed}, parameters)
-        # Before clipping, whose limit is that of true gradients.
-        if scaling is not None:
+        if scaling is not None:  # before clipping, whose limit is that of true gradients
             gradients = scaling.unscale(inner, gradients)
         clipped = _clip(inner, gradients, options.clip)
         following = [inner.Add(total, gradient) for total, gradient in zip(sums, clipped)]
@@ -97,8 +96,7 @@ def example_gradients(
     carried, (values,) = scan(op, body, [*zeros, *number], fields, name="example")
     with op.scope("examples"):
         sums = carried[: len(zeros)]
-        # Noise goes onto the sum, whose sensitivity is the clip; only then is it divided.
-        if options.noise:
+        if options.noise:  # noise goes onto the sum, whose sensitivity is the clip; only then is it divided
             sums = [_noised(work, total, p, options) for total, p in zip(sums, parameters)]
         count = op.Size(values)
         means = [op.Div(total, op.Cast(count, to=int(dtype_of(total)))) for total in sums]

@@ -102,6 +102,7 @@ class LossScale:
             grown = op.Equal(good, self._options.growth_interval)
             up = op.Where(grown, np.array(2.0, np.float32), np.array(1.0, np.float32))
             factor = op.Where(skipped, np.array(0.5, np.float32), up)
+            # Below 1 it would make gradients smaller, and without an upper bound it could become infinite.
             scale = op.Clip(op.Mul(self._scale, factor), 1.0, _LARGEST)
             restart = op.Or(grown, skipped)
             self._work.moved(self._scale, scale)

@@ -73,7 +73,7 @@ class Linear(Schedule):
     end: float
 
     def at(self, op: Builder, time: ir.Value) -> ir.Value:
-        slope = (self.end - self.start) / self.steps
+        slope = (self.end - self.start) / self.steps  # Min: after the last step the time stands still
         return op.Add(op.Mul(op.Min(time, float(self.steps)), slope), self.start)
 
 

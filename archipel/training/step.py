@@ -94,7 +94,8 @@ def step_graph(
         steps=steps, transforms=transforms, accumulate=accumulate, batch_norm=batch_norm, dropout=dropout,
         per_example=per_example, precision=precision,
     )  # fmt: skip
-    steps, accumulate = int(steps), int(accumulate)
+    steps, accumulate = int(steps), int(accumulate)  # an option may be a NumPy integer
+    # In inference mode, whatever mode the file is in: `track` and `activate` turn on what is to train.
     work = Assembly(prepared(model, batch_norm), loss, trainable)
     # The forward graph is completed before it is differentiated: gradients follow each of these changes.
     averages = track(work) if batch_norm == "train" else []
@@ -110,7 +111,7 @@ def step_graph(
             value, gradients = example_gradients(work, loss, per_example, streams, scaling)
     except NotDifferentiableError as error:
         raise NotDifferentiableError(f"step_graph: {error}: trainable= says what is trained") from None
-    when = None
+    when = None  # the condition of an update; None: always
     if accumulate > 1:
         accumulation = Accumulation(work, accumulate)
         gradients, when = accumulation.add(gradients), accumulation.due

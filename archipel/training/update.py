@@ -48,7 +48,7 @@ class Update:
         if self._may_skip:
             self._counted = self._work.scalar_state("updates", ir.DataType.INT64, 0)
             return self._counted
-        number = minibatch(self._work)
+        number = minibatch(self._work)  # integer division: of A minibatches each, the first A have the number 0
         return number if self._every == 1 else self._work.op.Div(number, self._every)
 
     def state(self, parameter: ir.Value, name: str) -> ir.Value:
@@ -66,8 +66,7 @@ class Update:
         `gradients` are sums over `every` minibatches."""
         work, parameters = self._work, self._work.parameters
         before = [*parameters, *(value for state in self._states for value in state.values())]
-        # As an If: a minibatch that makes no update saves the time of the optimizer.
-        if when is None:
+        if when is None:  # as an If: a minibatch that makes no update saves the time of the optimizer
             after = self._new_values(work.op, gradients)
         else:
             after = choose(work.op, when, lambda op: self._new_values(op, gradients), before)
@@ -81,7 +80,7 @@ class Update:
         """Parameters, then all state, in the order that `emit` has the old values in."""
         parameters = self._work.parameters
         gradients = list(gradients)
-        if self._every > 1:
+        if self._every > 1:  # the mean first, so that clipping and the optimizer have gradients of the usual size
             gradients = [op.Mul(total, 1.0 / self._every) for total in gradients]
         for transform in self._transforms:
             with op.scope(type(transform).__name__):
@@ -144,7 +143,6 @@ def choose(
         for value in values:
             branch.name_output(value, branch.unique(f"{branch.graph.name}/out"))
     results = list(op.emit("If", when, then_branch=taken.graph, else_branch=other.graph, outputs=len(otherwise)))
-    # Both branches have the types and shapes of `otherwise`.
-    for result, value in zip(results, otherwise):
+    for result, value in zip(results, otherwise):  # both branches have the types and shapes of `otherwise`
         result.dtype, result.shape = dtype_of(value), value.shape
     return results

@@ -39,15 +39,13 @@ def _batch_norm(n: Node) -> Result:
 
 
 def _dropout(n: Node) -> Result:
-    # Without its third input, training_mode, it is the identity.
-    training = n.content(2)
+    training = n.content(2)  # without its third input, training_mode, it is the identity
     off = not n.given(2) or (training is not None and not training.any())
     return n.one(n.rows(0)) if off and n.fixed(1) else NOTHING
 
 
 def _like(n: Node) -> Result:
-    # Of the second input only the type counts.
-    return n.one(n.rows(0))
+    return n.one(n.rows(0))  # of the second input only the type counts
 
 
 def _quantize(n: Node) -> Result:

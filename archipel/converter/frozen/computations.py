@@ -120,6 +120,7 @@ def _emit(op: Builder, computation: Computation, inputs: list[ir.Value | None]) 
         )
         op.graph.register_initializer(copy)
         return [copy]
+    # An output without a name is left out, and stays so.
     outputs = [ir.Value(name=v.name and op.unique(v.name), type=v.type, shape=v.shape) for v in node.outputs]
     attributes = list(node.attributes.values())
     op.graph.append(ir.Node("", node.op_type, inputs, attributes, outputs=outputs, name=op.unique(str(node.name))))
@@ -127,6 +128,7 @@ def _emit(op: Builder, computation: Computation, inputs: list[ir.Value | None]) 
 
 
 def _content(attribute: ir.Attr) -> object:
+    """The attribute's value in a form that is hashable and compares by content."""
     if attribute.type == ir.AttributeType.TENSOR:
         array = attribute.as_tensor().numpy()
         return array.dtype.name, array.shape, array.tobytes()

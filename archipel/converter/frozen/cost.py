@@ -24,8 +24,7 @@ KEPT_BYTE = 8
 def kept_bytes(frozen: Frozen, result: Result) -> int | None:
     """Bytes of an example; None for what is no feature: batch not first, examples of different sizes, odd types."""
     value = frozen.value(result)
-    # An example as it comes is stored whatever its shape and type are.
-    if frozen.is_computed(result):
+    if frozen.is_computed(result):  # an example as it comes is stored whatever its shape and type are
         alike = frozen.rows[result] == (0, 1) and is_static(dims(value)[1:])
         if not alike or dtype_of(value).numpy().name not in get_args(DType):
             return None

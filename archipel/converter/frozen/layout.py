@@ -147,8 +147,7 @@ def _gather(n: Node) -> Result:
     # The axes of the indices take the place of `axis` in the result.
     if data is not None and n.fixed(1) and data.axis != axis:
         return n.one(data if data.axis < axis else Rows(data.axis - 1 + len(n.shape(1)), data.each))
-    # A look-up in a fixed table: the rows are those of the indices.
-    if indices is not None and n.fixed(0):
+    if indices is not None and n.fixed(0):  # a look-up in a fixed table: the rows are those of the indices
         return n.one(Rows(axis + indices.axis, indices.each))
     return NOTHING
 
@@ -159,8 +158,7 @@ def _gather_elements(n: Node) -> Result:
 
 
 def _trilu(n: Node) -> Result:
-    # It takes a triangle of the last two axes, the same one for all before.
-    rows = n.rows(0)
+    rows = n.rows(0)  # it takes a triangle of the last two axes, the same one for all before
     return n.one(rows) if rows is not None and rows.axis < len(n.shape(0)) - 2 and n.rest_fixed() else NOTHING
 
 

@@ -35,8 +35,7 @@ def batch_axes(graph: ir.Graph, examples: Collection[ir.Value], sizes: Mapping[i
     axes.fixed.difference_update(graph.inputs)
     # Nodes come after those whose results they read, so one pass sees every input before its readers.
     for node in graph:
-        # A body may read values around it that are not among the node's inputs.
-        if node.domain != "" or bodies(node):
+        if node.domain != "" or bodies(node):  # a body may read values around it that are not among the node's inputs
             continue
         inputs = [value for value in node.inputs if value is not None]
         if node.op_type not in _RANDOM and all(value in axes.fixed for value in inputs):

@@ -45,8 +45,7 @@ def fold_sizes(op: Builder, example: ir.Value, frozen: Collection[ir.Value]) -> 
             continue
         for value, content in _contents(node, known, batch).items():
             known[sizes.replace(value, content)] = content
-        # A Shape node further on can be folded only where this result's shape is known.
-        _fill_in(node, known, batch)
+        _fill_in(node, known, batch)  # a Shape node further on can be folded only where this result's shape is known
     return sizes.made
 
 
@@ -71,8 +70,7 @@ class _Sizes:
         op = self._op
         if None not in content.elements:
             return op.constant(np.array(content.elements, np.int64).reshape(() if content.scalar else -1))
-        # First in the graph, since any node may come to read it.
-        with self._at_start():
+        with self._at_start():  # first in the graph, since any node may come to read it
             size = op.Shape(self._example, start=0, end=1)
             self.made[size] = Content(False, (None,))
             if content.scalar:

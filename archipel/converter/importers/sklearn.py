@@ -151,8 +151,7 @@ def _standard(proto: onnx.ModelProto, estimator: Any, name: str) -> Model:
     op = Builder(graph)
     rewrite(op, name)
     remove_dead_code(model)
-    # Nothing of ai.onnx.ml is left.
-    graph.opset_imports.clear()
+    graph.opset_imports.clear()  # nothing of ai.onnx.ml is left
     graph.opset_imports[""] = OPSET
     model.ir_version = IR_VERSION
     if len(graph.outputs) != 1:

@@ -158,12 +158,13 @@ def _rename_outputs(model: ir.Model) -> None:
     taken = {value.name for value in model.graph.inputs} | set(model.graph.initializers)
     for i, value in enumerate(outputs):
         name = "output" if len(outputs) == 1 else f"output_{i}"
+        # An output that is an input or a weight as it comes has that name.
         if name not in taken and not value.is_graph_input() and value.producer() is not None:
             value.name = name
 
 
 def _why(name: str, error: BaseException, dynamic_batch: bool) -> str:
-    while error.__cause__ is not None:
+    while error.__cause__ is not None:  # the exporter wraps the error that says what is wrong, often more than once
         error = error.__cause__
     first = _first_line(error)
     hint = "; if its batch size is fixed, pass dynamic_batch=False" if dynamic_batch else ""

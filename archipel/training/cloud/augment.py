@@ -41,6 +41,7 @@ def random_shift(most: int) -> Augment:
         import torch
         from torch.nn import functional
 
+        # Every image is cropped from its padded form by one look-up, without a loop over images.
         count, _, height, width = batch.shape
         # The offset of each crop in the padded image: `most` of both axes leaves the image where it is.
         offsets = torch.randint(0, 2 * most + 1, (count, 2), generator=generator).to(batch.device)

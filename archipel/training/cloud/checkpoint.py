@@ -102,11 +102,11 @@ def read_checkpoint(
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise CheckpointError(f"{path} is not a checkpoint of a cloud fit ({FORMAT!r}); {remedy}")
     # Before any state changes: a checkpoint of another fit leaves the module as it is.
-    there = content["made_with"]
-    for name in sorted({*made_with, *there}):
-        if made_with.get(name) != there.get(name):
+    written_with = content["made_with"]
+    for name in sorted({*made_with, *written_with}):
+        if made_with.get(name) != written_with.get(name):
             raise CheckpointError(
-                f"the checkpoint {path} is of another fit: {name} was {there.get(name)} there, "
+                f"the checkpoint {path} is of another fit: {name} was {written_with.get(name)} there, "
                 f"is {made_with.get(name)} here; {remedy}"
             )
     try:
@@ -120,4 +120,5 @@ def read_checkpoint(
 
 
 def crc(data: bytes) -> int:
+    """CRC-32: enough to notice another data set, and no protection against an attacker."""
     return zlib.crc32(data)

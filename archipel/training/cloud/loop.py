@@ -128,8 +128,7 @@ class Loop:
         from torch.nn import functional
 
         module.train()
-        # On the device, so that no step waits for the loss to come back.
-        loss_sum = torch.zeros((), device=x.device)
+        loss_sum = torch.zeros((), device=x.device)  # on the device, so that no step waits for the loss to come back
         splits = torch.split(torch.randperm(len(x), generator=generator).to(x.device), self.batch_size)
         for index, rows in enumerate(splits):
             # The rate at the middle of each step: a schedule that starts or ends at 0 then wastes no step.
@@ -207,9 +206,8 @@ def _memory_format(module: nn.Module, inputs: NDArray[np.float32]) -> torch.memo
 
 
 def _lay_out(module: nn.Module, layout: torch.memory_format) -> None:
-    # Four axes: the weights of 2-D convolutions.
     for parameter in module.parameters():
-        if parameter.ndim == 4:
+        if parameter.ndim == 4:  # the weights of 2-D convolutions
             parameter.data = parameter.data.contiguous(memory_format=layout)
 
 

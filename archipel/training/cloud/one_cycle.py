@@ -69,6 +69,7 @@ def fit_one_cycle(
     import torch
 
     def rate(done: float) -> float:
+        # The lower of two lines: one up to the highest rate at `warm_up`, one from there down to 0.
         return learning_rate * min(done / warm_up, (1 - done) / (1 - warm_up))
 
     loop = Loop(
