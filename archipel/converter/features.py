@@ -53,7 +53,7 @@ def split_features(programs: Mapping[str, Model]) -> dict[str, Model]:
         raise ConversionError(f"there is a program called {FEATURES!r} already; split features once")
     frozen = Frozen()  # one `Frozen` for all train programs: what two of them compute alike becomes one feature
     parts = {name: _Part(program, frozen) for name, program in trains.items()}
-    kept = _cut(frozen, {result for part in parts.values() for result in part.read()})
+    kept = _cut(frozen, {result for part in parts.values() for result in part.needed_results()})
     if not kept:
         return dict(programs)
     names = _names(frozen, kept)
@@ -110,7 +110,7 @@ class _Part:
             self._results[value] = self._frozen.start(value)
         return self._results[value]
 
-    def read(self) -> set[Result]:
+    def needed_results(self) -> set[Result]:
         """The results with rows that the rest of the program reads."""
         rows = {value: result for value, result in self._results.items() if result in self._frozen.rows}
         results = {rows[value] for value in self._graph.outputs if value in rows}

@@ -16,12 +16,12 @@ from archipel.compression.examples import Data
 from archipel.compression.part import Part
 from archipel.compression.recipe import check_sets, checked, load_recipe
 from archipel.compression.work import Progress
-from archipel.converter.arguments import instance, strict, whole
+from archipel.converter.arguments import check_instance, check_struct, check_whole
 from archipel.converter.federated import check_steps, schedule
 from archipel.converter.statistics import AnyStatistic, check_statistics
 from archipel.errors import ArchipelError, ConversionError
 from archipel.strategies.device import DeviceHalf, describe
-from archipel.training.arguments import part, patterns
+from archipel.training.arguments import check_part, check_patterns
 from archipel.training.losses import LOSS_METHODS, Loss
 from archipel.training.optimizers import OPTIMIZER_METHODS, Optimizer
 from archipel.training.step import StepOptions, check_options
@@ -67,24 +67,24 @@ class Training:
     batch_size: int = BATCH_SIZE
 
     def __post_init__(self) -> None:
-        part("training", "losses", self.loss, LOSS_METHODS)
-        part("training", "optimizers", self.optimizer, OPTIMIZER_METHODS)
-        patterns("training", self.trainable)
+        check_part("training", "losses", self.loss, LOSS_METHODS)
+        check_part("training", "optimizers", self.optimizer, OPTIMIZER_METHODS)
+        check_patterns("training", self.trainable)
         if not self.trainable:
             raise ConversionError("training: trainable is empty; name at least one parameter, or '*'")
         _check_step_options(self.step_options)
-        whole("training: epochs", self.epochs, 1, MAX_EPOCHS)
-        whole("training: batch_size", self.batch_size, 1)
+        check_whole("training: epochs", self.epochs, 1, MAX_EPOCHS)
+        check_whole("training: batch_size", self.batch_size, 1)
         half = self.half
         check_steps(self.optimizer, self.step_options, half, self.strategy)
         # A strategy's own numbers of epochs are among its options.
         for phase in schedule(half, self.epochs, self.batch_size):
-            whole(f"training: strategy_options: epochs of {phase.program!r}", phase.epochs, 1, MAX_EPOCHS)
+            check_whole(f"training: strategy_options: epochs of {phase.program!r}", phase.epochs, 1, MAX_EPOCHS)
 
     @property
     def half(self) -> DeviceHalf:
         """The strategy's device half with these options. Raises ArchipelError where there is none."""
-        instance("training: strategy", self.strategy, str, "the name of a strategy")
+        check_instance("training: strategy", self.strategy, str, "the name of a strategy")
         algorithm = strategies.get(self.strategy)
         return describe(algorithm.name, algorithm.device, self.strategy_options)
 
@@ -130,9 +130,9 @@ class Compression:
         check_sets(
             self.parts, {"data": self.data, "calibration": self.calibration, "validation": self.validation}
         )  # fmt: skip
-        whole("compression: seed", self.seed, 0)
+        check_whole("compression: seed", self.seed, 0)
         if self.folder is not None:
-            instance("compression: folder", self.folder, str | os.PathLike, "a path")
+            check_instance("compression: folder", self.folder, str | os.PathLike, "a path")
         if self.on_progress is not None and not callable(self.on_progress):
             raise ConversionError(
                 f"compression: on_progress: expected a function that takes a Progress, got {self.on_progress!r}"
@@ -176,15 +176,15 @@ class Signing:
                 f"signing: key: expected an Ed25519 private key, got {type(self.key).__name__}; `archipel keys FILE` "
                 "makes one, bundle.load_private_key reads it"
             )
-        whole("signing: sequence", self.sequence, 0, MAX_WHOLE)
+        check_whole("signing: sequence", self.sequence, 0, MAX_WHOLE)
         if self.not_after is not None:
-            whole("signing: not_after (Unix seconds)", self.not_after, 0, MAX_WHOLE)
+            check_whole("signing: not_after (Unix seconds)", self.not_after, 0, MAX_WHOLE)
         _check_populations(self.populations)
         if self.parent is not None:
-            instance("signing: parent", self.parent, str, "a bundle's digest")
+            check_instance("signing: parent", self.parent, str, "a bundle's digest")
             check_digest("signing: parent", self.parent)
         if self.lineage is not None:
-            strict("signing: lineage", self.lineage, Lineage)
+            check_struct("signing: lineage", self.lineage, Lineage)
             if self.lineage.parent is not None:
                 check_digest("signing: lineage.parent", self.lineage.parent)
             if self.parent not in (None, self.lineage.parent):
@@ -221,7 +221,7 @@ class Analysis:
 
     def __post_init__(self) -> None:
         check_statistics(self.statistics)
-        whole("analysis: max_examples", self.max_examples, 1)
+        check_whole("analysis: max_examples", self.max_examples, 1)
 
 
 def default_not_after() -> int:
@@ -248,7 +248,7 @@ def _check_populations(populations: object) -> None:
     if isinstance(populations, str) or not isinstance(populations, Sequence):  # a text is a Sequence too
         raise ConversionError(f"signing: populations: expected a list of names, got {populations!r}")
     for name in populations:
-        instance("signing: populations", name, str, "names")
+        check_instance("signing: populations", name, str, "names")
         try:
             check_file_name(name)
         except ArchipelError:

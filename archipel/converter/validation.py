@@ -15,7 +15,7 @@ from archipel.bundle.roles import Example
 from archipel.bundle.validation import check_text, validate_policy
 from archipel.compression.compressed import CompressedModel
 from archipel.compression.low_rank import LowRank
-from archipel.converter.arguments import instance, strict, whole
+from archipel.converter.arguments import check_instance, check_struct, check_whole
 from archipel.converter.lowering import lower_training, predict_program
 from archipel.converter.options import Analysis, Compression, Signing, Training
 from archipel.converter.request import Request
@@ -39,19 +39,19 @@ def check_request(request: Request) -> None:
     """
     if request.signing is None:
         raise ConversionError(UNSIGNED)
-    instance("signing", request.signing, Signing, "a converter.Signing")
+    check_instance("signing", request.signing, Signing, "a converter.Signing")
     for where, group, kind in (
         ("training", request.training, Training),
         ("analysis", request.analysis, Analysis),
         ("compression", request.compression, Compression),
     ):
-        instance(where, group, kind | None, f"a converter.{kind.__name__}")
+        check_instance(where, group, kind | None, f"a converter.{kind.__name__}")
     _check_path(request.path)
     if request.name is not None:
-        instance("name", request.name, str, "text")
+        check_instance("name", request.name, str, "text")
     check_text("name", request.bundle_name)
-    whole("batch_size", request.batch_size, 1)
-    strict("privacy", request.privacy, PrivacyPolicy)
+    check_whole("batch_size", request.batch_size, 1)
+    check_struct("privacy", request.privacy, PrivacyPolicy)
     validate_policy(request.privacy)
     if request.analysis is not None:
         if request.training is not None:
@@ -60,7 +60,7 @@ def check_request(request: Request) -> None:
     if request.training is not None:
         with_weighting(request.training, request.privacy)
     if request.self_test is not None:
-        instance("self_test", request.self_test, Mapping, "arrays by the names of the model's inputs")
+        check_instance("self_test", request.self_test, Mapping, "arrays by the names of the model's inputs")
     check_source(request.source, request.example)
 
 
@@ -112,7 +112,7 @@ def with_weighting(training: Training, privacy: PrivacyPolicy) -> Training:
 
 
 def _check_path(path: str | os.PathLike[str]) -> None:
-    instance("path", path, str | os.PathLike, "a path")
+    check_instance("path", path, str | os.PathLike, "a path")
     place = Path(path)
     if place.exists():
         raise ConversionError(f"{place}: exists already; remove it or choose another name")

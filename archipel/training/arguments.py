@@ -51,7 +51,7 @@ def numbers(function: str, name: str, values: object, low: float = 0.0) -> tuple
     return tuple(number(function, f"{name}[{i}]", value, low) for i, value in enumerate(values))
 
 
-def part(function: str, name: str, value: object, methods: Sequence[str]) -> None:
+def check_part(function: str, name: str, value: object, methods: Sequence[str]) -> None:
     """Refuse a `value` that lacks the methods of a loss, an optimizer or a transform."""
     # A class has the methods too: the likeliest mistake is to pass `losses.mse` and not `losses.mse()`.
     if isinstance(value, type) or not all(hasattr(value, method) for method in methods):
@@ -59,17 +59,17 @@ def part(function: str, name: str, value: object, methods: Sequence[str]) -> Non
         raise TrainingError(f"{function}: expected one of training.{name}, got {value!r}{call}")
 
 
-def trained_model(function: str, model: object, trainable: object) -> None:
+def check_trained_model(function: str, model: object, trainable: object) -> None:
     """Refuse a `model` that is no Model, and a `trainable` that is no pattern or list of patterns."""
     if not isinstance(model, Model):
         raise TrainingError(
             f"{function}: model must be an archipel.Model, is {type(model).__name__}; Model.from_onnx reads a file, "
             "Model.from_torch takes a module"
         )
-    patterns(function, trainable)
+    check_patterns(function, trainable)
 
 
-def patterns(function: str, trainable: object) -> None:
+def check_patterns(function: str, trainable: object) -> None:
     """Refuse a `trainable` that is no pattern or list of patterns."""
     globs = [trainable] if isinstance(trainable, str) else trainable
     if not isinstance(globs, Sequence) or not all(isinstance(glob, str) for glob in globs):

@@ -87,7 +87,7 @@ class Assembly:
         """As `state`, for one number."""
         return self.input(State, tensor, dtype, [], tensor=tensor, lifetime=lifetime, init=float(init))
 
-    def stored(self, value: ir.Value) -> None:
+    def make_state(self, value: ir.Value) -> None:
         """Turn an initializer into state that stays on the device and starts with its value."""
         name = value.name or ""
         if value.const_value is None:
@@ -117,17 +117,17 @@ class Assembly:
         self.parameters = [value for value in self.parameters if value in reached]
         # They stay inputs and get outputs of the same value, so that the program's ports are those of `trainable`.
         for value in idle:
-            self.moved(value, value)
+            self.set_next(value, value)
 
-    def moved(self, before: ir.Value, after: ir.Value) -> None:
+    def set_next(self, before: ir.Value, after: ir.Value) -> None:
         """Make `after` the new value of the parameter or state `before`: the output `<tensor>.next`."""
         source = self._inputs[before]
         if not isinstance(source, Parameter | State):
             raise TrainingError(f"{before.name!r} is no parameter or state, so it has no next value")
         meaning = {key: getattr(source, key) for key in source.__struct_fields__ if key not in Port.__struct_fields__}
-        self.result(type(source), source.tensor + NEXT, after, **meaning)
+        self.add_result(type(source), source.tensor + NEXT, after, **meaning)
 
-    def result(self, role: type[P], name: str, value: ir.Value, **meaning: object) -> None:
+    def add_result(self, role: type[P], name: str, value: ir.Value, **meaning: object) -> None:
         """Make `value` a graph output of this role."""
         self._reserve(name)
         self._results.append(cast(Result, port(role, self.op.name_output(value, name), **meaning)))

@@ -103,7 +103,7 @@ def _layers(work: Assembly) -> list[tuple[ir.Node, ir.Value, tuple[ir.Value, ir.
         layers.append((node, source, (mean, variance)))
     # Each once: two layers may share their statistics.
     for average in dict.fromkeys(value for *_, averages in layers for value in averages):
-        work.stored(average)
+        work.make_state(average)
     return layers
 
 

@@ -33,7 +33,7 @@ def activate(work: Assembly) -> list[Keys]:
     for node in _nodes(work.graph):
         source, ratio = node.inputs[0], _ratio(node)
         if source is None or ratio == 0:
-            _off(work, node)
+            _remove(work, node)
             continue
         streams = streams or Streams(work)
         with work.op.after(node), work.op.scope(str(node.name)):
@@ -48,7 +48,7 @@ def activate(work: Assembly) -> list[Keys]:
 def deactivate(work: Assembly) -> list[Keys]:
     """Take every Dropout out of the graph. Returns no keys, as there are no streams."""
     for node in _nodes(work.graph):
-        _off(work, node)
+        _remove(work, node)
     return []
 
 
@@ -60,7 +60,7 @@ def is_dropout(node: ir.Node) -> bool:
     return node.op_type == "Dropout" and node.domain == ""
 
 
-def _off(work: Assembly, node: ir.Node) -> None:
+def _remove(work: Assembly, node: ir.Node) -> None:
     source = node.inputs[0]
     if source is None:
         raise TrainingError(f"Dropout {node.name!r} has no input")

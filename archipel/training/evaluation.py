@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from archipel.bundle.roles import Metric
 from archipel.graph.model import Model
-from archipel.training.arguments import part, trained_model
+from archipel.training.arguments import check_part, check_trained_model
 from archipel.training.assembly import Assembly
 from archipel.training.batch_norm import BatchNorm, prepared, remember
 from archipel.training.dropout import deactivate
@@ -37,8 +37,8 @@ def evaluate_graph(
     Raises:
         TrainingError: for names that collide or match nothing, and for an output that the loss does not fit.
     """
-    trained_model("evaluate_graph", model, trainable)
-    part("evaluate_graph", "losses", loss, LOSS_METHODS)
+    check_trained_model("evaluate_graph", model, trainable)
+    check_part("evaluate_graph", "losses", loss, LOSS_METHODS)
     work = Assembly(prepared(model, batch_norm), loss, trainable)
     if batch_norm == "train":
         remember(work)
@@ -52,5 +52,5 @@ def evaluate_graph(
             metrics[CORRECT] = total(op, op.Cast(correct, to=int(ir.DataType.INT64)))
         metrics[COUNT] = counted(op, values, loss.weights(op, work.output, work.label))
     for name, value in metrics.items():
-        work.result(Metric, name, value, reduction="sum")
+        work.add_result(Metric, name, value, reduction="sum")
     return work.finish("evaluate")

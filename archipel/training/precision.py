@@ -105,8 +105,8 @@ class LossScale:
             # Below 1 it would make gradients smaller, and without an upper bound it could become infinite.
             scale = op.Clip(op.Mul(self._scale, factor), 1.0, _LARGEST)
             restart = op.Or(grown, skipped)
-            self._work.moved(self._scale, scale)
-            self._work.moved(self._good, op.Where(restart, np.array(0, np.int64), good))
+            self._work.set_next(self._scale, scale)
+            self._work.set_next(self._good, op.Where(restart, np.array(0, np.int64), good))
             self._finite = finite
         return due
 

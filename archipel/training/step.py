@@ -13,7 +13,7 @@ from archipel.bundle.roles import Metric
 from archipel.errors import NotDifferentiableError, TrainingError
 from archipel.graph.model import Model
 from archipel.graph.shapes import dtype_of
-from archipel.training.arguments import flag, part, trained_model, whole
+from archipel.training.arguments import check_part, check_trained_model, flag, whole
 from archipel.training.assembly import Assembly
 from archipel.training.batch_norm import BatchNorm, check_batch_norm, prepared, track
 from archipel.training.dropout import activate, deactivate
@@ -87,9 +87,9 @@ def step_graph(
         step = step_graph(Model.from_onnx("model.onnx"), losses.cross_entropy(), optimizers.sgd(lr=0.1), "head.*")
         history = run_steps(step, batches)
     """
-    trained_model("step_graph", model, trainable)
-    part("step_graph", "losses", loss, LOSS_METHODS)
-    part("step_graph", "optimizers", optimizer, OPTIMIZER_METHODS)
+    check_trained_model("step_graph", model, trainable)
+    check_part("step_graph", "losses", loss, LOSS_METHODS)
+    check_part("step_graph", "optimizers", optimizer, OPTIMIZER_METHODS)
     check_options(
         steps=steps, transforms=transforms, accumulate=accumulate, batch_norm=batch_norm, dropout=dropout,
         per_example=per_example, precision=precision,
@@ -121,8 +121,8 @@ def step_graph(
         averages = scaling.unless_skipped(averages)
     update.emit(gradients, when)
     for average in averages:
-        work.moved(*average)
-    work.result(Metric, LOSS, value, reduction="mean")
+        work.set_next(*average)
+    work.add_result(Metric, LOSS, value, reduction="mean")
     program = work.finish("train")
     return program if steps == 1 else repeat(program, steps)
 
@@ -141,7 +141,7 @@ def check_options(
     if not isinstance(transforms, Sequence):
         raise TrainingError(f"step_graph: transforms must be a list of training.transforms, is {transforms!r}")
     for transform in transforms:
-        part("step_graph", "transforms", transform, ("hyperparameters", "apply"))
+        check_part("step_graph", "transforms", transform, ("hyperparameters", "apply"))
     if per_example is not None and not isinstance(per_example, PerExample):
         raise TrainingError(f"step_graph: per_example must be training.per_example(...), is {per_example!r}")
     whole("step_graph", "steps", steps, 1)

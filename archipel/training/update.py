@@ -71,10 +71,10 @@ class Update:
         else:
             after = choose(work.op, when, lambda op: self._new_values(op, gradients), before)
         for old, new in zip(before, after):
-            work.moved(old, new)
+            work.set_next(old, new)
         if self._counted is not None and when is not None:
             made = work.op.Cast(when, to=int(ir.DataType.INT64))
-            work.moved(self._counted, work.op.Add(self._counted, made))
+            work.set_next(self._counted, work.op.Add(self._counted, made))
 
     def _new_values(self, op: Builder, gradients: Sequence[ir.Value]) -> list[ir.Value]:
         """Parameters, then all state, in the order that `emit` has the old values in."""
@@ -130,7 +130,7 @@ class Accumulation:
             sums = [work.op.Add(total, gradient) for total, gradient in zip(self._sums, gradients)]
             empty = choose(work.op, self.due, lambda op: [op.full_like(total, 0.0) for total in sums], sums)
             for before, after in zip(self._sums, empty):
-                work.moved(before, after)
+                work.set_next(before, after)
         return sums
 
 
