@@ -162,8 +162,8 @@ def check_steps(optimizer: Optimizer, options: StepOptions, half: DeviceHalf, st
         raise ConversionError(f"{here}: counts on plain momentum; leave nesterov and dampening out")
     if options.get("accumulate", 1) != 1 or options.get("precision", "float32") != "float32":
         raise ConversionError(
-            f"{here}: counts every batch as a step, but with accumulate or mixed precision some make none; leave them "
-            "out of step_options"
+            f"{here}: counts every batch as a step, but with accumulate or mixed precision some batches make no step; "
+            "leave both out of step_options"
         )
 
 

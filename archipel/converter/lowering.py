@@ -129,8 +129,8 @@ def _check_broadcasts(training: Mapping[str, Model], parameters: Mapping[str, np
     missing = sorted(set(asked) - set(algorithm.broadcast(algorithm.init(parameters)))) if asked else []
     if missing:
         raise ConversionError(
-            f"the train program reads {missing[0]!r} as the server broadcasts it, and strategy {strategy!r} does not; "
-            "use anchor='start', which is the same where devices start from what the server sent"
+            f"the train program reads {missing[0]!r} as a broadcast of the server, but strategy {strategy!r} does not "
+            "broadcast it; use anchor='start', which is the same where devices start from the server's parameters"
         )
 
 

@@ -65,9 +65,9 @@ def _reason_against(signature: Program) -> str | None:
     read = {(type(port), getattr(port, "tensor", "")) for port in signature.inputs}
     for port in (*signature.inputs, *signature.outputs):
         if isinstance(port, Count) and port.of == "steps":
-            return f"input {port.name!r} counts the steps, which stand still inside one graph"
+            return f"input {port.name!r} counts the steps, a number that stays the same inside one graph"
         if isinstance(port, State) and port.lifetime == "step":
-            return f"state {port.tensor!r} starts anew with every step, and one graph hands it on"
+            return f"state {port.tensor!r} starts anew with every step, but one graph would keep it from step to step"
     for port in signature.outputs:  # a loop carries only values that it starts with
         if isinstance(port, MOVING) and (type(port), port.tensor) not in read:
             return f"output {port.name!r} writes {port.tensor!r}, which the program does not read"

@@ -124,6 +124,7 @@ class Assembly:
         source = self._inputs[before]
         if not isinstance(source, Parameter | State):
             raise TrainingError(f"{before.name!r} is no parameter or state, so it has no next value")
+        # The output has its input's meaning: tensor, lifetime and first value.
         meaning = {key: getattr(source, key) for key in source.__struct_fields__ if key not in Port.__struct_fields__}
         self.add_result(type(source), source.tensor + NEXT, after, **meaning)
 

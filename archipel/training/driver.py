@@ -56,7 +56,8 @@ class StepRunner:
         randomness: the source of bytes for noise.
 
     Raises:
-        TrainingError: for no train program, wrong hyperparameters or seed, or a tensor without a first value.
+        TrainingError: if `step` is no train program, a hyperparameter or the seed is out of bounds, or a tensor has no
+            first value.
 
     Example:
         runner = StepRunner(step_graph(model, losses.cross_entropy(), optimizers.sgd(lr=0.1)))
@@ -88,7 +89,7 @@ class StepRunner:
             if isinstance(p, Example | Label | ExampleWeight)
         ]
         self.tensors = _initial(self._signature, step)
-        self._start = dict(self.tensors)
+        self._start = dict(self.tensors)  # `run` replaces arrays in `tensors`, and `start` inputs read these
         self._broadcast = step.initial
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 4  # the errors say the same
@@ -120,7 +121,7 @@ class StepRunner:
             # ONNX Runtime says that an index is out of bounds, but not where such an index comes from.
             text = " ".join(str(error).split())
             outside = any(word in text for word in ("range", "bound"))
-            hint = "; labels must be from 0 to classes - 1, and so must whatever is looked up" if outside else ""
+            hint = "; labels must be from 0 to classes - 1, other indices within their tables" if outside else ""
             raise TrainingError(f"run_steps: step {self._count} failed: {text}{hint}") from None
         metrics: list[dict[str, float]] = [{} for _ in batches]
         for written, result in zip(self._signature.outputs, results):

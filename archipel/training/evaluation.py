@@ -23,7 +23,7 @@ def evaluate_graph(
     """Make an `evaluate` program: sums over the batch, so that batches of any size can be added up.
 
     Arguments:
-        model: an inference model, with parameters. It is not changed.
+        model: a model with parameters. It is not changed.
         loss: one of training.losses, of the model's first output.
         trainable: a glob over parameter names, or a list of globs; the parameters that are inputs.
         batch_norm: as in the step that trains the model. With "train" the running statistics that the step writes are
@@ -44,6 +44,7 @@ def evaluate_graph(
         remember(work)
     deactivate(work)
     op = work.op
+    # Sums and a count: the mean of batches' means would weigh a smaller last batch like the others.
     with op.scope("evaluate"):
         values = loss.values(op, work.output, work.label)
         metrics = {LOSS: total(op, values)}

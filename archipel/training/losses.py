@@ -273,7 +273,7 @@ def l1() -> AbsoluteError:
 
 
 def huber(delta: float = 1.0) -> Huber:
-    """(x - y)^2 / 2 up to a difference of `delta`, which is above 0, and linear beyond it (Huber 1964)."""
+    """(output - label)^2 / 2 up to a difference of `delta`, which is above 0, and linear beyond it (Huber 1964)."""
     return Huber(number("huber", "delta", delta, ends="(]"))
 
 
@@ -295,6 +295,7 @@ def objective(op: Builder, loss: Loss, output: ir.Value, label: ir.Value) -> ir.
     values, weights = loss.values(op, output, label), loss.weights(op, output, label)
     if weights is None:
         return mean(op, values)
+    # By the sum of the weights, not by their number, as PyTorch's reduction="mean" does.
     return op.Div(total(op, values), total(op, weights))
 
 

@@ -130,6 +130,7 @@ class SGD(Descent):
             first = op.Equal(context.step(), 0)
             one, damped = (op.constant(x, dtype_of(parameter)) for x in (1.0, 1.0 - self.dampening))
             added = op.Mul(gradient, op.Where(first, one, damped))
+        # Without lr in it, as in PyTorch, so that a new rate acts at once on all of the momentum.
         velocity = op.Add(op.Mul(state["momentum"], self.momentum), added)
         direction = op.Add(op.Mul(velocity, self.momentum), gradient) if self.nesterov else velocity
         return Updated(op.Sub(parameter, op.Mul(direction, rate)), {"momentum": velocity})

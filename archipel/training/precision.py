@@ -86,7 +86,7 @@ class LossScale:
         return [op.Div(gradient, cast(op, self._scale, dtype_of(gradient))) for gradient in gradients]
 
     def check(self, gradients: Sequence[ir.Value], when: ir.Value | None) -> ir.Value:
-        """Whether all gradients are finite (bool scalar), and the next scale as an output.
+        """Whether to update (bool scalar): all gradients are finite, and `when` holds. Makes the next scale an output.
 
         Where `when` is false (no update is due) the scale stays as it is.
         """

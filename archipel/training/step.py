@@ -57,7 +57,7 @@ def step_graph(
     """Make a `train` program: one optimizer step on one batch, or `steps` of them in one graph.
 
     Arguments:
-        model: an inference model, with parameters. It is not changed.
+        model: a model with parameters. It is not changed.
         loss: one of training.losses, of the model's first output.
         optimizer: one of training.optimizers.
         trainable: a glob over parameter names, or a list of globs. Other parameters stay initializers; one that the
@@ -110,7 +110,7 @@ def step_graph(
         else:
             value, gradients = example_gradients(work, loss, per_example, streams, scaling)
     except NotDifferentiableError as error:
-        raise NotDifferentiableError(f"step_graph: {error}: trainable= says what is trained") from None
+        raise NotDifferentiableError(f"step_graph: {error}: trainable= chooses the trained parameters") from None
     when = None  # the condition of an update; None: always
     if accumulate > 1:
         accumulation = Accumulation(work, accumulate)
@@ -165,6 +165,7 @@ def _whole_batch(work: Assembly, loss: Loss, scaling: LossScale | None) -> tuple
     op = work.op
     with op.scope(LOSS):
         value = objective(op, loss, work.output, work.label)
+        # The cotangent of the loss: 1, or the loss scale, by which `unscale` divides the gradients again.
         seed = op.constant(np.ones((), dtype_of(value).numpy())) if scaling is None else scaling.seed(op, value)
     gradients = differentiate(op, {value: seed}, work.parameters)
     return value, gradients if scaling is None else scaling.unscale(op, gradients)

@@ -47,7 +47,7 @@ class ClipByNorm:
     def apply(
         self, op: Builder, parameters: Sequence[ir.Value], gradients: Sequence[ir.Value], context: StepContext
     ) -> list[ir.Value]:
-        norm = global_norm(op, gradients)
+        norm = global_norm(op, gradients)  # of all together, so that their direction stays
         limit = cast(op, context.hyperparameters["clip_norm"], dtype_of(norm))
         scale = op.Min(op.Div(limit, op.Add(norm, 1e-6)), 1.0)  # 1e-6 as in PyTorch's clip_grad_norm_
         return [op.Mul(g, cast(op, scale, dtype_of(g))) for g in gradients]

@@ -73,7 +73,7 @@ class Update:
         for old, new in zip(before, after):
             work.set_next(old, new)
         if self._counted is not None and when is not None:
-            made = work.op.Cast(when, to=int(ir.DataType.INT64))
+            made = work.op.Cast(when, to=int(ir.DataType.INT64))  # 1 for an update, 0 for none
             work.set_next(self._counted, work.op.Add(self._counted, made))
 
     def _new_values(self, op: Builder, gradients: Sequence[ir.Value]) -> list[ir.Value]:
@@ -128,6 +128,7 @@ class Accumulation:
         work = self._work
         with work.op.scope("accumulate"):
             sums = [work.op.Add(total, gradient) for total, gradient in zip(self._sums, gradients)]
+            # Where an update takes the sums, the next ones start from 0.
             empty = choose(work.op, self.due, lambda op: [op.full_like(total, 0.0) for total in sums], sums)
             for before, after in zip(self._sums, empty):
                 work.set_next(before, after)

@@ -96,7 +96,9 @@ def _answers(estimator: Any, rows: np.ndarray, name: str) -> list[tuple[np.ndarr
                 # An estimator is anybody's class.
                 raise ModelImportError(f"{name}.{method} fails on the example: {error}") from error
         if answer.dtype.kind not in "fiu" or answer.ndim > 2:
-            raise ModelImportError(f"{name}.{method} answers {answer.dtype} {list(answer.shape)}; only numbers go on")
+            raise ModelImportError(
+                f"{name}.{method} answers {answer.dtype} {list(answer.shape)}; only numbers can be imported"
+            )
         if answer.ndim == 1:
             # One score for two classes is that of the second; the import gives the first a 0.
             answer = np.stack([np.zeros_like(answer), answer], 1) if method == "decision_function" else answer[:, None]

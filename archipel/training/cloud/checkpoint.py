@@ -69,7 +69,7 @@ def write_checkpoint(
         # Dropout draws from PyTorch's global generator, and must go on where it stopped.
         "dropout": torch.get_rng_state(),
     }
-    torch.save(content, buffer)
+    torch.save(content, buffer)  # in memory, so that the file is replaced by complete bytes
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_durably(path, buffer.getvalue())

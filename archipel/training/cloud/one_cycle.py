@@ -90,6 +90,7 @@ def fit_one_cycle(
         on_epoch=on_epoch,
         on_batch=on_batch,
     )
+    # Biases and normalizations have one axis.
     decayed = [parameter for parameter in module.parameters() if parameter.ndim > 1]
     others = [parameter for parameter in module.parameters() if parameter.ndim <= 1]
     groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
