@@ -28,7 +28,7 @@ _LONGEST = 240  # "<name>/histogram" must fit the 256 characters of a manifest's
 
 @dataclass(frozen=True, kw_only=True)
 class Sum:
-    """The sum of an output's values over all examples of all devices.
+    """The sum of an output's values over the examples that count, of all devices.
 
         Sum(name="seconds", low=0, high=60)
 

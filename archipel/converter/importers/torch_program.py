@@ -147,8 +147,8 @@ def _freed(model: Model, module: torch.nn.Module, examples: tuple[torch.Tensor, 
     import torch
 
     free = Model(free_batch(model.ir))
-    # The module takes its own batch size only: its answers to several batches are compared with one to all of them,
-    # which agree only if examples do not influence each other.
+    # The module takes its own batch size only. Its answers to several batches are joined and compared with the import's
+    # answer to the joined batch: they agree only if examples do not influence each other.
     with quiet(), torch.no_grad():
         feeds = [examples, *(noise(examples, seed) for seed in range(_EXAMPLES - 1))]
         expected = [np.concatenate(parts) for parts in zip(*(answers(module, feed) for feed in feeds))]

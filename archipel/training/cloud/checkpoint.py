@@ -1,7 +1,7 @@
 """The checkpoint of a fit: one file, from which a killed fit goes on with the results of one that was not killed.
 
 It is replaced as a whole or not at all. It holds tensors, numbers and strings only, and is read with PyTorch's
-unpickler for these ("weights_only"), since any other unpickler runs code from the file.
+unpickler for these ("weights_only"), since a general one would run code from the file.
 """
 
 from __future__ import annotations
