@@ -124,9 +124,9 @@ def _folded(model: Model) -> Model:
 
 
 def _check_broadcasts(training: Mapping[str, Model], parameters: Mapping[str, np.ndarray], strategy: str) -> None:
-    asked = [port.tensor for model in training.values() for port in model.program.inputs if isinstance(port, Broadcast)]
+    read = [port.tensor for model in training.values() for port in model.program.inputs if isinstance(port, Broadcast)]
     algorithm = strategies.get(strategy)  # what a strategy broadcasts beside the parameters shows in its first state
-    missing = sorted(set(asked) - set(algorithm.broadcast(algorithm.init(parameters)))) if asked else []
+    missing = sorted(set(read) - set(algorithm.broadcast(algorithm.init(parameters)))) if read else []
     if missing:
         raise ConversionError(
             f"the train program reads {missing[0]!r} as a broadcast of the server, but strategy {strategy!r} does not "

@@ -52,7 +52,7 @@ def repeated(program: Model, steps: int, repeats: str = "train") -> Model:
     made = repeat(program.copy(), steps)
     inputs = tuple(_stacked(port, steps) for port in signature.inputs)
     outputs = tuple(_stacked(port, steps) for port in signature.outputs)
-    # These ports keep the program's symbolic sizes, which the graph's own ports may have lost; so both are compared.
+    # The signature has the program's ports, stacked. The ports of the new graph must be the same.
     for wanted, port in zip((*inputs, *outputs), (*made.program.inputs, *made.program.outputs)):
         if wanted.name != port.name or not _same_shape(wanted.shape, port.shape):
             raise ConversionError(f"repeated: {wanted.name!r} should be {list(wanted.shape)}, the graph has {port!r}")

@@ -218,7 +218,7 @@ class Adagrad(Descent):
         if self.lr_decay:  # PyTorch counts from 1 and divides by 1 + (t - 1) lr_decay, which is the same
             steps = op.Cast(context.step(), to=int(dtype_of(parameter)))
             rate = op.Div(rate, op.Add(op.Mul(steps, self.lr_decay), 1.0))
-        squares = op.Add(state["square_sum"], op.Mul(gradient, gradient))
+        squares = op.Add(state["square_sum"], op.Mul(gradient, gradient))  # never decays: steps only become smaller
         change = op.Mul(op.Div(gradient, op.Add(op.Sqrt(squares), self.eps)), rate)
         return Updated(op.Sub(parameter, change), {"square_sum": squares})
 
@@ -260,8 +260,9 @@ class RMSprop(Descent):
             sums = updated["gradient_sum"] = op.Add(op.Mul(state["gradient_sum"], self.alpha), gradient)
             # mean of squares - square of mean, both divided by 1 - alpha. Rounding can make a variance of 0 negative.
             squares = op.Relu(op.Sub(squares, op.Mul(op.Mul(sums, sums), 1.0 - self.alpha)))
+        # With v the average, sqrt(v) + eps is scale (sqrt(sum) + eps / scale); the rate makes up for the first factor.
         direction = op.Div(gradient, op.Add(op.Sqrt(squares), self.eps / scale))
-        if self.momentum:
+        if self.momentum:  # of directions, not of gradients, as in PyTorch
             direction = updated["momentum"] = op.Add(op.Mul(state["momentum"], self.momentum), direction)
         rate = op.Mul(self.rate(op, context, dtype_of(parameter)), 1.0 / scale)
         return Updated(op.Sub(parameter, op.Mul(direction, rate)), updated)

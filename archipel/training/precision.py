@@ -41,6 +41,8 @@ def mixed(scale: float = 2.0**16, growth_interval: int = 2000) -> Mixed:
     Arguments:
         scale: the first loss scale of a device, from 1 to 2^24.
         growth_interval: updates in a row after which the scale doubles, 1 or more.
+
+    Raises TrainingError for a number out of bounds.
     """
     return Mixed(number("mixed", "scale", scale, 1.0, _LARGEST), whole("mixed", "growth_interval", growth_interval, 1))
 
