@@ -218,7 +218,7 @@ class Adagrad(Descent):
         if self.lr_decay:  # PyTorch counts from 1 and divides by 1 + (t - 1) lr_decay, which is the same
             steps = op.Cast(context.step(), to=int(dtype_of(parameter)))
             rate = op.Div(rate, op.Add(op.Mul(steps, self.lr_decay), 1.0))
-        squares = op.Add(state["square_sum"], op.Mul(gradient, gradient))  # never decays: steps only become smaller
+        squares = op.Add(state["square_sum"], op.Mul(gradient, gradient))  # never decays: the effective rate falls
         change = op.Mul(op.Div(gradient, op.Add(op.Sqrt(squares), self.eps)), rate)
         return Updated(op.Sub(parameter, change), {"square_sum": squares})
 
