@@ -95,8 +95,8 @@ def read_predict(path: Path, key_files: Sequence[Path], folder: str) -> Model:
     bundle = open_verified(path, key_files, folder)
     model = read_program(bundle, need_program(bundle, "predict", "be compared"))
     values = Values(bundle, bundle.parameters(), DeviceState())
-    ports = model.signature.inputs if model.signature is not None else ()
-    return fix_inputs(model, {port.name: values.read(port) for port in ports if not isinstance(port, Example)})
+    ports = [port for port in model.program.inputs if not isinstance(port, Example)]
+    return fix_inputs(model, {port.name: values.read(port) for port in ports})
 
 
 def label_field(bundle: Bundle) -> str | None:

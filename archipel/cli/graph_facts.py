@@ -56,7 +56,7 @@ def graph_facts(model: Model) -> GraphFacts:
         each = flops(model)
     except GraphError as error:
         problem = str(error)
-    steps = 1 if model.signature is None else model.signature.steps
+    steps = model.steps
     weights = {str(layer.node.name): ", ".join(sorted(layer.weights)) for layer in layers}
     found = []
     for node in graph:

@@ -23,10 +23,10 @@ _LAYERS = ("Gemm", "MatMul", "Conv", "ConvTranspose")
 
 @dataclass(frozen=True)
 class Adapter:
-    """The adapter of one weight, seen as a matrix [rows, columns] of its first axis and all others together.
+    """The adapter of one weight, which counts as a matrix [rows, columns]: its first axis, and all others together.
 
-    `a` reads the layer's input, `b` makes its output. `outputs_first` says whether the rows are the outputs, so that
-    the change is B A with B [rows, rank], A [rank, columns]; else it is A B with A [rows, rank], B [rank, columns].
+    A (`a`) reads the layer's input, B (`b`) makes its output. With `outputs_first` the rows are the outputs, and the
+    change is B A with B [rows, rank] and A [rank, columns]. Else it is A B with A [rows, rank] and B [rank, columns].
     """
 
     weight: str
@@ -45,30 +45,31 @@ class Adapter:
 
     @property
     def shapes(self) -> dict[str, tuple[int, int]]:
-        """Of A and B, by name."""
+        """The shapes of A and B, by name."""
         left, right = (self.shape[0], self.rank), (self.rank, math.prod(self.shape[1:]))
         return {self.a: right, self.b: left} if self.outputs_first else {self.a: left, self.b: right}
 
     def initial(self, seed: int) -> dict[str, np.ndarray]:
-        """A uniform within 1 / sqrt(fan in), as PyTorch begins a linear layer; B zero, so that nothing changes yet."""
+        """The first values: A uniform within 1 / sqrt(fan in), as PyTorch's linear layers, B zero, so no change yet."""
         rows, columns = self.shapes[self.a]
         bound = 1.0 / math.sqrt(columns if self.outputs_first else rows)
+        # By the weight's name: adapters differ from each other, but do not depend on which others there are.
         generator = np.random.default_rng([seed, zlib.crc32(self.weight.encode())])
         first = generator.uniform(-bound, bound, (rows, columns)).astype(np.float32)
         return {self.a: first, self.b: np.zeros(self.shapes[self.b], np.float32)}
 
     def merge(self, op: Builder, weight: ir.Value, values: Mapping[str, ir.Value]) -> ir.Value:
-        """Emit the weight that the layer uses."""
+        """Emit the weight with its change, in the weight's shape; `values` are A and B by name."""
         left, right = (self.b, self.a) if self.outputs_first else (self.a, self.b)
         change = op.MatMul(values[left], values[right])
-        if len(self.shape) > 2:
+        if len(self.shape) > 2:  # a kernel, with its spatial axes among the columns
             change = op.Reshape(change, list(self.shape))
         return op.Add(weight, change if self.scale == 1.0 else op.Mul(change, self.scale))
 
 
 @dataclass(frozen=True)
 class Adapted:
-    """A model with adapters. `trained` are its parameters; `full` those of them that are no adapter's."""
+    """A model with adapters. `trained` are the tensors that train: those of adapters, and `full` weights."""
 
     model: Model
     adapters: tuple[Adapter, ...]
@@ -80,7 +81,7 @@ class Adapted:
 
     @property
     def derived(self) -> list[str]:
-        """The tensors of the model without adapters that move with training."""
+        """The tensors of the original model whose values change with training."""
         return [*(adapter.weight for adapter in self.adapters), *self.full]
 
 
@@ -95,8 +96,10 @@ def adapt(model: Model, options: Adapters, trainable: str | Sequence[str], strat
     adapters = []
     for name in select(names, options.targets, strategy, "targets"):
         outputs_first = _outputs_first(model.ir.graph.initializers[name])
+        # A pattern like "*" also matches biases and embeddings: they get no adapter, and so do not train.
         if name not in full and outputs_first is not None and values[name].dtype == np.float32:
             shape = values[name].shape
+            # A higher rank than the matrix has adds nothing. The scale stays alpha / (the rank that was asked for).
             rank = min(options.rank, shape[0], math.prod(shape[1:]))
             adapters.append(Adapter(name, shape, outputs_first, rank, options.alpha / options.rank))
     if not adapters:
@@ -107,18 +110,17 @@ def adapt(model: Model, options: Adapters, trainable: str | Sequence[str], strat
     result = model.copy()
     for adapter in adapters:
         _insert(result, adapter, options.seed)
+    # `step_graph` trains only tensors that the model knows as its parameters.
     record_parameters(result.ir, [*parameter_names(model.ir), *(n for adapter in adapters for n in adapter.shapes)])
     return Adapted(result, tuple(adapters), tuple(full))
 
 
 def merge_into(refresh: Model, adapters: Sequence[Adapter], base: Mapping[str, np.ndarray]) -> Model:
-    """A refresh program that reads adapters in the place of the weights they belong to. Changes the program's graph.
+    """A refresh program that reads the adapters in place of their weights. Changes the program's graph.
 
-    `base` are the fixed weights by name.
+    `base` has the fixed weights by name.
     """
-    signature, graph = refresh.signature, refresh.ir.graph
-    if signature is None:
-        raise ConversionError("refresh has no signature")
+    signature, graph = refresh.program, refresh.ir.graph
     op = Builder(graph, scope="merge")
     ports = {port.name: port for port in signature.inputs}
     initial = dict(refresh.initial)
@@ -138,13 +140,16 @@ def merge_into(refresh: Model, adapters: Sequence[Adapter], base: Mapping[str, n
 
 
 def _outputs_first(weight: ir.Value) -> bool | None:
-    """Which way round the weight is: by the first layer that it is the second input of. None: it is in no layer."""
+    """Whether the weight's first axis are its outputs, by the first layer that uses it; None if no layer does.
+
+    Conv has [outputs, inputs, ...], ConvTranspose [inputs, outputs, ...]; Gemm by transB; MatMul [inputs, outputs].
+    """
     for use in weight.uses():
         op_type = use.node.op_type
         if use.idx != 1 or use.node.domain != "" or op_type not in _LAYERS or weight.shape is None:
             continue
         if op_type in ("Gemm", "MatMul") and len(weight.shape) != 2:
-            continue
+            continue  # a stack of matrices, each with inputs and outputs of its own
         return op_type == "Conv" or (op_type == "Gemm" and bool(use.node.attributes.get_int("transB", 0)))
     return None
 
@@ -152,6 +157,7 @@ def _outputs_first(weight: ir.Value) -> bool | None:
 def _insert(model: Model, adapter: Adapter, seed: int) -> None:
     graph = model.ir.graph
     weight = graph.initializers[adapter.weight]
+    # Taken before the merge is emitted, which reads the weight itself and must go on doing so.
     uses = list(weight.uses())
     op = Builder(graph, scope=f"{adapter.weight}.lora")
     values = {}

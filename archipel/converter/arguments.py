@@ -1,4 +1,4 @@
-"""Checks of what `convert` is given. Every error is a ConversionError that begins with the argument's name."""
+"""Checks of the arguments of `convert`. Every error is a ConversionError that begins with the argument's name."""
 
 from __future__ import annotations
 
@@ -10,23 +10,24 @@ import msgspec
 from archipel.errors import ConversionError
 
 
-def instance(where: str, value: object, kind: type[Any] | UnionType, expected: str) -> None:
-    """Refuse a `value` that is not of `kind`, which the reader knows as `expected`."""
+def check_instance(where: str, value: object, kind: type[Any] | UnionType, expected: str) -> None:
+    """Refuse a `value` that is not of `kind`; the error text says `expected`."""
     if not isinstance(value, kind):
         raise ConversionError(f"{where}: expected {expected}, got {_shown(value)}")
 
 
-def whole(where: str, value: object, low: int, high: int | None = None) -> None:
-    """Refuse what is not an int from `low` to `high` (None: without end): manifests hold no NumPy numbers."""
+def check_whole(where: str, value: object, low: int, high: int | None = None) -> None:
+    """Refuse a `value` that is not an int from `low` to `high` (None: no limit); manifests hold no NumPy numbers."""
     if isinstance(value, int) and not isinstance(value, bool) and value >= low and (high is None or value <= high):
         return
     bounds = f"of {low} or more" if high is None else f"from {low} to {high}"
     raise ConversionError(f"{where}: expected a whole number {bounds}, got {_shown(value)}")
 
 
-def strict(where: str, value: object, kind: type[msgspec.Struct]) -> None:
+def check_struct(where: str, value: object, kind: type[msgspec.Struct]) -> None:
     """Refuse a struct whose fields are not of the types that it declares, as reading it from a manifest would."""
-    instance(where, value, kind, f"a bundle.{kind.__name__}")
+    check_instance(where, value, kind, f"a bundle.{kind.__name__}")
+    # msgspec checks types when it decodes, not when a struct is made.
     try:
         msgspec.json.decode(msgspec.json.encode(value), type=kind)
     except (msgspec.ValidationError, TypeError) as error:
@@ -34,5 +35,5 @@ def strict(where: str, value: object, kind: type[msgspec.Struct]) -> None:
 
 
 def _shown(value: object) -> str:
-    text = repr(value)
+    text = repr(value)  # cut off: it may be a whole array
     return f"{type(value).__name__} {text if len(text) <= 80 else text[:77] + '...'}"

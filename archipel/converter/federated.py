@@ -29,7 +29,10 @@ from archipel.training.step import StepOptions
 
 
 def divide(model: Model, names: Sequence[str], half: DeviceHalf, strategy: str) -> Division:
-    """Sort the tensors `names`. Raises ConversionError where none is left to share, or none is personal that should."""
+    """Divide the trained tensors `names` into shared and personal ones, as the strategy wants it.
+
+    Raises ConversionError where none is left to share, or the strategy's personal operators have none.
+    """
     values = model.parameters
     operators = half.personal_operators
     personal = {name for name in names if _weighs_in(model.ir.graph.initializers[name], operators)}
@@ -60,10 +63,11 @@ def train_programs(
 ) -> dict[str, Model]:
     """A train program for each part of the round. Raises ConversionError for options that the strategy cannot have.
 
-    What `check_steps` refuses is not looked for again.
+    The caller has called `check_steps`.
     """
     programs = {}
     for number, part in enumerate(half.parts):
+        # The parts "all" and "copies" train every tensor.
         moved = {"personal": list(division.personal), "shared": list(division.shared)}.get(part.trains, division.all)
         if not moved:
             raise ConversionError(
@@ -73,11 +77,12 @@ def train_programs(
         still = [name for name in division.all if name not in moved]
         source = model
         if still:
-            # As inputs they are what the round received, and not what the model began with.
+            # As inputs they have the round's values; as initializers they would stay what the model began with.
             source = model.copy()
             promote(source.ir, still)
         program = step_graph(source, loss, optimizer, trainable=moved, **_step_options(options, part, still, strategy))
         program.initial.update({name: model.parameters[name] for name in still})
+        # The first part keeps plain names; each other one needs an optimizer's state and step count of its own.
         programs[part.program] = assign_roles(
             program,
             division,
@@ -97,7 +102,7 @@ def schedule(half: DeviceHalf, epochs: int, batch_size: int) -> tuple[Phase, ...
 
 
 def written_program(make: MakeProgram, local: LocalTraining) -> Model:
-    """What the strategy wrote itself: `begin` or `finish`."""
+    """A program that the strategy itself wrote as ONNX: `begin` or `finish`."""
     proto, signature = make(local)
     model = Model.from_proto(proto, parameters=[])
     model.signature = signature
@@ -105,8 +110,8 @@ def written_program(make: MakeProgram, local: LocalTraining) -> Model:
 
 
 def local_training(programs: Mapping[str, Model], optimizer: Optimizer, division: Division) -> LocalTraining:
-    """What the strategy's own graphs may need to know of these train programs."""
-    ports = [port for program in programs.values() if program.signature for port in program.signature.inputs]
+    """What the strategy's own graphs may need to know about the train programs."""
+    ports = [port for model in programs.values() for port in model.program.inputs]
     return LocalTraining(
         parameters=division.shared,
         hyperparameters={port.name: port for port in ports if isinstance(port, Hyperparameter)},
@@ -115,14 +120,16 @@ def local_training(programs: Mapping[str, Model], optimizer: Optimizer, division
 
 
 def _step_options(options: StepOptions, part: Part, still: Sequence[str], strategy: str) -> StepOptions:
-    """The caller's options with what the strategy adds: its terms come after the caller's transforms."""
+    """The caller's options with what the strategy adds to them."""
     changed = StepOptions(**options)
     given = list(options.get("transforms", ()))
     clips = [term for term in part.terms if isinstance(term, ClipExamples)]
+    # Tensors held still are inputs, which per_example would take for fields with a row for each example.
     if options.get("per_example") is not None and still:
         raise ConversionError(
             f"step_options: strategy {strategy!r} trains a part of the model in {part.program!r}; leave per_example out"
         )
+    # After the caller's transforms: clipping then bounds the gradient of the loss, and the strategy's pull stays whole.
     for term in part.terms:
         if isinstance(term, Pull):
             given.append(transforms.proximal(term.strength, name=term.name))
@@ -138,15 +145,15 @@ def _step_options(options: StepOptions, part: Part, still: Sequence[str], strate
 def check_steps(optimizer: Optimizer, options: StepOptions, half: DeviceHalf, strategy: str) -> None:
     """Refuse an optimizer and step options that the strategy cannot have, whatever the model is.
 
-    Where `finish` works with the number of steps, each of them has to be one of plain SGD at a constant rate. Raises
-    ConversionError.
+    Some strategies' `finish` divides the change of the parameters by what that many steps of SGD at a constant rate
+    would make of a gradient, so every batch has to be such a step. Raises ConversionError.
     """
     here = f"strategy {strategy!r}"
     clips = any(isinstance(term, ClipExamples) for part in half.parts for term in part.terms)
     if clips and options.get("per_example") is not None:
         raise ConversionError(f"step_options: {here} clips single examples itself; leave per_example out")
     if half.optimizer == "any":
-        return
+        return  # `finish` does not work with the number of steps
     if not isinstance(optimizer, SGD) or isinstance(optimizer.lr, Schedule):
         raise ConversionError(f"{here}: needs optimizers.sgd at a constant rate, got {optimizer!r}")
     if optimizer.momentum and half.optimizer == "sgd":
@@ -155,10 +162,11 @@ def check_steps(optimizer: Optimizer, options: StepOptions, half: DeviceHalf, st
         raise ConversionError(f"{here}: counts on plain momentum; leave nesterov and dampening out")
     if options.get("accumulate", 1) != 1 or options.get("precision", "float32") != "float32":
         raise ConversionError(
-            f"{here}: counts every batch as a step, but with accumulate or mixed precision some make none; leave them "
-            "out of step_options"
+            f"{here}: counts every batch as a step, but with accumulate or mixed precision some batches make no step; "
+            "leave both out of step_options"
         )
 
 
 def _weighs_in(value: ir.Value, op_types: Collection[str]) -> bool:
+    """Whether such an operator has the value as its second or third input: weight and bias, or scale and shift."""
     return any(use.node.op_type in op_types and use.idx in (1, 2) for use in value.uses())

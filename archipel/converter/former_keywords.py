@@ -57,7 +57,7 @@ _GROUP_OF = {keyword: group for group, keywords in GROUPS.items() for keyword in
 
 
 def accepts_former_keywords(make: Callable[[Request], Bundle]) -> Callable[[Callable[P, Bundle]], Callable[P, Bundle]]:
-    """Let a function with the arguments of `convert` take the former keywords as well, and then do what `make` does."""
+    """Decorate a function with the arguments of `convert`: with former keywords `make` is called in its place."""
 
     def decorate(function: Callable[P, Bundle]) -> Callable[P, Bundle]:
         signature = inspect.signature(function)
@@ -69,6 +69,7 @@ def accepts_former_keywords(make: Callable[[Request], Bundle]) -> Callable[[Call
             if former:
                 _warn(former)
                 present.update(_groups(former, present))
+            # Python's own TypeError for a missing argument would not say how to make a key.
             if "signing" not in present:
                 raise ConversionError(UNSIGNED)
             if not former:
@@ -82,14 +83,14 @@ def accepts_former_keywords(make: Callable[[Request], Bundle]) -> Callable[[Call
 
 
 def _warn(former: Mapping[str, Any]) -> None:
-    told = [
+    remedies = [
         f"{name}= is now {_GROUP_OF[name]}={GROUPS[_GROUP_OF[name]][name]}" if name in _GROUP_OF else
         f"leave {name}= out, it has one value"
         for name in former
     ]  # fmt: skip
     warnings.warn(
-        f"convert: {'; '.join(told)}. The former keywords end with version {ENDS}", DeprecationWarning, stacklevel=3
-    )
+        f"convert: {'; '.join(remedies)}. The former keywords end with version {ENDS}", DeprecationWarning, stacklevel=3
+    )  # 3: the caller of the wrapper
 
 
 def _groups(former: Mapping[str, Any], present: Mapping[str, Any]) -> dict[str, Any]:
@@ -102,18 +103,18 @@ def _groups(former: Mapping[str, Any], present: Mapping[str, Any]) -> dict[str, 
             )
     if former.get(TARGET, "onnxruntime") != "onnxruntime":
         raise ConversionError(f"target {former[TARGET]!r}: this version converts for 'onnxruntime'; leave target= out")
-    # None stood for what is not given.
+    # None means that the keyword is not given.
     given = {
         group: {name: former[name] for name in keywords if former.get(name) is not None}
         for group, keywords in GROUPS.items()
     }
-    found = {
+    groups = {
         "training": _training(**given["training"]),
         "compression": _compression(**given["compression"]),
         "signing": _signing(**given["signing"]),
         "analysis": _analysis(**given["analysis"]),
     }
-    return {group: value for group, value in found.items() if value is not None}
+    return {group: value for group, value in groups.items() if value is not None}
 
 
 def _training(*, loss: Any = None, optimizer: Any = None, **rest: Any) -> Training | None:
@@ -126,7 +127,7 @@ def _training(*, loss: Any = None, optimizer: Any = None, **rest: Any) -> Traini
         raise ConversionError(
             f"{what} without a loss: pass training=Training(loss, optimizer), or leave it out for a predict-only bundle"
         )
-    return None  # without a loss the others had no meaning
+    return None  # without a loss the others have no meaning
 
 
 def _compression(*, recipe: Any = None, **rest: Any) -> Compression | None:
@@ -146,6 +147,6 @@ def _analysis(*, statistics: Any = (), **rest: Any) -> Analysis | None:
 
 
 def _batch_size(former: Mapping[str, Any]) -> int:
-    """Limits of a bundle without training followed it, too."""
+    """The keyword also decides the limits of a bundle without training, for which no group has a batch size."""
     size: int = former.get("batch_size", BATCH_SIZE)
     return size

@@ -1,4 +1,4 @@
-"""What the programs need at most, from their graphs alone: bytes alive at once, FLOPs per example, bytes to upload."""
+"""What the programs need at most, by their graphs alone: bytes alive at once, FLOPs per example, bytes to upload."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ _UPLOAD_ENTRY_BYTES = 4  # the widest modulus, 32 bits
 def compute_limits(programs: Mapping[str, Model], batch_size: int) -> Limits:
     """Bounds over all programs, with every symbolic dimension taken as `batch_size` examples.
 
-    `peak_bytes` counts inputs, weights and the intermediate values that are alive together, in the graph's order;
-    kernels' scratch space and the runtime itself come on top. FLOPs are counted by `archipel.graph.flops`. Raises
-    ConversionError for what has no bound: a Loop whose number of iterations is computed, a value of unknown rank.
+    `peak_bytes` counts inputs, weights and the intermediate values that are alive together, in the graph's order; the
+    kernels' scratch space and the runtime itself are not included. FLOPs are counted by `archipel.graph.flops`. Raises
+    ConversionError for a program without a bound: a Loop whose number of iterations is computed, a value of unknown
+    rank.
     """
     peak = work = entries = 0
     for program in programs.values():
-        signature = program.signature
         with _bounded():
             peak = max(peak, _peak_bytes(program.ir.graph, Sizes(program.ir, batch_size)))
         work = max(work, flops_per_example(program))
-        ports = signature.outputs if signature is not None else ()
+        ports = program.program.outputs if program.kind else ()  # a plain model uploads nothing
         sizes = (math.prod(int(d) for d in port.shape) for port in ports if isinstance(port, Update))
         entries = max(entries, sum(sizes))
     return Limits(peak_bytes=peak, flops_per_example=work, upload_bytes=entries * _UPLOAD_ENTRY_BYTES)
@@ -52,6 +52,7 @@ def _bounded() -> Iterator[None]:
 
 
 def _peak_bytes(graph: ir.Graph, sizes: Sizes) -> int:
+    # Inputs and weights belong to the caller, so they stay until the run ends, and so do outputs once they are made.
     always = [*graph.inputs, *graph.initializers.values()]
     last_use = last_readers(graph)
     kept = {*always, *graph.outputs}
@@ -60,8 +61,10 @@ def _peak_bytes(graph: ir.Graph, sizes: Sizes) -> int:
     for node in graph:
         results = {value for value in node.outputs if value.name}
         made |= results
+        # A kernel reads its inputs while it writes its results, so results are added before inputs are freed.
         alive += sum(map(sizes.nbytes, results))
         peak = max(peak, alive + max((_peak_bytes(body, sizes) for body in bodies(node)), default=0))
+        # Of values from around a body (`made` has none of them) the graph outside keeps count.
         ended = {v for v in dependencies(node) if v in made and v not in kept and last_use[v] is node}
         unused = {v for v in results if v not in kept and v not in last_use}
         alive -= sum(map(sizes.nbytes, ended | unused))

@@ -33,18 +33,19 @@ class Lowered(NamedTuple):
 
 
 def predict_program(predict: Model) -> Model:
-    """The model itself with the signature of `predict`: every input an example field, every output an answer."""
+    """The model with the signature of `predict`: every input is an example field, every output an answer."""
     inputs = tuple(Example(name=info.name, dtype=cast(DType, info.dtype), shape=info.shape) for info in predict.inputs)
     outputs = tuple(Output(name=info.name, dtype=cast(DType, info.dtype), shape=info.shape) for info in predict.outputs)
     return Model(predict.ir, signature=Program(kind="predict", inputs=inputs, outputs=outputs))
 
 
 def lower(model: Model, training: Training | None) -> Lowered:
-    """What a bundle of the model consists of. Without training: `predict` only.
+    """Make the programs of a bundle of the model: without `training` only `predict`.
 
     A CompressedModel predicts with its deployed form and is trained in its training form.
     Raises ConversionError for options that do not fit the model, CompressionError or TrainingError from the parts.
     """
+    # Folding first: it changes which parameters there are, and all programs must agree on those.
     if training is not None and training.step_options.get("batch_norm") == "folded":
         model = _folded(model)
     deployment = deploy(model)
@@ -59,13 +60,16 @@ def lower(model: Model, training: Training | None) -> Lowered:
     evaluate = evaluate_graph(adapted.model, training.loss, trainable=adapted.trained, batch_norm=batch_norm)
     programs["evaluate"] = assign_roles(evaluate, division, copies=division.copied)
     programs.update(trained.programs)
+    # `refresh` makes anew every initializer of `predict` that derives from a tensor that training moves.
     refresh = refresh_program(
         deployment,
         {name: model.parameters[name] for name in adapted.derived},
         _predicted_statistics(evaluate),
     )
     if adapted.adapters:
+        # `predict` has the full weights: they are merged with their adapters before anything is derived from them.
         refresh = merge_into(refresh, adapted.adapters, model.parameters)
+        # Its inputs are now the adapters, whose first values only the adapted model has.
         refresh.initial.update({name: adapted.model.parameters[name] for name in adapted.trained})
     programs["refresh"] = assign_roles(refresh, division, copies=division.copied)
     half = trained.half
@@ -86,7 +90,7 @@ class Trained(NamedTuple):
 
 
 def lower_training(model: Model, training: Training) -> Trained:
-    """The train programs of a model that trains. Most of what may be wrong with options shows here.
+    """The train programs of a model. Most mistakes in the options are found here, before anything slow begins.
 
     Raises ConversionError, TrainingError, GraphError (a pattern that matches nothing) or AutodiffError.
     """
@@ -104,9 +108,9 @@ def lower_training(model: Model, training: Training) -> Trained:
 
 
 def _folded(model: Model) -> Model:
-    """The model that every program is made of, where BatchNormalization is folded: with the parameters that are left.
+    """The model with BatchNormalization folded into the layers before, and so with fewer parameters.
 
-    A quantized model has been folded by the recipe. Raises ConversionError where it has not.
+    A quantized model must have been folded before it was quantized. Raises ConversionError where it was not.
     """
     form = model.training_form if isinstance(model, CompressedModel) else None
     if form is None:
@@ -120,34 +124,28 @@ def _folded(model: Model) -> Model:
 
 
 def _check_broadcasts(training: Mapping[str, Model], parameters: Mapping[str, np.ndarray], strategy: str) -> None:
-    signatures = [program.signature for program in training.values() if program.signature is not None]
-    asked = [port.tensor for signature in signatures for port in signature.inputs if isinstance(port, Broadcast)]
-    algorithm = strategies.get(strategy)
-    missing = sorted(set(asked) - set(algorithm.broadcast(algorithm.init(parameters)))) if asked else []
+    read = [port.tensor for model in training.values() for port in model.program.inputs if isinstance(port, Broadcast)]
+    algorithm = strategies.get(strategy)  # what a strategy broadcasts beside the parameters shows in its first state
+    missing = sorted(set(read) - set(algorithm.broadcast(algorithm.init(parameters)))) if read else []
     if missing:
         raise ConversionError(
-            f"the train program reads {missing[0]!r} as the server broadcasts it, and strategy {strategy!r} does not; "
-            "use anchor='start', which is the same where devices start from what the server sent"
+            f"the train program reads {missing[0]!r} as a broadcast of the server, but strategy {strategy!r} does not "
+            "broadcast it; use anchor='start', which is the same where devices start from the server's parameters"
         )
 
 
 def _predicted_statistics(evaluate: Model) -> dict[str, State]:
-    """The state that starts as a tensor of the model, by that tensor's name: running statistics."""
-    ports = evaluate.signature.inputs if evaluate.signature is not None else ()
-    return {port.init: port for port in ports if isinstance(port, State) and isinstance(port.init, str)}
+    """Running statistics: the state that starts as a tensor of the model, by that tensor's name."""
+    ports = [port for port in evaluate.program.inputs if isinstance(port, State)]
+    return {port.init: port for port in ports if isinstance(port.init, str)}
 
 
 def initial_values(programs: Mapping[str, Model]) -> dict[str, np.ndarray]:
-    """What the programs' parameters, personal tensors and running statistics start from."""
+    """The values that the programs' parameters, personal tensors and running statistics start from, by name."""
     return {name: value for program in programs.values() for name, value in program.initial.items()}
 
 
 def parameter_names(programs: Mapping[str, Model]) -> list[str]:
     """Every tensor that some program reads as a parameter, in the order of first use."""
-    names: dict[str, None] = {}
-    for program in programs.values():
-        if program.signature is not None:
-            for port in program.signature.inputs:
-                if isinstance(port, Parameter):
-                    names.setdefault(port.tensor)
-    return list(names)
+    ports = [port for model in programs.values() for port in model.program.inputs]
+    return list(dict.fromkeys(port.tensor for port in ports if isinstance(port, Parameter)))

@@ -16,12 +16,12 @@ from archipel.compression.examples import Data
 from archipel.compression.part import Part
 from archipel.compression.recipe import check_sets, checked, load_recipe
 from archipel.compression.work import Progress
-from archipel.converter.arguments import instance, strict, whole
+from archipel.converter.arguments import check_instance, check_struct, check_whole
 from archipel.converter.federated import check_steps, schedule
 from archipel.converter.statistics import AnyStatistic, check_statistics
 from archipel.errors import ArchipelError, ConversionError
 from archipel.strategies.device import DeviceHalf, describe
-from archipel.training.arguments import part, patterns
+from archipel.training.arguments import check_part, check_patterns
 from archipel.training.losses import LOSS_METHODS, Loss
 from archipel.training.optimizers import OPTIMIZER_METHODS, Optimizer
 from archipel.training.step import StepOptions, check_options
@@ -35,20 +35,25 @@ MAX_EXAMPLES = 1000
 class Training:
     """How devices train the model.
 
+    Arguments:
+        loss: one of training.losses, of the model's first output.
+        optimizer: one of training.optimizers.
+        trainable: a glob over names of parameters, or a list of globs ("*": all). Other parameters stay constant.
+        step_options: further arguments of `training.step_graph`, by name: `transforms`, `accumulate`, `batch_norm`
+            (which `evaluate` and `predict` follow), `dropout`, `per_example`, `precision`. Not `steps`: devices hand
+            one batch at a time to the train program.
+        strategy: the federated algorithm, by its name in archipel.strategies.STRATEGIES.
+        strategy_options: the options of its device half (docs/strategies.md).
+        epochs: passes over a device's examples in a round, from 1 to 10,000; some strategies have their own number for
+            a part of the round.
+        batch_size: examples of a step, 1 or more.
+
+    Raises:
+        TrainingError: for a wrong loss, optimizer, pattern or value in `step_options`.
+        ConversionError: for any other argument. Whether patterns match and gradients exist is checked with the model.
+
+    Example:
         Training(losses.cross_entropy(), optimizers.sgd(lr=0.05), trainable="head.*", epochs=2, batch_size=10)
-
-    - `loss` is one of training.losses, of the model's first output; `optimizer` one of training.optimizers.
-    - `trainable`: a glob over names of parameters, or a list of them ("*": all). What matches none stays as it is.
-    - `step_options`: further arguments of `training.step_graph`, by name: `transforms`, `accumulate`, `batch_norm`
-      (which `evaluate` and `predict` follow), `dropout`, `per_example`, `precision`. Not `steps`: devices hand one
-      batch at a time to the train program.
-    - `strategy`: the federated algorithm, by its name in archipel.strategies.STRATEGIES; `strategy_options` are those
-      of its device half (docs/strategies.md).
-    - `epochs`: passes over a device's examples in a round, from 1 to 10,000; some strategies have a number of their own
-      for a part of the round. `batch_size`: examples of a step, 1 or more.
-
-    Raises TrainingError for a loss, an optimizer, a pattern or a value in `step_options` that is none, and
-    ConversionError for everything else. Whether patterns match and gradients exist is checked with the model.
     """
 
     loss: Loss
@@ -62,44 +67,51 @@ class Training:
     batch_size: int = BATCH_SIZE
 
     def __post_init__(self) -> None:
-        part("training", "losses", self.loss, LOSS_METHODS)
-        part("training", "optimizers", self.optimizer, OPTIMIZER_METHODS)
-        patterns("training", self.trainable)
+        check_part("training", "losses", self.loss, LOSS_METHODS)
+        check_part("training", "optimizers", self.optimizer, OPTIMIZER_METHODS)
+        check_patterns("training", self.trainable)
         if not self.trainable:
             raise ConversionError("training: trainable is empty; name at least one parameter, or '*'")
         _check_step_options(self.step_options)
-        whole("training: epochs", self.epochs, 1, MAX_EPOCHS)
-        whole("training: batch_size", self.batch_size, 1)
+        check_whole("training: epochs", self.epochs, 1, MAX_EPOCHS)
+        check_whole("training: batch_size", self.batch_size, 1)
         half = self.half
         check_steps(self.optimizer, self.step_options, half, self.strategy)
+        # A strategy's own numbers of epochs are among its options.
         for phase in schedule(half, self.epochs, self.batch_size):
-            whole(f"training: strategy_options: epochs of {phase.program!r}", phase.epochs, 1, MAX_EPOCHS)
+            check_whole(f"training: strategy_options: epochs of {phase.program!r}", phase.epochs, 1, MAX_EPOCHS)
 
     @property
     def half(self) -> DeviceHalf:
         """The strategy's device half with these options. Raises ArchipelError where there is none."""
-        instance("training: strategy", self.strategy, str, "the name of a strategy")
+        check_instance("training: strategy", self.strategy, str, "the name of a strategy")
         algorithm = strategies.get(self.strategy)
         return describe(algorithm.name, algorithm.device, self.strategy_options)
 
 
-@dataclass(frozen=True, eq=False)  # arrays have no truth of their own
+@dataclass(frozen=True, eq=False)  # comparing arrays gives arrays, not True or False
 class Compression:
-    """What is done to the model before it becomes programs, as by `compress`.
+    """How the model is compressed before it becomes programs, as by `compress`.
 
+    Devices predict with the compressed graph and train its float parameters; `refresh` rounds them anew.
+
+    Arguments:
+        recipe: parts, in the order in which they are applied, or the path of a TOML file, which is read here.
+        data: examples for training, `[examples, ...]` each: arrays by name with the labels under "label", or a tuple
+            with the labels last.
+        calibration: examples without labels. None: those of `data`.
+        validation: as `data`.
+        seed: of every random choice, a whole number of 0 or more.
+        folder: keeps checkpoints, from which the same call goes on after it was stopped or killed.
+        on_progress: is called with each Progress of the run, and may raise KeyboardInterrupt to stop it.
+
+    Raises:
+        CompressionError: for a wrong recipe, or where examples are missing that a part of it needs.
+        ConversionError: for any other argument. Shapes are checked with the model.
+
+    Example:
         Compression([StaticInt8()], calibration=images)
         Compression("recipe.toml", data=(x, y), validation=(x_val, y_val), folder="run")
-
-    - `recipe`: parts, in the order in which they are applied, or the path of a TOML file, which is read here.
-    - `data` (for training) and `validation` are arrays by name with labels under "label", or a tuple with the labels
-      last; `calibration` needs no labels and is taken from `data` if it is not given. First axis: examples.
-    - `seed`: of every random choice, a whole number of 0 or more.
-    - `folder` keeps checkpoints: stopped or killed, the same call goes on from there.
-    - `on_progress` is told where the run is, and may raise KeyboardInterrupt to stop it.
-
-    Devices predict with the compressed graph, and train what is float of it: rounding is made anew by `refresh`.
-    `parts` are those of the recipe. Raises CompressionError for a recipe that is none, and for examples that a part of
-    it needs and that were not given; ConversionError for the other arguments. Shapes are checked with the model.
     """
 
     recipe: Sequence[Part] | str | os.PathLike[str]
@@ -118,9 +130,9 @@ class Compression:
         check_sets(
             self.parts, {"data": self.data, "calibration": self.calibration, "validation": self.validation}
         )  # fmt: skip
-        whole("compression: seed", self.seed, 0)
+        check_whole("compression: seed", self.seed, 0)
         if self.folder is not None:
-            instance("compression: folder", self.folder, str | os.PathLike, "a path")
+            check_instance("compression: folder", self.folder, str | os.PathLike, "a path")
         if self.on_progress is not None and not callable(self.on_progress):
             raise ConversionError(
                 f"compression: on_progress: expected a function that takes a Progress, got {self.on_progress!r}"
@@ -131,18 +143,23 @@ class Compression:
 class Signing:
     """Who signs the bundle, what it replaces, and for whom and until when devices may take part in rounds with it.
 
+    Arguments:
+        key: the publisher's Ed25519 private key. `archipel keys FILE` makes one, `bundle.load_private_key` reads it.
+        sequence: a whole number of 0 or more. Devices stop using bundles of this name and publisher that have a
+            smaller one.
+        not_after: the end of its use in rounds, in Unix seconds. None: two years from today, at midnight UTC. 0: it
+            has no end.
+        populations: those that may use it, at most 64 names of letters, digits, ".", "_" and "-". Empty: any.
+        parent: the digest (64 hexadecimal digits) of the bundle that this one replaces. It goes into the lineage, with
+            the recipe and the measurements of `compress`.
+        lineage: replaces these three: parent, recipe and measurements.
+
+    Raises:
+        ConversionError, BundleError: for a wrong value.
+
+    Example:
         Signing(load_private_key("publisher"))
         Signing(key, sequence=3, populations=["staff"], parent=old.digest)
-
-    - `key`: the publisher's Ed25519 private key. `archipel keys FILE` makes one, `bundle.load_private_key` reads it.
-    - `sequence`: a whole number of 0 or more. One that is greater than before ends the use of all bundles of this
-      name and publisher with a smaller one.
-    - `not_after`: the end of its use in rounds, in Unix seconds. None: two years from today, at midnight UTC; 0: none.
-    - `populations`: those that may use it, at most 64 names of letters, digits, ".", "_" and "-"; empty: any.
-    - `parent`: the digest (64 hexadecimal digits) of the bundle that this one replaces. It goes into the lineage, with
-      the recipe and what `compress` measured; `lineage` takes the place of all three.
-
-    Raises ConversionError or BundleError for a value that is none of these.
     """
 
     key: Ed25519PrivateKey
@@ -159,15 +176,15 @@ class Signing:
                 f"signing: key: expected an Ed25519 private key, got {type(self.key).__name__}; `archipel keys FILE` "
                 "makes one, bundle.load_private_key reads it"
             )
-        whole("signing: sequence", self.sequence, 0, MAX_WHOLE)
+        check_whole("signing: sequence", self.sequence, 0, MAX_WHOLE)
         if self.not_after is not None:
-            whole("signing: not_after (Unix seconds)", self.not_after, 0, MAX_WHOLE)
+            check_whole("signing: not_after (Unix seconds)", self.not_after, 0, MAX_WHOLE)
         _check_populations(self.populations)
         if self.parent is not None:
-            instance("signing: parent", self.parent, str, "a bundle's digest")
+            check_instance("signing: parent", self.parent, str, "a bundle's digest")
             check_digest("signing: parent", self.parent)
         if self.lineage is not None:
-            strict("signing: lineage", self.lineage, Lineage)
+            check_struct("signing: lineage", self.lineage, Lineage)
             if self.lineage.parent is not None:
                 check_digest("signing: lineage.parent", self.lineage.parent)
             if self.parent not in (None, self.lineage.parent):
@@ -178,21 +195,24 @@ class Signing:
 
     @property
     def end(self) -> int:
-        """`not_after` as the manifest has it, in Unix seconds."""
+        """The manifest's `not_after`, in Unix seconds."""
         return default_not_after() if self.not_after is None else self.not_after
 
 
 @dataclass(frozen=True)
 class Analysis:
-    """What an analytics task takes of the model's outputs over a population. Such a bundle does not train.
+    """The statistics of the model's outputs that an analytics task collects over a population, without training.
 
+    Arguments:
+        statistics: one or more of converter.Sum, Mean, Histogram and Quantiles, each with a name of its own.
+        max_examples: how many of a device's examples count at most, 1 or more. Counts of that size must fit the
+            `max_bits` of the privacy policy.
+
+    Raises:
+        ConversionError: for a statistic that is not possible. Whether its output exists is checked with the model.
+
+    Example:
         Analysis([Mean(name="light", low=0, high=1), Histogram(name="peak", edges=[0.2, 0.4])], max_examples=200)
-
-    - `statistics`: one or more of converter.Sum, Mean, Histogram and Quantiles, each with a name of its own.
-    - `max_examples`: of each device's examples at most so many count, 1 or more. The counts that follow from it must
-      fit the `max_bits` of the privacy policy.
-
-    Raises ConversionError for a statistic that is not possible. Whether its output exists is checked with the model.
     """
 
     statistics: Sequence[AnyStatistic]
@@ -201,11 +221,11 @@ class Analysis:
 
     def __post_init__(self) -> None:
         check_statistics(self.statistics)
-        whole("analysis: max_examples", self.max_examples, 1)
+        check_whole("analysis: max_examples", self.max_examples, 1)
 
 
 def default_not_after() -> int:
-    """Two years from today, at midnight UTC: bundles that are made on one day are the same."""
+    """Two years from today, at midnight UTC, so that bundles that are made on one day are equal."""
     return (int(time.time()) // DAY + VALID_DAYS) * DAY
 
 
@@ -225,10 +245,10 @@ def _check_step_options(options: object) -> None:
 
 
 def _check_populations(populations: object) -> None:
-    if isinstance(populations, str) or not isinstance(populations, Sequence):
+    if isinstance(populations, str) or not isinstance(populations, Sequence):  # a text is a Sequence too
         raise ConversionError(f"signing: populations: expected a list of names, got {populations!r}")
     for name in populations:
-        instance("signing: populations", name, str, "names")
+        check_instance("signing: populations", name, str, "names")
         try:
             check_file_name(name)
         except ArchipelError:

@@ -17,7 +17,6 @@ from archipel.bundle import (
     Bundle,
     Lineage,
     PrivacyPolicy,
-    Program,
     Statistic,
     open_bundle,
     pack,
@@ -39,21 +38,21 @@ from archipel.converter.sources import read_model
 from archipel.converter.statistics import PROGRAM, analyze_program
 from archipel.converter.validation import check_model, check_request, with_weighting
 from archipel.converter.weights import check_refresh, derived_tensors, share_weights
-from archipel.errors import ConversionError
 from archipel.graph import Model
 from archipel.training.batch_norm import prepared
 
 
 def make_bundle(request: Request) -> Bundle:
-    """What `convert` does. Everything that may be wrong with the request is told before the model is compressed."""
+    """Do what `convert` does. All mistakes in the request are reported before the model is compressed."""
     check_request(request)
     training, signing, privacy = request.training, request.signing, request.privacy
     if training is not None:
         training = with_weighting(training, privacy)
     model = read_model(request.source, request.example)
     report = model.report if isinstance(model, CompressedModel) else None
+    # Folded before compression, so that it works on the parameters that every program will have.
     if request.parts and training is not None and training.step_options.get("batch_norm") == "folded":
-        model = prepared(model, "folded")  # compression sees the parameters that every program will have
+        model = prepared(model, "folded")
     check_model(dataclasses.replace(request, training=training), model)
     if request.compression is not None and request.parts:
         model, report = _compressed(model, request.compression, training)
@@ -66,6 +65,7 @@ def make_bundle(request: Request) -> Bundle:
             max_examples=request.analysis.max_examples,
             bits=privacy.max_bits,
         )
+    # Features first: without the backbone a step may be short enough to repeat, and only single steps can be split.
     programs = with_repeated(split_features(programs), request.rows)
     check_refresh(programs["predict"], derived_tensors(programs))
     values = initial_values(programs)
@@ -75,7 +75,7 @@ def make_bundle(request: Request) -> Bundle:
     write = partial(
         write_bundle,
         name=request.bundle_name,
-        programs={program: _located(programs[program].signature, files[program]) for program in programs},
+        programs={name: msgspec.structs.replace(model.program, file=files[name]) for name, model in programs.items()},
         graphs={files[program]: graphs[program] for program in programs},
         weights=weights,
         parameters=parameter_specs(parameters, list(parameters)),
@@ -95,6 +95,7 @@ def make_bundle(request: Request) -> Bundle:
     if path.suffix != SUFFIX:
         return write(path)
     path.parent.mkdir(parents=True, exist_ok=True)
+    # `write` makes a folder, which is packed into the file and removed whatever happens.
     with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as folder:
         pack(write(Path(folder) / "bundle").folder, path)
     return open_bundle(path, [signing.key.public_key().public_bytes_raw()])
@@ -114,33 +115,42 @@ def convert(
     privacy: PrivacyPolicy = DEFAULT_PRIVACY,
     self_test: Mapping[str, np.ndarray] | None = None,
 ) -> Bundle:
-    """Make a bundle of `source`: the path of an ONNX or .pt2 file, a Model, or a torch module or scikit-learn
-    estimator with `example`.
+    """Make a signed bundle of a model.
 
+    Arguments:
+        source: the path of an ONNX or .pt2 file, a Model, a torch module, or a scikit-learn estimator.
+        path: a file if it ends in ".bundle", else a folder. It must not exist.
+        signing: the publisher's key, what the bundle replaces, and for whom and until when it may be used in rounds.
+        training: how devices train the model. The bundle then also has `evaluate`, `train` (one step of the
+            optimizer), `refresh` and the strategy's `finish`, and a schedule of epochs in batches. Some strategies
+            have a `begin` too, or several train programs with their own numbers of epochs (docs/strategies.md).
+            None: `predict` only.
+        analysis: the statistics of the model's outputs that an analytics task collects over a population; excludes
+            `training`.
+        compression: how the model is compressed first. Passing the CompressedModel of `compress` does the same.
+        example: a tensor that a torch module takes, or an array `[examples, features]` for an estimator.
+        name: of the bundle, 1 to 256 printable characters. None: that of `path`, without ".bundle".
+        privacy: the bounds that devices insist on.
+        self_test: an array `[examples, ...]` for every input. These examples go into the bundle, where anybody who has
+            it can read them, with the answers of `predict`, so that devices can compare theirs. None: pseudo-random
+            numbers.
+
+    Returns:
+        The bundle, opened and verified. If the layers before the trained ones are frozen and costly enough, it has a
+        program `features` of them, which devices run once for each example. A train program whose steps are short has
+        another one beside it that makes several steps at once.
+
+    Raises:
+        ConversionError: an argument is wrong or does not fit the model. Arguments are checked before the model is
+            read, and with the model before it is compressed.
+        ArchipelError: the error of the part that failed, such as ModelImportError or CompressionError.
+
+    The keywords that the groups replace work with a DeprecationWarning until version 0.2.
+
+    Example:
         convert("model.onnx", "digits.bundle", signing=Signing(key),
                 training=Training(losses.cross_entropy(), optimizers.sgd(lr=0.05), trainable="head.*"),
                 compression=Compression([StaticInt8()], calibration=images))
-
-    - `path` ending in ".bundle" becomes one file, anything else a folder; it must not exist.
-    - `signing`: the publisher's key, what the bundle replaces, and for whom and until when it may be used in rounds.
-    - `training`: the bundle also has `evaluate`, `train` (one step of the optimizer), `refresh` and the strategy's
-      `finish`, and a schedule of epochs in batches. Some strategies have a `begin` too, or several train programs with
-      numbers of epochs of their own (docs/strategies.md). Without it there is `predict` only.
-    - `analysis`, which excludes `training`: what an analytics task takes of the model's outputs over a population.
-    - `compression`: what is done to the model first. Passing the CompressedModel of `compress` does the same.
-    - `example`: a tensor that a torch module takes, or an array [examples, features] for an estimator.
-    - `name`: of the bundle, 1 to 256 printable characters. None: that of `path`, without ".bundle".
-    - `privacy`: the bounds that devices insist on.
-    - `self_test`: examples, an array for every input with the examples first, that go into the bundle with what
-      `predict` answers to them, for devices to compare. None: pseudo-random numbers. Whoever has the bundle can read
-      them.
-
-    Where what comes before the trained layers is frozen and costs enough, it becomes the program `features`, which
-    devices run once per example; train programs whose steps are short get one that makes several at once.
-
-    All arguments are checked before the model is read, and with the model before it is compressed. Returns the bundle,
-    verified. Raises ConversionError, or the error of the part that failed. The keywords of before the groups work with
-    a DeprecationWarning until version 0.2.
     """
     return make_bundle(
         Request(source, path, signing, training, analysis, compression, example, name, privacy, self_test)
@@ -162,7 +172,7 @@ def _compressed(model: Model, compression: Compression, training: Training | Non
 
 
 def _lineage(report: Report | None, parent: str | None) -> Lineage:
-    """The recipe as TOML, and what was measured before and after it."""
+    """The recipe as TOML, and the measurements before and after it."""
     if report is None:
         return Lineage(parent=parent)
     metrics: dict[str, float] = {}
@@ -173,9 +183,3 @@ def _lineage(report: Report | None, parent: str | None) -> Lineage:
 
 def _numbers(measured: Measured) -> dict[str, float]:
     return {name: value for name, value in dataclasses.asdict(measured).items() if value is not None}
-
-
-def _located(signature: Program | None, file: str) -> Program:
-    if signature is None:
-        raise ConversionError(f"program for {file} has no signature")
-    return msgspec.structs.replace(signature, file=file)

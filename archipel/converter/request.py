@@ -18,11 +18,12 @@ SUFFIX = ".bundle"
 DEFAULT_PRIVACY = PrivacyPolicy(modes=("secure",), min_cohort=10, threshold=0.67, max_clip=10.0, max_bits=24)
 
 
-@dataclass(frozen=True, eq=False)  # arrays have no truth of their own
+@dataclass(frozen=True, eq=False)  # comparing arrays gives arrays, not True or False
 class Request:
     """The arguments of `convert`.
 
-    `batch_size`: the examples that limits of a bundle without training are counted for; with training its own is.
+    `batch_size` is the number of examples for which the limits of a bundle without training are counted. Limits of one
+    with training are counted for the batch size of `training`.
     """
 
     source: Any
@@ -43,10 +44,10 @@ class Request:
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """The parts of the recipe; none: the model stays as it is."""
+        """The parts of the recipe; empty where the model is not compressed."""
         return () if self.compression is None else self.compression.parts
 
     @property
     def rows(self) -> int:
-        """The examples that devices compute with at once, as far as limits are concerned."""
+        """How many examples devices compute with at once, for the limits."""
         return self.batch_size if self.training is None else self.training.batch_size

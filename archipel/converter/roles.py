@@ -1,6 +1,7 @@
-"""Which role a tensor has in a program: shared, personal, a device's own copy, or standing still.
+"""Which role a tensor has in a program: shared, personal, a device's own copy, or held still.
 
-`training` knows parameters only. Its programs get the roles that a federated algorithm gives their tensors here.
+The programs that `training` makes have parameters only. Here their tensors get the roles that a federated algorithm
+gives them.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ from archipel.training.assembly import NEXT
 
 @dataclass(frozen=True)
 class Division:
-    """The trained tensors by name: those that are uploaded, those that stay, and whether devices copy the first."""
+    """The trained tensors by name. `shared` ones are uploaded, `personal` ones stay on the device.
+
+    `copied` says whether a part of the round trains a device's own copies of the parameters.
+    """
 
     shared: dict[str, np.ndarray]
     personal: dict[str, np.ndarray]
@@ -48,27 +52,29 @@ def assign_roles(
     still: Collection[str] = (),
     own: str = "",
 ) -> Model:
-    """The program with the roles that its tensors have.
+    """The program, whose graph changes, with the roles that the algorithm gives its tensors.
 
     `copies`: parameters are the device's own copies, and running statistics too. `still`: inputs that are parameters or
     personal tensors held still. `own`: a name that keeps the optimizer's state and step count apart from those of the
     round's other programs.
     """
-    signature = program.signature
-    if signature is None:
-        raise ConversionError("a program without signature cannot get roles")
+    signature = program.program
 
     def role(port: Port) -> Port:
         match port:
+            # `step_graph` takes an input that it does not train for a field. It gets the role that its tensor has.
             case Example() if port.name in still:
                 return role(Parameter(name=port.name, dtype=port.dtype, shape=port.shape, tensor=port.name))
             case Parameter() if port.tensor in division.personal:
                 return Personal(name=port.name, dtype=port.dtype, shape=port.shape, tensor=port.tensor)
+            # A copy has a name of its own and starts from the parameter, which stays as the server sent it.
             case Parameter() if copies:
                 copy = COPY + port.tensor
                 return Personal(name=port.name, dtype=port.dtype, shape=port.shape, tensor=copy, init=port.tensor)
+            # Running statistics of the copy, which must not move those of the shared model.
             case State(lifetime="device") if copies:
                 return msgspec.structs.replace(port, tensor=COPY + port.tensor)
+            # The optimizer's: a part of the round must not go on with the momentum of another one.
             case State(lifetime="round") if own:
                 return msgspec.structs.replace(port, tensor=f"{own}/{port.tensor}")
         return port
@@ -91,6 +97,7 @@ def _with_own_count(program: Model, signature: Program, own: str) -> Model:
     if place is None:
         return program
     port, value = inputs[place], program.ir.graph.inputs[place]
+    # State of lifetime "round" starts as 0, so this is what the runtime's number would be if the round began here.
     state = State(name=port.name, dtype=port.dtype, shape=port.shape, tensor=f"{own}/{port.name}", lifetime="round")
     inputs[place] = state
     op = Builder(program.ir.graph)

@@ -21,15 +21,15 @@ FILE = "self_test.safetensors"
 ROWS = 4
 
 RELATIVE = 1e-3
-"""Of float32: kernels of PyTorch and other optimization levels were seen up to 5e-7 of the largest output away."""
+"""Tolerance of float32: PyTorch's kernels and other optimization levels differ by up to 5e-7 of the largest output."""
 RELATIVE_HALF = 1e-2
-"""Where numbers of 16 bits take part."""
+"""Tolerance of graphs with 16-bit floats."""
 STEPS = 4
-"""Of int8, in steps of the output's scale: the same graph in float arithmetic was seen up to 1 step away."""
+"""Tolerance of int8, in steps of the output's scale: the same graph in float arithmetic differs by up to 1 step."""
 
-# Sizes to try for a free axis other than the batch: a graph may be too deep for a short one, or made for at most one.
+# Sizes to try for a free axis other than the batch: a deep network needs a long one, and some allow no more than 1.
 _FREE_SIZES = (16, 32, 8, 64, 128, 224, 1)
-_SMALL = 100  # integers that are taken as numbers are from 0 to below this, which every type holds
+_SMALL = 100  # integers that a graph computes with are from 0 to below this, which every type holds
 
 
 def self_test(
@@ -38,20 +38,28 @@ def self_test(
     examples: Mapping[str, np.ndarray] | None = None,
     rows: int = ROWS,
 ) -> tuple[SelfTest, bytes] | None:
-    """The manifest's entry and the bytes of its file, for a `predict` program with the published parameters.
+    """Make the test vectors of a `predict` program with the published parameters.
 
-    `values` are first values of parameters and state that are inputs of the program, by tensor name. The first `rows`
-    of `examples` (an array for every example input) are used; without them pseudo-random numbers, the same every time:
-    standard normal ones, and integers that the graph's tables accept. A program of a fixed batch size gets that many
-    rows. None where an example or an output has no batch axis that comes first, which such vectors need.
+    Arguments:
+        predict: a program with the signature of `predict`.
+        values: the first values of parameters and state that are inputs of the program, by tensor name.
+        examples: an array [examples, ...] for every example input, of which the first `rows` are used, over again
+            where there are fewer. None: pseudo-random numbers, the same every time: standard normal ones, and integers
+            that the graph's tables accept.
+        rows: how many examples there are in the vectors; a program of a fixed batch size gets that many.
 
-    Tolerances: RELATIVE of an output's largest element; where the graph quantizes, STEPS steps of the output's scale. A
-    whole number that is not quantized must come out exactly. None also where the answers to pseudo-random numbers are
-    not finite. Raises ConversionError if the program cannot be run, or answers given examples like that.
+    Returns:
+        The manifest's entry and the bytes of its file. Its tolerance is RELATIVE of an output's largest element or,
+        where the graph quantizes, STEPS steps of the output's scale; integers that are not quantized must be equal.
+        None where an example or an output has no batch axis that comes first, and where the answers to pseudo-random
+        numbers are not finite.
+
+    Raises:
+        ConversionError: the program cannot be run, or its answers to the given examples are not finite.
     """
-    signature = predict.signature
-    if signature is None or signature.kind != "predict":
+    if predict.kind != "predict":
         raise ConversionError("self_test: expected a predict program")
+    signature = predict.program
     ports = [port for port in signature.inputs if isinstance(port, Example)]
     if not ports or not all(port.shape for port in (*ports, *signature.outputs)):
         return None
@@ -80,10 +88,10 @@ def self_test(
 def _answers(
     predict: Model, ports: list[Example], rest: dict[str, np.ndarray], choices: Iterator[dict[str, np.ndarray]]
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """The first choice of examples that the program accepts, and the outputs."""
+    """The first choice of examples that the program accepts, and its outputs for them."""
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4  # what it has to say is in the errors
-    options.intra_op_num_threads = 1  # the order of sums does not depend on the machine's cores
+    options.log_severity_level = 4  # the errors say the same
+    options.intra_op_num_threads = 1  # so that the order of sums does not depend on the machine's cores
     try:
         session = onnxruntime.InferenceSession(predict.to_bytes(), options, providers=["CPUExecutionProvider"])
     except error_types() as error:
@@ -109,6 +117,7 @@ def _first_value(port: Port, values: Mapping[str, np.ndarray]) -> np.ndarray:
     if isinstance(port, Hyperparameter):
         return np.asarray(port.default, port.dtype)
     init = port.init if isinstance(port, State | Personal) else None
+    # `init` is the number that fills the tensor, the name of another tensor, or absent: then its own name counts.
     if isinstance(init, float | int):
         return np.full([int(d) for d in port.shape], init, port.dtype)
     tensor = init or (port.tensor if isinstance(port, Parameter | Personal) else port.name)
@@ -118,7 +127,7 @@ def _first_value(port: Port, values: Mapping[str, np.ndarray]) -> np.ndarray:
 
 
 def check_examples(ports: Sequence[Example], examples: Mapping[str, np.ndarray]) -> None:
-    """Refuse examples that have no array for an input, or one of another type. Raises ConversionError."""
+    """Refuse examples that lack an input, or whose arrays do not fit it. Raises ConversionError."""
     for port in ports:
         array = np.asarray(examples.get(port.name, ()))
         if array.ndim == 0 or not len(array):
@@ -153,8 +162,7 @@ def _drawn(predict: Model, ports: list[Example], count: int) -> Iterator[dict[st
         shapes = {port.name: _sized(port.shape, count, size) for port in ports}
         # Integers that look something up in a way that is not seen here: zeros are in every table.
         for zeros in (False, True):
-            # RandomState, whose numbers are the same in every version of NumPy.
-            random = np.random.RandomState(0)
+            random = np.random.RandomState(0)  # RandomState, whose numbers are the same in every version of NumPy
             yield {p.name: _numbers(random, p, shapes[p.name], 1 if zeros else bounds[p.name]) for p in ports}
 
 
@@ -175,7 +183,10 @@ _PASSING = frozenset(
 
 
 def _bound(value: ir.Value) -> int:
-    """Above the integers that whatever reads `value` accepts, as far as that shows; 1 where it does not."""
+    """A number above all integers that the readers of `value` accept: 1, and so only 0, where the graph does not show.
+
+    An index above a table's size is an error in ONNX Runtime, so the smallest bound of all readers counts.
+    """
     bounds: list[int] = []
     for use in value.uses():
         node = use.node
@@ -189,17 +200,21 @@ def _bound(value: ir.Value) -> int:
             depth = constant_array(node.inputs[1])
             bounds.append(1 if depth is None else int(depth.reshape(())))
         elif node.op_type == "Cast":
+            # As integers they may look something up further on; as floats they are numbers.
             to = ir.DataType(node.attributes.get_int("to", 0))
             bounds.append(_bound(node.outputs[0]) if to.is_integer() else _SMALL)
         elif node.op_type in ("Shape", "Size"):
-            continue
+            continue  # reads no element
         else:
             bounds.append(_SMALL if node.op_type == "DequantizeLinear" else 1)
     return max(1, min(bounds, default=1))
 
 
 def _tolerances(predict: Model, outputs: Mapping[str, np.ndarray]) -> tuple[float, float]:
-    """rtol and atol: for outputs of different size the atol of the smallest, as far as the largest can keep it."""
+    """rtol and atol, which the manifest has once for all outputs.
+
+    atol suits the output with the smallest values, but is no less than a tenth of what suits the one with the largest.
+    """
     quantized = any(
         node.op_type in ("QuantizeLinear", "DynamicQuantizeLinear") for node in predict.ir.graph.all_nodes()
     )
@@ -211,10 +226,11 @@ def _tolerances(predict: Model, outputs: Mapping[str, np.ndarray]) -> tuple[floa
     largest = [float(np.abs(array.astype(np.float64)).max(initial=0)) for array in inexact.values()]
     rtol = relative if inexact else 0.0
     atol = max(relative * min(largest), relative / 10 * max(largest), 1e-6) if inexact else 0.0
+    # An output that ends in float operators has no scale: 8 bits over its values stand for one.
     for name, peak in zip(inexact, largest):
         if quantized:
             atol = max(atol, STEPS * (steps[name] or peak / 255))
-    if exact:
+    if exact:  # atol + rtol |x| below 1: a device compares all outputs alike, and integers must not differ by 1
         atol, rtol = min(atol, 0.4), min(rtol, 0.5 / max(1.0, *exact))
     return rtol, atol
 
@@ -223,7 +239,7 @@ _HALF = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
 def _step(value: ir.Value) -> float | None:
-    """The step of the scale in which an output is quantized last, None if its last operators are in float."""
+    """The step of the scale in which an output is quantized last; None if float operators come after."""
     node = trace_back(value, _PASSING).producer()
     if node is None or node.op_type not in ("DequantizeLinear", "QuantizeLinear"):
         return None

@@ -1,4 +1,4 @@
-"""What `convert` takes a model from: files, modules, estimators, or a Model."""
+"""The sources of a model that `convert` takes: files, modules, estimators, or a Model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from archipel.graph import Model
 
 
 def read_model(source: Any, example: Any) -> Model:
-    """The source as a Model. Raises ConversionError for what is no source, ModelImportError if it cannot be read."""
+    """The source as a Model. Raises ConversionError if it is no source, ModelImportError if it cannot be read."""
     check_source(source, example)
     if isinstance(source, Model):
         return source
@@ -20,7 +20,7 @@ def read_model(source: Any, example: Any) -> Model:
 
 
 def check_source(source: Any, example: Any) -> None:
-    """Refuse what no importer takes, and a source without the example that it needs. Nothing is read."""
+    """Refuse a source that no importer takes, and one without the example that it needs. Reads nothing."""
     name = type(source).__name__
     if isinstance(source, Model | str | os.PathLike):
         return
@@ -39,4 +39,4 @@ def check_source(source: Any, example: Any) -> None:
 
 
 def _is_torch(source: Any) -> bool:
-    return hasattr(source, "state_dict")
+    return hasattr(source, "state_dict")  # without importing PyTorch, which takes seconds, or may not be installed

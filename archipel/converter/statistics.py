@@ -1,8 +1,8 @@
 """Statistics of values that devices compute, as the `analyze` program of a bundle: sums, means, histograms, quantiles.
 
 Each device uploads sums over its own examples, in fixed point, and nothing else; docs/operations.md says how a task
-asks for them. A value counts within its bounds only, and a device with at most `max_examples` examples, so that no one
-device can decide the result.
+asks for them. Values are clipped to their bounds, and at most `max_examples` examples of a device count, so that no
+single device can decide the result.
 """
 
 from __future__ import annotations
@@ -23,12 +23,20 @@ from archipel.graph import Model
 from archipel.graph.build import Builder
 
 PROGRAM = "analyze"
-_LONGEST = 240
+_LONGEST = 240  # "<name>/histogram" must fit the 256 characters of a manifest's names
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sum:
-    """The sum of the model's output `of` (default: the only one), each value clipped to [low, high]."""
+    """The sum of an output's values over the examples that count, of all devices.
+
+        Sum(name="seconds", low=0, high=60)
+
+    Arguments:
+        name: of the statistic, 1 to 240 printable characters.
+        low, high: each value is clipped to [low, high] before it is added; `low` is below `high`.
+        of: the name of the model's output. "" where the model has only one.
+    """
 
     name: str
     low: float
@@ -38,12 +46,19 @@ class Sum:
 
 @dataclass(frozen=True, kw_only=True)
 class Mean(Sum):
-    """The mean of an output's values, each clipped to [low, high]."""
+    """The mean of an output's values, each clipped to [low, high]; arguments as of `Sum`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Histogram:
-    """How many values of the output `of` lie below the first of `edges`, between each two, and from the last on."""
+    """How many of an output's values lie in each bin.
+
+    Arguments:
+        name: of the statistic, 1 to 240 printable characters.
+        edges: finite numbers in ascending order. They make len(edges) + 1 bins: the values below the first edge,
+            those from each edge up to the next, and those from the last edge on.
+        of: the name of the model's output. "" where the model has only one.
+    """
 
     name: str
     edges: Sequence[float]
@@ -52,7 +67,10 @@ class Histogram:
 
 @dataclass(frozen=True, kw_only=True)
 class Quantiles(Histogram):
-    """Quantiles of an output's values at `probabilities`, interpolated within the bins that `edges` make."""
+    """Quantiles of an output's values, interpolated within the bins of a histogram.
+
+    Arguments are those of `Histogram`, and `probabilities`: different numbers from 0 to 1, such as 0.5 for the median.
+    """
 
     probabilities: Sequence[float] = (0.25, 0.5, 0.75)
 
@@ -62,13 +80,12 @@ AnyStatistic = Sum | Histogram
 
 def check_statistics(statistics: Sequence[AnyStatistic]) -> None:
     """Refuse statistics that no model could have. Raises ConversionError that names the statistic."""
-    if isinstance(statistics, str) or not isinstance(statistics, Sequence) or not statistics:
+    if isinstance(statistics, str) or not isinstance(statistics, Sequence) or not statistics:  # a text is a Sequence
         raise ConversionError(f"statistics: expected a list of one or more, got {statistics!r}")
     names: set[str] = set()
     for wanted in statistics:
         if not isinstance(wanted, AnyStatistic):
             raise ConversionError(f"statistics: expected converter.Sum, Mean, Histogram or Quantiles, got {wanted!r}")
-        # So that the names of its sums, which are longer, are such text as well.
         if not isinstance(wanted.name, str) or not 0 < len(wanted.name) <= _LONGEST or not wanted.name.isprintable():
             raise ConversionError(f"statistic {wanted.name!r}: a name is text of 1 to {_LONGEST} printable characters")
         if wanted.name in names:
@@ -105,23 +122,24 @@ def check_counts(max_examples: int, bits: int) -> None:
 
 
 def _counter_bits(max_examples: int) -> int:
+    # The encoding is signed: counts from 0 to max_examples, and one bit for the sign.
     return math.ceil(math.log2(max_examples + 1)) + 1
 
 
 def analyze_program(
     values: Model, statistics: Sequence[AnyStatistic], *, max_examples: int, bits: int
 ) -> tuple[Model, tuple[Statistic, ...]]:
-    """The program and what the manifest says of it. `values`: a model whose outputs have one or more values for each
-    example; `bits` of the fixed-point encoding of sums, counts being exact.
+    """The program and what the manifest says of it.
 
-    Raises ConversionError for a statistic of an output that there is not. What `check_statistics` and `check_counts`
-    refuse is not looked for again.
+    `values` is a model whose outputs have one or more values for each example; `bits` is the width of the fixed-point
+    encoding of sums, while counts are exact. The caller has called `check_statistics` and `check_counts`. Raises
+    ConversionError for a statistic of an output that the model does not have.
     """
     model = values.copy()
     graph = model.ir.graph
     outputs = {str(value.name): value for value in graph.outputs}
     inputs = tuple(Example(name=info.name, dtype=cast(DType, info.dtype), shape=info.shape) for info in model.inputs)
-    graph.outputs.clear()
+    graph.outputs.clear()  # the values themselves do not leave the device
     builder = _Statistics(Builder(graph), bits, _counter_bits(max_examples), max_examples)
     for wanted in statistics:
         builder.add(wanted, outputs)
@@ -130,7 +148,7 @@ def analyze_program(
 
 
 class _Statistics:
-    """Adds nodes and ports, one statistic after the other."""
+    """The statistics added to the graph so far, with the ports and the manifest's entries that they need."""
 
     def __init__(self, op: Builder, bits: int, counter_bits: int, max_examples: int) -> None:
         self._op = op
@@ -151,6 +169,7 @@ class _Statistics:
 
     def _total(self, wanted: Sum, values: ir.Value) -> Statistic:
         clipped = self._op.Clip(values, np.float32(wanted.low), np.float32(wanted.high))
+        # The bound of the fixed-point encoding: the largest sum of `max_examples` clipped values.
         largest = max(abs(wanted.low), abs(wanted.high)) * self._max_examples
         total = self._op.ReduceSum(clipped, keepdims=0)
         self._upload(f"{wanted.name}/sum", total, (), float(largest), self._bits)
@@ -161,6 +180,7 @@ class _Statistics:
 
     def _histogram(self, wanted: Histogram, values: ir.Value) -> Statistic:
         op, edges = self._op, tuple(float(edge) for edge in wanted.edges)
+        # A bin's count is the number of values that reach its lower edge, less those that reach its upper edge.
         above = op.GreaterOrEqual(op.Unsqueeze(values, [1]), np.array(edges, np.float32))
         reached = op.ReduceSum(op.Cast(above, to=ir.DataType.FLOAT.value), [0], keepdims=0)
         upper = op.Concat(self._size(values), reached, axis=0)

@@ -1,6 +1,6 @@
-"""What is checked of a request before any work: arguments with one another, then with the model.
+"""Checks of a request before any work: its arguments with one another, then with the model.
 
-What a single group says of itself is checked when it is made (options.py).
+A group of arguments checks its own fields when it is made (options.py).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from archipel.bundle.roles import Example
 from archipel.bundle.validation import check_text, validate_policy
 from archipel.compression.compressed import CompressedModel
 from archipel.compression.low_rank import LowRank
-from archipel.converter.arguments import instance, strict, whole
+from archipel.converter.arguments import check_instance, check_struct, check_whole
 from archipel.converter.lowering import lower_training, predict_program
 from archipel.converter.options import Analysis, Compression, Signing, Training
 from archipel.converter.request import Request
@@ -33,25 +33,25 @@ UNSIGNED = (
 
 
 def check_request(request: Request) -> None:
-    """Refuse what is wrong whatever the model is. Nothing is read but what is at the path.
+    """Refuse mistakes that show without the model. Reads nothing but whether there is something at the path.
 
     Raises ConversionError, or ManifestError for a name or a privacy policy that no manifest may have.
     """
     if request.signing is None:
         raise ConversionError(UNSIGNED)
-    instance("signing", request.signing, Signing, "a converter.Signing")
+    check_instance("signing", request.signing, Signing, "a converter.Signing")
     for where, group, kind in (
         ("training", request.training, Training),
         ("analysis", request.analysis, Analysis),
         ("compression", request.compression, Compression),
     ):
-        instance(where, group, kind | None, f"a converter.{kind.__name__}")
+        check_instance(where, group, kind | None, f"a converter.{kind.__name__}")
     _check_path(request.path)
     if request.name is not None:
-        instance("name", request.name, str, "text")
+        check_instance("name", request.name, str, "text")
     check_text("name", request.bundle_name)
-    whole("batch_size", request.batch_size, 1)
-    strict("privacy", request.privacy, PrivacyPolicy)
+    check_whole("batch_size", request.batch_size, 1)
+    check_struct("privacy", request.privacy, PrivacyPolicy)
     validate_policy(request.privacy)
     if request.analysis is not None:
         if request.training is not None:
@@ -60,23 +60,24 @@ def check_request(request: Request) -> None:
     if request.training is not None:
         with_weighting(request.training, request.privacy)
     if request.self_test is not None:
-        instance("self_test", request.self_test, Mapping, "arrays by the names of the model's inputs")
+        check_instance("self_test", request.self_test, Mapping, "arrays by the names of the model's inputs")
     check_source(request.source, request.example)
 
 
 def check_model(request: Request, model: Model) -> None:
-    """Refuse what does not fit the model, before it is compressed for hours.
+    """Refuse arguments that do not fit the model, before compression takes hours.
 
-    Where it will be compressed, the programs are made of the model as it is and thrown away: compression changes
-    neither its inputs and outputs nor, but for LowRank, the names of its parameters. Raises what making them raises:
-    ConversionError, TrainingError, GraphError, AutodiffError.
+    If the model will be compressed, its programs are made once as it is now, and thrown away: compression changes
+    neither its inputs and outputs nor, except for LowRank, the names of its parameters. Raises ConversionError,
+    TrainingError, GraphError or AutodiffError.
     """
     predict = predict_program(model)
-    ports = [] if predict.signature is None else [p for p in predict.signature.inputs if isinstance(p, Example)]
+    ports = [port for port in predict.program.inputs if isinstance(port, Example)]
+    # A model with a scalar input gets no self-test, and then its examples are not read.
     if request.self_test and all(port.shape for port in ports):
         check_examples(ports, request.self_test)
     if not request.parts:
-        return  # the programs themselves are made next
+        return  # without compression the programs are made next, and raise the same errors
     if request.analysis is not None:
         analyze_program(
             predict,
@@ -87,6 +88,7 @@ def check_model(request: Request, model: Model) -> None:
     if request.training is None:
         return
     if any(isinstance(part, LowRank) for part in request.parts):
+        # Patterns may name factors that do not exist yet, so the programs cannot be made.
         _check_patterns_or_factors(request.training, model)
     else:
         form = model.training_form if isinstance(model, CompressedModel) else None
@@ -94,7 +96,10 @@ def check_model(request: Request, model: Model) -> None:
 
 
 def with_weighting(training: Training, privacy: PrivacyPolicy) -> Training:
-    """What the policy says of weights holds for the strategy's device half. Raises ConversionError for another one."""
+    """The training with the policy's weighting as an option of the strategy's device half.
+
+    Raises ConversionError where the options ask for another one.
+    """
     if privacy.weighting != "uniform":
         return training
     options = training.strategy_options
@@ -107,10 +112,11 @@ def with_weighting(training: Training, privacy: PrivacyPolicy) -> Training:
 
 
 def _check_path(path: str | os.PathLike[str]) -> None:
-    instance("path", path, str | os.PathLike, "a path")
+    check_instance("path", path, str | os.PathLike, "a path")
     place = Path(path)
     if place.exists():
         raise ConversionError(f"{place}: exists already; remove it or choose another name")
+    # Missing folders are made later: the nearest one that exists must allow that.
     folder = next(parent for parent in place.absolute().parents if parent.exists())
     if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
         why = "cannot be written to" if folder.is_dir() else "is not a folder"
@@ -118,6 +124,9 @@ def _check_path(path: str | os.PathLike[str]) -> None:
 
 
 def _check_patterns_or_factors(training: Training, model: Model) -> None:
-    """LowRank makes `<weight>.left` and `<weight>.right` of some weights, and `trainable` may name these as well."""
+    """Refuse a pattern of `trainable` that matches neither a parameter nor a factor that LowRank may make of one.
+
+    LowRank makes `<weight>.left` and `<weight>.right` of some weights.
+    """
     names = model.parameter_names
     match([*names, *(f"{name}.{factor}" for name in names for factor in ("left", "right"))], training.trainable)

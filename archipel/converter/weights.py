@@ -13,7 +13,7 @@ from archipel.errors import ConversionError
 from archipel.graph import Model
 from archipel.graph.slim import slim
 
-# Below this a tensor (an axis list, a scale) costs more as external data than it takes.
+# A tensor below this (a list of axes, a scale) costs less in place than entries that say where it lies in the file.
 _INLINE_BYTES = 256
 
 
@@ -23,12 +23,14 @@ def share_weights(
     """Serialize the programs with their weights as external data, and the weights.
 
     `parameters` are the global model's values, and those that state starts from. Returns the graphs as ONNX bytes by
-    program name, and the bytes of weights.safetensors. Large initializers, parameters and derived tensors move out;
-    what has the same bytes is stored once.
+    program name, and the bytes of weights.safetensors. Large initializers, parameters and derived tensors move into
+    that file; tensors of the same bytes are stored once.
     """
+    # These keep their names in the file, since devices and servers look them up there.
     kept = set(parameters) | derived_tensors(programs)
     protos = {name: slim(program.ir) for name, program in programs.items()}
     tensors = {name: np.asarray(values) for name, values in parameters.items()}
+    # Parameters first, so that an initializer with a parameter's bytes refers to the parameter and not to a copy.
     stored: dict[tuple[str, tuple[int, ...], bytes], str] = {_content(a): name for name, a in tensors.items()}
     places: dict[tuple[str, str], str] = {}
     for program, proto in protos.items():
@@ -41,12 +43,13 @@ def share_weights(
             # A tensor that `refresh` replaces needs its own name even where another one starts with equal bytes.
             if name is None or (initializer.name in kept and name != initializer.name):
                 name = initializer.name
+                # Two programs may have different tensors of one name, such as constants that a pass named.
                 if name in tensors and _content(tensors[name]) != content:
                     name = f"{program}/{name}"
                 tensors[name] = array
                 stored.setdefault(content, name)
             places[program, initializer.name] = name
-    weights = write_weights(tensors)
+    weights = write_weights(tensors)  # only the complete file says where each tensor lies in it
     layout = weights_layout(weights, len(weights))
     for program, proto in protos.items():
         for initializer in proto.graph.initializer:
@@ -54,16 +57,14 @@ def share_weights(
             if stored_as is not None:
                 place = layout[stored_as]
                 _make_external(initializer, place.offset, place.nbytes)
+    # Deterministic, so that the same conversion gives a bundle of the same digest.
     return {program: proto.SerializeToString(deterministic=True) for program, proto in protos.items()}, weights
 
 
 def derived_tensors(programs: Mapping[str, Model]) -> set[str]:
     """Names of the initializers of `predict` that `refresh` replaces."""
-    found: set[str] = set()
-    for program in programs.values():
-        if program.signature is not None:
-            found.update(port.tensor for port in program.signature.outputs if isinstance(port, Derived))
-    return found
+    ports = [port for model in programs.values() for port in model.program.outputs]
+    return {port.tensor for port in ports if isinstance(port, Derived)}
 
 
 def check_refresh(predict: Model, tensors: Collection[str]) -> None:
@@ -78,6 +79,7 @@ def _content(array: np.ndarray) -> tuple[str, tuple[int, ...], bytes]:
 
 
 def _make_external(tensor: onnx.TensorProto, offset: int, length: int) -> None:
+    # Cleared, because the content is in one of several fields, by its type.
     name, dims, data_type = tensor.name, list(tensor.dims), tensor.data_type
     tensor.Clear()
     tensor.name, tensor.data_type = name, data_type

@@ -34,7 +34,7 @@ def flops_per_example(model: Model) -> int:
     Example:
         print(flops_per_example(archipel.Model.from_onnx("lenet.onnx")))
     """
-    return sum(flops(model).values()) // (1 if model.signature is None else model.signature.steps)
+    return sum(flops(model).values()) // model.steps
 
 
 def flops(model: Model) -> dict[str, int]:

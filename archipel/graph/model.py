@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from archipel.bundle.roles import Program
+from archipel.bundle.roles import Program, ProgramKind
 from archipel.errors import GraphError
 from archipel.graph.loading import normalize
 from archipel.graph.onnx_import import load
@@ -160,6 +160,25 @@ class Model:
         return tuple(TensorInfo.of(value) for value in self.ir.graph.outputs)
 
     @property
+    def program(self) -> Program:
+        """The signature, of a model that is a program. Raises GraphError for one that is none."""
+        if self.signature is None:
+            raise GraphError(
+                f"{self!r} has no signature, so it is no program; step_graph, evaluate_graph and convert make programs"
+            )
+        return self.signature
+
+    @property
+    def kind(self) -> ProgramKind | None:
+        """What kind of program the model is; None where it is none."""
+        return None if self.signature is None else self.signature.kind
+
+    @property
+    def steps(self) -> int:
+        """How many optimizer steps one run makes; 1 where the model is no program."""
+        return 1 if self.signature is None else self.signature.steps
+
+    @property
     def import_report(self) -> ImportReport | None:
         """The model's source and its deviation from it; None for a model that no importer made."""
         return ImportReport.of(self.ir)
@@ -202,5 +221,5 @@ class Model:
         def show(infos: tuple[TensorInfo, ...]) -> str:
             return ", ".join(f"{i.name}: {i.dtype}[{', '.join(map(str, i.shape))}]" for i in infos)
 
-        kind = f" {self.signature.kind}" if self.signature is not None else ""
+        kind = f" {self.kind}" if self.kind else ""
         return f"<Model{kind} ({show(self.inputs)}) -> ({show(self.outputs)}), {len(self.ir.graph)} nodes>"

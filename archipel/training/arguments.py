@@ -1,4 +1,4 @@
-"""Arguments that callers hand over, checked where they come in. Every error is a TrainingError with both names."""
+"""Checks of callers' arguments. Every error is a TrainingError that names the function and the argument."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from archipel.graph.model import Model
 def number(
     function: str, name: str, value: object, low: float = 0.0, high: float = math.inf, *, ends: str = "[]"
 ) -> float:
-    """`value` as a float, finite and from `low` to `high`; `ends` says as in mathematics which ends belong to it."""
+    """`value` as a float, finite and from `low` to `high`; `ends` are the brackets of the interval in mathematics."""
     if isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value):
-        found = float(value)
-        above = found >= low if ends[0] == "[" else found > low
-        if above and (found <= high if ends[1] == "]" else found < high):
-            return found
+        result = float(value)
+        above = result >= low if ends[0] == "[" else result > low
+        if above and (result <= high if ends[1] == "]" else result < high):
+            return result
     if ends == "[]" and math.isfinite(high):
         bounds = f"from {low:g} to {high:g}"
     else:
@@ -37,8 +37,8 @@ def whole(function: str, name: str, value: object, low: float = -math.inf) -> in
 
 
 def flag(function: str, name: str, value: object) -> bool:
-    """`value` where it is True or False: any text is true, "no" as well."""
-    if not isinstance(value, bool):
+    """`value`, which must be True or False."""
+    if not isinstance(value, bool):  # not by truth: the text "no" is true
         raise TrainingError(f"{function}: {name} must be True or False, is {value!r}")
     return value
 
@@ -51,25 +51,26 @@ def numbers(function: str, name: str, values: object, low: float = 0.0) -> tuple
     return tuple(number(function, f"{name}[{i}]", value, low) for i, value in enumerate(values))
 
 
-def part(function: str, name: str, value: object, methods: Sequence[str]) -> None:
-    """Refuse what has not the methods of a loss, an optimizer or a transform."""
+def check_part(function: str, name: str, value: object, methods: Sequence[str]) -> None:
+    """Refuse a `value` that lacks the methods of a loss, an optimizer or a transform."""
+    # A class has the methods too: the likeliest mistake is to pass `losses.mse` and not `losses.mse()`.
     if isinstance(value, type) or not all(hasattr(value, method) for method in methods):
         call = f"; call it: {value.__name__}()" if callable(value) and hasattr(value, "__name__") else ""
         raise TrainingError(f"{function}: expected one of training.{name}, got {value!r}{call}")
 
 
-def trained_model(function: str, model: object, trainable: object) -> None:
-    """Refuse what is no Model, and a `trainable` that is no pattern or list of patterns."""
+def check_trained_model(function: str, model: object, trainable: object) -> None:
+    """Refuse a `model` that is no Model, and a `trainable` that is no pattern or list of patterns."""
     if not isinstance(model, Model):
         raise TrainingError(
             f"{function}: model must be an archipel.Model, is {type(model).__name__}; Model.from_onnx reads a file, "
             "Model.from_torch takes a module"
         )
-    patterns(function, trainable)
+    check_patterns(function, trainable)
 
 
-def patterns(function: str, trainable: object) -> None:
+def check_patterns(function: str, trainable: object) -> None:
     """Refuse a `trainable` that is no pattern or list of patterns."""
-    found = [trainable] if isinstance(trainable, str) else trainable
-    if not isinstance(found, Sequence) or not all(isinstance(pattern, str) for pattern in found):
+    globs = [trainable] if isinstance(trainable, str) else trainable
+    if not isinstance(globs, Sequence) or not all(isinstance(glob, str) for glob in globs):
         raise TrainingError(f"{function}: trainable must be a pattern or a list of patterns, is {trainable!r}")

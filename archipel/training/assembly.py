@@ -1,4 +1,4 @@
-"""What step and evaluation graphs share: a model's graph with label and weights as inputs, and a role for each port."""
+"""The common part of step and evaluation graphs: label and weights as inputs, and a role for each port."""
 
 from __future__ import annotations
 
@@ -54,23 +54,24 @@ class Assembly:
         self.graph.outputs.clear()
         self._inputs: dict[ir.Value, Input] = {value: port(Example, value) for value in self.graph.inputs}
         self._results: list[Result] = []
+        # The order of the program's inputs: the model's own, the label, the parameters, then what options add.
         dtype, shape = loss.label(self.output)
         self.label = self.input(Label, LABEL, dtype, shape)
         self.parameters = promote(self.model.ir, names)
-        """Those that are trained."""
+        """The trained parameters, as inputs."""
         self._inputs.update({value: port(Parameter, value, tensor=value.name) for value in self.parameters})
 
     @property
     def fields(self) -> list[ir.Value]:
-        """The inputs that come with each batch, their first axis."""
+        """The inputs of each batch, which is their first axis: examples and the label."""
         return [value for value in self.graph.inputs if isinstance(self._inputs[value], Example | Label)]
 
     def input(
         self, role: type[P], name: str, dtype: ir.DataType, shape: Sequence[int | str], **meaning: object
     ) -> ir.Value:
-        """A graph input of this role; the one there is if it was asked for before."""
-        for value, found in self._inputs.items():
-            if found.name == name and type(found) is role:
+        """A graph input of this role and name, made at the first call."""
+        for value, existing in self._inputs.items():
+            if existing.name == name and type(existing) is role:
                 return value
         self._reserve(name)
         value = self.op.input(name, dtype, shape)
@@ -78,7 +79,7 @@ class Assembly:
         return value
 
     def state(self, tensor: str, like: ir.Value, init: float = 0.0) -> ir.Value:
-        """An input with a tensor in the shape and type of `like` that is kept between the steps of a round."""
+        """An input for a tensor in the shape and type of `like` that is kept between the steps of a round."""
         shape = TensorInfo.of(like).shape
         return self.input(State, tensor, dtype_of(like), shape, tensor=tensor, lifetime="round", init=float(init))
 
@@ -86,17 +87,17 @@ class Assembly:
         """As `state`, for one number."""
         return self.input(State, tensor, dtype, [], tensor=tensor, lifetime=lifetime, init=float(init))
 
-    def stored(self, value: ir.Value) -> None:
-        """Turn an initializer into state that stays on the device and starts as it is."""
+    def make_state(self, value: ir.Value) -> None:
+        """Turn an initializer into state that stays on the device and starts with its value."""
         name = value.name or ""
         if value.const_value is None:
             raise TrainingError(f"the model's tensor {name!r} has no value")
-        self.initial[name] = np.asarray(value.const_value.numpy())
+        self.initial[name] = np.asarray(value.const_value.numpy())  # taken before `promote`, which drops it
         promote(self.model.ir, [name])
         self._inputs[value] = port(State, value, tensor=name, lifetime="device", init=name)
 
     def replace(self, old: ir.Value, new: ir.Value) -> None:
-        """Let all that reads `old` read `new`, of the same type and shape."""
+        """Let all readers of `old` read `new`, of the same type and shape."""
         if new.shape is None:
             new.shape = old.shape
         old.replace_all_uses_with(new)
@@ -104,7 +105,7 @@ class Assembly:
             self.output = new
 
     def leave_idle(self) -> None:
-        """Let parameters that the output does not depend on stay as they are, as PyTorch does, weight decay or not."""
+        """Stop training parameters that the output does not depend on. As in PyTorch, weight decay spares them too."""
         reached = influencing_values(self.graph, [self.output])
         idle = [value for value in self.parameters if value not in reached]
         if len(idle) == len(self.parameters):
@@ -114,24 +115,27 @@ class Assembly:
                 "them; choose others with trainable=, or reorder the outputs"
             )
         self.parameters = [value for value in self.parameters if value in reached]
+        # They stay inputs and get outputs of the same value, so that the program's ports are those of `trainable`.
         for value in idle:
-            self.moved(value, value)
+            self.set_next(value, value)
 
-    def moved(self, before: ir.Value, after: ir.Value) -> None:
+    def set_next(self, before: ir.Value, after: ir.Value) -> None:
         """Make `after` the new value of the parameter or state `before`: the output `<tensor>.next`."""
         source = self._inputs[before]
         if not isinstance(source, Parameter | State):
             raise TrainingError(f"{before.name!r} is no parameter or state, so it has no next value")
+        # The output has its input's meaning: tensor, lifetime and first value.
         meaning = {key: getattr(source, key) for key in source.__struct_fields__ if key not in Port.__struct_fields__}
-        self.result(type(source), source.tensor + NEXT, after, **meaning)
+        self.add_result(type(source), source.tensor + NEXT, after, **meaning)
 
-    def result(self, role: type[P], name: str, value: ir.Value, **meaning: object) -> None:
+    def add_result(self, role: type[P], name: str, value: ir.Value, **meaning: object) -> None:
         """Make `value` a graph output of this role."""
         self._reserve(name)
         self._results.append(cast(Result, port(role, self.op.name_output(value, name), **meaning)))
 
     def finish(self, kind: ProgramKind) -> Model:
         """The optimized graph with its signature."""
+        # At the end, so that forward, gradients and optimizer share equal subexpressions.
         inline_functions(self.model.ir)
         optimize(self.model.ir)
         inputs = tuple(self._inputs[value] for value in self.graph.inputs)
@@ -139,6 +143,7 @@ class Assembly:
         return Model(self.model.ir, signature=signature, initial=self.initial)
 
     def _reserve(self, name: str) -> None:
+        # Inner values give way to a port's name; inputs and weights have names that users know.
         taken = [*self.graph.inputs, *self.graph.initializers.values(), *self.graph.outputs]
         if any(value.name == name for value in taken):
             raise TrainingError(f"the model already has an input or weight called {name!r}; rename it")

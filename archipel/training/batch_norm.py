@@ -27,7 +27,7 @@ Average = tuple[ir.Value, ir.Value]
 def prepared(model: Model, batch_norm: BatchNorm) -> Model:
     """A copy in inference mode: Dropout drops nothing, BatchNormalization uses the model's own statistics.
 
-    "folded" puts it into the layer before, where there is one (`fold_batch_norm`).
+    "folded" puts BatchNormalization into the layer before it, where there is one (`fold_batch_norm`).
     """
     check_batch_norm(batch_norm)
     result = model.copy()
@@ -42,7 +42,7 @@ def prepared(model: Model, batch_norm: BatchNorm) -> Model:
 
 
 def check_batch_norm(batch_norm: object) -> None:
-    """Refuse what is no BatchNorm. Raises TrainingError."""
+    """Refuse a value that is no BatchNorm. Raises TrainingError."""
     if batch_norm not in get_args(BatchNorm):
         raise TrainingError(f"batch_norm must be 'train', 'frozen' or 'folded', is {batch_norm!r}")
 
@@ -50,12 +50,13 @@ def check_batch_norm(batch_norm: object) -> None:
 def track(work: Assembly) -> list[Average]:
     """Let every BatchNormalization normalize with the batch's statistics and keep running ones as state.
 
-    running' = momentum running + (1 - momentum) batch, with the variance as PyTorch estimates it: over N - 1 of the N
-    elements of a channel, where BatchNormalization-15 itself divides by N; the running variance stays where N is 1, as
-    one element has none. A layer that is used twice moves its statistics twice. Raises TrainingError where they are
-    not initializers of their own, and for a layer inside a loop or branch.
+    running' = momentum running + (1 - momentum) batch. The variance is PyTorch's estimate, which divides by N - 1 for
+    the N elements of a channel, where BatchNormalization-15 divides by N. Where N is 1 the running variance stays, as
+    one element has no variance. Returns each running statistic before and after. Raises TrainingError where statistics
+    are not initializers of their own, and for a layer inside a loop or branch.
     """
     op = work.op
+    # The newest value of each statistic: a layer that is used twice moves them twice, one after the other.
     now: dict[ir.Value, ir.Value] = {}
     for node, source, averages in _layers(work):
         scale, bias = node.inputs[1:3]
@@ -65,12 +66,13 @@ def track(work: Assembly) -> list[Average]:
         with op.after(node), op.scope(str(node.name)):
             y, batch = normalize_batch(op, source, scale, bias, node.attributes.get_float("epsilon", EPSILON))
             count = _elements(work, source, dtype_of(batch.var))
+            # Max keeps the division finite where N is 1, for which Where then takes the old variance.
             unbiased = op.Mul(batch.var, op.Div(count, op.Max(op.Sub(count, 1.0), 1.0)))
             if _may_be_one(source):
                 unbiased = op.Where(op.Greater(count, 1.0), unbiased, now.get(averages[1], averages[1]))
-            for average, found in zip(averages, (batch.mean, unbiased)):
+            for average, value in zip(averages, (batch.mean, unbiased)):
                 before = op.Mul(now.get(average, average), momentum)
-                now[average] = op.Add(before, op.Mul(found, 1.0 - momentum))
+                now[average] = op.Add(before, op.Mul(value, 1.0 - momentum))
         work.replace(node.outputs[0], y)
     return list(now.items())
 
@@ -83,7 +85,7 @@ def remember(work: Assembly) -> None:
 def _layers(work: Assembly) -> list[tuple[ir.Node, ir.Value, tuple[ir.Value, ir.Value]]]:
     """Each BatchNormalization with its input, and its running mean and variance made state."""
     known = set(statistics(work.model.ir))
-    found = []
+    layers = []
     for node in filter(is_batch_norm, inner_nodes(work.graph)):
         raise TrainingError(
             f"BatchNormalization {node.name!r} is inside a loop or branch, where its statistics cannot become state; "
@@ -98,10 +100,11 @@ def _layers(work: Assembly) -> list[tuple[ir.Node, ir.Value, tuple[ir.Value, ir.
                 f"BatchNormalization {node.name!r}: its running mean and variance are not initializers of its own, so "
                 "they cannot become state; use batch_norm='frozen'"
             )
-        found.append((node, source, (mean, variance)))
-    for average in dict.fromkeys(value for *_, averages in found for value in averages):
-        work.stored(average)
-    return found
+        layers.append((node, source, (mean, variance)))
+    # Each once: two layers may share their statistics.
+    for average in dict.fromkeys(value for *_, averages in layers for value in averages):
+        work.make_state(average)
+    return layers
 
 
 def _may_be_one(source: ir.Value) -> bool:
@@ -112,7 +115,7 @@ def _may_be_one(source: ir.Value) -> bool:
 
 def _elements(work: Assembly, source: ir.Value, dtype: ir.DataType) -> ir.Value:
     """How many elements of `source` a channel has."""
-    op, (batch, *rest) = work.op, dims(source)
+    op, (batch, *rest) = work.op, dims(source)  # [batch, channels, *spatial]: the batch size times the spatial sizes
     spatial = static_size(rest[1:])
     if isinstance(batch, int) and spatial is not None:
         return op.constant(np.array(batch * spatial, dtype.numpy()))
@@ -122,7 +125,7 @@ def _elements(work: Assembly, source: ir.Value, dtype: ir.DataType) -> ir.Value:
             op.Size(source), rest[0] if rest and isinstance(rest[0], int) else op.Shape(source, start=1, end=2)
         )
     else:
-        # The same for all layers of one resolution, and computed once.
+        # From the example and not from `source`: equal for all layers of one resolution, and so computed once.
         counted = op.Mul(op.Shape(field, start=0, end=1), spatial)
     return op.Cast(counted, to=int(dtype))
 

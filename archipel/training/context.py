@@ -1,4 +1,4 @@
-"""What an optimizer or a gradient transform may ask of the step that it becomes part of."""
+"""What an optimizer or a gradient transform may use of the step that it becomes part of."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Anchor = Literal["start", "broadcast"]
 
 
 class StepContext(Protocol):
-    """The step under construction. What is asked for becomes an input of the program when it is first asked for."""
+    """The step under construction. A value becomes an input of the program when it is first used."""
 
     @property
     def hyperparameters(self) -> Mapping[str, ir.Value]:

@@ -45,10 +45,23 @@ MAX_SEED = 2**32 - 1
 
 
 class StepRunner:
-    """A train program in an ONNX Runtime session. `tensors` holds the current parameters and state, by tensor name.
+    """A train program in an ONNX Runtime session, which starts a round: `tensors` has the current parameters and state.
 
-    The round starts here: `start` inputs read the first values, `broadcast` inputs the program's `initial`.
-    `randomness` is where noise comes from.
+    Inputs of role `start` read the first values, those of role `broadcast` the program's `initial`.
+
+    Arguments:
+        step: a train program, such as `step_graph` returns.
+        hyperparameters: numbers by name, within the bounds that the program declares; else its defaults.
+        seed: of the program's random numbers, such as dropout masks: 0 to 2^32 - 1.
+        randomness: the source of bytes for noise.
+
+    Raises:
+        TrainingError: if `step` is no train program, a hyperparameter or the seed is out of bounds, or a tensor has no
+            first value.
+
+    Example:
+        runner = StepRunner(step_graph(model, losses.cross_entropy(), optimizers.sgd(lr=0.1)))
+        metrics = runner.step((x, y))
     """
 
     def __init__(
@@ -58,29 +71,29 @@ class StepRunner:
         seed: int = 0,
         randomness: Randomness = secrets.token_bytes,
     ) -> None:
-        signature = step.signature if isinstance(step, Model) else None
-        if signature is None or signature.kind != "train":
+        if not isinstance(step, Model) or step.kind != "train":
             raise TrainingError("run_steps: expected a train program, such as step_graph returns")
         if whole("run_steps", "seed", seed, 0) > MAX_SEED:
             raise TrainingError(f"run_steps: seed must be from 0 to {MAX_SEED}, is {seed}")
-        self._signature: Program = signature
+        self._signature = step.program
         self._seed = int(seed)
         self._count = 0
         self._randomness = randomness
         self._samplers: dict[str, DiscreteGaussian] = {}
         self._scalars = _scalars(self._signature, hyperparameters or {})
         self.steps = self._signature.steps
+        # In a program of several steps the fields have a first axis of steps, which a batch does not have.
         self._fields = [
-            msgspec.structs.replace(p, shape=p.shape[self.steps > 1 :])  # of one batch
+            msgspec.structs.replace(p, shape=p.shape[self.steps > 1 :])
             for p in self._signature.inputs
             if isinstance(p, Example | Label | ExampleWeight)
         ]
         self.tensors = _initial(self._signature, step)
-        self._start = dict(self.tensors)
+        self._start = dict(self.tensors)  # `run` replaces arrays in `tensors`, and `start` inputs read these
         self._broadcast = step.initial
         options = onnxruntime.SessionOptions()
-        options.log_severity_level = 4  # what it has to say is in the errors
-        # Rounding that is trained through is computed as it is written, not by integer kernels.
+        options.log_severity_level = 4  # the errors say the same
+        # Training through rounding needs it computed as the graph says: no fusing with integer kernels.
         options.add_session_config_entry("session.disable_quant_qdq", "1")
         try:
             self._session = onnxruntime.InferenceSession(step.to_bytes(), options, providers=["CPUExecutionProvider"])
@@ -88,11 +101,14 @@ class StepRunner:
             raise TrainingError(f"run_steps: ONNX Runtime cannot open the program: {error}") from None
 
     def step(self, batch: Batch) -> dict[str, float]:
-        """Run a program of one step and keep what it wrote. Returns the metrics."""
+        """Run a program of one step and keep the tensors that it writes. Returns the metrics by name."""
         return self.run([batch])[0]
 
     def run(self, batches: Sequence[Batch]) -> list[dict[str, float]]:
-        """Run the program once, on as many minibatches as it takes (`steps`). Returns the metrics of each."""
+        """Run the program once, on as many minibatches as it takes (`steps`). Returns the metrics of each.
+
+        Raises TrainingError for another number of batches, for wrong fields, and where the program fails.
+        """
         if len(batches) != self.steps:
             raise TrainingError(f"run_steps: the program takes {self.steps} batches at once, got {len(batches)}")
         feed = {**self._scalars, **self._stacked([self._batch(batch) for batch in batches])}
@@ -102,22 +118,23 @@ class StepRunner:
         try:
             results = self._session.run([port.name for port in self._signature.outputs], feed)
         except error_types() as error:
+            # ONNX Runtime says that an index is out of bounds, but not where such an index comes from.
             text = " ".join(str(error).split())
             outside = any(word in text for word in ("range", "bound"))
-            hint = "; labels must be from 0 to classes - 1, and so must whatever is looked up" if outside else ""
+            hint = "; labels must be from 0 to classes - 1, other indices within their tables" if outside else ""
             raise TrainingError(f"run_steps: step {self._count} failed: {text}{hint}") from None
         metrics: list[dict[str, float]] = [{} for _ in batches]
         for written, result in zip(self._signature.outputs, results):
             if isinstance(written, Parameter | Personal | State):
                 self.tensors[written.tensor] = result
             elif isinstance(written, Metric):
-                for found, value in zip(metrics, np.atleast_1d(result)):
-                    found[written.name] = float(value)
-        self._count += self.steps
+                for values, value in zip(metrics, np.atleast_1d(result)):
+                    values[written.name] = float(value)
+        self._count += self.steps  # counted only now: a call that failed has changed nothing, and can be made again
         return metrics
 
     def resume(self, tensors: Mapping[str, np.ndarray], count: int) -> None:
-        """Go on after `count` minibatches of a round that has left these `tensors`, all that the runner keeps."""
+        """Go on after `count` minibatches of a round, with all `tensors` of a runner that made them."""
         if set(tensors) != set(self.tensors):
             raise TrainingError(f"run_steps: expected the tensors {sorted(self.tensors)}, got {sorted(tensors)}")
         self.tensors = dict(tensors)
@@ -142,7 +159,7 @@ class StepRunner:
     def _noise(self, port: Noise) -> np.ndarray:
         if port.distribution != "discrete_gaussian":
             raise TrainingError(f"run_steps: noise {port.name!r} must be discrete_gaussian, is {port.distribution}")
-        sampler = self._samplers.get(port.name)
+        sampler = self._samplers.get(port.name)  # one sampler for each port: its scale is in it
         if sampler is None:
             sampler = self._samplers[port.name] = DiscreteGaussian(port.scale, self._randomness)
         shape = [int(d) for d in port.shape]
@@ -159,6 +176,7 @@ class StepRunner:
         if set(given) != set(names) or (not isinstance(batch, Mapping) and len(batch) != len(names)):
             got = sorted(map(str, given)) if isinstance(batch, Mapping) else f"{len(batch)} arrays"
             raise TrainingError(f"run_steps: a batch has the fields {names}, got {got}")
+        # Symbolic sizes by name, with the field that set them: all fields of a batch must agree.
         sizes: dict[str, tuple[int, str]] = {}
         return {port.name: _array(port, given[port.name], sizes) for port in self._fields}
 
@@ -178,16 +196,30 @@ class StepRunner:
 def run_steps(
     step: Model, batches: Iterable[Batch], hyperparameters: Mapping[str, float] | None = None, seed: int = 0
 ) -> list[float]:
-    """Train from the step's `initial` values, one step per batch. Returns the loss of each step, before its update.
+    """Train from the step's `initial` values, one step for each batch.
 
-    `batches` are single minibatches also for a program of `steps=K`, which are handed to it K at a time. A number that
-    K does not divide is an error: before anything runs where `batches` has a length, else when they have ended.
+    Arguments:
+        step: a train program, such as `step_graph` returns.
+        batches: minibatches, each a tuple of arrays in the order of the program's fields, or arrays by field name. A
+            program of `steps=K` gets K of them at a time, so K must divide their number.
+        hyperparameters: numbers by name, within the bounds that the program declares; else its defaults.
+        seed: of the program's random numbers, such as dropout masks: 0 to 2^32 - 1.
 
-    Raises TrainingError for an unknown or out-of-bounds hyperparameter and for a batch with the wrong fields.
+    Returns:
+        The loss of each step, before its update.
+
+    Raises:
+        TrainingError: for an unknown or out-of-bounds hyperparameter, a batch with wrong fields, or a number of
+            batches that K does not divide: at once where `batches` has a length, else when they have ended.
+
+    Example:
+        step = step_graph(model, losses.cross_entropy(), optimizers.sgd(lr=0.1))
+        history = run_steps(step, [(x, y)] * 10)
     """
     if not isinstance(batches, Iterable):
         raise TrainingError(f"run_steps: batches must be a list of batches, is {type(batches).__name__}")
     runner = StepRunner(step, hyperparameters, seed)
+    # A list can be checked before the first step; of a generator the length is known when it has ended.
     if isinstance(batches, Sized):
         _check_whole(len(batches), runner.steps)
     losses: list[float] = []
@@ -203,17 +235,18 @@ def run_steps(
 
 def _array(port: Port, given: object, sizes: dict[str, tuple[int, str]]) -> np.ndarray:
     try:
-        found = np.asarray(given)
-        if np.can_cast(found.dtype, port.dtype, "same_kind"):
-            found = found.astype(port.dtype, copy=False)
-        check_array("run_steps", port, found, sizes)
+        array = np.asarray(given)
+        # float64 becomes float32, but not a float an integer: then check_array says what was expected.
+        if np.can_cast(array.dtype, port.dtype, "same_kind"):
+            array = array.astype(port.dtype, copy=False)
+        check_array("run_steps", port, array, sizes)
     except RuntimeInputError as error:
         raise TrainingError(str(error)) from None
     except (ValueError, RuntimeError) as error:
         raise TrainingError(f"run_steps: {port.name!r} is no array: {error}") from None
-    if found.size == 0:
-        raise TrainingError(f"run_steps: {port.name!r} has the shape {list(found.shape)}; leave empty batches out")
-    return found
+    if array.size == 0:
+        raise TrainingError(f"run_steps: {port.name!r} has the shape {list(array.shape)}; leave empty batches out")
+    return array
 
 
 def _groups(batches: Iterable[Batch], size: int) -> Iterator[list[Batch]]:
@@ -238,6 +271,7 @@ def _scalars(signature: Program, given: Mapping[str, float]) -> dict[str, Any]:
         port = ports.get(name)
         if port is None:
             raise TrainingError(f"run_steps: no hyperparameter {name!r}; the program has {sorted(ports)}")
+        # True is a Real, too, and NaN is within no bounds.
         if isinstance(value, bool) or not isinstance(value, Real) or not port.minimum <= value <= port.maximum:
             raise TrainingError(
                 f"run_steps: {name}={value!r} is outside [{port.minimum:g}, {port.maximum:g}], its declared bounds"
@@ -250,6 +284,7 @@ def _initial(signature: Program, step: Model) -> dict[str, np.ndarray]:
     for port in signature.inputs:
         if not isinstance(port, Parameter | Personal | State):
             continue
+        # State may start as another tensor, or filled with a number; parameters start under their own name.
         first = port.init if isinstance(port, State) and isinstance(port.init, str) else port.tensor
         if first in step.initial:
             tensors[port.tensor] = np.asarray(step.initial[first], port.dtype)

@@ -28,10 +28,10 @@ _TYPES = ("float16", "float32", "float64")
 
 @dataclass(frozen=True)
 class Fold:
-    """One layer that took over a BatchNormalization; the fields are names of tensors.
+    """One layer with a BatchNormalization folded into it. The fields are names of tensors.
 
-    `weight` and `bias` are the folded ones, and also what `weight` is made of; `before` is the layer's own bias, if it
-    had one. `values` has the content of everything that is read, as it was before.
+    `weight` names the layer's weight, before and after, `bias` the folded bias, `before` the bias that the layer had of
+    its own, if any. `values` has the contents before folding of all tensors that `emit` reads.
     """
 
     weight: str
@@ -47,7 +47,7 @@ class Fold:
     values: Mapping[str, np.ndarray]
 
     def emit(self, op: Builder, read: Callable[[str], ir.Value]) -> dict[str, ir.Value]:
-        """The folded weight and bias by name, made of the tensors that `read` gives for their names."""
+        """Emit the folded weight and bias, by name; `read` gives the tensor of a name."""
         before = None if self.before is None else read(self.before)
         statistics = [read(name) for name in (self.scale, self.shift, self.mean, self.variance)]
         weight, bias = _folded(op, read(self.weight), before, statistics, self.epsilon, self.axis, self.groups)
@@ -57,19 +57,19 @@ class Fold:
 def fold_batch_norm(model: ir.Model) -> list[Fold]:
     """Fold each BatchNormalization into the Conv, ConvTranspose or Gemm before it, where nothing else reads its result.
 
-    The layer's weight keeps its name, a bias that it did not have is called `<weight>_bias`. What stays: a layer whose
-    weight is used twice, and tensors that are computed. Changes `model`, whose BatchNormalization must be in inference
-    mode. Returns what was folded, in the graph's order.
+    The layer's weight keeps its name; a new bias is called `<weight>_bias`. A layer whose weight is used twice, or with
+    computed tensors, is left as it is. Changes `model`, whose BatchNormalization must be in inference mode. Returns the
+    folds in the graph's order.
     """
     known = set(parameter_names(model))
     names = Builder(model.graph)
     folds = []
     for node in list(model.graph):
-        found = _fold_of(node, known, names)
-        if found is not None:
-            folds.append(found)
-            known.add(found.bias)
-            _take_over(model, node, found)
+        fold = _fold_of(node, known, names)
+        if fold is not None:
+            folds.append(fold)
+            known.add(fold.bias)
+            _take_over(model, node, fold)
     if folds:
         remove_dead_code(model)
         record_parameters(model, [name for name in model.graph.initializers if name in known])
@@ -77,11 +77,12 @@ def fold_batch_norm(model: ir.Model) -> list[Fold]:
 
 
 def fold_batch_norm_symbolic(model: ir.Model) -> int:
-    """Fold as `fold_batch_norm`, but written as nodes over the tensors that there are, which keep their contents.
+    """Fold as `fold_batch_norm`, but as nodes that compute the folded tensors from the old ones, which stay.
 
     So the folded weight (`<weight>_folded`) and bias (`<weight>_folded_bias`) follow a parameter that moves. Weights
-    may be computed (masked) and used twice; those that come out of a DequantizeLinear stay, as a product of them would
-    have no integers. Changes `model`, whose BatchNormalization must be in inference mode. Returns how many it folded.
+    may be computed (masked) and used twice. Layers whose weight comes out of a DequantizeLinear are left as they are,
+    since the product of such a weight has no integers. Changes `model`, whose BatchNormalization must be in inference
+    mode. Returns the number of folds.
     """
     fixed = constant_values(model.graph)
     op = Builder(model.graph)
@@ -106,19 +107,21 @@ def _fold_of(node: ir.Node, known: Collection[str], names: Builder) -> Fold | No
     if layer is None or layer.inputs[1] is None or len(list(layer.inputs[1].uses())) > 1:
         return None
     own = layer.inputs[2] if len(layer.inputs) > 2 else None
+    # Some exporters always write a bias; one of zeros that is no parameter is as good as none.
     if own is not None and own.name not in known and (zeros := _content(own)) is not None and not zeros.any():
-        own = None  # of an exporter that always writes a bias
+        own = None
     tensors = [layer.inputs[1], *node.inputs[1:5], *([own] if own is not None else [])]
     contents = {_name(value): _content(value) for value in tensors}
     values = {name: content for name, content in contents.items() if content is not None}
     if len(values) < len(contents):
-        return None
+        return None  # a tensor is computed
     axis, groups = _channels(layer)
     weight, *vectors = map(_name, tensors)
     size = (values[weight].shape[axis] * groups,)
     if any(values[name].shape != size or values[name].dtype.name not in _TYPES for name in vectors):
         return None
     scale, shift, mean, variance, *bias = vectors
+    # A bias that is a parameter keeps its name, unless another layer reads it as well.
     kept = own is not None and own.name in known and len(list(own.uses())) == 1
     return Fold(
         weight=weight, bias=bias[0] if kept else names.unique(f"{weight}_bias"), before=bias[0] if bias else None,
@@ -136,6 +139,7 @@ def _fold_symbolically(op: Builder, node: ir.Node, layer: ir.Node, fixed: set[ir
     size = dims(weight)
     channels = size[axis] * groups if is_static(size) else None  # type: ignore[operator]
     vectors = [*tensors, *([own] if own is not None else [])]
+    # One number for each channel, in the weight's type: the formula neither broadcasts nor casts.
     same = all(dims(value) == (channels,) and value.dtype == weight.dtype for value in vectors)
     maker = weight.producer()
     if not same or weight.dtype is None or weight.dtype.numpy().name not in _TYPES:
@@ -169,27 +173,30 @@ def _folded(
     size = [d for d in dims(weight) if isinstance(d, int)]
     if groups == 1:
         product = op.Mul(weight, op.Reshape(factor, [-1 if i == axis else 1 for i in range(len(size))]))
-    else:  # a ConvTranspose counts its channels group by group, and a group has weights for its own ones only
+    else:
+        # ConvTranspose: [inputs, outputs / groups, ...], where each group of inputs makes its own outputs. With the
+        # groups as an axis of its own every output channel has one place, and so one factor.
         grouped = op.Reshape(weight, [groups, size[0] // groups, *size[1:]])
         along = [groups, *(-1 if i == axis else 1 for i in range(len(size)))]
         product = op.Reshape(op.Mul(grouped, op.Reshape(factor, along)), size)
-    before = op.Neg(mean) if bias is None else op.Sub(bias, mean)
+    before = op.Neg(mean) if bias is None else op.Sub(bias, mean)  # (x + bias - mean) factor + shift
     return product, op.Add(op.Mul(before, factor), shift)
 
 
 def _layer(node: ir.Node) -> ir.Node | None:
-    """The layer that can take over this node."""
+    """The layer into which this node, if it is a BatchNormalization, can be folded."""
     source = node.inputs[0] if is_batch_norm(node) and len(node.inputs) == 5 else None
     layer = None if source is None else source.producer()
     if source is None or layer is None or layer.op_type not in _LAYERS or layer.domain != "":
         return None
+    # Another reader of the layer's result needs it without the normalization; beta would scale the folded bias.
     alone = only_reader(source) is not None and layer.graph is node.graph
     scaled = layer.op_type == "Gemm" and layer.attributes.get_float("beta", 1.0) != 1.0
     return layer if alone and not scaled else None
 
 
 def _channels(layer: ir.Node) -> tuple[int, int]:
-    """The axis of the weight that has the output's channels, and how many groups of them share it."""
+    """The axis of the weight that has the output's channels, and how many groups of channels share that axis."""
     if layer.op_type == "ConvTranspose":
         return 1, layer.attributes.get_int("group", 1)
     return int(layer.op_type == "Gemm" and not layer.attributes.get_int("transB", 0)), 1
@@ -221,7 +228,7 @@ def _take_over(model: ir.Model, node: ir.Node, fold: Fold) -> None:
 
 
 def _skip(node: ir.Node, layer: ir.Node) -> None:
-    """Let the layer make what the node made after it."""
+    """Let the layer's result take the place and the name of the node's, and remove the node."""
     result, output = layer.outputs[0], node.outputs[0]
     result.name, output.name = output.name, result.name
     output.replace_all_uses_with(result, replace_graph_outputs=True)
@@ -230,6 +237,7 @@ def _skip(node: ir.Node, layer: ir.Node) -> None:
 
 
 def _computed(fold: Fold) -> dict[str, np.ndarray]:
+    # Run as a graph: the formula is then the one that the symbolic fold emits.
     graph = ir.Graph([], [], nodes=[], opset_imports={"": OPSET}, name="fold")
     op = Builder(graph)
     results = fold.emit(op, lambda name: op.constant(fold.values[name]))

@@ -6,7 +6,8 @@ Element i of stream n in minibatch t draws, for the round's seed s and all in ui
     x = i ^ a;   x = (x ^ x >> 16) * 0x7feb352d;   x = ((x ^ x >> 15) ^ b) * 0x846ca68b;   bits = x ^ x >> 16
 
 mix is the same with b = 0: lowbias32 of C. Wellons, "Prospecting for Hash Functions" (2018). Without b two streams of
-n elements would share a stretch with probability 2n / 2**32. Not for secrets: noise for privacy is drawn elsewhere.
+n elements would overlap with probability 2n / 2**32. Not for secrets: noise for privacy comes from a cryptographic
+generator (`lite_runtime.noise`).
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from archipel.training.assembly import Assembly
 from archipel.training.update import minibatch
 
 Keys = tuple[ir.Value, ir.Value]
-"""What sets one stream apart: two uint32 scalars."""
+"""The keys of one stream: two uint32 scalars, a and b."""
 
 
 class Streams:
-    """Streams of random numbers for one step, numbered in the order that they are asked for."""
+    """Streams of random numbers for one step, numbered in the order in which they are made."""
 
     def __init__(self, work: Assembly) -> None:
         self._work = work
@@ -36,9 +37,10 @@ class Streams:
     def keys_of_next(self) -> Keys:
         """The keys of a new stream, emitted where the builder is."""
         op = self._work.op
+        # Not in the constructor, which runs while the builder is at the graph's end, behind the readers of the masks.
         if self._base is None:
             self._base = mix(op, op.BitwiseXor(mix(op, self._seed), op.Cast(self._step, to=int(ir.DataType.UINT32))))
-        number = 2 * len(self.keys)
+        number = 2 * len(self.keys)  # mix is a bijection, so different numbers give different keys
         a, b = (mix(op, op.BitwiseXor(self._base, _number(op, number + i))) for i in (0, 1))
         self.keys.append((a, b))
         return a, b

@@ -1,4 +1,4 @@
-"""Losses as graphs: each emits one value per label and, where that means something, which labels were met.
+"""Losses as graphs: each emits one value for each label and, for classifications, whether the prediction was right.
 
 Values and gradients are those of torch.nn.functional.
 """
@@ -24,19 +24,19 @@ _LARGEST = 2**63 - 1
 
 
 class Loss(Protocol):
-    """What a step needs of a loss. `output` is the model's first output, `label` the graph input made for it."""
+    """The methods that a step needs. `output` is the model's first output, `label` the graph input made for it."""
 
     def label(self, output: ir.Value) -> tuple[ir.DataType, Sizes]:
-        """Type and shape of the label that fits `output`. Raises TrainingError if none does."""
+        """Type and shape of the label for this `output`. Raises TrainingError where the loss does not fit it."""
 
     def values(self, op: Builder, output: ir.Value, label: ir.Value) -> ir.Value:
         """The loss of each label, times its weight; a step minimizes their weighted mean, which is `objective`."""
 
     def weights(self, op: Builder, output: ir.Value, label: ir.Value) -> ir.Value | None:
-        """What each label counts in the mean, in the shape and type of `values`; None: 1 each."""
+        """The weight of each label in the mean, in the shape and type of `values`; None: 1 each."""
 
     def correct(self, op: Builder, output: ir.Value, label: ir.Value) -> ir.Value | None:
-        """Whether each label was met, bool in the shape of `values`; None if the loss has no such notion.
+        """Whether each prediction was right, bool in the shape of `values`; None for a loss of no classification.
 
         False where the weight is 0."""
 
@@ -63,11 +63,13 @@ class CrossEntropy:
 
     def values(self, op: Builder, output: ir.Value, label: ir.Value) -> ir.Value:
         axis = self.axis % rank(output)
+        # LogSoftmax, not Log of Softmax, which is log 0 for classes of low probability.
         scores, classes = op.LogSoftmax(output, axis=axis), self._classes(op, label)
         picked = op.Squeeze(op.GatherElements(scores, op.Unsqueeze(classes, [axis]), axis=axis), [axis])
         if self.class_weights is not None:
             picked = op.Mul(picked, op.Gather(self._table(op, output), classes))
         if self.label_smoothing:
+            # As in PyTorch, the part that goes to all classes has each class's own weight, and not the label's.
             if self.class_weights is not None:
                 along = [-1 if i == axis else 1 for i in range(rank(output))]
                 scores = op.Mul(scores, op.constant(np.reshape(self.class_weights, along), dtype_of(output)))
@@ -75,6 +77,7 @@ class CrossEntropy:
             picked = op.Add(op.Mul(picked, 1.0 - self.label_smoothing), op.Mul(uniform, self.label_smoothing))
         result = op.Neg(picked)
         if self.ignore_index is not None:
+            # Where, not a product with 0, which would make NaN of an infinite loss.
             result = op.Where(op.Equal(label, self.ignore_index), 0.0, result)
         return result
 
@@ -93,12 +96,14 @@ class CrossEntropy:
     def correct(self, op: Builder, output: ir.Value, label: ir.Value) -> ir.Value:
         result = op.Equal(op.ArgMax(output, axis=self.axis % rank(output), keepdims=0), label)
         weights = self.weights(op, output, label)
+        # As bool a weight other than 0 is true: labels that do not count are not right.
         return result if weights is None else op.And(result, op.Cast(weights, to=int(ir.DataType.BOOL)))
 
     def _classes(self, op: Builder, label: ir.Value) -> ir.Value:
-        """Labels that can be looked up, or else are found to be out of bounds: -1 would be the last class."""
+        """The labels as indices; a wrong one makes ONNX Runtime fail."""
         if self.ignore_index is not None:
             label = op.Where(op.Equal(label, self.ignore_index), 0, label)
+        # Gather counts negative indices from the end: without its sign bit, -1 is far above all classes.
         return op.BitwiseAnd(label, _LARGEST)
 
     def _table(self, op: Builder, output: ir.Value) -> ir.Value:
@@ -132,7 +137,7 @@ class BinaryCrossEntropy(_Regression):
     name = "binary_cross_entropy"
 
     def label(self, output: ir.Value) -> tuple[ir.DataType, Sizes]:
-        found = super().label(output)
+        dtype, sizes = super().label(output)
         if isinstance(self.pos_weight, tuple):
             last = dims(output)[-1] if rank(output) else 0
             if isinstance(last, int) and last != len(self.pos_weight):
@@ -140,10 +145,10 @@ class BinaryCrossEntropy(_Regression):
                     f"binary_cross_entropy: {len(self.pos_weight)} numbers in pos_weight do not fit the last axis of "
                     f"the output {output.name!r}, whose shape is {list(dims(output))}"
                 )
-        return found
+        return dtype, sizes
 
     def values(self, op: Builder, output: ir.Value, label: ir.Value) -> ir.Value:
-        if self.pos_weight == 1.0:
+        if self.pos_weight == 1.0:  # in terms of softplus neither logarithm gets a 0, however large the logits are
             return op.Sub(_softplus(op, output), op.Mul(output, label))
         # -log sigmoid(x) = softplus(-x), -log(1 - sigmoid(x)) = x + softplus(-x).
         extra = op.constant(np.subtract(self.pos_weight, 1.0), dtype_of(output))
@@ -184,7 +189,7 @@ class Huber(_Regression):
     name = "huber"
 
     def values(self, op: Builder, output: ir.Value, label: ir.Value) -> ir.Value:
-        # With c the difference cut off at delta, both are c (d - c / 2).
+        # With d the difference and c = d cut off at +-delta, both branches are c (d - c / 2): no Where is needed.
         away = op.Sub(output, label)
         near = op.Clip(away, -self.delta, self.delta)
         return op.Mul(near, op.Sub(away, op.Mul(near, 0.5)))
@@ -206,7 +211,7 @@ class KLDivergence(_Unweighted):
         if self.log_target:
             target, logarithm = op.Exp(label), label
         else:
-            # 0 log 0 is 0.
+            # The limit of y log y at 0 is 0; the logarithm of 1 makes it so.
             target, logarithm = label, op.Log(op.Where(op.Greater(label, 0.0), label, 1.0))
         each = op.Mul(target, op.Sub(logarithm, op.LogSoftmax(output, axis=axis)))
         return op.ReduceSum(each, [axis], keepdims=0)
@@ -222,12 +227,18 @@ def cross_entropy(
     *,
     axis: int = 1,
 ) -> CrossEntropy:
-    """-log softmax(logits)[label], averaged over the labels; labels are class numbers, int64, from 0.
+    """-log softmax(logits)[label], averaged over the labels. Logits [batch, classes, ...], labels int64 [batch, ...].
 
-    Logits are [batch, classes, ...] with labels [batch, ...]; with axis=-1 they are [batch, ..., classes], as language
-    models have them. `class_weights` has one number for each class; the mean is weighted with that of each label.
-    Labels equal to `ignore_index` count nothing; a batch that has no others gives NaN. `label_smoothing` e replaces
-    the label by (1 - e) label + e / classes (Szegedy et al. 2016, section 7).
+    Arguments:
+        label_smoothing: e replaces the label by (1 - e) label + e / classes (Szegedy et al. 2016, section 7).
+        class_weights: one number of 0 or more for each class; the mean is weighted with that of each label.
+        ignore_index: labels equal to it do not count. A batch that has no others gives NaN.
+        axis: that of the classes; -1 for logits [batch, ..., classes], as language models have them.
+
+    Labels are class numbers from 0. Raises TrainingError for a number out of bounds.
+
+    Example:
+        step_graph(model, losses.cross_entropy(label_smoothing=0.1), optimizers.adam())
     """
     weights = None
     if class_weights is not None:
@@ -243,7 +254,8 @@ def cross_entropy(
 def binary_cross_entropy(pos_weight: float | Sequence[float] = 1.0) -> BinaryCrossEntropy:
     """Cross entropy of sigmoid(output) with labels from 0 to 1, in the output's shape and type.
 
-    `pos_weight` multiplies the loss of positive labels: one number, or one for each place of the last axis.
+    Arguments:
+        pos_weight: multiplies the loss of positive labels; one number, or one for each place of the last axis.
     """
     if isinstance(pos_weight, Iterable) and not isinstance(pos_weight, str):
         return BinaryCrossEntropy(numbers("binary_cross_entropy", "pos_weight", pos_weight))
@@ -261,16 +273,19 @@ def l1() -> AbsoluteError:
 
 
 def huber(delta: float = 1.0) -> Huber:
-    """Squared up to a difference of `delta`, absolute beyond it."""
+    """(output - label)^2 / 2 up to a difference of `delta`, which is above 0, and linear beyond it (Huber 1964)."""
     return Huber(number("huber", "delta", delta, ends="(]"))
 
 
 def kl_divergence(log_target: bool = False, *, axis: int = 1) -> KLDivergence:
     """Divergence of softmax(output) from the label's distribution, averaged over the distributions.
 
-    Output: logits [batch, classes, ...] or with the classes along `axis`. Label: probabilities of the same shape and
-    type, or their logarithms if `log_target`. It is PyTorch's kl_div(log_softmax(output), label) summed along `axis`
-    ("batchmean" for [batch, classes]).
+    It is PyTorch's kl_div(log_softmax(output), label) summed along `axis` ("batchmean" for [batch, classes]). Outputs
+    are logits [batch, classes, ...], labels probabilities of the same shape and type.
+
+    Arguments:
+        log_target: the labels are logarithms of probabilities.
+        axis: that of the classes.
     """
     return KLDivergence(flag("kl_divergence", "log_target", log_target), whole("kl_divergence", "axis", axis))
 
@@ -280,6 +295,7 @@ def objective(op: Builder, loss: Loss, output: ir.Value, label: ir.Value) -> ir.
     values, weights = loss.values(op, output, label), loss.weights(op, output, label)
     if weights is None:
         return mean(op, values)
+    # By the sum of the weights, not by their number, as PyTorch's reduction="mean" does.
     return op.Div(total(op, values), total(op, weights))
 
 
@@ -312,6 +328,7 @@ def _logits(function: str, expected: str, output: ir.Value, axis: int) -> tuple[
 
 
 def _sizes(shape: Sequence[Dim]) -> list[int | str]:
+    """The shape with a name for each size that is not known."""
     return [f"label_dim{i}" if d is None else d for i, d in enumerate(shape)]
 
 
@@ -319,7 +336,8 @@ def _softplus(op: Builder, value: ir.Value) -> ir.Value:
     """log(1 + exp(value))."""
     if dtype_of(value) == ir.DataType.FLOAT:
         result = op.Softplus(value)
-    else:  # ONNX Runtime has no other kernel of Softplus
+    else:
+        # ONNX Runtime's Softplus is float32 only; log(exp(value) + exp(0)) is the same and does not overflow either.
         pair = op.Concat(op.Unsqueeze(value, [-1]), op.Unsqueeze(op.full_like(value, 0.0), [-1]), axis=-1)
         result = op.ReduceLogSumExp(pair, [-1], keepdims=0)
     return result

@@ -1,8 +1,8 @@
 """Optimizers as graphs: what state a parameter needs, and how one step changes both.
 
 Arguments and results are those of torch.optim. Only `lr` can change at run time; the other numbers are fixed in the
-graph, so that what depends on them alone is computed when it is built. What all parameters share, such as Adam's bias
-correction, is emitted for each in the same words and merged when common subexpressions are.
+graph, so that expressions of them alone are computed when it is built. Expressions that all parameters share, such as
+Adam's bias correction, are emitted for each parameter alike; the elimination of common subexpressions merges them.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ OPTIMIZER_METHODS = ("hyperparameters", "init", "update")
 
 
 class Optimizer(Protocol):
-    """An init/update pair. `update` is asked once for each parameter, with the graph's own values."""
+    """An init/update pair. A step calls `update` once for each parameter, with values of the graph."""
 
     @property
     def hyperparameters(self) -> tuple[HyperparameterSpec, ...]: ...
@@ -73,7 +73,7 @@ class Optimizer(Protocol):
 
 @dataclass(frozen=True)
 class Descent:
-    """What all optimizers here have: a rate and weight decay."""
+    """The base of the optimizers here: a learning rate and weight decay."""
 
     lr: float | Schedule
     weight_decay: float
@@ -85,13 +85,13 @@ class Descent:
 
     def rate(self, op: Builder, context: StepContext, dtype: ir.DataType) -> ir.Value:
         """The learning rate of this step, a scalar."""
-        rate = context.hyperparameters["lr"]
+        rate = context.hyperparameters["lr"]  # the schedule is a factor, so that a plan that sets `lr` scales it
         if isinstance(self.lr, Schedule):
             rate = op.Mul(rate, self.lr.factor(op, context.step()))
         return cast(op, rate, dtype)
 
     def decayed(self, op: Builder, parameter: ir.Value, gradient: ir.Value) -> ir.Value:
-        """The gradient with that of weight_decay |p|^2 / 2 added."""
+        """The gradient plus that of weight_decay |p|^2 / 2, the L2 penalty."""
         if not self.weight_decay:
             return gradient
         return op.Add(op.Mul(parameter, self.weight_decay), gradient)
@@ -118,6 +118,7 @@ class SGD(Descent):
     ) -> Updated:
         rate = self.rate(op, context, dtype_of(parameter))
         if not self.momentum:
+            # p (1 - lr wd) - lr g: one pass over the parameter less than adding the decay to the gradient.
             if self.weight_decay:
                 kept = op.Mul(parameter, op.Sub(1.0, op.Mul(rate, self.weight_decay)))
                 return Updated(op.Sub(kept, op.Mul(gradient, rate)), {})
@@ -125,10 +126,11 @@ class SGD(Descent):
         gradient = self.decayed(op, parameter, gradient)
         added = gradient
         if self.dampening:
-            # The first gradient of a round is taken as it is.
+            # As in PyTorch, whose momentum starts as the first gradient, undamped; here it starts with each round.
             first = op.Equal(context.step(), 0)
             one, damped = (op.constant(x, dtype_of(parameter)) for x in (1.0, 1.0 - self.dampening))
             added = op.Mul(gradient, op.Where(first, one, damped))
+        # Without lr in it, as in PyTorch, so that a new rate acts at once on all of the momentum.
         velocity = op.Add(op.Mul(state["momentum"], self.momentum), added)
         direction = op.Add(op.Mul(velocity, self.momentum), gradient) if self.nesterov else velocity
         return Updated(op.Sub(parameter, op.Mul(direction, rate)), {"momentum": velocity})
@@ -138,8 +140,8 @@ class SGD(Descent):
 class Adam(Descent):
     """Kingma and Ba 2015; `decoupled` weight decay is Loshchilov and Hutter 2019, `amsgrad` is Reddi et al. 2018.
 
-    The state holds the decaying sums of gradients and squares, which are PyTorch's moments divided by 1 - beta: so
-    each takes one product less, and the factors go into the two scalars of the step.
+    The state holds decaying sums of gradients and squares, which are PyTorch's moments divided by 1 - beta. That saves
+    a product over each parameter; the factors 1 - beta go into the two scalars of the step.
     """
 
     betas: tuple[float, float]
@@ -159,6 +161,7 @@ class Adam(Descent):
         state: Mapping[str, ir.Value],
         context: StepContext,
     ) -> Updated:
+        # AdamW shrinks the parameter itself, out of reach of the adaptive division; Adam adds decay to the gradient.
         if self.decoupled and self.weight_decay:
             rate = self.rate(op, context, dtype_of(parameter))
             parameter = op.Mul(parameter, op.Sub(1.0, op.Mul(rate, self.weight_decay)))
@@ -168,14 +171,21 @@ class Adam(Descent):
         squares = op.Add(op.Mul(state["square_sum"], self.betas[1]), op.Mul(gradient, gradient))
         updated = {"gradient_sum": gradients, "square_sum": squares}
         if self.amsgrad:
+            # The largest sum so far divides, and the sum itself goes on decaying.
             squares = updated["square_peak"] = op.Max(state["square_peak"], squares)
         rate, eps = (cast(op, value, dtype_of(parameter)) for value in self._scalars(op, context))
         change = op.Mul(op.Div(gradients, op.Add(op.Sqrt(squares), eps)), rate)
         return Updated(op.Sub(parameter, change), updated)
 
     def _scalars(self, op: Builder, context: StepContext) -> tuple[ir.Value, ir.Value]:
-        """Rate and eps that make of the sums the corrected step; float64, for 1 - beta^t loses digits in float32."""
+        """The rate and eps with which the sums give the bias-corrected step.
+
+        With G and S the sums, m = (1 - b1) G and v = (1 - b2) S, and d1, d2 = 1 - b1^t, 1 - b2^t, Adam's step
+        lr (m / d1) / (sqrt(v / d2) + eps) is rate G / (sqrt(S) + eps'), with eps' = eps sqrt(d2 / (1 - b2)) and
+        rate = lr (1 - b1) / sqrt(1 - b2) sqrt(d2) / d1. In float64, since 1 - b^t loses digits in float32.
+        """
         one, two = self.betas
+        # t counts from 1: at 0 both corrections would be 0.
         time = op.Cast(op.Add(context.step(), 1), to=int(ir.DataType.DOUBLE))
         powers = [op.Pow(op.constant(beta, ir.DataType.DOUBLE), time) for beta in self.betas]
         root = op.Sqrt(op.Sub(1.0, powers[1]))
@@ -205,10 +215,10 @@ class Adagrad(Descent):
     ) -> Updated:
         gradient = self.decayed(op, parameter, gradient)
         rate = self.rate(op, context, dtype_of(parameter))
-        if self.lr_decay:
+        if self.lr_decay:  # PyTorch counts from 1 and divides by 1 + (t - 1) lr_decay, which is the same
             steps = op.Cast(context.step(), to=int(dtype_of(parameter)))
             rate = op.Div(rate, op.Add(op.Mul(steps, self.lr_decay), 1.0))
-        squares = op.Add(state["square_sum"], op.Mul(gradient, gradient))
+        squares = op.Add(state["square_sum"], op.Mul(gradient, gradient))  # never decays: the effective rate falls
         change = op.Mul(op.Div(gradient, op.Add(op.Sqrt(squares), self.eps)), rate)
         return Updated(op.Sub(parameter, change), {"square_sum": squares})
 
@@ -217,8 +227,8 @@ class Adagrad(Descent):
 class RMSprop(Descent):
     """Hinton 2012, lecture 6e; `centered` is Graves 2013.
 
-    The state holds decaying sums, which are PyTorch's averages divided by 1 - alpha, and the momentum is PyTorch's
-    times sqrt(1 - alpha); the factors go into the rate and eps.
+    The state holds decaying sums, which are PyTorch's averages divided by 1 - alpha, and its momentum is PyTorch's
+    times sqrt(1 - alpha). The rate and eps make up for these factors.
     """
 
     alpha: float
@@ -248,10 +258,11 @@ class RMSprop(Descent):
         updated = {"square_sum": squares}
         if self.centered:
             sums = updated["gradient_sum"] = op.Add(op.Mul(state["gradient_sum"], self.alpha), gradient)
-            # Rounding can make a variance of nothing negative.
+            # mean of squares - square of mean, both divided by 1 - alpha. Rounding can make a variance of 0 negative.
             squares = op.Relu(op.Sub(squares, op.Mul(op.Mul(sums, sums), 1.0 - self.alpha)))
+        # With v the average, sqrt(v) + eps is scale (sqrt(sum) + eps / scale); the rate makes up for the first factor.
         direction = op.Div(gradient, op.Add(op.Sqrt(squares), self.eps / scale))
-        if self.momentum:
+        if self.momentum:  # of directions, not of gradients, as in PyTorch
             direction = updated["momentum"] = op.Add(op.Mul(state["momentum"], self.momentum), direction)
         rate = op.Mul(self.rate(op, context, dtype_of(parameter)), 1.0 / scale)
         return Updated(op.Sub(parameter, op.Mul(direction, rate)), updated)
@@ -265,7 +276,20 @@ def sgd(
     weight_decay: float = 0.0,
     lr: float | Schedule = 0.01,
 ) -> SGD:
-    """Stochastic gradient descent. State: `momentum`, if there is any."""
+    """Stochastic gradient descent. State: `momentum`, if there is any.
+
+    Arguments:
+        momentum: from 0 to below 1.
+        dampening: the share of each gradient after the first that momentum leaves out, from 0 to 1.
+        nesterov: look ahead along the momentum; needs momentum and no dampening.
+        weight_decay: L2 penalty, 0 or more.
+        lr: a number from 0 to 100, the default of the hyperparameter `lr`, or a schedule of training.schedules.
+
+    Raises TrainingError for a number out of bounds.
+
+    Example:
+        step_graph(model, losses.cross_entropy(), optimizers.sgd(momentum=0.9, lr=schedules.cosine(0.1, steps=500)))
+    """
     momentum = number("sgd", "momentum", momentum, 0.0, 1.0, ends="[)")
     dampening = number("sgd", "dampening", dampening, 0.0, 1.0)
     if flag("sgd", "nesterov", nesterov) and (not momentum or dampening):
@@ -280,7 +304,17 @@ def adam(
     weight_decay: float = 0.0,
     amsgrad: bool = False,
 ) -> Adam:
-    """Adam; `weight_decay` goes into the gradient. State: `gradient_sum`, `square_sum`, with amsgrad `square_peak`."""
+    """Adam. State: `gradient_sum`, `square_sum`, with amsgrad `square_peak`.
+
+    Arguments:
+        lr: a number from 0 to 100, the default of the hyperparameter `lr`, or a schedule of training.schedules.
+        betas: the decay of the sums of gradients and of squares, each from 0 to below 1.
+        eps: added to the root of the mean square, 0 or more.
+        weight_decay: L2 penalty, added to the gradient; 0 or more.
+        amsgrad: divide by the largest sum of squares so far.
+
+    Raises TrainingError for a number out of bounds.
+    """
     return _adam("adam", lr, betas, eps, weight_decay, amsgrad, decoupled=False)
 
 
@@ -291,7 +325,7 @@ def adamw(
     weight_decay: float = 1e-2,
     amsgrad: bool = False,
 ) -> Adam:
-    """Adam whose weight decay shrinks the parameter itself by lr weight_decay. State as `adam`."""
+    """Adam whose weight decay multiplies the parameter itself by 1 - lr weight_decay. State and arguments as `adam`."""
     return _adam("adamw", lr, betas, eps, weight_decay, amsgrad, decoupled=True)
 
 
@@ -302,7 +336,7 @@ def adagrad(
     initial_accumulator_value: float = 0.0,
     eps: float = 1e-10,
 ) -> Adagrad:
-    """Adagrad; the rate is divided by 1 + step lr_decay. State: `square_sum`."""
+    """Adagrad; the rate is divided by 1 + step lr_decay, and `square_sum`, its state, starts at the given value."""
     return Adagrad(
         _rate("adagrad", lr),
         number("adagrad", "weight_decay", weight_decay),
@@ -320,7 +354,10 @@ def rmsprop(
     momentum: float = 0.0,
     centered: bool = False,
 ) -> RMSprop:
-    """RMSprop. State: `square_sum`, if centered `gradient_sum`, and `momentum` if there is any."""
+    """RMSprop. State: `square_sum`, if centered `gradient_sum`, and `momentum` if there is any.
+
+    `alpha` is the decay of the sums, from 0 to below 1; `centered` divides by the deviation, not the root mean square.
+    """
     return RMSprop(
         _rate("rmsprop", lr),
         number("rmsprop", "weight_decay", weight_decay),

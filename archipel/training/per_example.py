@@ -1,4 +1,4 @@
-"""Per-example gradients, clipped one by one: what differentially private training needs (DP-SGD, Abadi et al. 2016)."""
+"""Per-example gradients, clipped one by one, for differentially private training (DP-SGD, Abadi et al. 2016)."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from archipel.training.precision import LossScale
 from archipel.training.transforms import global_norm
 
 NOISE_UNITS = 2**16
-"""Standard deviations of the noise are this many units of its grid."""
+"""The noise has a standard deviation of this many units of its grid."""
 
 
 @dataclass(frozen=True)
 class PerExample:
     """Each example's gradient is scaled to an L2 norm of at most `clip` over all parameters, then they are summed.
 
-    With a noise multiplier `noise` above 0 the sum gets Gaussian noise of standard deviation noise * clip. Both lie on
-    a grid of noise * clip / NOISE_UNITS: the sum is rounded to it, the noise is a discrete Gaussian in units of it
-    (Canonne et al. 2020). Rounding moves the norm of a sum of d elements by at most sqrt(d) / 2 units.
+    With a noise multiplier `noise` above 0 the sum gets Gaussian noise of standard deviation noise * clip. Sum and
+    noise lie on a grid of noise * clip / NOISE_UNITS: the sum is rounded to it, and the noise is a discrete Gaussian in
+    units of it (Canonne et al. 2020). Rounding changes the norm of a sum of d elements by at most sqrt(d) / 2 units.
     """
 
     clip: float
@@ -43,10 +43,20 @@ class PerExample:
 
 
 def per_example(clip: float = 1.0, noise: float = 0.0) -> PerExample:
-    """Gradients of single examples, each clipped to the L2 norm `clip`; `noise` is the noise multiplier of DP-SGD.
+    """The option `per_example` of a step: gradients of single examples, each clipped, then summed and noised.
 
-    The loss of an example is the mean over its labels that are not ignored, each times its class weight: what the
-    others of the batch weigh does not enter.
+    The loss of an example is the mean over its own labels that are not ignored, each times its class weight. It does
+    not depend on the other examples of the batch.
+
+    Arguments:
+        clip: the L2 norm that an example's gradient may have over all parameters together; above 0.
+        noise: the noise multiplier of DP-SGD, the noise's standard deviation over `clip`; 0 or more.
+
+    Raises:
+        TrainingError: for a number out of these bounds.
+
+    Example:
+        step_graph(model, losses.cross_entropy(), optimizers.sgd(lr=0.1), per_example=per_example(clip=1.0, noise=1.1))
     """
     return PerExample(number("per_example", "clip", clip, ends="()"), number("per_example", "noise", noise))
 
@@ -56,26 +66,28 @@ def example_gradients(
 ) -> tuple[ir.Value, list[ir.Value]]:
     """The mean loss, and the sums of clipped gradients, noised and divided by the batch size.
 
-    A Scan over the examples, whose body is the model on a batch of one. `streams` are the keys of the model's random
-    numbers, which each example mixes with its own number.
+    They come from a Scan over the examples, whose body is the model on a batch of one. `streams` are the keys of the
+    model's random numbers: each example mixes them with its own number, or all would drop the same elements.
     """
     _check(work)
     op, parameters, fields = work.op, work.parameters, work.fields
     keys = [key for pair in streams for key in pair]
     batch = {dims(field)[0] for field in fields} - {None}
     zeros = [op.full_like(parameter, 0.0) for parameter in parameters]
+    # The number of the example, carried and counted up only where random numbers need it.
     number = [op.constant(np.zeros((), np.uint32))] if keys else []
 
     def body(inner: Builder, carried: list[ir.Value], items: list[ir.Value]) -> tuple[list[ir.Value], list[ir.Value]]:
         sums, place = carried[: len(zeros)], carried[len(zeros) :]
         example = {field: inner.Unsqueeze(item, [0]) for field, item in zip(fields, items)}
         own = {key: mix(inner, inner.BitwiseXor(key, place[0])) for key in keys}
+        # Nodes that read only parameters move in too: `differentiate` works inside the body, up to the parameters.
         enclose(inner, work.graph, {**example, **own}, parameters)
         _one_row(inner, batch)
         value = _objective(inner, loss, work.output, example[work.label])
         seed = inner.constant(np.ones((), dtype_of(value).numpy())) if scaling is None else scaling.seed(inner, value)
         gradients = differentiate(inner, {value: seed}, parameters)
-        if scaling is not None:
+        if scaling is not None:  # before clipping, whose limit is that of true gradients
             gradients = scaling.unscale(inner, gradients)
         clipped = _clip(inner, gradients, options.clip)
         following = [inner.Add(total, gradient) for total, gradient in zip(sums, clipped)]
@@ -84,7 +96,7 @@ def example_gradients(
     carried, (values,) = scan(op, body, [*zeros, *number], fields, name="example")
     with op.scope("examples"):
         sums = carried[: len(zeros)]
-        if options.noise:
+        if options.noise:  # noise goes onto the sum, whose sensitivity is the clip; only then is it divided
             sums = [_noised(work, total, p, options) for total, p in zip(sums, parameters)]
         count = op.Size(values)
         means = [op.Div(total, op.Cast(count, to=int(dtype_of(total)))) for total in sums]
@@ -107,6 +119,7 @@ def _check(work: Assembly) -> None:
 
 
 def _one_row(inner: Builder, batch: set[int | str | None]) -> None:
+    """Correct the shapes of the nodes that moved into the body, where the batch is 1."""
     for node in inner.graph:
         for value in node.outputs:
             if value.shape is not None:
@@ -114,10 +127,10 @@ def _one_row(inner: Builder, batch: set[int | str | None]) -> None:
 
 
 def _objective(op: Builder, loss: Loss, output: ir.Value, label: ir.Value) -> ir.Value:
-    """The mean of the values of the labels that count.
+    """The mean loss of the labels that are not ignored.
 
-    A step on the whole batch divides by the sum of the labels' weights. For one example that would take its class
-    weight away again, and of an example whose labels are all ignored make NaN.
+    A step on the whole batch divides by the sum of the labels' weights. For a single example that would undo its class
+    weight, and it would be NaN for an example whose labels are all ignored.
     """
     values, weights = loss.values(op, output, label), loss.weights(op, output, label)
     if weights is None:
@@ -127,13 +140,15 @@ def _objective(op: Builder, loss: Loss, output: ir.Value, label: ir.Value) -> ir
 
 
 def _clip(op: Builder, gradients: Sequence[ir.Value], limit: float) -> list[ir.Value]:
+    # A gradient of zeros gives limit / 0 = inf, so the factor is 1.
     factor = op.Min(op.Div(limit, global_norm(op, gradients)), 1.0)
     return [op.Mul(g, cast(op, factor, dtype_of(g))) for g in gradients]
 
 
 def _noised(work: Assembly, total: ir.Value, parameter: ir.Value, options: PerExample) -> ir.Value:
     op, unit = work.op, options.noise * options.clip / NOISE_UNITS
-    # What one example changes: rounded sums of d elements are up to sqrt(d) units further apart than the sums.
+    # One example changes the sum by up to `clip`. The sums with it and without it are both rounded, and with d elements
+    # that moves each of the two by up to sqrt(d) / 2 units.
     elements = sum(math.prod(map(int, TensorInfo.of(each).shape)) for each in work.parameters)
     sensitivity = options.clip + math.sqrt(elements) * unit
     noise = work.input(
@@ -141,7 +156,7 @@ def _noised(work: Assembly, total: ir.Value, parameter: ir.Value, options: PerEx
         distribution="discrete_gaussian", scale=float(NOISE_UNITS),
         multiplier=options.noise * options.clip / sensitivity,
     )  # fmt: skip
-    # In float64, whose integers go as far as sums of many examples in units of the grid.
+    # In float64, which has all integers up to 2^53: sums of many examples in units of the grid are exact.
     wide = int(ir.DataType.DOUBLE)
     rounded = op.Round(op.Div(op.Cast(total, to=wide), unit))
     return cast(op, op.Mul(op.Add(rounded, op.Cast(noise, to=wide)), unit), dtype_of(total))

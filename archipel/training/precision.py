@@ -21,7 +21,7 @@ from archipel.training.assembly import Assembly
 from archipel.training.optimizers import cast
 
 PRODUCTS = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose"})
-"""What runs in float16. Losses, normalizations and everything else stay in the model's own type."""
+"""The operators that run in float16. Losses, normalizations and all others stay in the model's own type."""
 
 SCALE, GOOD = "loss_scale", "loss_scale.good_steps"
 _LARGEST = 2.0**24
@@ -36,7 +36,14 @@ class Mixed:
 
 
 def mixed(scale: float = 2.0**16, growth_interval: int = 2000) -> Mixed:
-    """float16 products with loss scaling; precision="mixed" is this with its defaults."""
+    """The option `precision` of a step: float16 products with loss scaling. precision="mixed" means the defaults.
+
+    Arguments:
+        scale: the first loss scale of a device, from 1 to 2^24.
+        growth_interval: updates in a row after which the scale doubles, 1 or more.
+
+    Raises TrainingError for a number out of bounds.
+    """
     return Mixed(number("mixed", "scale", scale, 1.0, _LARGEST), whole("mixed", "growth_interval", growth_interval, 1))
 
 
@@ -50,6 +57,7 @@ def autocast(work: Assembly) -> None:
         if node.domain != "" or node.op_type not in PRODUCTS or node.outputs[0].dtype != ir.DataType.FLOAT:
             continue
         with op.after(node), op.scope(str(node.name)):
+            # The casts are part of the graph, so the gradients of the parameters come back in float32.
             inputs = [None if value is None else op.Cast(value, to=int(ir.DataType.FLOAT16)) for value in node.inputs]
             attributes = {name: attribute.value for name, attribute in node.attributes.items()}
             narrow = op(node.op_type, *inputs, **attributes)
@@ -63,7 +71,7 @@ def autocast(work: Assembly) -> None:
 
 
 class LossScale:
-    """The scale as state of the step."""
+    """The loss scale as state of the step. It stays on the device, so that a round starts where the last one ended."""
 
     def __init__(self, work: Assembly, options: Mixed) -> None:
         self._work = work
@@ -80,7 +88,7 @@ class LossScale:
         return [op.Div(gradient, cast(op, self._scale, dtype_of(gradient))) for gradient in gradients]
 
     def check(self, gradients: Sequence[ir.Value], when: ir.Value | None) -> ir.Value:
-        """Whether all gradients are finite (bool scalar), and the next scale as an output.
+        """Whether to update (bool scalar): all gradients are finite, and `when` holds. Makes the next scale an output.
 
         Where `when` is false (no update is due) the scale stays as it is.
         """
@@ -88,18 +96,19 @@ class LossScale:
         with op.scope("loss_scale"):
             # The sum is finite if and only if all are, unless it overflows itself, which then costs one step.
             sums = [op.ReduceSum(cast(op, g, ir.DataType.FLOAT), keepdims=0) for g in gradients]
-            found = op.Sum(*sums) if len(sums) > 1 else sums[0]
-            finite = op.Not(op.Or(op.IsNaN(found), op.IsInf(found)))
+            total = op.Sum(*sums) if len(sums) > 1 else sums[0]
+            finite = op.Not(op.Or(op.IsNaN(total), op.IsInf(total)))
             due = finite if when is None else op.And(finite, when)
-            bad = op.Not(finite) if when is None else op.And(op.Not(finite), when)
+            skipped = op.Not(finite) if when is None else op.And(op.Not(finite), when)
             good = op.Add(self._good, op.Cast(due, to=int(ir.DataType.INT64)))
             grown = op.Equal(good, self._options.growth_interval)
             up = op.Where(grown, np.array(2.0, np.float32), np.array(1.0, np.float32))
-            factor = op.Where(bad, np.array(0.5, np.float32), up)
+            factor = op.Where(skipped, np.array(0.5, np.float32), up)
+            # Below 1 it would make gradients smaller, and without an upper bound it could become infinite.
             scale = op.Clip(op.Mul(self._scale, factor), 1.0, _LARGEST)
-            restart = op.Or(grown, bad)
-            self._work.moved(self._scale, scale)
-            self._work.moved(self._good, op.Where(restart, np.array(0, np.int64), good))
+            restart = op.Or(grown, skipped)
+            self._work.set_next(self._scale, scale)
+            self._work.set_next(self._good, op.Where(restart, np.array(0, np.int64), good))
             self._finite = finite
         return due
 

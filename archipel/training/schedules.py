@@ -1,7 +1,10 @@
 """Learning-rate schedules as graphs of the step count.
 
-A schedule multiplies the hyperparameter `lr`: whoever sets `lr` at run time scales the whole course of it. After its
+A schedule multiplies the hyperparameter `lr`, so that setting `lr` at run time scales the whole schedule. After its
 last step a schedule keeps its last value. Steps are counted from 0 in each round.
+
+In the functions `lr` is a number from 0 to 100 and `steps` 1 or more; they raise TrainingError for a wrong number. All
+return a Schedule, which an optimizer takes as its `lr`: optimizers.sgd(lr=schedules.cosine(0.1, steps=500)).
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ class Schedule(ABC):
 
     def factor(self, op: Builder, step: ir.Value) -> ir.Value:
         """The factor in step `step` (int64 scalar), a float32 scalar."""
-        # A power of a float32 near 1 is off by the number of steps times its rounding error.
+        # In float64: the power of a float32 near 1 multiplies its rounding error by the number of steps.
         exact = self.at(op, op.Cast(step, to=int(ir.DataType.DOUBLE)))
         return op.Cast(exact, to=int(ir.DataType.FLOAT))
 
@@ -70,7 +73,7 @@ class Linear(Schedule):
     end: float
 
     def at(self, op: Builder, time: ir.Value) -> ir.Value:
-        slope = (self.end - self.start) / self.steps
+        slope = (self.end - self.start) / self.steps  # Min: after the last step the time stands still
         return op.Add(op.Mul(op.Min(time, float(self.steps)), slope), self.start)
 
 
@@ -107,13 +110,14 @@ class Warmup(Schedule):
 
     def at(self, op: Builder, time: ir.Value) -> ir.Value:
         rising = Linear(self.base, self.steps, self.start, 1.0).at(op, time)
+        # Where computes both branches: the time of the later one must not be negative.
         later = self.schedule.at(op, op.Max(op.Sub(time, float(self.steps)), 0.0))
         return op.Where(op.Less(time, float(self.steps)), rising, later)
 
 
 @dataclass(frozen=True)
 class OneCycle(Schedule):
-    """From `start` up to 1 in the first `rise` of the steps, then down to `end`."""
+    """From `start` up to 1 in the first share `rise` of the steps, then down to `end`."""
 
     steps: int
     rise: float
@@ -122,7 +126,7 @@ class OneCycle(Schedule):
     anneal: Literal["cos", "linear"]
 
     def at(self, op: Builder, time: ir.Value) -> ir.Value:
-        # The highest rate comes in step `peak`, which need not be a whole number, the lowest in the last step.
+        # The highest rate is at step `peak`, which need not be a whole number, the lowest at the last step.
         peak, last = self.rise * self.steps - 1.0, self.steps - 1.0
         line = _anneal if self.anneal == "cos" else _straight
         up = line(op, op.Div(time, peak), self.start, 1.0)
@@ -136,13 +140,13 @@ def constant(lr: float) -> Constant:
 
 
 def step_decay(lr: float, every: int, gamma: float = 0.1) -> Exponential:
-    """Multiplied by `gamma` after each `every` steps (PyTorch's StepLR)."""
+    """lr, multiplied by `gamma` after each `every` steps (PyTorch's StepLR)."""
     rate = _rate("step_decay", lr)
     return Exponential(rate, number("step_decay", "gamma", gamma, ends="(]"), whole("step_decay", "every", every, 1))
 
 
 def exponential(lr: float, gamma: float) -> Exponential:
-    """Multiplied by `gamma` after each step (ExponentialLR)."""
+    """lr, multiplied by `gamma` after each step (ExponentialLR)."""
     return Exponential(_rate("exponential", lr), number("exponential", "gamma", gamma, ends="(]"))
 
 
@@ -185,11 +189,12 @@ def one_cycle(
     final_div_factor: float = 1e4,
     anneal: Literal["cos", "linear"] = "cos",
 ) -> OneCycle:
-    """From lr / div_factor to lr in the first `pct_start` of the steps, then to lr / (div_factor final_div_factor).
+    """From lr / div_factor to lr in the share `pct_start` of the steps, then to lr / (div_factor final_div_factor).
 
     OneCycleLR in two phases, with lr for its max_lr (Smith and Topin 2018).
     """
     steps = whole("one_cycle", "steps", steps, 1)
+    # Above 1 / steps, so that the peak, at rise * steps - 1, comes after step 0.
     rise = number("one_cycle", "pct_start", pct_start, 1.0 / steps, 1.0, ends="()")
     start = 1.0 / number("one_cycle", "div_factor", div_factor, ends="(]")
     end = start / number("one_cycle", "final_div_factor", final_div_factor, ends="(]")
@@ -207,6 +212,7 @@ def _number(op: Builder, value: float) -> ir.Value:
 
 
 def _anneal(op: Builder, progress: ir.Value, start: float, end: float) -> ir.Value:
+    """Along half a period of a cosine, for a progress from 0 to 1."""
     wave = op.Mul(op.Add(op.Cos(op.Mul(progress, math.pi)), 1.0), (start - end) / 2)
     return op.Add(wave, end)
 

@@ -13,7 +13,7 @@ from archipel.bundle.roles import Metric
 from archipel.errors import NotDifferentiableError, TrainingError
 from archipel.graph.model import Model
 from archipel.graph.shapes import dtype_of
-from archipel.training.arguments import flag, part, trained_model, whole
+from archipel.training.arguments import check_part, check_trained_model, flag, whole
 from archipel.training.assembly import Assembly
 from archipel.training.batch_norm import BatchNorm, check_batch_norm, prepared, track
 from archipel.training.dropout import activate, deactivate
@@ -54,36 +54,50 @@ def step_graph(
     per_example: PerExample | None = None,
     precision: Literal["float32", "mixed"] | Mixed = "float32",
 ) -> Model:
-    """A `train` program: one optimizer step on one batch, or `steps` of them in one graph.
+    """Make a `train` program: one optimizer step on one batch, or `steps` of them in one graph.
 
-    Inputs: the model's own, `label`, each trainable parameter under its own name, its state as `<parameter>.<state>`,
-    the hyperparameters of optimizer and transforms (scalar float32), and what the options ask for. Outputs:
-    `<tensor>.next` for each parameter and state, and the metric `loss` (scalar, of the batch before the step).
-    `trainable` is a glob, or several, over parameter names; the others stay initializers. The loss is of the model's
-    first output; a parameter that it does not depend on keeps its value.
+    Arguments:
+        model: a model with parameters. It is not changed.
+        loss: one of training.losses, of the model's first output.
+        optimizer: one of training.optimizers.
+        trainable: a glob over parameter names, or a list of globs. Other parameters stay initializers; one that the
+            loss does not depend on keeps its value.
+        steps: minibatches, one after the other. With more than 1 the model's inputs, `label` and `loss` get a first
+            axis of `steps`.
+        transforms: change the gradients before the optimizer, in this order (training.transforms).
+        accumulate: A makes an update at every A-th minibatch, with the mean of A gradients. Gradients of fewer than A
+            minibatches at the end of a round are dropped.
+        batch_norm: "train" normalizes with the batch's statistics and keeps running ones as state on the device;
+            "frozen" normalizes with the model's own; "folded" puts them into the layer before, where there is one.
+        dropout: whether the model's Dropout drops, with masks from the inputs `seed` and `step`.
+        per_example: gradients of single examples, clipped one by one (`training.per_example`).
+        precision: "mixed", or `training.mixed` with other numbers: products in float16 with loss scaling.
 
-    - `steps=K`: K minibatches one after the other. The model's inputs and `label` get a first axis of K, `loss` is [K].
-    - `transforms` change the gradients before the optimizer, in this order (`training.transforms`).
-    - `accumulate=A`: an update at every A-th minibatch, with the mean of A gradients; what the last ones of a round add
-      up to without reaching A is dropped.
-    - `batch_norm`: "train" normalizes with the batch's statistics and keeps running ones as state on the device;
-      "frozen" normalizes with the model's own; "folded" puts them into the layer before, where there is one.
-    - `dropout`: whether the model's Dropout drops, with masks from the inputs `seed` and `step`.
-    - `per_example`: gradients of single examples, clipped one by one (`training.per_example`).
-    - `precision="mixed"`: products in float16 with loss scaling (`training.mixed` has its numbers).
+    Returns:
+        A Model with its signature. Inputs: the model's own, `label`, each trainable parameter under its own name, its
+        state as `<parameter>.<state>`, the hyperparameters of optimizer and transforms (scalar float32), and those of
+        the options. Outputs: `<tensor>.next` for each parameter and state, and the metric `loss` (scalar, of the batch
+        before the step). `initial` has the first values of parameters and statistics.
 
-    The result's `initial` holds the first values of parameters and statistics. Raises TrainingError for names that
-    collide or match nothing and for options that do not fit together, AutodiffError where a gradient cannot be built.
+    Raises:
+        TrainingError: for names that collide or match nothing, and options that do not fit together.
+        AutodiffError: where a gradient cannot be built.
+
+    Example:
+        step = step_graph(Model.from_onnx("model.onnx"), losses.cross_entropy(), optimizers.sgd(lr=0.1), "head.*")
+        history = run_steps(step, batches)
     """
-    trained_model("step_graph", model, trainable)
-    part("step_graph", "losses", loss, LOSS_METHODS)
-    part("step_graph", "optimizers", optimizer, OPTIMIZER_METHODS)
+    check_trained_model("step_graph", model, trainable)
+    check_part("step_graph", "losses", loss, LOSS_METHODS)
+    check_part("step_graph", "optimizers", optimizer, OPTIMIZER_METHODS)
     check_options(
         steps=steps, transforms=transforms, accumulate=accumulate, batch_norm=batch_norm, dropout=dropout,
         per_example=per_example, precision=precision,
     )  # fmt: skip
-    steps, accumulate = int(steps), int(accumulate)
+    steps, accumulate = int(steps), int(accumulate)  # an option may be a NumPy integer
+    # In inference mode, whatever mode the file is in: `track` and `activate` turn on what is to train.
     work = Assembly(prepared(model, batch_norm), loss, trainable)
+    # The forward graph is completed before it is differentiated: gradients follow each of these changes.
     averages = track(work) if batch_norm == "train" else []
     streams = activate(work) if dropout else deactivate(work)
     work.leave_idle()
@@ -96,18 +110,19 @@ def step_graph(
         else:
             value, gradients = example_gradients(work, loss, per_example, streams, scaling)
     except NotDifferentiableError as error:
-        raise NotDifferentiableError(f"step_graph: {error}: trainable= says what is trained") from None
-    when = None
+        raise NotDifferentiableError(f"step_graph: {error}: trainable= chooses the trained parameters") from None
+    when = None  # the condition of an update; None: always
     if accumulate > 1:
         accumulation = Accumulation(work, accumulate)
         gradients, when = accumulation.add(gradients), accumulation.due
+    # After accumulating: one minibatch that is not finite makes the sum so, and the whole update is skipped.
     if scaling is not None:
         when = scaling.check(gradients, when)
         averages = scaling.unless_skipped(averages)
     update.emit(gradients, when)
     for average in averages:
-        work.moved(*average)
-    work.result(Metric, LOSS, value, reduction="mean")
+        work.set_next(*average)
+    work.add_result(Metric, LOSS, value, reduction="mean")
     program = work.finish("train")
     return program if steps == 1 else repeat(program, steps)
 
@@ -122,11 +137,11 @@ def check_options(
     per_example: object = None,
     precision: object = "float32",
 ) -> None:
-    """Refuse values of StepOptions that are none, whatever the model is. Raises TrainingError that names the option."""
+    """Refuse wrong values of StepOptions, whatever the model is. Raises TrainingError that names the option."""
     if not isinstance(transforms, Sequence):
         raise TrainingError(f"step_graph: transforms must be a list of training.transforms, is {transforms!r}")
     for transform in transforms:
-        part("step_graph", "transforms", transform, ("hyperparameters", "apply"))
+        check_part("step_graph", "transforms", transform, ("hyperparameters", "apply"))
     if per_example is not None and not isinstance(per_example, PerExample):
         raise TrainingError(f"step_graph: per_example must be training.per_example(...), is {per_example!r}")
     whole("step_graph", "steps", steps, 1)
@@ -150,6 +165,7 @@ def _whole_batch(work: Assembly, loss: Loss, scaling: LossScale | None) -> tuple
     op = work.op
     with op.scope(LOSS):
         value = objective(op, loss, work.output, work.label)
+        # The cotangent of the loss: 1, or the loss scale, by which `unscale` divides the gradients again.
         seed = op.constant(np.ones((), dtype_of(value).numpy())) if scaling is None else scaling.seed(op, value)
     gradients = differentiate(op, {value: seed}, work.parameters)
     return value, gradients if scaling is None else scaling.unscale(op, gradients)

@@ -1,4 +1,8 @@
-"""Gradient transforms: what happens to the gradients before the optimizer sees them, in the order given."""
+"""Gradient transforms: they change the gradients before the optimizer gets them, in the order of the list.
+
+The functions make transforms for `step_graph(..., transforms=[transforms.clip_by_norm(1.0)])`. Their numbers are
+defaults of hyperparameters, from 0 to 10^9; they raise TrainingError for others.
+"""
 
 from __future__ import annotations
 
@@ -43,9 +47,9 @@ class ClipByNorm:
     def apply(
         self, op: Builder, parameters: Sequence[ir.Value], gradients: Sequence[ir.Value], context: StepContext
     ) -> list[ir.Value]:
-        norm = global_norm(op, gradients)
+        norm = global_norm(op, gradients)  # of all together, so that their direction stays
         limit = cast(op, context.hyperparameters["clip_norm"], dtype_of(norm))
-        scale = op.Min(op.Div(limit, op.Add(norm, 1e-6)), 1.0)
+        scale = op.Min(op.Div(limit, op.Add(norm, 1e-6)), 1.0)  # 1e-6 as in PyTorch's clip_grad_norm_
         return [op.Mul(g, cast(op, scale, dtype_of(g))) for g in gradients]
 
 
@@ -123,24 +127,24 @@ class Correction:
 
 
 def clip_by_norm(max_norm: float) -> ClipByNorm:
-    """Scale all gradients down together to a norm of `max_norm` at most, the default of hyperparameter clip_norm."""
+    """Scale all gradients down together, to a 2-norm of at most `max_norm`, the default of hyperparameter clip_norm."""
     return ClipByNorm(number("clip_by_norm", "max_norm", max_norm, 0.0, LARGEST))
 
 
 def clip_by_value(limit: float) -> ClipByValue:
-    """Cut each element off at -limit and limit, the default of hyperparameter clip_value."""
+    """Clip each element to [-limit, limit]; `limit` is the default of hyperparameter clip_value."""
     return ClipByValue(number("clip_by_value", "limit", limit, 0.0, LARGEST))
 
 
 def weight_decay(rate: float) -> WeightDecay:
-    """Add `rate` times the parameter; the default of hyperparameter weight_decay."""
+    """Add `rate` times the parameter to its gradient; `rate` is the default of hyperparameter weight_decay."""
     return WeightDecay(number("weight_decay", "rate", rate, 0.0, LARGEST))
 
 
 def proximal(mu: float, anchor: Anchor = "start", *, name: str = "mu") -> Proximal:
-    """Pull towards the parameters of the round's start, or to what was broadcast.
+    """Pull each parameter towards its value at the round's start, or towards the broadcast tensor of its name.
 
-    `mu` is the default of the hyperparameter called `name`.
+    `mu` is the default of the hyperparameter called `name` (FedProx, Li et al. 2020, section 3).
     """
     if anchor not in ("start", "broadcast"):
         raise TrainingError(f"proximal: anchor must be 'start' or 'broadcast', is {anchor!r}")
@@ -158,6 +162,7 @@ def correction(name: str = "correction") -> Correction:
 
 def global_norm(op: Builder, gradients: Sequence[ir.Value]) -> ir.Value:
     """The 2-norm of all gradients together: a scalar, float64 if one of them is and else float32."""
+    # At least float32: squares overflow in float16 from 256 on.
     wide = any(dtype_of(g) == ir.DataType.DOUBLE for g in gradients)
     dtype = ir.DataType.DOUBLE if wide else ir.DataType.FLOAT
     squares = [op.ReduceSumSquare(cast(op, g, dtype), keepdims=0) for g in gradients]

@@ -1,4 +1,4 @@
-"""From gradients to new values: transforms, then the optimizer, in one place or only where a condition holds."""
+"""From gradients to new values: transforms, then the optimizer, in every step or only where a condition holds."""
 
 from __future__ import annotations
 
@@ -18,12 +18,15 @@ from archipel.training.transforms import Transform
 
 
 def minibatch(work: Assembly) -> ir.Value:
-    """Number of the minibatch in the round, int64 scalar, 0 first."""
+    """The number of the minibatch in the round, int64 scalar, from 0."""
     return work.input(Step, "step", ir.DataType.INT64, [])
 
 
 class Update:
-    """The optimizer in a step: its state and hyperparameters as inputs; also the context that it is given."""
+    """The optimizer in a step, with its state and hyperparameters as inputs. It is the optimizer's StepContext, too.
+
+    An update takes `every` minibatches; `may_skip` says whether some updates may be left out.
+    """
 
     def __init__(
         self, work: Assembly, optimizer: Optimizer, transforms: Sequence[Transform], every: int, may_skip: bool
@@ -41,11 +44,11 @@ class Update:
         self.hyperparameters: Mapping[str, ir.Value] = self._hyperparameters()
 
     def step(self) -> ir.Value:
-        """See StepContext. Skipped updates do not count, so where there may be some the count is state."""
+        """See StepContext. Skipped updates do not count, so with `may_skip` the count is state of its own."""
         if self._may_skip:
             self._counted = self._work.scalar_state("updates", ir.DataType.INT64, 0)
             return self._counted
-        number = minibatch(self._work)
+        number = minibatch(self._work)  # integer division: of A minibatches each, the first A have the number 0
         return number if self._every == 1 else self._work.op.Div(number, self._every)
 
     def state(self, parameter: ir.Value, name: str) -> ir.Value:
@@ -63,49 +66,50 @@ class Update:
         `gradients` are sums over `every` minibatches."""
         work, parameters = self._work, self._work.parameters
         before = [*parameters, *(value for state in self._states for value in state.values())]
-        if when is None:
+        if when is None:  # as an If: a minibatch that makes no update saves the time of the optimizer
             after = self._new_values(work.op, gradients)
         else:
             after = choose(work.op, when, lambda op: self._new_values(op, gradients), before)
         for old, new in zip(before, after):
-            work.moved(old, new)
+            work.set_next(old, new)
         if self._counted is not None and when is not None:
-            made = work.op.Cast(when, to=int(ir.DataType.INT64))
-            work.moved(self._counted, work.op.Add(self._counted, made))
+            made = work.op.Cast(when, to=int(ir.DataType.INT64))  # 1 for an update, 0 for none
+            work.set_next(self._counted, work.op.Add(self._counted, made))
 
     def _new_values(self, op: Builder, gradients: Sequence[ir.Value]) -> list[ir.Value]:
+        """Parameters, then all state, in the order that `emit` has the old values in."""
         parameters = self._work.parameters
-        found = list(gradients)
-        if self._every > 1:
-            found = [op.Mul(total, 1.0 / self._every) for total in found]
+        gradients = list(gradients)
+        if self._every > 1:  # the mean first, so that clipping and the optimizer have gradients of the usual size
+            gradients = [op.Mul(total, 1.0 / self._every) for total in gradients]
         for transform in self._transforms:
             with op.scope(type(transform).__name__):
-                found = transform.apply(op, parameters, found, self)
-        moved: list[ir.Value] = []
-        kept: list[ir.Value] = []
-        for parameter, gradient, state in zip(parameters, found, self._states):
+                gradients = transform.apply(op, parameters, gradients, self)
+        values: list[ir.Value] = []
+        states: list[ir.Value] = []
+        for parameter, gradient, state in zip(parameters, gradients, self._states):
             with op.scope(f"{parameter.name}.update"):
                 updated = self._optimizer.update(op, parameter, gradient, state, self)
-            moved.append(updated.parameter)
-            kept.extend(updated.state[name] for name in state)
-        return [*moved, *kept]
+            values.append(updated.parameter)
+            states.extend(updated.state[name] for name in state)
+        return [*values, *states]
 
     def _hyperparameters(self) -> dict[str, ir.Value]:
         specs = [*self._optimizer.hyperparameters]
         for transform in self._transforms:
             specs.extend(transform.hyperparameters)
-        found: dict[str, ir.Value] = {}
+        inputs: dict[str, ir.Value] = {}
         for spec in specs:
-            if spec.name in found:
+            if spec.name in inputs:
                 raise TrainingError(
                     f"two parts of the step have a hyperparameter {spec.name!r}; leave one of them out of transforms "
                     "or the optimizer"
                 )
-            found[spec.name] = self._work.input(
+            inputs[spec.name] = self._work.input(
                 Hyperparameter, spec.name, ir.DataType.FLOAT, [],
                 default=float(spec.default), minimum=float(spec.minimum), maximum=float(spec.maximum),
             )  # fmt: skip
-        return found
+        return inputs
 
 
 class Accumulation:
@@ -120,13 +124,14 @@ class Accumulation:
             self.due = work.op.Equal(place, every - 1)
 
     def add(self, gradients: Sequence[ir.Value]) -> list[ir.Value]:
-        """The sums so far, those of all `every` gradients where `due`; after that they start from 0 again."""
+        """The sums with these gradients added. Where `due` they are of `every` minibatches, and then start from 0."""
         work = self._work
         with work.op.scope("accumulate"):
             sums = [work.op.Add(total, gradient) for total, gradient in zip(self._sums, gradients)]
+            # Where an update takes the sums, the next ones start from 0.
             empty = choose(work.op, self.due, lambda op: [op.full_like(total, 0.0) for total in sums], sums)
             for before, after in zip(self._sums, empty):
-                work.moved(before, after)
+                work.set_next(before, after)
         return sums
 
 
@@ -134,11 +139,11 @@ def choose(
     op: Builder, when: ir.Value, then: Callable[[Builder], Sequence[ir.Value]], otherwise: Sequence[ir.Value]
 ) -> list[ir.Value]:
     """Emit an If: what `then` emits where `when` (bool scalar) is true, else the values `otherwise`, of like shapes."""
-    made, kept = op.body("then"), op.body("else")
-    for branch, values in ((made, then(made)), (kept, otherwise)):
+    taken, other = op.body("then"), op.body("else")
+    for branch, values in ((taken, then(taken)), (other, otherwise)):
         for value in values:
             branch.name_output(value, branch.unique(f"{branch.graph.name}/out"))
-    results = list(op.emit("If", when, then_branch=made.graph, else_branch=kept.graph, outputs=len(otherwise)))
-    for result, value in zip(results, otherwise):
+    results = list(op.emit("If", when, then_branch=taken.graph, else_branch=other.graph, outputs=len(otherwise)))
+    for result, value in zip(results, otherwise):  # both branches have the types and shapes of `otherwise`
         result.dtype, result.shape = dtype_of(value), value.shape
     return results

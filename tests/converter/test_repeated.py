@@ -155,7 +155,7 @@ def writing_only() -> Model:
 @pytest.mark.parametrize(
     ("program", "message"),
     [
-        (lambda: counting("steps"), "input 'n' counts the steps, which stand still"),
+        (lambda: counting("steps"), "input 'n' counts the steps, a number that stays"),
         (lambda: remembering("step"), "state 's' starts anew with every step"),
         (writing_only, "output 'p' writes 'p', which the program does not read"),
     ],

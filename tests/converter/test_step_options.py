@@ -104,7 +104,7 @@ def test_every_option_of_a_step_is_one() -> None:
         (
             {"transforms": [transforms.proximal(0.1, "broadcast")]},
             ConversionError,
-            "reads '0.bias' as the server broadcasts it, and strategy 'fedavg' does not; use anchor='start'",
+            "reads '0.bias' as a broadcast of the server, but strategy 'fedavg' does not broadcast it; use anchor=",
         ),
         (["accumulate"], ConversionError, r"step_options must be a mapping from name to value, is \['accumulate'\]"),
     ],

@@ -274,7 +274,7 @@ WITH_THE_MODEL: dict[str, tuple[Make, type[ArchipelError], str]] = {
     "a broadcast": (
         training(step_options={"transforms": [transforms.proximal(0.1, "broadcast")]}),
         ConversionError,
-        "strategy 'fedavg' does not; use anchor='start'",
+        "strategy 'fedavg' does not broadcast it; use anchor='start'",
     ),
     "a hyperparameter twice": (
         training(strategy="fedprox", step_options={"transforms": [transforms.proximal(0.1)]}),

@@ -13,6 +13,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from archipel import Model
+from archipel.bundle.roles import Program
 from archipel.errors import GraphError, ModelImportError
 from archipel.graph import TensorInfo, check_model, promote
 from archipel.graph.parameters import match
@@ -51,6 +52,14 @@ def test_ports_and_parameters(linear: Model) -> None:
         "b": [0, 0, 1],
     }
     assert repr(linear) == "<Model (x: float32[batch, 2]) -> (y: float32[batch, 3]), 2 nodes>"
+
+
+def test_a_model_that_is_no_program(linear: Model) -> None:
+    assert (linear.kind, linear.steps) == (None, 1)
+    with pytest.raises(GraphError, match=r"<Model \(x: .*> has no signature, so it is no program"):
+        _ = linear.program
+    linear.signature = Program(kind="train", inputs=(), outputs=(), steps=4)
+    assert (linear.program, linear.kind, linear.steps) == (linear.signature, "train", 4)
 
 
 def test_saved_file_is_plain_onnx(linear: Model, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What the train programs compute of the examples alone: one set of computations, equal ones only once."""
+"""What the train programs compute from the examples alone: one set of computations, in which equal ones are one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Result(NamedTuple):
 
 
 class Computation(NamedTuple):
-    """An operator, or without `node` what it starts from: an example input or a constant, `value`."""
+    """An operator with its first result `value`; or, without `node`, a start: an example input or a constant."""
 
     node: ir.Node | None
     value: ir.Value
@@ -35,7 +35,7 @@ class Computation(NamedTuple):
 
 
 class Frozen:
-    """The computations of all parts; the number of one is above those of its inputs."""
+    """The computations of all train programs. A computation has a higher number than those that it reads."""
 
     def __init__(self) -> None:
         self.computations: list[Computation] = []
@@ -55,25 +55,28 @@ class Frozen:
         return self.computations[result.computation].node is not None
 
     def start(self, value: ir.Value) -> Result:
-        """What an example input or an initializer has."""
+        """The result that an example input or an initializer is."""
         tensor = value.const_value
         if value.is_graph_input() or tensor is None:
             return Result(self._add(("example", TensorInfo.of(value)), Computation(None, value, ())), 0)
+        # By content, not by name: passes rename constants, and each program has its own copies.
         content = tensor.numpy()
         key = ("constant", content.dtype.name, content.shape, hashlib.sha256(content.tobytes()).digest())
         return Result(self._add(key, Computation(None, value, ())), 0)
 
     def apply(self, node: ir.Node, inputs: tuple[Result | None, ...]) -> int:
-        """The number of what the operator computes of these inputs."""
+        """The number of the computation that this operator makes of these inputs."""
+        # Equal operator, attributes and inputs give equal results: random operators are never frozen.
         attributes = sorted((name, _content(attribute)) for name, attribute in node.attributes.items())
         key = (node.op_type, tuple(attributes), inputs, len(node.outputs))
         return self._add(key, Computation(node, node.outputs[0], inputs))
 
     def program(self, names: Mapping[Result, str]) -> Model:
-        """The program `features`: from the examples that are needed to these results, by the names of the outputs."""
+        """The program `features`: from the examples that it needs to these results, whose output names are given."""
         graph = ir.Graph([], [], nodes=[], opset_imports={"": OPSET}, name="features")
         op = Builder(graph)
         made: dict[Result, ir.Value] = {}
+        # In ascending order every computation comes after those that it reads.
         needed = [(number, self.computations[number]) for number in sorted(self._needed(names))]
         for number, (node, value, _) in needed:
             if node is None and value.is_graph_input():
@@ -92,6 +95,7 @@ class Frozen:
         return Model(model, signature=Program(kind="features", inputs=inputs, outputs=outputs))
 
     def _add(self, key: object, computation: Computation) -> int:
+        # An equal computation has its number already; a new one gets the next.
         number = self._numbers.setdefault(key, len(self.computations))
         if number == len(self.computations):
             self.computations.append(computation)
@@ -116,6 +120,7 @@ def _emit(op: Builder, computation: Computation, inputs: list[ir.Value | None]) 
         )
         op.graph.register_initializer(copy)
         return [copy]
+    # An output without a name is left out, and stays so.
     outputs = [ir.Value(name=v.name and op.unique(v.name), type=v.type, shape=v.shape) for v in node.outputs]
     attributes = list(node.attributes.values())
     op.graph.append(ir.Node("", node.op_type, inputs, attributes, outputs=outputs, name=op.unique(str(node.name))))
@@ -123,6 +128,7 @@ def _emit(op: Builder, computation: Computation, inputs: list[ir.Value | None]) 
 
 
 def _content(attribute: ir.Attr) -> object:
+    """The attribute's value in a form that is hashable and compares by content."""
     if attribute.type == ir.AttributeType.TENSOR:
         array = attribute.as_tensor().numpy()
         return array.dtype.name, array.shape, array.tobytes()

@@ -1,6 +1,7 @@
 """What it costs for each example to keep a result, or to compute it in every step.
 
-The unit is one FLOP. Whatever multiplies no matrices costs one unit for each byte of its largest operand or result.
+The unit is one FLOP. An operator that multiplies no matrices costs one unit for each byte of its largest operand or
+result, since its time goes into moving them.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from archipel.converter.frozen.computations import Frozen, Result
 from archipel.graph.shapes import constant_array, dims, dtype_of, is_static
 
 KEPT_BYTE = 8
-"""Units for each byte that is kept: what memory, and a file on the disk behind it, take to bring it back."""
+"""Units for each kept byte: the cost of reading it back from memory, or from the file behind it."""
 
 
 def kept_bytes(frozen: Frozen, result: Result) -> int | None:
     """Bytes of an example; None for what is no feature: batch not first, examples of different sizes, odd types."""
     value = frozen.value(result)
-    if frozen.is_computed(result):
+    if frozen.is_computed(result):  # an example as it comes is stored whatever its shape and type are
         alike = frozen.rows[result] == (0, 1) and is_static(dims(value)[1:])
         if not alike or dtype_of(value).numpy().name not in get_args(DType):
             return None
@@ -31,7 +32,7 @@ def kept_bytes(frozen: Frozen, result: Result) -> int | None:
 
 
 def row_bytes(value: ir.Value) -> int:
-    """Bytes of an example, where a size that is free counts once."""
+    """Bytes of an example; a free size, such as the batch, counts as 1."""
     return math.ceil(_size(dims(value)) * dtype_of(value).itemsize)
 
 
@@ -48,21 +49,27 @@ def step_cost(frozen: Frozen, number: int) -> int:
 
 
 def _products(node: ir.Node) -> int:
-    """Multiplications for an example; those with zeros of a fixed kernel, such as cut out patches, do not count."""
+    """Multiplications for an example, without those by the zeros of a fixed kernel, such as one that cuts out patches.
+
+    `_size` counts a free size as 1, so sizes that include the batch give the number for one example.
+    """
     shapes = [() if value is None else dims(value) for value in node.inputs]
     out = dims(node.outputs[0])
     if node.op_type in ("Conv", "ConvTranspose"):
         kernel = constant_array(node.inputs[1])
         size = _size(shapes[1]) if kernel is None else int(np.count_nonzero(kernel))
+        # The whole kernel meets each spatial position: of the result, or for ConvTranspose of the input.
         return size * _size((out if node.op_type == "Conv" else shapes[0])[2:])
     if node.op_type == "Gemm":
         return _size(out) * _size(shapes[0][0 if node.attributes.get_int("transA", 0) else 1 :][:1])
     if node.op_type == "MatMul":
         return _size(out) * _size(shapes[0][-1:])
     if node.op_type == "Einsum":
+        # Every combination of the letters' values is one product.
         terms = node.attributes.get_string("equation", "").replace(" ", "").partition("->")[0].split(",")
         return _size(list({letter: d for term, shape in zip(terms, shapes) for letter, d in zip(term, shape)}.values()))
     if node.op_type in ("LSTM", "GRU", "RNN"):
+        # In each time step all weights, those of the input and those of the state.
         return _size(shapes[0][:1]) * (_size(shapes[1]) + _size(shapes[2]))
     return 0
 

@@ -14,13 +14,15 @@ def source_side(edges: Iterable[tuple[N, N, int]], source: N, sink: N) -> set[N]
 
     `edges` are (from, to, capacity), with capacities of 0 and above; parallel edges add up.
     """
+    # The residual graph: the capacity that is left of each edge, and backwards the flow that can be taken back.
     left: dict[N, dict[N, int]] = defaultdict(lambda: defaultdict(int))
     for start, end, capacity in edges:
         left[start][end] += capacity
         left[end][start] += 0
     while True:
-        came_from = _reach(left, source, sink)
+        came_from = _search(left, source, sink)
         if sink not in came_from:
+            # The flow is a maximum one, and what the source still reaches is its side of a minimum cut.
             return set(came_from)
         path, node = [], sink
         while node != source:
@@ -32,8 +34,11 @@ def source_side(edges: Iterable[tuple[N, N, int]], source: N, sink: N) -> set[N]
             left[b][a] += flow
 
 
-def _reach(left: dict[N, dict[N, int]], source: N, sink: N) -> dict[N, N]:
-    """By node that can be reached the node before it, on a shortest path; up to the sink."""
+def _search(left: dict[N, dict[N, int]], source: N, sink: N) -> dict[N, N]:
+    """For each node within reach the node before it on a shortest path. Ends at the sink.
+
+    Breadth first: with shortest paths the number of rounds has a bound that does not depend on the capacities.
+    """
     came_from = {source: source}
     queue = deque([source])
     while queue:

@@ -1,4 +1,4 @@
-"""Rows: a batch axis along which entry i depends on example i alone; and what a rule for an operator is told."""
+"""Rows: a batch axis along which entry i depends on example i alone; and what a rule may ask about its node."""
 
 from __future__ import annotations
 
@@ -13,39 +13,39 @@ from archipel.graph.shapes import Dim, constant_array, dims
 
 
 class Rows(NamedTuple):
-    """The axis `axis` has the size batch * `each`; of its entries those from i * each on are example i's."""
+    """Axis `axis` has the size batch * `each`; example i has the `each` entries from i * each on."""
 
     axis: int
     each: int = 1
 
 
 class BatchAxes(NamedTuple):
-    """`rows` by value, and the values that no input of the graph has a part in."""
+    """The rows of the values that have some, and the `fixed` values, which depend on no input of the graph."""
 
     rows: dict[ir.Value, Rows]
     fixed: set[ir.Value]
 
 
 Result = Sequence[Rows | None]
-"""For each output, None where nothing is proven."""
+"""One for each output; None where nothing is proven."""
 
 
 class Node:
-    """What a rule asks about a node. Inputs that are left out count as fixed."""
+    """What a rule may ask about a node, by the index of an input. Inputs that are left out count as fixed."""
 
-    def __init__(self, node: ir.Node, found: BatchAxes, sizes: Mapping[ir.Value, Content]) -> None:
+    def __init__(self, node: ir.Node, axes: BatchAxes, sizes: Mapping[ir.Value, Content]) -> None:
         self.node = node
         self.inputs = node.inputs
-        self._found = found
+        self._axes = axes
         self._sizes = sizes
 
     def rows(self, index: int) -> Rows | None:
         value = self.inputs[index] if index < len(self.inputs) else None
-        return None if value is None else self._found.rows.get(value)
+        return None if value is None else self._axes.rows.get(value)
 
     def fixed(self, *indices: int) -> bool:
         values = (self.inputs[i] for i in indices if i < len(self.inputs))
-        return all(value is None or value in self._found.fixed for value in values)
+        return all(value is None or value in self._axes.fixed for value in values)
 
     def rest_fixed(self, start: int = 1) -> bool:
         return self.fixed(*range(start, len(self.inputs)))
@@ -61,7 +61,7 @@ class Node:
         return constant_array(self.inputs[index]) if index < len(self.inputs) else None
 
     def target(self, index: int) -> Content | None:
-        """A shape operand, also one that depends on the batch size."""
+        """The content of a shape operand, also of one that depends on the batch size."""
         value = self.inputs[index] if index < len(self.inputs) else None
         array = constant_array(value)
         if array is not None:
@@ -85,40 +85,42 @@ Rule = Callable[[Node], Result]
 NOTHING: Result = ()
 
 
-def table(rules: Mapping[str, Rule]) -> dict[str, Rule]:
-    """Rules by operator, of rules by several operators with spaces between."""
+def rule_table(rules: Mapping[str, Rule]) -> dict[str, Rule]:
+    """Rules by operator. A key of `rules` is one operator, or several with spaces between."""
     return {name: rule for names, rule in rules.items() for name in names.split()}
 
 
-def aligned(n: Node, operands: Sequence[int], rank: int) -> Rows | None:
-    """The rows of these operands broadcast to `rank`: on one axis, along which what is fixed is the same for all."""
+def aligned_rows(n: Node, operands: Sequence[int], rank: int) -> Rows | None:
+    """The rows of a result of `rank` axes that these operands are broadcast to; None where they do not agree on one."""
     operands = [i for i in operands if n.given(i)]
+    # Broadcasting aligns shapes at the last axis, so an axis moves by the number of axes that its operand lacks.
     places = {Rows(rank - len(n.shape(i)) + rows.axis, rows.each) for i in operands if (rows := n.rows(i)) is not None}
     if len(places) != 1:
         return None
     (place,) = places
     for i in operands:
         if n.rows(i) is None:
+            # An operand without rows must be the same for every example: without that axis, or of size 1 on it.
             index = place.axis - (rank - len(n.shape(i)))
             if not n.fixed(i) or (index >= 0 and n.shape(i)[index] != 1):
                 return None
     return place
 
 
-def along(n: Node, axis: int, first_fixed: int = 1) -> Rows | None:
-    """The rows of the first input if the operator works along another axis, and inputs from `first_fixed` are fixed."""
+def untouched_rows(n: Node, axis: int, first_fixed: int = 1) -> Rows | None:
+    """The first input's rows, where the operator works along another `axis` and inputs from `first_fixed` are fixed."""
     rows = n.rows(0)
-    if rows is None or positive(axis, len(n.shape(0))) == rows.axis:
+    if rows is None or positive_axis(axis, len(n.shape(0))) == rows.axis:
         return None
     return rows if n.rest_fixed(first_fixed) else None
 
 
-def positive(axis: int, rank: int) -> int:
-    """The axis counted from the first one."""
+def positive_axis(axis: int, rank: int) -> int:
+    """The axis counted from the first one; ONNX counts a negative one from the end."""
     return axis + rank if axis < 0 else axis
 
 
 def axes_operand(n: Node, index: int, rank: int) -> list[int] | None:
-    """An operand of axes, None if it is left out or computed."""
+    """The axes in an operand, None if it is left out or computed."""
     content = n.content(index)
-    return None if content is None else [positive(int(a), rank) for a in content.reshape(-1)]
+    return None if content is None else [positive_axis(int(a), rank) for a in content.reshape(-1)]

@@ -1,7 +1,7 @@
 """Shape arithmetic of a graph whose only free size is the batch: computed where it is fixed, made simple where not.
 
-What an exporter leaves as Shape, Slice and Concat of a value deep in the graph makes whoever needs the shape need the
-value. Here it becomes a constant, or is put together from the first axis of an input.
+Exporters compute shapes in the graph, as Shape, Slice and Concat of values deep in it. A node that needs only such a
+shape then depends on the whole value. Here the shape becomes a constant, or is built from the first axis of an input.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MAX_ELEMENTS = 16  # twice the largest rank
 
 
 class Content(NamedTuple):
-    """What is in an integer tensor of rank 0 (`scalar`) or 1; None is the batch size."""
+    """The elements of an integer tensor of rank 0 (`scalar`) or 1; None stands for the batch size."""
 
     scalar: bool
     elements: tuple[int | None, ...]
@@ -32,8 +32,8 @@ class Content(NamedTuple):
 def fold_sizes(op: Builder, example: ir.Value, frozen: Collection[ir.Value]) -> dict[ir.Value, Content]:
     """Replace the shape arithmetic on `frozen` values. Returns the new values that depend on the batch size.
 
-    Changes the graph. `example` is an input whose first axis is the batch; the batch must be a symbolic size. Output
-    shapes that follow are filled in.
+    Changes the graph, and fills in shapes of results that follow from it. `example` is an input whose first axis is the
+    batch. Where that is not a symbolic size, there is nothing to replace.
     """
     batch = dims(example)[0]
     if isinstance(batch, int) or batch is None:
@@ -45,7 +45,7 @@ def fold_sizes(op: Builder, example: ir.Value, frozen: Collection[ir.Value]) -> 
             continue
         for value, content in _contents(node, known, batch).items():
             known[sizes.replace(value, content)] = content
-        _fill_in(node, known, batch)
+        _fill_in(node, known, batch)  # a Shape node further on can be folded only where this result's shape is known
     return sizes.made
 
 
@@ -56,12 +56,13 @@ class _Sizes:
         self._by_content: dict[Content, ir.Value] = {}
 
     def replace(self, value: ir.Value, content: Content) -> ir.Value:
-        """Let all that reads `value` read what it has been replaced with."""
+        """Let all readers of `value` read a value of this content instead, and return that."""
+        # One value for equal contents: equal shapes then have equal operands, and computations can be merged.
         new = self._by_content.get(content)
         if new is None:
             new = self._by_content[content] = self._make(content)
             self.made.update({new: content} if None in content.elements else {})
-        if not value.is_graph_output():
+        if not value.is_graph_output():  # an output keeps its own value, and with it its name
             value.replace_all_uses_with(new)
         return new
 
@@ -69,7 +70,7 @@ class _Sizes:
         op = self._op
         if None not in content.elements:
             return op.constant(np.array(content.elements, np.int64).reshape(() if content.scalar else -1))
-        with self._at_start():
+        with self._at_start():  # first in the graph, since any node may come to read it
             size = op.Shape(self._example, start=0, end=1)
             self.made[size] = Content(False, (None,))
             if content.scalar:
@@ -90,15 +91,17 @@ def _contents(node: ir.Node, known: dict[ir.Value, Content], batch: str) -> dict
     if node.op_type == "Shape" and node.inputs[0] is not None and node.inputs[0].shape is not None:
         shape = dims(node.inputs[0])
         shape = shape[node.attributes.get_int("start", 0) : node.attributes.get_int("end", len(shape))]
+        # A free size other than the batch is not known here.
         if any(d is None or (isinstance(d, str) and d != batch) for d in shape):
             return {}
         return {node.outputs[0]: Content(False, tuple(d if isinstance(d, int) else None for d in shape))}
     rule = _RULES.get(node.op_type)
     given = [_content(value, known) for value in node.inputs if value is not None]
-    found = [content for content in given if content is not None]
-    if rule is None or len(found) < len(given) or not any(value in known for value in node.inputs):
+    contents = [content for content in given if content is not None]
+    # Arithmetic on constants alone is none on shapes; constant folding is another pass.
+    if rule is None or len(contents) < len(given) or not any(value in known for value in node.inputs):
         return {}
-    result = rule(node, found)
+    result = rule(node, contents)
     return {} if result is None or len(result.elements) > _MAX_ELEMENTS else {node.outputs[0]: result}
 
 
@@ -143,6 +146,7 @@ def _gather(node: ir.Node, given: list[Content]) -> Content | None:
 
 def _slice(node: ir.Node, given: list[Content]) -> Content | None:
     (_, elements), *rest = given
+    # Starts, ends, axes, steps: one number each, of which the axis is the only one there is, and the step is 1.
     numbers = [content.elements[0] for content in rest if len(content.elements) == 1]
     if (
         len(numbers) < len(rest)
@@ -157,6 +161,7 @@ def _slice(node: ir.Node, given: list[Content]) -> Content | None:
 def _pairwise(function: Callable[[int, int], int]) -> Callable[[ir.Node, list[Content]], Content | None]:
     def compute(node: ir.Node, given: list[Content]) -> Content | None:
         a, b = given
+        # Only of fixed numbers: twice the batch size, for one, is no Content.
         size = max(len(a.elements), len(b.elements))
         if any(len(content.elements) not in (1, size) or None in content.elements for content in given):
             return None
@@ -184,16 +189,18 @@ _RULES: dict[str, Callable[[ir.Node, list[Content]], Content | None]] = {
 
 
 def _fill_in(node: ir.Node, known: dict[ir.Value, Content], batch: str) -> None:
-    """The shapes of the results, where they are not known but for the batch."""
+    """Infer the shapes of the node's results, where one has an unknown size other than the batch."""
     if all(
         value.shape is not None and all(isinstance(d, int) or d == batch for d in dims(value)) for value in node.outputs
     ):
         return
     target = node.inputs[1] if node.op_type in ("Reshape", "Expand") else None
     content = None if target is None else known.get(target)
+    # With neither 0 (copy) nor -1 (the rest) in it, the target of a Reshape is the shape.
     if node.op_type == "Reshape" and content is not None and not {0, -1} & set(content.elements):
         node.outputs[0].shape = ir.Shape([batch if n is None else n for n in content.elements])
         return
+    # Inference may find no shape at all: then the one that is there stays.
     before = [value.shape for value in node.outputs]
     with suppress(GraphError):
         infer_node(node, OPSET)

@@ -1,4 +1,4 @@
-"""An import beside its source: what both answer to the same inputs."""
+"""An import beside its source: the answers of both to the same inputs."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ def compare(
     expected: Iterable[Sequence[np.ndarray]],
     outputs: slice = slice(None),
 ) -> float:
-    """The largest deviation of the import, run in ONNX Runtime, from what its source answers to the same inputs.
+    """The largest deviation of the import, run in ONNX Runtime, from its source's answers to the same inputs.
 
-    `expected` has for each feed the source's answers, which stand for `outputs` of the import. Raises CannotRunError
-    where ONNX Runtime does not run the import, and ModelImportError where it has other outputs than the source.
+    `expected` has for each feed the source's answers, to compare with these `outputs` of the import. Raises
+    CannotRunError where ONNX Runtime cannot run the import, ModelImportError where the numbers of outputs differ.
     """
     runtime = Reference(imported.to_bytes())
-    found = [runtime.run(feed)[outputs] for feed in feeds]
-    return max(deviation(ours, theirs) for ours, theirs in zip(found, expected))
+    answers = [runtime.run(feed)[outputs] for feed in feeds]
+    return max(deviation(ours, theirs) for ours, theirs in zip(answers, expected))

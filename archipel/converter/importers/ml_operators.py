@@ -1,4 +1,4 @@
-"""Operators of the domain ai.onnx.ml written with standard ones (their definitions: onnx/defs/traditionalml)."""
+"""Operators of the domain ai.onnx.ml rewritten with standard ones (their definitions: onnx/defs/traditionalml)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TREES = "a tree has no gradient and no standard form; fit MLPClassifier or MLPR
 _KERNELS = "its support vectors have no standard form; use LinearSVC, or Nystroem with LogisticRegression, or an MLP"
 _TEXT = "text is not an input of a device's model; encode it before"
 
-# What there is no standard form of, and what to use instead.
+# Operators without a standard form, and what to use instead.
 REFUSED = {
     "TreeEnsemble": _TREES,
     "TreeEnsembleClassifier": _TREES,
@@ -35,11 +35,11 @@ REFUSED = {
 
 
 def rewrite(op: Builder, name: str) -> None:
-    """Rewrite every such node of the graph. Raises ModelImportError for one that has no standard form."""
+    """Rewrite every node of ai.onnx.ml in the graph. Raises ModelImportError for one that has no standard form."""
     for node in list(op.graph):
         if node.domain != DOMAIN:
             if any(output.dtype is None or output.shape is None for output in node.outputs):
-                infer_node(node, OPSET)  # it follows one that nobody could infer until now
+                infer_node(node, OPSET)  # ONNX could not infer it behind an ai.onnx.ml node; now that is standard
             continue
         rule = _RULES.get(node.op_type)
         if rule is None:
@@ -53,13 +53,13 @@ def rewrite(op: Builder, name: str) -> None:
 
 
 def _attribute(node: ir.Node, name: str, default: Any = None) -> Any:
-    found = node.attributes.get(name)
-    return default if found is None else found.value
+    attribute = node.attributes.get(name)
+    return default if attribute is None else attribute.value
 
 
 def _array(node: ir.Node, name: str) -> np.ndarray | None:
-    found = _attribute(node, name)
-    return None if found is None or len(found) == 0 else np.array(found, np.float32)
+    numbers = _attribute(node, name)
+    return None if numbers is None or len(numbers) == 0 else np.array(numbers, np.float32)
 
 
 def _input(node: ir.Node) -> ir.Value:
@@ -98,7 +98,7 @@ def _linear_classifier(op: Builder, node: ir.Node, name: str) -> ir.Value:
     form = form.decode() if isinstance(form, bytes) else form
     opposite = len(rows) == 2 and np.array_equal(rows[0], -rows[1]) and bias[0] == -bias[1]
     if form in ("LOGISTIC", "NONE") and opposite:
-        # sigmoid(-z), sigmoid(z) is softmax(0, z), which cross entropy trains.
+        # (sigmoid(-z), sigmoid(z)) is softmax(0, z): as a softmax it can be trained with cross entropy on its logits.
         rows, bias = rows * np.array([[0.0], [1.0]]), bias * np.array([0.0, 1.0])
         form = "SOFTMAX" if form == "LOGISTIC" else form
     scores = _linear(op, node, rows, bias)
@@ -137,7 +137,7 @@ def _normalizer(op: Builder, node: ir.Node, name: str) -> ir.Value:
     norm = _attribute(node, "norm", "MAX")
     norm = norm.decode() if isinstance(norm, bytes) else norm
     if norm == "L1" and producer is not None and producer.op_type == "Softmax":
-        return value  # sums to one
+        return value  # probabilities sum to one already
     match norm:
         case "L1":
             length = op.ReduceL1(value, [-1], keepdims=1)
@@ -145,7 +145,7 @@ def _normalizer(op: Builder, node: ir.Node, name: str) -> ir.Value:
             length = op.ReduceL2(value, [-1], keepdims=1)
         case _:
             length = op.ReduceMax(op.Abs(value), [-1], keepdims=1)
-    return op.Div(value, op.Max(length, _EPSILON))
+    return op.Div(value, op.Max(length, _EPSILON))  # a row of zeros stays zero
 
 
 def _imputer(op: Builder, node: ir.Node, name: str) -> ir.Value:

@@ -1,4 +1,4 @@
-"""scikit-learn estimators to Model: skl2onnx converts, classical operators become standard, answers are compared."""
+"""scikit-learn estimators to Model: skl2onnx converts, ai.onnx.ml operators become standard, answers are compared."""
 
 from __future__ import annotations
 
@@ -48,15 +48,16 @@ def from_sklearn(estimator: Any, example: Any) -> Model:
     imported = _standard(proto, estimator, name)
     try:
         feeds, given = [{INPUT: x} for x, _ in expected], [[answer] for _, answer in expected]
-        found = compare(imported, feeds, given, slice(-1, None))  # a classifier's logits are no answer of it
+        # Only the last output: a classifier's logits, the output before, are no answer of scikit-learn.
+        apart = compare(imported, feeds, given, slice(-1, None))
     except CannotRunError as error:
         raise ModelImportError(f"{name}: ONNX Runtime cannot run the import: {error}") from None
-    if not found <= TOLERANCE:
+    if not apart <= TOLERANCE:
         raise ModelImportError(
-            f"{name}: the import differs from the estimator by {found:.2g} of its largest answer on the example and "
+            f"{name}: the import differs from the estimator by {apart:.2g} of its largest answer on the example and "
             f"numbers like it; {TOLERANCE:g} is allowed"
         )
-    report = ImportReport(f"scikit-learn {sklearn.__version__} ({name})", deviation=found, samples=len(expected))
+    report = ImportReport(f"scikit-learn {sklearn.__version__} ({name})", deviation=apart, samples=len(expected))
     classes = getattr(estimator, "classes_", None)
     if classes is not None:
         report = report.with_notes(f"classes, in the order of the outputs: {', '.join(map(str, classes))}")
@@ -75,7 +76,7 @@ def _rows(example: Any, name: str) -> np.ndarray:
 
 
 def _answers(estimator: Any, rows: np.ndarray, name: str) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Inputs and what the estimator answers, [n, classes] or [n, targets]: the example, and noise of its spread."""
+    """Inputs (the example, and noise of its spread) with the estimator's answers, [n, classes] or [n, targets]."""
     method = next(
         (m for m in ("predict_proba", "decision_function", "predict", "transform") if hasattr(estimator, m)), None
     )
@@ -83,8 +84,9 @@ def _answers(estimator: Any, rows: np.ndarray, name: str) -> list[tuple[np.ndarr
         raise ModelImportError(f"{name} has neither predict nor transform; pass a fitted estimator or pipeline")
     rng = np.random.default_rng(0)
     spread = np.where(np.isfinite(rows), rows, 0).std(0)
+    # Noise is added to rows of the example, so that inputs stay near the range that the estimator is for.
     noise = rows[rng.integers(0, len(rows), _SAMPLES)] + spread * rng.standard_normal((_SAMPLES, rows.shape[1]))
-    found = []
+    pairs = []
     for x in (rows, noise.astype(np.float32)):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that the example has no feature names
@@ -94,12 +96,14 @@ def _answers(estimator: Any, rows: np.ndarray, name: str) -> list[tuple[np.ndarr
                 # An estimator is anybody's class.
                 raise ModelImportError(f"{name}.{method} fails on the example: {error}") from error
         if answer.dtype.kind not in "fiu" or answer.ndim > 2:
-            raise ModelImportError(f"{name}.{method} answers {answer.dtype} {list(answer.shape)}; only numbers go on")
+            raise ModelImportError(
+                f"{name}.{method} answers {answer.dtype} {list(answer.shape)}; only numbers can be imported"
+            )
         if answer.ndim == 1:
-            # One score for two classes: the second's, where the first has 0.
+            # One score for two classes is that of the second; the import gives the first a 0.
             answer = np.stack([np.zeros_like(answer), answer], 1) if method == "decision_function" else answer[:, None]
-        found.append((x, answer))
-    return found
+        pairs.append((x, answer))
+    return pairs
 
 
 def _convert(estimator: Any, features: int, name: str) -> onnx.ModelProto:
@@ -107,7 +111,7 @@ def _convert(estimator: Any, features: int, name: str) -> onnx.ModelProto:
     from skl2onnx.common.data_types import FloatTensorType
 
     last = estimator.steps[-1][1] if hasattr(estimator, "steps") else estimator
-    # Without the option a classifier answers with a list of dictionaries; some do not know it, and need none.
+    # Without zipmap=False a classifier's output is a list of dictionaries. Estimators that refuse it need no option.
     proto: onnx.ModelProto | None = None
     problem = ""
     choices: list[dict[int, dict[str, bool]]] = [{id(last): {"zipmap": False}}, {id(last): {}}]
@@ -125,7 +129,7 @@ def _convert(estimator: Any, features: int, name: str) -> onnx.ModelProto:
         except NameError as error:  # skl2onnx's way to say that it does not know the option
             problem = str(error)
         except Exception as error:
-            # Its converters are plugins and raise what they like.
+            # skl2onnx's converters are plugins, and raise anything.
             raise ModelImportError(
                 f"{name}: skl2onnx cannot convert it: {_first_line(error)}; fit it, or use an estimator of "
                 "skl2onnx.supported_converters()"
@@ -141,7 +145,7 @@ def _standard(proto: onnx.ModelProto, estimator: Any, name: str) -> Model:
     graph = model.graph
     outputs = {value.name: value for value in graph.outputs}
     if "probabilities" in outputs:
-        # The label is the index of the largest one; as text it could not be an output on a device.
+        # The label is dropped: the index of the largest probability says the same, and devices have no text outputs.
         graph.outputs[:] = [outputs["probabilities"]]
     remove_dead_code(model)
     graph.inputs[0].shape = ir.Shape([BATCH, *(d for d in graph.inputs[0].shape[1:])])  # type: ignore[index]
@@ -149,7 +153,7 @@ def _standard(proto: onnx.ModelProto, estimator: Any, name: str) -> Model:
     op = Builder(graph)
     rewrite(op, name)
     remove_dead_code(model)
-    graph.opset_imports.clear()
+    graph.opset_imports.clear()  # nothing of ai.onnx.ml is left
     graph.opset_imports[""] = OPSET
     model.ir_version = IR_VERSION
     if len(graph.outputs) != 1:
@@ -160,7 +164,7 @@ def _standard(proto: onnx.ModelProto, estimator: Any, name: str) -> Model:
     imported = Model.from_proto(ir.to_proto(model))
     clean(imported.ir)
     for value in imported.ir.graph.outputs:
-        value.shape = ir.Shape([BATCH, *dims(value)[1:]])  # one answer for each row, as the comparison sees
+        value.shape = ir.Shape([BATCH, *dims(value)[1:]])  # one answer for each row; the comparison fails otherwise
     record_parameters(imported.ir, _weights(imported.ir))
     return imported
 
@@ -183,18 +187,19 @@ def _two_scores(op: Builder, scores: ir.Value) -> ir.Value:
         return scores
     node = scores.producer()
     if node is not None and node.op_type == "Gather" and node.inputs[0] is not None:
-        return node.inputs[0]  # the rewritten classifier has both
+        return node.inputs[0]  # the rewritten classifier has computed both
     return op.Pad(scores, [0, 1, 0, 0])
 
 
 def _logits(op: Builder, probabilities: ir.Value) -> ir.Value:
-    """What softmax makes the probabilities of; the losses want it."""
+    """Logits whose softmax is the probabilities: the loss `cross_entropy` takes logits."""
     node = trace_back(probabilities, ("Identity", "Cast")).producer()
     if node is not None and node.op_type == "Softmax" and node.inputs[0] is not None:
         return node.inputs[0]
     score = _binary_score(node)
     if score is not None:
         return op.Pad(score, [0, 1, 0, 0])  # [0, score]: softmax of it is [1 - sigmoid, sigmoid]
+    # Any other probabilities: the softmax of their logarithms is they themselves, as they sum to 1.
     return op.Log(op.Max(probabilities, _SMALLEST))
 
 
@@ -211,18 +216,19 @@ def _binary_score(node: ir.Node | None) -> ir.Value | None:
 
 
 def _weights(model: ir.Model) -> list[str]:
-    """Weights and biases of linear layers; what scales and centres features stays as it was fitted."""
-    found = []
+    """Names of the weights and biases of linear layers. Numbers that scale and centre features stay as fitted."""
+    names = []
     for name, value in model.graph.initializers.items():
         if not is_float(value) or rank(value) == 0:
             continue
         for use in value.uses():
+            # A bias may be added by a node of its own behind the product.
             other = use.node.inputs[1 - use.idx] if use.node.op_type == "Add" and use.idx < 2 else None
             producer = None if other is None else other.producer()
             if use.node.op_type in _LAYERS or (producer is not None and producer.op_type in _LAYERS):
-                found.append(name)
+                names.append(name)
                 break
-    return found
+    return names
 
 
 def _first_line(error: BaseException) -> str:

@@ -24,11 +24,11 @@ def from_torch(source: Any, example: Any = None, *, dynamic_batch: bool = True) 
     except ModuleNotFoundError:
         raise MissingExtraError("torch", "cloud") from None
     if isinstance(source, torch.export.ExportedProgram | str | os.PathLike):
-        program, name = torch_program.opened(source)
+        program, name = torch_program.open_program(source)
         module = torch_program.inference_module(program, name)
         if example is None:
             example = torch_program.example_of(program, name)
-        return torch_program.imported(module, example, name, dynamic_batch)
+        return torch_program.import_program(module, example, name, dynamic_batch)
     if example is None:
         raise ModelImportError(f"{type(source).__name__}: a torch module needs example=, a tensor that it takes")
     # A copy, so that the caller's module keeps its mode and its place on the accelerator.

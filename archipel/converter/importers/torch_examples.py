@@ -1,4 +1,4 @@
-"""The inputs on which a PyTorch source and its import are compared, and what the source answers."""
+"""The inputs on which a PyTorch source and its import are compared, and the source's answers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def as_tensors(example: Any, dynamic_batch: bool) -> tuple[torch.Tensor, ...]:
-    """The example as tensors on the CPU, at least two in the batch if it is to be dynamic. Raises ModelImportError."""
+    """The example as tensors on the CPU, two or more in a batch that is to be dynamic. Raises ModelImportError."""
     import torch
 
     given = tuple(example) if isinstance(example, tuple | list) else (example,)
@@ -43,30 +43,34 @@ def noise(examples: tuple[torch.Tensor, ...], seed: int) -> tuple[torch.Tensor, 
     import torch
 
     generator = torch.Generator().manual_seed(seed)
-    found = []
+    tensors = []
     for tensor in examples:
         if tensor.is_floating_point() and tensor.numel():
             mean, spread = tensor.double().mean(), tensor.double().std(correction=0)
             drawn = torch.randn(tensor.shape, generator=generator, dtype=torch.float64)
-            found.append((mean + (spread if spread > 0 else 1.0) * drawn).to(tensor.dtype))
+            tensors.append((mean + (spread if spread > 0 else 1.0) * drawn).to(tensor.dtype))
         else:
-            found.append(tensor.roll(seed + 1, 0) if tensor.ndim else tensor)
-    return tuple(found)
+            # Integers may be indices: only those of the example are sure to be in range.
+            tensors.append(tensor.roll(seed + 1, 0) if tensor.ndim else tensor)
+    return tuple(tensors)
 
 
 def is_constant(examples: tuple[torch.Tensor, ...]) -> bool:
-    """Whether every tensor of floats is one number all over: a normalization makes rounding errors large of those."""
+    """Whether all elements of every float tensor are equal: a normalization then divides by about 0.
+
+    That makes rounding errors as large as the answers, so such an example cannot tell a good import from a bad one.
+    """
     floats = [tensor for tensor in examples if tensor.is_floating_point() and tensor.numel()]
     return bool(floats) and all(bool((tensor == tensor.flatten()[0]).all()) for tensor in floats)
 
 
 def answers(module: torch.nn.Module, examples: tuple[torch.Tensor, ...]) -> list[np.ndarray]:
-    """The module's outputs in order; it gets copies, for it may write into its inputs."""
+    """The module's outputs in order; it gets copies, because it may write into its inputs."""
     return _flat(module(*(tensor.clone() for tensor in examples)))
 
 
 def as_feed(model: Model, examples: Sequence[torch.Tensor]) -> dict[str, np.ndarray]:
-    """The arrays that the inputs of an import take."""
+    """The examples as arrays by the names of the import's inputs."""
     return {port.name: tensor.numpy() for port, tensor in zip(model.inputs, examples)}
 
 

@@ -1,4 +1,4 @@
-"""PyTorch modules to Model, through PyTorch's own exporter, compared with them afterwards."""
+"""PyTorch modules to Model, through PyTorch's own exporter, and compared with the module afterwards."""
 
 from __future__ import annotations
 
@@ -41,6 +41,7 @@ def import_module(module: torch.nn.Module, example: Any, name: str, dynamic_batc
         dynamic = tuple({0: batch} if tensor.ndim else {} for tensor in examples)
     with quiet(), torch.no_grad():
         feeds = [*([] if is_constant(examples) else [examples]), *(noise(examples, seed) for seed in range(_NOISE))]
+        # Before the export, whose errors would not tell that the example does not fit.
         try:
             expected = [answers(module, feed) for feed in feeds]
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
@@ -51,7 +52,7 @@ def import_module(module: torch.nn.Module, example: Any, name: str, dynamic_batc
         parameters = _parameter_names(module, model)
         simplify(model, keep=parameters)
         _rename_outputs(model)
-        # The exporter records stack traces, and with them paths of this machine.
+        # The exporter records stack traces, which contain paths of this machine.
         common.ClearMetadataAndDocStringPass()(model)
         model.metadata_props.clear()
         proto = ir.to_proto(model)
@@ -62,13 +63,13 @@ def import_module(module: torch.nn.Module, example: Any, name: str, dynamic_batc
             f"{name} works for one batch size only: input {fixed[0].name!r} came out as "
             f"{list(fixed[0].shape)}; let its code take the size from the input, or pass dynamic_batch=False"
         )
-    found = _compared(imported, feeds, expected)
-    if not found <= TOLERANCE:
+    apart = _compared(imported, feeds, expected)
+    if not apart <= TOLERANCE:  # also where it is NaN
         raise ModelImportError(
-            f"{name}: the import differs from the module by {found:.2g} of its largest output on the example and noise "
+            f"{name}: the import differs from the module by {apart:.2g} of its largest output on the example and noise "
             f"like it; {TOLERANCE:g} is allowed"
         )
-    ImportReport(f"PyTorch {torch.__version__} ({name})", deviation=found, samples=len(feeds)).record(imported.ir)
+    ImportReport(f"PyTorch {torch.__version__} ({name})", deviation=apart, samples=len(feeds)).record(imported.ir)
     return imported
 
 
@@ -103,9 +104,9 @@ def _export(module: torch.nn.Module, examples: tuple[torch.Tensor, ...], dynamic
 
 @contextlib.contextmanager
 def _keeping_dropout() -> Iterator[None]:
-    """Dropout that is off comes out as an ONNX Dropout node (the identity, for inference) and not as nothing.
+    """Export Dropout that is off as an ONNX Dropout node, the identity in inference, where PyTorch leaves it out.
 
-    A training graph made of the model turns it on. Covers `nn.Dropout` and `functional.dropout`.
+    `step_graph` turns these nodes on. Covers `nn.Dropout` and `functional.dropout`.
     """
     import torch
     from torch.nn import functional
@@ -137,7 +138,7 @@ def _translations_read_once() -> Iterator[None]:
 
     source = getattr(_registration, "onnxscript_apis", None)
     original = getattr(source, "get_torchlib_ops", None)
-    if original is None:  # a PyTorch that does it otherwise
+    if original is None:  # another version of PyTorch: exports are slower, and equal
         yield
         return
     setattr(source, "get_torchlib_ops", lambda: _translations(original))  # noqa: B010 - it has no such field for mypy
@@ -157,12 +158,13 @@ def _rename_outputs(model: ir.Model) -> None:
     taken = {value.name for value in model.graph.inputs} | set(model.graph.initializers)
     for i, value in enumerate(outputs):
         name = "output" if len(outputs) == 1 else f"output_{i}"
+        # An output that is an input or a weight as it comes has that name.
         if name not in taken and not value.is_graph_input() and value.producer() is not None:
             value.name = name
 
 
 def _why(name: str, error: BaseException, dynamic_batch: bool) -> str:
-    while error.__cause__ is not None:
+    while error.__cause__ is not None:  # the exporter wraps the error that says what is wrong, often more than once
         error = error.__cause__
     first = _first_line(error)
     hint = "; if its batch size is fixed, pass dynamic_batch=False" if dynamic_batch else ""
@@ -175,7 +177,7 @@ def _first_line(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """The exporter prints progress, logs what it did not find and warns about its own calls."""
+    """Hide the exporter's progress, its log of what it did not find, and its warnings about its own calls."""
     level = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _MAX_BYTES = 2**32
 _EXAMPLES = 3
 
-# Which argument of an operator says that it trains: (position, name, its value for inference).
+# The argument that says whether an operator trains: (position, name, its value for inference).
 _MODES: dict[str, tuple[int, str, object]] = {
     "aten.batch_norm.default": (5, "training", False),
     "aten.dropout.default": (2, "train", False),
@@ -37,7 +37,7 @@ _MODES: dict[str, tuple[int, str, object]] = {
     "aten.scaled_dot_product_attention.default": (4, "dropout_p", 0.0),
 }
 
-# What `run_decompositions` makes of layers in training mode; which layer it was cannot be told any more.
+# What `run_decompositions` makes of layers in training mode. From these nobody can tell which layer it was.
 _DECOMPOSED = (
     "aten._native_batch_norm_legit.default",
     "aten._native_batch_norm_legit_functional.default",
@@ -48,20 +48,23 @@ _DECOMPOSED = (
 )
 
 
-def opened(source: torch.export.ExportedProgram | str | os.PathLike[str]) -> tuple[torch.export.ExportedProgram, str]:
-    """The program and what to call it in errors. Raises ModelImportError for a file that is none."""
+def open_program(
+    source: torch.export.ExportedProgram | str | os.PathLike[str],
+) -> tuple[torch.export.ExportedProgram, str]:
+    """The program, and its name for errors. Raises ModelImportError for a file that is no program."""
     import torch
 
     if isinstance(source, torch.export.ExportedProgram):
         return source, "ExportedProgram"
     path = os.fspath(source)
+    # Before PyTorch reads it: a small archive may unpack to more than the memory.
     try:
         with zipfile.ZipFile(path) as archive:
             size = sum(member.file_size for member in archive.infolist())
     except FileNotFoundError:
         raise ModelImportError(f"{path} does not exist") from None
     except Exception as error:
-        # Damaged names in its directory are a UnicodeDecodeError, unknown versions a NotImplementedError, and so on.
+        # zipfile raises what it likes: UnicodeDecodeError for damaged names, NotImplementedError for unknown versions.
         raise ModelImportError(
             f"{path}: not a program of torch.export.save, or a damaged one ({error}); a state_dict or a pickled module "
             "is not one: export with torch.export.export(module, example)"
@@ -72,12 +75,12 @@ def opened(source: torch.export.ExportedProgram | str | os.PathLike[str]) -> tup
         with quiet(), _tensors_only():
             return torch.export.load(path), os.path.basename(path)
     except Exception as error:
-        # Anything, from a missing member to a field that the schema does not have.
+        # So does PyTorch, from a missing member to a field that the schema does not have.
         raise ModelImportError(f"{path}: not a program of torch.export.save, or a damaged one ({error})") from error
 
 
 def inference_module(program: torch.export.ExportedProgram, name: str) -> torch.nn.Module:
-    """The program as a module in evaluation mode, of any batch size that its code takes. `program` stays as it is."""
+    """The program as a module in evaluation mode, for any batch size that its code takes. `program` is not changed."""
     module: torch.fx.GraphModule = program.module()
     for node in list(module.graph.nodes):
         kind = str(node.target)
@@ -89,6 +92,7 @@ def inference_module(program: torch.export.ExportedProgram, name: str) -> torch.
         if kind == "_guards_fn":
             module.graph.erase_node(node)  # checks sizes against the example's
         elif kind.startswith("aten.add_.") and _counts_batches(node.args[0]):
+            # BatchNorm's count of batches changes in training only, and ONNX has no operator that changes its input.
             node.replace_all_uses_with(node.args[0])
             module.graph.erase_node(node)
         elif kind in _MODES:
@@ -99,6 +103,7 @@ def inference_module(program: torch.export.ExportedProgram, name: str) -> torch.
             elif argument in node.kwargs:
                 node.kwargs = {**node.kwargs, argument: value}
             if kind == "aten.dropout.default":
+                # As the function that the importer replaces, so that the node survives the export.
                 node.target, node.args = _dropout, tuple(node.args[:2])
     module.graph.lint()
     module.recompile()
@@ -106,21 +111,21 @@ def inference_module(program: torch.export.ExportedProgram, name: str) -> torch.
 
 
 def example_of(program: torch.export.ExportedProgram, name: str) -> tuple[Any, ...]:
-    """The inputs that the program was exported with. Raises ModelImportError if it has none that are tensors alone."""
+    """The inputs that the program was exported with. Raises ModelImportError if the program does not have them."""
     if program.example_inputs is None:
         raise ModelImportError(f"{name}: the program has no example inputs; pass example=, a tensor that it takes")
     given, named = program.example_inputs
     return (*given, *named.values())
 
 
-def imported(module: torch.nn.Module, example: Any, name: str, dynamic_batch: bool) -> Model:
-    """Import with a free batch if possible, else with the program's own size and a note."""
+def import_program(module: torch.nn.Module, example: Any, name: str, dynamic_batch: bool) -> Model:
+    """Import with a symbolic batch size if possible, else with the program's own size and a note."""
     if not dynamic_batch:
         return _at_own_size(module, example, name)
     try:
         return import_module(module, example, name, dynamic_batch=True)
     except ModelImportError as error:
-        # Sizes of the example may be written into the program.
+        # The example's sizes may be written into the program: import it with them, then free the graph's batch.
         model, why = _at_own_size(module, example, name), str(error)
     report = model.import_report or ImportReport(name)
     try:
@@ -138,9 +143,12 @@ def _at_own_size(module: torch.nn.Module, example: Any, name: str) -> Model:
 
 
 def _freed(model: Model, module: torch.nn.Module, examples: tuple[torch.Tensor, ...]) -> tuple[Model, float]:
+    """The model with a symbolic batch size, and how far it is from `module`. Raises FixedBatchError."""
     import torch
 
     free = Model(free_batch(model.ir))
+    # The module takes its own batch size only. Its answers to several batches are joined and compared with the import's
+    # answer to the joined batch: they agree only if examples do not influence each other.
     with quiet(), torch.no_grad():
         feeds = [examples, *(noise(examples, seed) for seed in range(_EXAMPLES - 1))]
         expected = [np.concatenate(parts) for parts in zip(*(answers(module, feed) for feed in feeds))]
@@ -157,7 +165,7 @@ def _freed(model: Model, module: torch.nn.Module, examples: tuple[torch.Tensor, 
 def _dropout(x: torch.Tensor, p: float) -> torch.Tensor:
     from torch.nn import functional
 
-    return functional.dropout(x, p, training=False)  # looked up when called: the importer has its own by then
+    return functional.dropout(x, p, training=False)  # looked up when called, and by then the importer's own
 
 
 def _counts_batches(node: Any) -> bool:
@@ -174,7 +182,7 @@ def _check_mode(node: Any, name: str) -> None:
 
 @contextlib.contextmanager
 def _tensors_only() -> Iterator[None]:
-    """Whatever torch.export.load unpickles are tensors: a file must not bring classes that run code."""
+    """Let torch.export.load unpickle tensors only: a file must not bring classes that run code."""
     import torch
 
     original = torch.load

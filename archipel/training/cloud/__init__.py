@@ -1,4 +1,4 @@
-"""The PyTorch engine: training where the data may be collected. PyTorch is imported when a fit begins."""
+"""The PyTorch engine, for training with data that may be collected. PyTorch is imported when a fit begins."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which accelerators PyTorch can train on here."""
+"""The accelerators that PyTorch can train on in this process."""
 
 from __future__ import annotations
 

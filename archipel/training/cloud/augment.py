@@ -1,6 +1,6 @@
 """Augmentations: functions of a batch and a random generator that return a changed batch of the same shape.
 
-The generator must be a CPU one, whatever the batch's device, so that all devices draw the same changes.
+The generator must be a CPU one, whatever the batch's device, so that a seed means the same changes on every device.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Augment = Callable[["torch.Tensor", "torch.Generator"], "torch.Tensor"]
 
 
 def in_turn(*steps: Augment) -> Augment:
-    """One augmentation that applies these from left to right."""
+    """One augmentation that applies `steps` from left to right, such as in_turn(random_shift(2), random_flip())."""
 
     def apply(batch: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
         for step in steps:
@@ -28,10 +28,10 @@ def in_turn(*steps: Augment) -> Augment:
 
 
 def random_shift(most: int) -> Augment:
-    """Move every image of [batch, channels, height, width] by -most..most pixels in each direction, zeros moving in.
+    """Move every image of [batch, channels, height, width] by -most..most pixels along each axis; zeros fill the gap.
 
-    The random crop of a padded image (He et al. 2016, section 4.2) is the same thing. Raises TrainingError if `most`
-    is negative, MissingExtraError without PyTorch.
+    This is the random crop of a padded image (He et al. 2016, section 4.2). Raises TrainingError if `most` is
+    negative, MissingExtraError without PyTorch.
     """
     _require_torch()
     if most < 0:
@@ -41,11 +41,14 @@ def random_shift(most: int) -> Augment:
         import torch
         from torch.nn import functional
 
+        # Every image is cropped from its padded form by one look-up, without a loop over images.
         count, _, height, width = batch.shape
+        # The offset of each crop in the padded image: `most` of both axes leaves the image where it is.
         offsets = torch.randint(0, 2 * most + 1, (count, 2), generator=generator).to(batch.device)
         rows = offsets[:, :1] + torch.arange(height, device=batch.device)
         columns = offsets[:, 1:] + torch.arange(width, device=batch.device)
         images = torch.arange(count, device=batch.device)[:, None, None]
+        # Channels last while indexing, so that one look-up for each pixel fetches all its channels.
         padded = functional.pad(batch, (most, most, most, most)).permute(0, 2, 3, 1)
         return padded[images, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
 
@@ -53,7 +56,7 @@ def random_shift(most: int) -> Augment:
 
 
 def random_flip() -> Augment:
-    """Mirror every second image of [batch, channels, height, width], left to right, as chance has it.
+    """Mirror each image of [batch, channels, height, width] from left to right with probability 1/2.
 
     Raises MissingExtraError without PyTorch.
     """
@@ -71,8 +74,8 @@ def random_flip() -> Augment:
 def random_scale(most: float) -> Augment:
     """Multiply every channel of every example of [batch, channels, ...] by its own number in 1-most..1+most.
 
-    What sensors differ by from person to person and from phone to phone (Um et al. 2017, section 3). Raises
-    TrainingError if `most` is not in 0..1, MissingExtraError without PyTorch.
+    Sensors of different persons and phones differ like this (Um et al. 2017, section 3). Raises TrainingError unless
+    `most` is 0 or more and below 1, MissingExtraError without PyTorch.
     """
     _require_torch()
     if not 0 <= most < 1:

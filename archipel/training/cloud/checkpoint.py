@@ -1,6 +1,7 @@
-"""The checkpoint of a fit: one file, whole or not at all, from which a killed fit goes on as if nothing had been.
+"""The checkpoint of a fit: one file, from which a killed fit goes on with the results of one that was not killed.
 
-It holds tensors, numbers and strings only and is read with PyTorch's unpickler for these ("weights_only").
+It is replaced as a whole or not at all. It holds tensors, numbers and strings only, and is read with PyTorch's
+unpickler for these ("weights_only"), since a general one would run code from the file.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 FORMAT = "archipel cloud fit 1"
 
-# What PyTorch's unpickler raises for bytes that are none of its own.
+# The errors that PyTorch's unpickler raises for damaged bytes.
 UNREADABLE = (
     OSError,
     EOFError,
@@ -39,7 +40,7 @@ UNREADABLE = (
 
 @dataclass
 class Progress:
-    """What has been found so far: the facts of every epoch, in order, and the weights of the best."""
+    """The results so far: the facts of every epoch, in order, and the weights of the best one."""
 
     best_weights: dict[str, torch.Tensor]
     history: list[dict[str, Any]] = field(default_factory=list)
@@ -65,10 +66,10 @@ def write_checkpoint(
         "module": module.state_dict(),
         "optimizer": optimizer.state_dict(),
         "generator": generator.get_state(),
-        # Dropout draws from PyTorch's own generator.
+        # Dropout draws from PyTorch's global generator, and must go on where it stopped.
         "dropout": torch.get_rng_state(),
     }
-    torch.save(content, buffer)
+    torch.save(content, buffer)  # in memory, so that the file is replaced by complete bytes
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_durably(path, buffer.getvalue())
@@ -84,7 +85,7 @@ def read_checkpoint(
     optimizer: torch.optim.Optimizer,
     generator: torch.Generator,
 ) -> Progress:
-    """Put module, optimizer and generators where the file left them.
+    """Give module, optimizer and generators the state in the file, and return the results so far.
 
     Raises CheckpointError if the file cannot be read or belongs to another fit.
     """
@@ -100,11 +101,12 @@ def read_checkpoint(
         raise CheckpointError(f"the checkpoint {path} cannot be read ({reason}); {remedy}") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise CheckpointError(f"{path} is not a checkpoint of a cloud fit ({FORMAT!r}); {remedy}")
-    there = content["made_with"]
-    for name in sorted({*made_with, *there}):
-        if made_with.get(name) != there.get(name):
+    # Before any state changes: a checkpoint of another fit leaves the module as it is.
+    written_with = content["made_with"]
+    for name in sorted({*made_with, *written_with}):
+        if made_with.get(name) != written_with.get(name):
             raise CheckpointError(
-                f"the checkpoint {path} is of another fit: {name} was {there.get(name)} there, "
+                f"the checkpoint {path} is of another fit: {name} was {written_with.get(name)} there, "
                 f"is {made_with.get(name)} here; {remedy}"
             )
     try:
@@ -118,4 +120,5 @@ def read_checkpoint(
 
 
 def crc(data: bytes) -> int:
+    """CRC-32: enough to notice another data set, and no protection against an attacker."""
     return zlib.crc32(data)

@@ -43,17 +43,35 @@ def fit(
 ) -> FitResult:
     """Train `module` in place with Adam (Kingma and Ba 2015) and cross entropy to its validation plateau.
 
-    inputs     float32 [n, ...], what the module takes; targets int64 [n], class numbers
-    patience   epochs without a lower validation loss after which training ends
-    augment    applied to every training batch, never to validation
-    checkpoint a file written after every epoch; if it is there, the fit goes on from it
-    on_epoch   called after every epoch; on_batch after every batch with the epoch's number, the batches done in it
-               and the batches of an epoch. An exception that they raise ends the training
+    Runs on a CUDA device if there is one.
 
-    Runs on a CUDA device if there is one. The same seed gives the same order of examples and the same augmentation;
-    results are equal on the same machine and thread count, also when the fit was killed and went on from its
-    checkpoint. Raises TrainingError for data or settings that do not fit and when the loss is no longer finite,
-    CheckpointError for a checkpoint that cannot be written or is of another fit, MissingExtraError without PyTorch.
+    Arguments:
+        module: a classifier that returns logits [n, classes].
+        inputs: float32 [n, ...], as the module takes them.
+        targets: int64 [n], class numbers from 0.
+        validation: inputs and targets like these.
+        seed: of the order of examples and the augmentation. Results are equal on the same machine and thread count,
+            also of a fit that was killed and went on from its checkpoint.
+        batch_size: examples of a step, 1 or more.
+        learning_rate: Adam's.
+        patience: epochs without a lower validation loss after which training ends, 1 or more.
+        max_epochs: the most epochs, 1 or more.
+        augment: applied to every training batch, never to validation.
+        checkpoint: a file, written after every epoch. If it exists, the fit goes on from it.
+        on_epoch: called after every epoch. An exception ends the training, here and in `on_batch`.
+        on_batch: called after every batch with the epoch's number, the batches done in it and those of an epoch.
+
+    Returns:
+        The module on the CPU, in evaluation mode, with the weights of its best epoch, and the history.
+
+    Raises:
+        TrainingError: for data or settings that do not fit, and when the loss is no longer finite.
+        CheckpointError: for a checkpoint that cannot be written or is of another fit.
+        MissingExtraError: without PyTorch.
+
+    Example:
+        result = fit(network, x, y, (x_val, y_val), seed=0, augment=random_shift(2))
+        print(result.best.validation_accuracy)
     """
     on_device(module)
     check_examples((inputs, targets), validation)

@@ -53,11 +53,11 @@ class FitResult:
 
 @dataclass(frozen=True)
 class Loop:
-    """What a fit does in every epoch, whatever its optimizer.
+    """The part of a fit that does not depend on its optimizer.
 
-    rate       the learning rate after this share (0..1) of all steps; None leaves the optimizer's own
+    rate       the learning rate after a share (0..1) of all steps; None leaves the optimizer's own
     patience   epochs without a lower validation loss after which training ends; None trains all of `epochs`
-    settings   what a checkpoint must have been written with, besides data and network
+    settings   besides data and network, the settings that a checkpoint must have been written with
     """
 
     seed: int
@@ -97,12 +97,14 @@ class Loop:
                     f"the loss is no longer finite in epoch {number} (training {train_loss}, validation {loss}); "
                     f"lower the learning rate of {self.settings['learning rate']} or check the inputs' range"
                 )
+            # Strictly below: of equal epochs the first is the best, so a plateau uses up the patience.
             best = not history or loss < min(epoch.validation_loss for epoch in history)
             epoch = Epoch(number, train_loss, loss, accuracy, best, time.perf_counter() - started)
             history.append(epoch)
             progress.history.append(vars(epoch))
             if best:
                 progress.best_weights = _copy_weights(module)
+            # Before the callback, which may raise to stop the fit: the epoch is then not lost.
             if self.checkpoint is not None:
                 write_checkpoint(self.checkpoint, made_with, progress, module, optimizer, generator)
             if self.on_epoch is not None:
@@ -121,14 +123,15 @@ class Loop:
         number: int,
         layout: torch.memory_format,
     ) -> float:
-        """One pass over the training data; the mean loss."""
+        """Make one pass over the training data. Returns the mean loss."""
         import torch
         from torch.nn import functional
 
         module.train()
-        loss_sum = torch.zeros((), device=x.device)
+        loss_sum = torch.zeros((), device=x.device)  # on the device, so that no step waits for the loss to come back
         splits = torch.split(torch.randperm(len(x), generator=generator).to(x.device), self.batch_size)
         for index, rows in enumerate(splits):
+            # The rate at the middle of each step: a schedule that starts or ends at 0 then wastes no step.
             if self.rate is not None:
                 done = ((number - 1) * len(splits) + index + 0.5) / (self.epochs * len(splits))
                 for group in optimizer.param_groups:
@@ -150,7 +153,7 @@ class Loop:
         return len(history) - best >= self.patience
 
     def _made_with(self, module: nn.Module, train: Examples, validation: Examples) -> dict[str, Setting]:
-        """What must be the same for a fit to go on: settings, examples by their shapes and labels, tensors' shapes."""
+        """Facts that must be equal for a fit to go on: settings, examples (shapes and labels), the tensors' shapes."""
         tensors = repr([(name, list(tensor.shape)) for name, tensor in module.state_dict().items()])
         facts: dict[str, Setting] = {"seed": self.seed, "batch_size": self.batch_size, **self.settings}
         for kind, (inputs, targets) in (("training", train), ("validation", validation)):
@@ -169,7 +172,7 @@ def on_device(module: nn.Module) -> nn.Module:
 
 
 def check_examples(train: Examples, validation: Examples) -> None:
-    """Raises TrainingError for data that no fit can use."""
+    """Refuse data that no fit can use. Raises TrainingError."""
     for kind, (inputs, targets) in (("training", train), ("validation", validation)):
         if len(inputs) == 0 or targets.shape != (len(inputs),):
             raise TrainingError(
@@ -183,7 +186,7 @@ def check_examples(train: Examples, validation: Examples) -> None:
 
 
 def check_counts(**counts: int) -> None:
-    """Raises TrainingError for a number of epochs, examples, ... below 1."""
+    """Refuse a number of epochs, examples, ... below 1. Raises TrainingError."""
     for name, value in counts.items():
         if value < 1:
             raise TrainingError(f"fit expects {name} of 1 or more, got {value}")
@@ -204,7 +207,7 @@ def _memory_format(module: nn.Module, inputs: NDArray[np.float32]) -> torch.memo
 
 def _lay_out(module: nn.Module, layout: torch.memory_format) -> None:
     for parameter in module.parameters():
-        if parameter.ndim == 4:
+        if parameter.ndim == 4:  # the weights of 2-D convolutions
             parameter.data = parameter.data.contiguous(memory_format=layout)
 
 

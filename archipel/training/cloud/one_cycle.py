@@ -47,12 +47,18 @@ def fit_one_cycle(
 ) -> FitResult:
     """Train `module` in place with SGD, Nesterov momentum of 0.9 and cross entropy for a fixed number of epochs.
 
-    The learning rate rises linearly from zero to `learning_rate` in the first `warm_up` share of the steps and falls
-    linearly to zero in the others (Smith and Topin 2018): the way to a good network in few epochs.
+    The learning rate rises linearly from zero and falls linearly to zero, which gives a good network in few epochs
+    (Smith and Topin 2018).
 
-    weight_decay  on weights of two and more axes; biases and normalisations go without (Goyal et al. 2017, section 5.3)
+    Arguments:
+        epochs: 1 or more; all are made.
+        learning_rate: the highest one.
+        warm_up: the share of the steps in which the rate rises, between 0 and 1.
+        weight_decay: of weights of two and more axes; biases and normalizations have none (Goyal et al. 2017, section
+            5.3).
 
-    Everything else is as for `fit`, the weights of the epoch with the lowest validation loss included.
+    Other arguments, the result (the weights are those of the epoch with the lowest validation loss) and errors are
+    those of `fit`.
     """
     on_device(module)
     check_examples((inputs, targets), validation)
@@ -63,6 +69,7 @@ def fit_one_cycle(
     import torch
 
     def rate(done: float) -> float:
+        # The lower of two lines: one up to the highest rate at `warm_up`, one from there down to 0.
         return learning_rate * min(done / warm_up, (1 - done) / (1 - warm_up))
 
     loop = Loop(
@@ -83,6 +90,7 @@ def fit_one_cycle(
         on_epoch=on_epoch,
         on_batch=on_batch,
     )
+    # Biases and normalizations have one axis.
     decayed = [parameter for parameter in module.parameters() if parameter.ndim > 1]
     others = [parameter for parameter in module.parameters() if parameter.ndim <= 1]
     groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]

@@ -125,7 +125,7 @@ def test_truncated_and_inflated_files(tmp_path: Path, monkeypatch: pytest.Monkey
     for keep in (10, len(data) // 2, len(data) - 30):
         (tmp_path / "cut.pt2").write_bytes(data[:keep])
         with pytest.raises(ModelImportError, match=r"cut\.pt2: not a program"):
-            torch_program.opened(tmp_path / "cut.pt2")
+            torch_program.open_program(tmp_path / "cut.pt2")
     refused = 0
     for _ in range(40):
         changed = bytearray(data)
@@ -133,7 +133,7 @@ def test_truncated_and_inflated_files(tmp_path: Path, monkeypatch: pytest.Monkey
             changed[at] = rng.integers(256)
         (tmp_path / "cut.pt2").write_bytes(changed)
         try:
-            torch_program.opened(tmp_path / "cut.pt2")
+            torch_program.open_program(tmp_path / "cut.pt2")
         except ModelImportError:
             refused += 1
     assert refused > 20
@@ -141,4 +141,4 @@ def test_truncated_and_inflated_files(tmp_path: Path, monkeypatch: pytest.Monkey
     with zipfile.ZipFile(tmp_path / "bomb.pt2", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("bomb/data", b"\0" * (1 << 20) + b"\0")
     with pytest.raises(ModelImportError, match=r"bomb\.pt2: unpacks to 1048577 bytes; at most 1048576"):
-        torch_program.opened(tmp_path / "bomb.pt2")
+        torch_program.open_program(tmp_path / "bomb.pt2")

@@ -61,8 +61,7 @@ def test_losses_and_tensors_are_those_of_single_steps(
 
 def test_signature_of_several_steps(model: Model) -> None:
     step = training.step_graph(model, losses.cross_entropy(), optimizers.adam(), steps=3)
-    signature = step.signature
-    assert signature is not None
+    signature = step.program
     assert signature.steps == 3
     for ports, infos in ((signature.inputs, step.inputs), (signature.outputs, step.outputs)):
         assert [(p.name, p.dtype, p.shape) for p in ports] == [(i.name, i.dtype, i.shape) for i in infos]

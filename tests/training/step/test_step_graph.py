@@ -112,8 +112,7 @@ def test_frozen_parameters_stay_initializers(module: nn.Module, model: Model, ba
 
 def test_signature_names_every_port_in_order(model: Model) -> None:
     step = training.step_graph(model, losses.cross_entropy(), optimizers.sgd(momentum=0.9, lr=0.05))
-    signature = step.signature
-    assert signature is not None
+    signature = step.program
     assert signature.kind == "train"
     for ports, infos in ((signature.inputs, step.inputs), (signature.outputs, step.outputs)):
         assert [(p.name, p.dtype, p.shape) for p in ports] == [(i.name, i.dtype, i.shape) for i in infos]
@@ -137,8 +136,7 @@ def test_signature_names_every_port_in_order(model: Model) -> None:
 def test_evaluation_sums_over_batches(module: nn.Module, model: Model, batches: Batches) -> None:
     program = training.evaluate_graph(model, losses.cross_entropy())
     check_model(program.ir)
-    assert program.signature is not None
-    assert program.signature.kind == "evaluate"
+    assert program.kind == "evaluate"
     assert [(o.name, o.dtype, o.shape) for o in program.outputs] == [
         ("loss", "float32", ()),
         ("correct", "int64", ()),

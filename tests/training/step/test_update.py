@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from archipel import Model, training
-from archipel.bundle.roles import Program, role_of
+from archipel.bundle.roles import role_of
 from archipel.errors import TrainingError
 from archipel.graph import check_model
 from archipel.training import StepRunner, losses, optimizers, schedules, transforms
@@ -36,11 +36,6 @@ def model(module: nn.Module) -> Model:
 def batches() -> Batches:
     rng = np.random.default_rng(0)
     return [(rng.standard_normal((6, 5), np.float32), rng.integers(0, 3, 6)) for _ in range(9)]
-
-
-def signature(step: Model) -> Program:
-    assert step.signature is not None
-    return step.signature
 
 
 @pytest.mark.parametrize(
@@ -97,7 +92,7 @@ def test_anchors_are_inputs_of_the_program(
 ) -> None:
     step = training.step_graph(model, LOSS, optimizers.sgd(lr=0.3), transforms=[transforms.proximal(0.7, anchor)])
     check_model(step.ir)
-    ports = [port for port in signature(step).inputs if role_of(port) == anchor]
+    ports = [port for port in step.program.inputs if role_of(port) == anchor]
     assert [(port.name, port.tensor) for port in ports] == [(f"{n}.{anchor}", n) for n in step.initial]
     reference, origin = copy.deepcopy(module), [p.detach().clone() for p in module.parameters()]
     optimizer = torch.optim.SGD(reference.parameters(), lr=0.3)
@@ -113,7 +108,7 @@ def test_anchors_are_inputs_of_the_program(
 
 
 def test_a_step_without_anchors_asks_for_none(model: Model) -> None:
-    roles = {role_of(port) for port in signature(training.step_graph(model, LOSS, optimizers.sgd())).inputs}
+    roles = {role_of(port) for port in training.step_graph(model, LOSS, optimizers.sgd()).program.inputs}
     assert roles == {"example", "label", "parameter", "hyperparameter"}
 
 
