@@ -165,7 +165,8 @@ def _pairwise(function: Callable[[int, int], int]) -> Callable[[ir.Node, list[Co
         size = max(len(a.elements), len(b.elements))
         if any(len(content.elements) not in (1, size) or None in content.elements for content in given):
             return None
-        pairs = zip(*(content.elements * (size // len(content.elements)) for content in given))
+        # One element goes with all of the other's, and none with none.
+        pairs = zip(*(content.elements * (size if len(content.elements) == 1 else 1) for content in given))
         return Content(
             a.scalar and b.scalar, tuple(function(x, y) for x, y in pairs if x is not None and y is not None)
         )

@@ -27,6 +27,9 @@ CASES = [
     ("a = Shape<start = 1, end = 2>(r) b = Shape<start = 2>(r) p = Mul(a, b) f = Shape<start = 0, end = 1>(r) "
      "q = Add(p, a) t = Sub(q, b) s = Concat<axis = 0>(f, p, t)", False),
     ("n = Shape(r) f = Cast<to = 7>(n) s = Identity(f)", False),
+    # Sizes of no axes at all, added to each other.
+    ("n = Shape(r) e = Shape<start = 1, end = 1>(r) d = Shape<start = 2, end = 2>(r) m = Add(e, d) "
+     "s = Concat<axis = 0>(n, m)", False),
 ]  # fmt: skip
 
 
