@@ -1,7 +1,7 @@
-"""What one example of a store looks like: names, dtypes and shapes, and its bytes, all of one length.
+"""The layout of a store's examples: field names, dtypes and shapes, and the bytes of one example.
 
-An example is the bytes of its fields one after the other, ordered by name, row-major, little-endian. Examples of one
-store have one size, so a size says nothing about what is in an example, and rows become batches without parsing.
+An example is the bytes of its fields one after the other, ordered by name, row-major, little-endian. All examples of a
+store have one size. So the size tells nothing about an example's contents, and rows become batches without parsing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MAX_LAYOUT_BYTES = 64 << 10
 
 
 class Field(NamedTuple):
-    """Of one example, without the batch axis."""
+    """The dtype and shape of one field of an example, without the batch axis."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -48,7 +48,7 @@ _DECODER = msgspec.json.Decoder(list[_Entry])
 
 
 class Layout:
-    """The fields of a store's examples, by name in sorted order. Raises StoreError if they break a limit."""
+    """The fields of a store's examples, sorted by name. Raises StoreError for fields beyond the limits."""
 
     def __init__(self, fields: Mapping[str, Field]) -> None:
         self.fields = {name: fields[name] for name in sorted(fields)}
@@ -98,12 +98,13 @@ class Layout:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise StoreError(f"example store: layout: {error}") from None
         layout = cls({entry.name: Field(entry.dtype, entry.shape) for entry in entries})
+        # Equal layouts must have equal bytes, because their digest is part of every example's associated data.
         if layout.encoded != data:
             raise StoreError("example store: layout: not in its canonical form")
         return layout
 
     def check(self, arrays: Mapping[str, np.ndarray]) -> int:
-        """The number of examples in these batches. Raises RuntimeInputError unless they are of this layout."""
+        """The number of examples in these batches. Raises RuntimeInputError if they do not have this layout."""
         if set(arrays) != set(self.fields):
             raise RuntimeInputError(
                 f"example store: an example has the fields {', '.join(self.fields)}; got {', '.join(arrays) or 'none'}"
@@ -124,6 +125,7 @@ class Layout:
         rows = np.empty((count, self.nbytes), np.uint8)
         offset = 0
         for name, field in self.fields.items():
+            # Little-endian on every machine; the rows of the result are the messages that are sealed.
             column = np.ascontiguousarray(arrays[name], dtype=_stored(field)).reshape(count, -1)
             rows[:, offset : offset + field.nbytes] = column.view(np.uint8)
             offset += field.nbytes
@@ -138,7 +140,7 @@ class Layout:
         offset = 0
         for name, field in self.fields.items():
             column = np.ascontiguousarray(rows[:, offset : offset + field.nbytes])
-            # A bool that is neither 0 nor 1 would be undefined in NumPy.
+            # A bool byte other than 0 or 1 is undefined behaviour in NumPy, so compare and do not reinterpret.
             column = column != 0 if field.dtype == "bool" else column.view(_stored(field))
             into[name][places] = column.reshape(len(rows), *field.shape)
             offset += field.nbytes

@@ -1,4 +1,4 @@
-"""The sealed rows of an example store: every message bound to its place, so that none opens at another."""
+"""The sealed rows of an example store. Each is bound to its place and cannot be opened at another one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CHUNK_BYTES = 1 << 20
 _LAYOUT = b"archipel/example-store/1/layout"
 _EXAMPLE = b"archipel/example-store/1/example"
 
-# A blob of the wrong size is hostile and stays on the disk.
+# A blob of the wrong size was not written here: SQLite does not even load it.
 _READ = (
     "SELECT time, CASE WHEN typeof(sealed) = 'blob' AND length(sealed) = ? THEN sealed END FROM examples WHERE id = ?"
 )
@@ -36,7 +36,8 @@ class Records:
         database.execute("UPDATE store SET layout = ?", (sealed,))
 
     def read_layout(self, database: sqlite3.Connection) -> Layout | None:
-        """None before the first example. Raises StoreError."""
+        """The store's layout, None before the first example. Raises StoreError."""
+        # One byte more than the largest layout: a longer blob fails to open, and is not loaded as a whole.
         kind, sealed = database.execute(
             "SELECT typeof(layout), substr(layout, 1, ?) FROM store", (MAX_LAYOUT_BYTES + OVERHEAD_BYTES + 1,)
         ).fetchone()
@@ -62,13 +63,13 @@ class Records:
     def read(
         self, database: sqlite3.Connection, layout: Layout, ids: np.ndarray, skip_missing: bool = False
     ) -> dict[str, np.ndarray]:
-        """Arrays `[n, ...]` by field name; `skip_missing` leaves out examples that are not there.
+        """Arrays `[n, ...]` by field name, in the order of `ids`; `skip_missing` leaves out examples that are gone.
 
-        Raises StoreRecordError. Needs the memory of the arrays and 2 MiB, or two examples where one is larger.
+        Raises StoreRecordError. Needs the arrays' memory and 2 MiB more, or that of two examples if it is larger.
         """
         arrays = layout.empty(len(ids))
-        there = np.ones(len(ids), bool)
-        # In the order of the file.
+        present = np.ones(len(ids), bool)
+        # By id, so that SQLite goes through the file once; `places` puts each row where it was asked for.
         order = np.argsort(ids, kind="stable")
         step = _chunk(layout)
         for start in range(0, len(ids), step):
@@ -79,13 +80,13 @@ class Records:
                     places.append(place)
                     messages.append(message)
                 elif skip_missing:
-                    there[place] = False
+                    present[place] = False
                 else:
                     id = int(ids[place])
                     raise StoreRecordError(f"example store: example {id} is not there (removed, or too old)", id)
             rows = np.frombuffer(b"".join(messages), np.uint8).reshape(len(messages), layout.nbytes)
             layout.unpack(rows, arrays, np.array(places, np.int64))
-        return arrays if there.all() else {name: array[there] for name, array in arrays.items()}
+        return arrays if present.all() else {name: array[present] for name, array in arrays.items()}
 
     def _rows(
         self, layout: Layout, batch: Mapping[str, np.ndarray], ids: range, time: int
@@ -94,6 +95,7 @@ class Records:
         for start in range(0, len(ids), step):
             part = ids[start : start + step]
             flat = layout.pack({name: array[start : start + step] for name, array in batch.items()}).data.cast("B")
+            # Fresh for every message: XAES-256-GCM allows random nonces (sealing.py).
             nonces = os.urandom(NONCE_BYTES * len(part))
             for index, id in enumerate(part):
                 nonce = nonces[NONCE_BYTES * index : NONCE_BYTES * (index + 1)]
@@ -114,13 +116,14 @@ class Records:
             f"example store: example {id} was damaged or tampered with; remove([{id}]) lets the others be used", id
         )
 
+    # The associated data: store, layout, id and time. A row that was moved, copied or redated does not open.
     def _place(self, layout: Layout, id: int, time: int) -> bytes:
         where = id.to_bytes(8, "big", signed=True) + time.to_bytes(8, "big", signed=True)
         return _EXAMPLE + self._store + layout.digest + where
 
 
 def sealed_bytes(layout: Layout) -> int:
-    """Of one example."""
+    """The size of one example's sealed blob."""
     return layout.nbytes + OVERHEAD_BYTES
 
 
