@@ -33,8 +33,18 @@ CLOTHES = (
 def mnist(folder: str | os.PathLike[str], *, seed: int = 0, validation: int = 5_000) -> LabelledSplits:
     """Handwritten digits, float32 [n, 1, 28, 28] in 0..1: 55,000 to train, 5,000 to validate, 10,000 to test.
 
-    `folder` has train-images-idx3-ubyte.gz, train-labels-idx1-ubyte.gz and the same of t10k. Training and validation
-    are divided by `seed`. Raises DatasetError if a file is missing or damaged.
+    Arguments:
+        folder: the folder with train-images-idx3-ubyte.gz, train-labels-idx1-ubyte.gz and the same of t10k.
+        seed: determines which of the 60,000 training pictures are for validation, and the order.
+        validation: the number of pictures for validation.
+
+    Returns the three parts; the test part is the same for every seed.
+
+    Raises DatasetError if a file is missing or damaged.
+
+    Example:
+        data = mnist("/data/mnist")
+        runtime.fit(data.train.inputs, data.train.labels)
     """
     return _splits("MNIST", Path(folder), DIGITS, seed, validation)
 

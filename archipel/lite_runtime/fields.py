@@ -1,4 +1,4 @@
-"""The caller's arrays, checked against the ports that will read them before anything runs."""
+"""Checks the caller's arrays against the ports that will read them, before anything runs."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from archipel.errors import RuntimeInputError, RuntimeProgramError
 
 FIELD_ROLES = (Example, Label, ExampleWeight)
 BATCH_ROLES = (*FIELD_ROLES, Feature)
-"""Those whose first axis is the batch; `Feature` the runtime makes itself."""
+"""The roles whose first axis is the batch; the runtime itself makes the values of `Feature`."""
 
 
 class Source(Protocol):
-    """Where the rows of a batch come from: `shape` is [examples, ...]."""
+    """Gives the rows of a batch; `shape` is [examples, ...]."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -33,14 +33,14 @@ class ArraySource:
         self.shape = array.shape
 
     def take(self, indices: np.ndarray, out: np.ndarray) -> None:
-        # mode="clip" writes straight into the buffer; "raise" would go through another one.
+        # With mode="clip" NumPy writes straight into `out`; with "raise" it fills a buffer first. Indices are in range.
         np.take(self._array, indices, axis=0, out=out, mode="clip")
 
 
 class Fields:
     """Local data: arrays by field name with the same number of examples, `count`, on their first axis.
 
-    `sources` gives the rows of each; those of features are added to it.
+    `sources` has a Source for each field; FeatureCache adds those of features.
     """
 
     def __init__(self, arrays: Mapping[str, np.ndarray], count: int) -> None:
@@ -58,7 +58,7 @@ def collect(
     """Give the arrays their field names and check each against its port.
 
     `x` is a mapping from field name to array, or the array of the only example field; `y` is the array of the only
-    label field. Fields that no port reads are left aside. Raises RuntimeInputError.
+    label field. Fields that no port reads are ignored. Raises RuntimeInputError.
     """
     ports = list(ports)
     given = _named(where, ports, x, y)
@@ -68,10 +68,11 @@ def collect(
     for port in ports:
         array = given.get(port.name)
         if array is None:
+            # The runtime fills in weights of 1.
             if isinstance(port, ExampleWeight):
                 continue
-            there = ", ".join(sorted(given)) or "nothing"
-            raise RuntimeInputError(f"{where}: field {port.name!r} ({describe(port)}) is missing; given: {there}")
+            names = ", ".join(sorted(given)) or "nothing"
+            raise RuntimeInputError(f"{where}: field {port.name!r} ({describe(port)}) is missing; given: {names}")
         check_array(where, port, array, dims, free_batch=True)
         if not port.shape:
             raise RuntimeInputError(f"{where}: field {port.name!r} has no batch axis in the manifest")
@@ -96,8 +97,8 @@ def check_array(
 ) -> None:
     """Raises RuntimeInputError unless `array` has the port's dtype and shape.
 
-    `dims` collects the sizes of symbolic dimensions, so that equal symbols are held to equal sizes; `free_batch`
-    leaves the first axis alone.
+    `dims` collects the sizes of symbolic dimensions over several calls, so that equal symbols must have equal sizes;
+    `free_batch` skips the first axis.
     """
     if not isinstance(array, np.ndarray):
         raise RuntimeInputError(
@@ -121,7 +122,7 @@ def check_array(
 
 
 def fixed_rows(ports: Iterable[Port]) -> int | None:
-    """The number of rows that a graph with these fields is made for, None if it takes any number.
+    """The fixed number of rows of a graph with these fields, None if it takes any number.
 
     Raises RuntimeProgramError if two fields differ.
     """
@@ -132,7 +133,7 @@ def fixed_rows(ports: Iterable[Port]) -> int | None:
 
 
 def describe(port: Port) -> str:
-    """Such as float32[batch, 1, 28, 28]."""
+    """The port's dtype and shape, such as float32[batch, 1, 28, 28]."""
     return f"{port.dtype}[{', '.join(str(dim) for dim in port.shape)}]"
 
 

@@ -21,7 +21,7 @@ from archipel.lite_runtime.values import Values
 
 
 class Fitting:
-    """One call of `fit`, with callbacks, control and checkpoint. `validate` evaluates the values; None: no validation."""
+    """One call of `fit`, with callbacks, control and checkpoint. `validate` evaluates the values (None: never)."""
 
     def __init__(
         self,
