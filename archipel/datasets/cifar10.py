@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from archipel.datasets.labelled import Labelled, LabelledSplits, check_labels, drawn_split, pictures
+from archipel.datasets.labelled import Labelled, LabelledSplits, check_labels, draw_split, scale_pixels
 from archipel.datasets.npz import Column, read_npz
 from archipel.datasets.splits import seeded_order
 from archipel.errors import DatasetError, MissingExtraError
@@ -59,18 +59,18 @@ def cifar10(folder: str | os.PathLike[str], *, seed: int = 0, validation: int = 
     check_labels(labels, CLASSES, str(path), REMEDY)
     if not 1 <= train_total < len(labels):
         raise DatasetError(f"{path}: n_train is {train_total} of {len(labels)} pictures; {REMEDY}")
-    pixels = _decoded(columns["header"], columns["data"], columns["offset"], len(labels), path)
-    train, held_out = drawn_split("CIFAR-10", train_total, validation, seed)
+    pixels = _decode(columns["header"], columns["data"], columns["offset"], len(labels), path)
+    train, held_out = draw_split("CIFAR-10", train_total, validation, seed)
     # Without `seed`: the test part and its order are always the same.
     test = train_total + np.array(seeded_order(range(len(labels) - train_total), "CIFAR-10 test"), np.intp)
     learning, validating, testing = (
-        Labelled(pictures(pixels[rows].transpose(0, 3, 1, 2)).copy(order="C"), labels[rows].astype(np.int64))
+        Labelled(scale_pixels(pixels[rows].transpose(0, 3, 1, 2)).copy(order="C"), labels[rows].astype(np.int64))
         for rows in (train, held_out, test)
     )
     return LabelledSplits(learning, validating, testing, CLASSES)
 
 
-def _decoded(
+def _decode(
     header: NDArray[np.uint8], data: NDArray[np.uint8], offset: NDArray[np.int64], count: int, path: Path
 ) -> NDArray[np.uint8]:
     """Decode the pictures: uint8 [count, 32, 32, 3], RGB."""

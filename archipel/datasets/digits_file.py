@@ -99,15 +99,15 @@ def decode_digits(data: bytes, name: str) -> DigitsByWriter:
     Checks sizes before allocating. Raises DatasetError for bytes that `encode_digits` does not write.
     """
     if len(data) > MAX_FILE_BYTES:
-        raise _damaged(name, f"expected at most {MAX_FILE_BYTES} bytes, it has {len(data)}")
+        raise _damage_error(name, f"expected at most {MAX_FILE_BYTES} bytes, it has {len(data)}")
     stream = lzma.LZMADecompressor(format=lzma.FORMAT_XZ, memlimit=MAX_DECODER_BYTES)
     try:
         header = _read_exactly(stream, data, _HEADER.size, name)
         magic, digest, writer_total, digit_total = _HEADER.unpack(header)
         if magic != MAGIC:
-            raise _damaged(name, f"expected it to begin with {MAGIC!r}, it begins with {magic!r}")
+            raise _damage_error(name, f"expected it to begin with {MAGIC!r}, it begins with {magic!r}")
         if not 1 <= writer_total <= MAX_WRITERS or not writer_total <= digit_total <= MAX_DIGITS:
-            raise _damaged(
+            raise _damage_error(
                 name,
                 f"expected at most {MAX_WRITERS} writers and {MAX_DIGITS} digits, at least one digit per writer; "
                 f"it announces {writer_total} writers and {digit_total} digits",
@@ -116,16 +116,16 @@ def decode_digits(data: bytes, name: str) -> DigitsByWriter:
         body = _read_exactly(stream, b"", writer_total * 5 + digit_total * (1 + SIDE * SIDE), name)
         # One more byte, if there is any. It also lets the decoder read the end of the stream.
         if not stream.eof and stream.decompress(b"", max_length=1):
-            raise _damaged(name, "it is longer than it announces")
+            raise _damage_error(name, "it is longer than it announces")
     except lzma.LZMAError as error:
-        raise _damaged(name, f"it cannot be unpacked ({error})") from error
+        raise _damage_error(name, f"it cannot be unpacked ({error})") from error
     if not stream.eof or stream.unused_data:
-        raise _damaged(name, "expected exactly one xz stream")
+        raise _damage_error(name, "expected exactly one xz stream")
 
     hashed = hashlib.sha256(header[_DIGEST_FROM:])
     hashed.update(body)
     if hashed.digest() != digest:
-        raise _damaged(name, f"expected SHA-256 {digest.hex()}, its content has {hashed.hexdigest()}")
+        raise _damage_error(name, f"expected SHA-256 {digest.hex()}, its content has {hashed.hexdigest()}")
     return _parse(body, writer_total, digit_total, name)
 
 
@@ -156,13 +156,13 @@ def _parse(body: bytes, writer_total: int, digit_total: int, name: str) -> Digit
     images = array("u1", digit_total * SIDE * SIDE).reshape(digit_total, SIDE, SIDE)
     # In int64, where differences of int16 do not wrap.
     if np.any(np.diff(writers.astype(np.int64)) <= 0):
-        raise _damaged(name, "its writers are not in strictly ascending order")
+        raise _damage_error(name, "its writers are not in strictly ascending order")
     if counts.min() < 1 or counts.sum(dtype=np.int64) != digit_total:
-        raise _damaged(
+        raise _damage_error(
             name, f"its writers have {counts.sum(dtype=np.int64)} digits together, it announces {digit_total}"
         )
     if labels.max() > 9:
-        raise _damaged(name, f"expected labels 0..9, it has {labels.max()}")
+        raise _damage_error(name, f"expected labels 0..9, it has {labels.max()}")
     per_digit = np.repeat(writers.astype(np.int16), counts), np.repeat(series, counts)
     # The other arrays are views of `body`, which are read-only already.
     for repeated in per_digit:
@@ -182,9 +182,9 @@ def _read_exactly(stream: lzma.LZMADecompressor, data: bytes, size: int, name: s
         parts.append(part)
         missing -= len(part)
     if missing:
-        raise _damaged(name, f"it ends {missing} bytes (unpacked) too early")
+        raise _damage_error(name, f"it ends {missing} bytes (unpacked) too early")
     return b"".join(parts)
 
 
-def _damaged(name: str, what: str) -> DatasetError:
+def _damage_error(name: str, what: str) -> DatasetError:
     return DatasetError(f"the data file {name} is damaged: {what}; install archipel again")

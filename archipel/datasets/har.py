@@ -99,7 +99,7 @@ def har_by_person(folder: str | os.PathLike[str], people: Collection[int] | None
     _check(columns, path)
     train, test = (tuple(sorted(set(columns[name].tolist()))) for name in ("train_users", "test_users"))
     wanted = (*train, *test) if people is None else people
-    windows, labels, users, recordings, starts = _windows(columns, wanted)
+    windows, labels, users, recordings, starts = _cut_windows(columns, wanted)
     absent = sorted(set(wanted) - set(users.tolist()))
     if absent:
         raise DatasetError(f"{path}: no window of one activity for the people {absent}; {REMEDY}")
@@ -135,7 +135,7 @@ def har_windows(folder: str | os.PathLike[str], *, seed: int = 0, validation: in
         tuple(sorted(order[:validation])),
         tuple(sorted(set(columns["test_users"].tolist()))),
     )
-    windows, labels, users, _, _ = _windows(columns, [person for group in people for person in group])
+    windows, labels, users, _, _ = _cut_windows(columns, [person for group in people for person in group])
     rows = [np.flatnonzero(np.isin(users, group)) for group in people]
     for group, own in zip(people, rows, strict=True):
         if not len(own):
@@ -152,19 +152,21 @@ def har_windows(folder: str | os.PathLike[str], *, seed: int = 0, validation: in
 _Windows = tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
 
 
-def _windows(columns: dict[str, np.ndarray], people: Collection[int]) -> _Windows:
+def _cut_windows(columns: dict[str, np.ndarray], people: Collection[int]) -> _Windows:
     """(windows float64 [n, 6, 128] in g and rad/s; int64 [n]: labels, persons, recordings, first rows in the file)."""
     activity, offset = columns["activity"], columns["offset"]
     chosen: list[tuple[int, int, int]] = []
     for recording, user in enumerate(columns["user"].tolist()):
         if user not in people:
             continue
+        # Within a recording: no window spans two of them.
         for start in range(int(offset[recording]), int(offset[recording + 1]) - LENGTH + 1, STEP):
             own = activity[start : start + LENGTH]
             # 0 and numbers above 6 are unlabelled samples and transitions between activities.
             if 1 <= own[0] <= len(CLASSES) and np.all(own == own[0]):
                 chosen.append((user, recording, start))
     users, recordings, rows = np.array(chosen, np.int64).reshape(-1, 3).T
+    # A matrix of row numbers [n, 128] gathers all windows at once; labels in the file begin at 1.
     samples = columns["signal"][rows[:, None] + np.arange(LENGTH)]
     windows = (samples * columns["scale"]).transpose(0, 2, 1)
     return windows, activity[rows].astype(np.int64) - 1, users, recordings, rows

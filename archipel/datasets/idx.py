@@ -29,7 +29,7 @@ def read_idx(path: Path, item: tuple[int, ...], remedy: str) -> NDArray[np.uint8
     try:
         with gzip.open(path, "rb") as stream:
             header = stream.read(8 + 4 * len(item))
-            shape = _shape(header, item, path, remedy)
+            shape = _read_shape(header, item, path, remedy)
             size = math.prod(shape)
             content = stream.read(size)
             # Reading to the end also makes gzip check its CRC.
@@ -43,7 +43,7 @@ def read_idx(path: Path, item: tuple[int, ...], remedy: str) -> NDArray[np.uint8
     return np.frombuffer(content, np.uint8).reshape(shape)
 
 
-def _shape(header: bytes, item: tuple[int, ...], path: Path, remedy: str) -> tuple[int, ...]:
+def _read_shape(header: bytes, item: tuple[int, ...], path: Path, remedy: str) -> tuple[int, ...]:
     axes = 1 + len(item)
     expected = bytes((0, 0, 8, axes))
     if len(header) < 4 + 4 * axes or header[:4] != expected:

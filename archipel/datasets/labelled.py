@@ -46,7 +46,7 @@ class LabelledSplits:
     classes: tuple[str, ...]
 
 
-def drawn_split(name: str, count: int, validation: int, seed: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+def draw_split(name: str, count: int, validation: int, seed: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """Row numbers (train, validation) of `count` examples, in an order drawn from `name` and `seed`.
 
     Raises DatasetError if a part would be empty.
@@ -60,7 +60,7 @@ def drawn_split(name: str, count: int, validation: int, seed: int) -> tuple[NDAr
     return order[validation:], order[:validation]
 
 
-def pictures(pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
+def scale_pixels(pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
     """uint8 pixels 0..255 as float32 in 0..1 of the same shape, which the networks in `archipel.models` take."""
     return pixels.astype(np.float32) / np.float32(255)
 

@@ -42,13 +42,13 @@ def read_npz(path: Path, columns: Mapping[str, Column], remedy: str) -> dict[str
     """
     try:
         with zipfile.ZipFile(path) as archive:
-            return {name: _array(archive, name, column, path, remedy) for name, column in columns.items()}
+            return {name: _read_array(archive, name, column, path, remedy) for name, column in columns.items()}
     except (OSError, EOFError, ValueError, RuntimeError, struct.error, zlib.error, zipfile.BadZipFile) as error:
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise DatasetError(f"cannot read the data file {path}: {reason}; {remedy}") from error
 
 
-def _array(archive: zipfile.ZipFile, name: str, column: Column, path: Path, remedy: str) -> np.ndarray:
+def _read_array(archive: zipfile.ZipFile, name: str, column: Column, path: Path, remedy: str) -> np.ndarray:
     try:
         member = archive.open(f"{name}.npy")
     except KeyError:

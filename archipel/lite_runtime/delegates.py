@@ -94,7 +94,7 @@ class Preference:
             if delegate.provider in available:
                 present.append(delegate)
                 continue
-            reason = f"not in this build of ONNX Runtime, which has {_known(available)}"
+            reason = f"not in this build of ONNX Runtime, which has {_known_names(available)}"
             if not self.fallback:
                 raise DelegateError(
                     f"delegate {delegate.name!r}: {reason}; install a build that has it, or add 'cpu' to fall back"
@@ -133,6 +133,7 @@ def _preference(chosen: str | Sequence[Choice], kind: str) -> Preference:
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
         raise DelegateError(f"delegates: {twice[0]!r} is named twice")
+    # An error, because a caller who names a delegate expects it to run something.
     if "cpu" in names[:-1]:
         raise DelegateError("delegates: 'cpu' takes every node, so nothing is left for those after it; name it last")
     others = tuple(delegate for delegate in named if delegate.name != "cpu")
@@ -143,6 +144,7 @@ def _delegate(choice: Choice) -> Delegate:
     name, options = (choice, {}) if isinstance(choice, str) else _pair(choice)
     if name not in PROVIDERS:
         raise DelegateError(f"delegates: {name!r} is not known; choose from {', '.join(sorted(PROVIDERS))}")
+    # ONNX Runtime takes strings only, with 0 and 1 for booleans.
     text = {key: str(int(value) if isinstance(value, bool) else value) for key, value in options.items()}
     return Delegate(name, text)
 
@@ -154,7 +156,7 @@ def _pair(choice: object) -> tuple[str, Mapping[str, object]]:
     raise DelegateError(f"delegates: expected a name or (name, options), got {choice!r}")
 
 
-def _known(available: Sequence[str]) -> str:
+def _known_names(available: Sequence[str]) -> str:
     names = {provider: name for name, provider in PROVIDERS.items()}
     return ", ".join(sorted(names[provider] for provider in available if provider in names))
 

@@ -57,7 +57,7 @@ def evaluate(
             total = float(part.sum())
         for metric, value in zip(metrics, session.run(names, feed)):
             table.add(metric, float(value), total)
-    return table.reduced()
+    return table.reduce()
 
 
 def _rows(array: np.ndarray, rows: int | None, fill: int) -> np.ndarray:

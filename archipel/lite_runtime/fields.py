@@ -61,7 +61,7 @@ def collect(
     label field. Fields that no port reads are ignored. Raises RuntimeInputError.
     """
     ports = list(ports)
-    given = _named(where, ports, x, y)
+    given = _name_arrays(where, ports, x, y)
     dims: dict[str, tuple[int, str]] = {}
     count: int | None = None
     arrays: dict[str, np.ndarray] = {}
@@ -73,6 +73,7 @@ def collect(
                 continue
             names = ", ".join(sorted(given)) or "nothing"
             raise RuntimeInputError(f"{where}: field {port.name!r} ({describe(port)}) is missing; given: {names}")
+        # The data have any number of examples, whatever batch size the graph is made for.
         check_array(where, port, array, dims, free_batch=True)
         if not port.shape:
             raise RuntimeInputError(f"{where}: field {port.name!r} has no batch axis in the manifest")
@@ -105,20 +106,20 @@ def check_array(
             f"{where}: {port.name!r} must be a numpy array ({describe(port)}), got {type(array).__name__}"
         )
     if array.dtype.name != port.dtype or not array.dtype.isnative:
-        raise _wrong(where, port, array, f"; convert it with .astype({port.dtype!r})")
+        raise _mismatch(where, port, array, f"; convert it with .astype({port.dtype!r})")
     if array.ndim != len(port.shape):
         hint = "; add the batch axis with x[None]" if free_batch and array.ndim == len(port.shape) - 1 else ""
-        raise _wrong(where, port, array, hint)
+        raise _mismatch(where, port, array, hint)
     for axis, (expected, size) in enumerate(zip(port.shape, array.shape)):
         if free_batch and axis == 0:
             continue
         if isinstance(expected, int):
             if size != expected:
-                raise _wrong(where, port, array, f" (axis {axis} differs)")
+                raise _mismatch(where, port, array, f" (axis {axis} differs)")
         elif dims is not None:
             before, owner = dims.setdefault(expected, (size, port.name))
             if size != before:
-                raise _wrong(where, port, array, f" ({expected} = {before} in {owner!r})")
+                raise _mismatch(where, port, array, f" ({expected} = {before} in {owner!r})")
 
 
 def fixed_rows(ports: Iterable[Port]) -> int | None:
@@ -137,12 +138,12 @@ def describe(port: Port) -> str:
     return f"{port.dtype}[{', '.join(str(dim) for dim in port.shape)}]"
 
 
-def _wrong(where: str, port: Port, array: np.ndarray, hint: str) -> RuntimeInputError:
+def _mismatch(where: str, port: Port, array: np.ndarray, hint: str) -> RuntimeInputError:
     got = f"{array.dtype.name}{list(array.shape)}"
     return RuntimeInputError(f"{where}: {port.name!r} must be {describe(port)}, got {got}{hint}")
 
 
-def _named(
+def _name_arrays(
     where: str,
     ports: list[Port],
     x: np.ndarray | Mapping[str, np.ndarray],
@@ -152,13 +153,13 @@ def _named(
     if isinstance(x, Mapping):
         given.update(x)
     else:
-        given[_only(where, ports, Example, "x")] = x
+        given[_only_field(where, ports, Example, "x")] = x
     if y is not None:
-        given[_only(where, ports, Label, "y")] = y
+        given[_only_field(where, ports, Label, "y")] = y
     return given
 
 
-def _only(where: str, ports: list[Port], role: type[Port], argument: str) -> str:
+def _only_field(where: str, ports: list[Port], role: type[Port], argument: str) -> str:
     names = [port.name for port in ports if isinstance(port, role)]
     if len(names) != 1:
         raise RuntimeInputError(

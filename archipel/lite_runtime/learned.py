@@ -39,6 +39,7 @@ def write_slot(folder: Path, bundle: Bundle, learned: Mapping[str, np.ndarray]) 
     if folder.exists():
         what = "a model of another bundle" if is_slot(folder) else "something else"
         raise RuntimeInputError(f"{folder}: holds {what}; choose another name, or remove it first")
+    # Only what a killed writer of this very name left: others may be writing beside it.
     make_folder(folder.parent)
     sweep(folder.parent, folder.name)
     with creating_folder(folder, 0o700) as staging:

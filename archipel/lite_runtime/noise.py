@@ -36,17 +36,17 @@ class DiscreteGaussian:
 
     def sample(self, count: int) -> np.ndarray:
         """int64 `[count]`."""
-        return np.fromiter((self._one() for _ in range(count)), dtype=np.int64, count=count)
+        return np.fromiter((self._sample_one() for _ in range(count)), dtype=np.int64, count=count)
 
-    def _one(self) -> int:
+    def _sample_one(self) -> int:
         # Algorithm 3: a discrete Laplace proposal, accepted with exp(-(|y| - sigma^2/t)^2 / (2 sigma^2)).
         while True:
-            y = self._laplace()
+            y = self._sample_laplace()
             offset = abs(y) * self._a - self._b
             if self._bernoulli_exp(offset * offset, self._c):
                 return y
 
-    def _laplace(self) -> int:
+    def _sample_laplace(self) -> int:
         # Algorithm 2: probability proportional to exp(-|y| / t).
         t, bits = self._t, self._bits
         while True:

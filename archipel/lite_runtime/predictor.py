@@ -29,7 +29,7 @@ class Predictor:
         # The dtype and shape of the usual input, whose check then costs only three comparisons.
         self._only = self._examples[0] if len(self._examples) == len(self._outputs) == 1 else None
         self._dtype = np.dtype(self._examples[0].dtype) if self._examples else None
-        self._rest = self._examples[0].shape[1:] if self._examples and self._batched(self._examples[0]) else None
+        self._rest = self._examples[0].shape[1:] if self._examples and self._has_free_batch(self._examples[0]) else None
 
     def one(self, x: np.ndarray) -> np.ndarray:
         """Array in, array out. Raises RuntimeInputError."""
@@ -46,7 +46,7 @@ class Predictor:
         return self._session.run(self._outputs, {port.name: np.asarray(x, order="C"), **self._constant})[0]
 
     @staticmethod
-    def _batched(port: Example) -> bool:
+    def _has_free_batch(port: Example) -> bool:
         # With only the batch axis free, comparing the other axes checks the whole shape.
         free = [axis for axis, dim in enumerate(port.shape) if isinstance(dim, str)]
         return free == [0]

@@ -43,6 +43,7 @@ class PresentModel:
     def new_predictor(self, sessions: Sessions) -> Predictor:
         """A new predictor that runs in `sessions`. Raises RuntimeProgramError without a predict program."""
         name = need_program(self.bundle, "predict", "predict")
+        # Under the lock, because it reads parameters and state, of which another thread may change one after the other.
         with self._lock:
             values = Values(self.bundle, self.parameters, self.state)
             derived = self._derived(sessions, values)
@@ -59,6 +60,7 @@ class PresentModel:
         """Take over the personal tensors and state that training left in `values`; the parameters stay."""
         with self._lock:
             values.keep()
+            # Personal tensors are inputs of `predict`, bound in the predictor.
             self.predictor = None
 
     def adopt(self, parameters: Arrays) -> None:
@@ -72,7 +74,7 @@ class PresentModel:
                 self.parameters[name] = array
             self.predictor = None
 
-    def checked(self, parameters: Arrays) -> dict[str, np.ndarray]:
+    def check_parameters(self, parameters: Arrays) -> dict[str, np.ndarray]:
         """The parameters, copied where they are writable. Raises RuntimeInputError for a wrong name, dtype or shape."""
         specs = {spec.name: spec for spec in self.bundle.manifest.parameters}
         checked = {}
@@ -84,15 +86,16 @@ class PresentModel:
                 )
             port = Parameter(name=name, tensor=name, dtype=spec.dtype, shape=spec.shape)
             check_array("parameters", port, array)
+            # The caller may go on writing to a writable array.
             checked[name] = array.copy() if array.flags.writeable else array
         return checked
 
-    def complete(self, parameters: Arrays) -> dict[str, np.ndarray]:
-        """As `checked`. Raises RuntimeInputError also if some are missing."""
+    def check_complete(self, parameters: Arrays) -> dict[str, np.ndarray]:
+        """As `check_parameters`. Raises RuntimeInputError also if some are missing."""
         missing = [name for name in self.parameters if name not in parameters]
         if missing:
             raise RuntimeInputError(f"parameters: {', '.join(missing)} missing; a round starts from all of them")
-        return self.checked(parameters)
+        return self.check_parameters(parameters)
 
     def reset(self, what: str) -> None:
         """Remove the "personal" tensors or the device's "state", or go back to the bundle's own "parameters"."""
@@ -111,6 +114,7 @@ class PresentModel:
     def learned(self) -> dict[str, np.ndarray]:
         """The tensors that differ from the bundle's: `parameter/NAME`, `personal/NAME`, `state/NAME`."""
         with self._lock:
+            # Identity first: it spares reading the published tensors that nothing has replaced.
             published = self.bundle.parameters()
             moved = {
                 name: array
@@ -123,13 +127,13 @@ class PresentModel:
         """Restore what `learned` returned. Raises TensorLayoutError, RuntimeInputError."""
         groups = split_names(learned, ("parameter", "personal", "state"))
         # Checked before anything changes: an error leaves the model as it was.
-        parameters = self.checked(groups["parameter"])
+        parameters = self.check_parameters(groups["parameter"])
         with self._lock:
             self.state.personal.update(groups["personal"])
             self.state.state.update(groups["state"])
             self.adopt(parameters)
 
-    def writable(self, program: str, names: Sequence[str]) -> tuple[str, ...]:
+    def check_writable(self, program: str, names: Sequence[str]) -> tuple[str, ...]:
         """`names` if the program writes all of them. Raises RuntimeInputError."""
         ports = self.bundle.program(program).outputs
         written = [port.tensor for port in ports if isinstance(port, Parameter | Personal)]

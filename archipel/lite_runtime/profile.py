@@ -20,6 +20,7 @@ from archipel.lite_runtime.delegates import name_of
 from archipel.lite_runtime.predictor import Predictor
 from archipel.lite_runtime.sessions import Sessions
 
+# The first runs allocate memory and are slower.
 WARMUP = 3
 MAX_RUNS = 10_000
 # ONNX Runtime stops recording after a million events; one takes about 700 bytes.
@@ -219,6 +220,7 @@ def _own_times(kernels: list[tuple[int, _Event]]) -> dict[int, float]:
         while around and not _within(event, around[-1][1]):
             around.pop()
         if around:
+            # Not below 0: the profiler's whole microseconds may add up to more inside than outside.
             own[around[-1][0]] = max(0.0, own[around[-1][0]] - event.dur)
         if event.args.op_name in _HOLDS_GRAPHS:
             around.append((index, event))

@@ -29,7 +29,7 @@ from archipel.lite_runtime.training.driver import (
     run_phases,
 )
 from archipel.lite_runtime.training.features import DEFAULT_BUDGET
-from archipel.lite_runtime.training.fitting import Fitting, all_of, checkpoint_file, open_checkpoint
+from archipel.lite_runtime.training.fitting import Fitting, call_all, checkpoint_file, open_checkpoint
 from archipel.lite_runtime.training.options import FitOptions, RoundOptions
 from archipel.lite_runtime.training.results import History, LocalUpdate
 from archipel.lite_runtime.values import Values, check_noise
@@ -92,6 +92,7 @@ class Runtime(Learning):
         self.state = state if state is not None else DeviceState()
         self._model = PresentModel(bundle, self.state)
         self._sessions = Sessions(bundle, threads, delegates)
+        # The manifest's claim does not include kept features: they get the rest of the limit.
         self._feature_budget = DEFAULT_BUDGET if memory_limit is None else memory_limit - need
 
     # --- use ------------------------------------------------------------------------------------------------------
@@ -181,7 +182,7 @@ class Runtime(Learning):
 
     def set_parameters(self, parameters: Arrays) -> None:
         """Replace some or all parameters. Raises RuntimeInputError for an unknown name, a wrong dtype or shape."""
-        self._model.adopt(self._model.checked(parameters))
+        self._model.adopt(self._model.check_parameters(parameters))
 
     def reset(self, what: Literal["personal", "state", "parameters"]) -> None:
         """Remove the personal tensors or the device's state, or go back to the bundle's own parameters."""
@@ -257,7 +258,7 @@ class Runtime(Learning):
         if not schedule:
             raise RuntimeProgramError(f"bundle {self.bundle.manifest.name!r} has no schedule, so no local round")
         # Without a copy: adopt() replaces arrays and never changes one.
-        start = self._model.parameters if data.parameters is None else self._model.complete(data.parameters)
+        start = self._model.parameters if data.parameters is None else self._model.check_complete(data.parameters)
         fields = collect_data(self.bundle, schedule, data.x, data.y)
         values = Values(
             self.bundle,
@@ -276,7 +277,7 @@ class Runtime(Learning):
             schedule,
             values,
             fields,
-            watch=Watch(all_of(hooks.callbacks)),
+            watch=Watch(call_all(hooks.callbacks)),
             feature_budget=self._feature_budget,
         )
         if training.stopped:
@@ -288,7 +289,7 @@ class Runtime(Learning):
             arrays=update,
             examples=training.examples,
             steps=values.steps,
-            metrics={**training.metrics.reduced(), **metrics},
+            metrics={**training.metrics.reduce(), **metrics},
             losses=training.losses,
             parameters=values.parameters,
         )
@@ -304,7 +305,7 @@ class Runtime(Learning):
                 f"program {name!r} makes {program.steps} steps at once; name {program.repeats!r}, which it repeats and "
                 "is used for"
             )
-        moves = None if options.moves is None else self._model.writable(name, options.moves)
+        moves = None if options.moves is None else self._model.check_writable(name, options.moves)
         return Phase(program=name, epochs=options.epochs, batch_size=options.batch_size, moves=moves)
 
     def _values(

@@ -57,9 +57,9 @@ def run_self_test(runtime: ModelRuntime) -> SelfTestReport:
     if test is None:
         return answer_zeros(runtime)
     examples, expected = read_vectors(bundle, program, test)
-    answers = _answers(runtime, program, examples)
+    answers = _predict_checked(runtime, program, examples)
     deviations = {name: _compare(name, answers[name], values, test) for name, values in expected.items()}
-    return SelfTestReport(vectors=True, examples=_rows(examples.values()), deviations=deviations)
+    return SelfTestReport(vectors=True, examples=_count_rows(examples.values()), deviations=deviations)
 
 
 def read_vectors(
@@ -90,7 +90,7 @@ def read_vectors(
                 raise SelfTestError(f"self-test of {bundle.manifest.name!r}: {error}") from None
             if not array.ndim or not array.size:
                 raise SelfTestError(f"self-test of {bundle.manifest.name!r}: {kind} {name!r} holds no examples")
-            if not _finite(array):
+            if not _is_finite(array):
                 raise SelfTestError(f"self-test of {bundle.manifest.name!r}: {kind} {name!r} has values not finite")
     # Shared symbols are checked above; a graph may have fixed or unrelated batch axes.
     rows = {len(array) for array in (*given.values(), *expected.values())}
@@ -123,19 +123,19 @@ def answer_zeros(runtime: ModelRuntime) -> SelfTestReport:
     for size in sizes:
         zeros = {port.name: np.zeros(_one_example(port.shape, size), port.dtype) for port in ports}
         try:
-            _answers(runtime, program, zeros)
+            _predict_checked(runtime, program, zeros)
             break
         except RuntimeProgramError:
             if size == sizes[-1]:
                 raise
-    return SelfTestReport(vectors=False, examples=_rows(zeros.values()), deviations={})
+    return SelfTestReport(vectors=False, examples=_count_rows(zeros.values()), deviations={})
 
 
 def _one_example(shape: tuple[Dim, ...], free: int) -> tuple[int, ...]:
     return tuple(dim if isinstance(dim, int) else free if axis else 1 for axis, dim in enumerate(shape))
 
 
-def _answers(runtime: ModelRuntime, program: Program, examples: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _predict_checked(runtime: ModelRuntime, program: Program, examples: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The outputs by name, of the declared dtypes and shapes and finite. Raises SelfTestError."""
     where = f"self-test of {runtime.bundle.manifest.name!r}"
     answers = runtime.predict(examples)
@@ -148,7 +148,7 @@ def _answers(runtime: ModelRuntime, program: Program, examples: dict[str, np.nda
             check_array("answer", port, answers[port.name], dims)
         except RuntimeInputError as error:
             raise SelfTestError(f"{where}: {error}") from None
-        if not _finite(answers[port.name]):
+        if not _is_finite(answers[port.name]):
             raise SelfTestError(f"{where}: output {port.name!r} ({describe(port)}) has values that are not finite")
     return answers
 
@@ -178,9 +178,9 @@ def _compare(name: str, got: np.ndarray, expected: np.ndarray, test: SelfTest) -
     return float(deviation.max())
 
 
-def _finite(array: np.ndarray) -> bool:
+def _is_finite(array: np.ndarray) -> bool:
     return array.dtype.kind != "f" or bool(np.isfinite(array).all())
 
 
-def _rows(arrays: Iterable[np.ndarray]) -> int:
+def _count_rows(arrays: Iterable[np.ndarray]) -> int:
     return max((len(array) for array in arrays if array.ndim), default=0)

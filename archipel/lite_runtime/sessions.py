@@ -49,13 +49,13 @@ class Session:
         try:
             return self._run(outputs, feed)  # type: ignore[no-any-return]
         except self._errors as error:
-            raise _failed(self.name, "cannot be run", error) from None
+            raise _program_error(self.name, "cannot be run", error) from None
 
     def run_bound(self, binding: Any) -> None:
         try:
             self.native.run_with_iobinding(binding)
         except self._errors as error:
-            raise _failed(self.name, "cannot be run", error) from None
+            raise _program_error(self.name, "cannot be run", error) from None
 
     def placement(self) -> ProgramPlacement:
         """Which delegate has which node, as ONNX Runtime reports it."""
@@ -129,7 +129,7 @@ class Sessions:
                     session = self._open(name, delegates, initializers)
                 except error_types() as error:
                     if not delegates:
-                        raise _failed(name, "cannot be loaded", error) from None
+                        raise _program_error(name, "cannot be loaded", error) from None
                     for delegate in delegates:
                         failed.setdefault(delegate.name, " ".join(str(error).split())[:300])
                     continue
@@ -251,7 +251,7 @@ _INDEX = re.compile("out of data bounds|Out of range value in index|invalid ind(
 """Errors of Gather, GatherElements, GatherND and the Scatters, whose indices mostly come from data."""
 
 
-def _failed(name: str, what: str, error: Exception) -> RuntimeProgramError:
+def _program_error(name: str, what: str, error: Exception) -> RuntimeProgramError:
     text = " ".join(str(error).split())
     hint = "; a label, class or token of the data is beyond those that the model knows" if _INDEX.search(text) else ""
     return RuntimeProgramError(f"program {name!r} {what}{hint}: ONNX Runtime says: {text[:500]}")

@@ -73,7 +73,7 @@ def batches(
         epoch, done = epoch + 1, 0
 
 
-def grouped(source: Iterable[Batch], size: int, rows: int) -> Iterator[list[Batch]]:
+def group_batches(source: Iterable[Batch], size: int, rows: int) -> Iterator[list[Batch]]:
     """Groups of `size` batches of `rows` examples within one pass; other batches come in groups of one."""
     group: list[Batch] = []
     for batch in source:

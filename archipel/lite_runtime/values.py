@@ -94,6 +94,7 @@ class Values:
             self.parameters[port.tensor] = array
         elif isinstance(port, Personal):
             self._personal[port.tensor] = array
+        # State of lifetime "step" is not kept: every step starts from its initial value.
         elif isinstance(port, State) and port.lifetime != "step":
             self._states[port.tensor] = array
             if port.lifetime == "device":
@@ -106,12 +107,14 @@ class Values:
 
     def export(self) -> dict[str, np.ndarray]:
         """The tensors that have changed since the start: `parameter/NAME`, `personal/NAME`, `state/NAME`."""
+        # By identity: `write` stores new arrays, and comparing values would read the whole mapped file.
         moved = {n: array for n, array in self.parameters.items() if array is not self.start[n]}
         return join_names({"parameter": moved, "personal": self._personal, "state": self._states})
 
     def restore(self, tensors: Mapping[str, np.ndarray], steps: int) -> None:
         """Restore what `export` gave after `steps` steps. Raises TensorLayoutError for tensors of another bundle."""
         groups = split_names(tensors, ("parameter", "personal", "state"))
+        # The manifest declares a tensor alike in all programs, so any of its ports will do.
         ports: dict[tuple[str, str], Port] = {}
         for program in self._bundle.manifest.programs.values():
             for port in (*program.inputs, *program.outputs):
@@ -132,9 +135,10 @@ class Values:
         if value is None:
             value = self._device.personal.get(port.tensor)
             if value is None or not _fits(port, value):
+                # Without `init`, the parameter or published tensor of the same name.
                 init = port.init or port.tensor
                 first = self.start[init] if init in self.start else self._bundle.tensor(init)
-                value = _shaped(port, first, f"initial value {init!r}")
+                value = _check_shaped(port, first, f"initial value {init!r}")
             self._personal[port.tensor] = value
         return value
 
@@ -155,7 +159,7 @@ class Values:
 
     def _initial_state(self, port: State) -> np.ndarray:
         if isinstance(port.init, str):
-            return _shaped(port, self._bundle.tensor(port.init), f"initial value {port.init!r}")
+            return _check_shaped(port, self._bundle.tensor(port.init), f"initial value {port.init!r}")
         if port.init == 0:
             return np.zeros(fixed_shape(port), dtype=port.dtype)  # takes no memory until it is written
         return np.full(fixed_shape(port), port.init, dtype=port.dtype)
@@ -223,7 +227,7 @@ def _fits(port: Port, value: np.ndarray) -> bool:
     return value.dtype.name == port.dtype and value.shape == tuple(port.shape)
 
 
-def _shaped(port: Port, value: np.ndarray, what: str) -> np.ndarray:
+def _check_shaped(port: Port, value: np.ndarray, what: str) -> np.ndarray:
     if not _fits(port, value):
         raise RuntimeProgramError(
             f"{role_of(port)} {port.name!r}: {what} is {value.dtype.name}{list(value.shape)}, expected {describe(port)}"

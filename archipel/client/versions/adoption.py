@@ -54,7 +54,7 @@ from archipel.errors import (
 from archipel.lite_runtime import DeviceState, Slots
 from archipel.lite_runtime.learned import BUNDLE_FOLDER, read_learned
 from archipel.lite_runtime.slots.folder import Slot, SlotState, other, read_state
-from archipel.lite_runtime.slots.loading import differing
+from archipel.lite_runtime.slots.loading import changed_parameters
 from archipel.protocol.messages import Offer
 from archipel.protocol.sealed import Sealed, unseal
 
@@ -428,7 +428,7 @@ def _not_here(url: str, target: Path, limit: int) -> bool:
 def _learned(bundle: Bundle, weights: Parameters) -> Mapping[str, np.ndarray]:
     """What a version has beside its bundle. Its weights are checked here, before anything is computed with them: they
     are the bundle's parameters, by name, dtype and shape. Where else they must come from is asked here, too."""
-    return {} if weights is None else differing(bundle, weights)
+    return {} if weights is None else changed_parameters(bundle, weights)
 
 
 def _own_trouble(error: BaseException | None) -> bool:

@@ -49,7 +49,7 @@ def holdings() -> list[Holding]:
     offers = kernel_offers()
     processes = sys.platform == "linux"
     return [
-        _runtime(),
+        _check_onnxruntime(),
         Holding(
             name="processes",
             holds=processes,
@@ -69,7 +69,7 @@ def holdings() -> list[Holding]:
             if offers.seccomp
             else "no seccomp, or not for this processor: that process may open sockets and start programs",
         ),
-        *([_scratch()] if processes else []),
+        *([_check_scratch()] if processes else []),
     ]
 
 
@@ -80,7 +80,7 @@ def trial() -> list[Holding]:
     offers = kernel_offers()
     expected = {"files": offers.landlock > 0, "sockets": offers.seccomp, "programs": offers.seccomp}
     try:
-        refused = _try()
+        refused = _try_forbidden()
     except (OSError, subprocess.SubprocessError, ValueError) as error:
         return [Holding(name="trial", holds=False, what=f"a confined process does not work here: {error}")]
     return [
@@ -89,14 +89,14 @@ def trial() -> list[Holding]:
     ]
 
 
-def _try() -> dict[str, bool]:
+def _try_forbidden() -> dict[str, bool]:
     scratch = Scratch()
     try:
         # A file that exists and that this user may read: only Landlock can refuse it.
         with tempfile.NamedTemporaryFile(prefix="archipel-doctor-") as outside:
             done = subprocess.run(
                 [sys.executable, "-P", "-c", START_PYTHON + _TRIAL, package_roots(), outside.name],
-                env={},
+                env={},  # as a child that runs graphs
                 cwd=scratch.path,
                 capture_output=True,
                 timeout=_TRIAL_SECONDS,
@@ -105,13 +105,14 @@ def _try() -> dict[str, bool]:
     finally:
         scratch.remove()
     if done.returncode:
+        # The last line of a traceback names the error.
         lines = done.stderr.decode(errors="replace").splitlines() or [f"exit code {done.returncode}"]
         raise ValueError(lines[-1][:300])
     refused: dict[str, bool] = json.loads(done.stdout)
     return refused
 
 
-def _runtime() -> Holding:
+def _check_onnxruntime() -> Holding:
     import onnxruntime
 
     version = str(onnxruntime.__version__)
@@ -123,7 +124,7 @@ def _runtime() -> Holding:
     return Holding(name="graphs", holds=holds, what=f"{what}; every graph is inspected before it runs")
 
 
-def _scratch() -> Holding:
+def _check_scratch() -> Holding:
     try:
         return Holding(name="scratch", holds=True, what=f"{scratch_root()}, of this user alone")
     except OSError as error:

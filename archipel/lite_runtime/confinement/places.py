@@ -72,26 +72,26 @@ def asked_for(delegates: Any) -> tuple[str, ...]:
     """The names of the delegates that a runtime may use: those named, and for "auto" those with a library installed."""
     choices = list(delegates.values()) if isinstance(delegates, Mapping) else [delegates]
     # In a mapping, program kinds that are not named are "auto".
-    names = {each if isinstance(each, str) else each[0] for choice in choices for each in _listed(choice)}
+    names = {each if isinstance(each, str) else each[0] for choice in choices for each in _as_list(choice)}
     if "auto" in names or isinstance(delegates, Mapping):
-        names |= {name for name in AUTO.get(sys.platform, ()) if _library(name)}
+        names |= {name for name in AUTO.get(sys.platform, ()) if _has_library(name)}
     return tuple(sorted(names - {"auto", "cpu"}))
 
 
 def option_paths(delegates: Any) -> list[str]:
     """The files and folders in the owner's options of delegates, such as a driver's library."""
     choices = list(delegates.values()) if isinstance(delegates, Mapping) else [delegates]
-    pairs = [each for choice in choices for each in _listed(choice) if not isinstance(each, str)]
+    pairs = [each for choice in choices for each in _as_list(choice) if not isinstance(each, str)]
     # Any string that is an absolute path of something that exists: the options' names differ from delegate to delegate.
     values = [value for _, options in pairs for value in options.values() if isinstance(value, str)]
     return [value for value in values if os.path.isabs(value) and os.path.exists(value)]
 
 
-def _listed(choice: Any) -> list[Any]:
+def _as_list(choice: Any) -> list[Any]:
     return [choice] if isinstance(choice, str) else list(choice)
 
 
-def _library(name: str) -> bool:
+def _has_library(name: str) -> bool:
     spec = importlib.util.find_spec("onnxruntime")
     folder = Path(spec.origin).parent / "capi" if spec is not None and spec.origin is not None else None
     return folder is not None and (folder / f"libonnxruntime_providers_{name}.so").exists()

@@ -83,6 +83,7 @@ class Answers:
         update, trained = group("update", results), group("trained", results)
         ports = {port.name: port for port in program.outputs if isinstance(port, Update)}
         specs = {spec.name: spec for spec in self._bundle.manifest.parameters}
+        # All parameters, also those that no phase moves: the caller gets the whole trained model.
         if set(update) != set(ports) or set(trained) != set(specs):
             raise self._disbelieve("local_round", f"it made {sorted(results)}")
         kinds = {f"update/{name}": _kind(port) for name, port in ports.items()}

@@ -101,23 +101,23 @@ class Service:
         reply: Reply
         results: Mapping[str, np.ndarray] = {}
         try:
-            reply, results = self._do(request, arrays)
+            reply, results = self._handle(request, arrays)
         except Aborted:
             reply = Failed(kind="Aborted", text="")
         except NonFiniteLossError as error:
             # The runtime holds the last weights with a finite loss; the parent shall have them, too.
-            reply, results = _failed(type(error).__name__, error, learned=True), self._learned()
+            reply, results = _make_failed(type(error).__name__, error, learned=True), self._learned()
         except MemoryError:
-            reply = _failed("RuntimeLimitError", "Python is out of memory")
+            reply = _make_failed("RuntimeLimitError", "Python is out of memory")
         except ArchipelError as error:
             kind = "RuntimeLimitError" if _NO_MEMORY.search(str(error)) else type(error).__name__
-            reply = _failed(kind, error)
+            reply = _make_failed(kind, error)
         except Exception as error:  # noqa: BLE001  (the parent learns of all of them)
             text = "".join(traceback.format_exception(error)[-3:])
-            reply = _failed("RuntimeLimitError" if _NO_MEMORY.search(str(error)) else "Exception", text)
+            reply = _make_failed("RuntimeLimitError" if _NO_MEMORY.search(str(error)) else "Exception", text)
         self._channel.send(reply, results)
 
-    def _do(self, request: Request, arrays: Mapping[str, np.ndarray]) -> tuple[Reply, Mapping[str, np.ndarray]]:
+    def _handle(self, request: Request, arrays: Mapping[str, np.ndarray]) -> tuple[Reply, Mapping[str, np.ndarray]]:
         if isinstance(request, Open):
             return Opened(confinement=self._open(request)), {}
         runtime = self._runtime
@@ -162,7 +162,7 @@ class Service:
     def _open(self, request: Open) -> Confinement:
         if self._runtime is not None:
             raise RuntimeInputError("isolated: a bundle is open already")
-        delegates = _delegates(request.delegates)
+        delegates = _restore_tuples(request.delegates)
         # Before the bundle is opened: its graphs are the first thing here that somebody else has written.
         try:
             confinement = restrict([request.folder, *option_paths(delegates)], [request.scratch], asked_for(delegates))
@@ -244,7 +244,7 @@ class Service:
                     on_pause()
                     self._channel.send(Done())
                 except ArchipelError as error:
-                    self._channel.send(_failed(type(error).__name__, error))
+                    self._channel.send(_make_failed(type(error).__name__, error))
             else:
                 self._answer(request, arrays)  # type: ignore[arg-type]
 
@@ -310,14 +310,14 @@ def _forget_warnings() -> None:
         os.lseek(2, 0, os.SEEK_SET)
 
 
-def _failed(kind: str, error: object, learned: bool = False) -> Failed:
+def _make_failed(kind: str, error: object, learned: bool = False) -> Failed:
     return Failed(kind=kind, text=str(error)[:8000], learned=learned)
 
 
-def _delegates(given: Any) -> Any:
+def _restore_tuples(given: Any) -> Any:
     """Turn lists into pairs again: msgpack has no tuples."""
     if isinstance(given, Mapping):
-        return {kind: _delegates(choice) for kind, choice in given.items()}
+        return {kind: _restore_tuples(choice) for kind, choice in given.items()}
     if isinstance(given, list):
         return [tuple(choice) if isinstance(choice, list) else choice for choice in given]
     return given

@@ -211,6 +211,7 @@ class Channel:
         self.max_bytes = max_bytes
         self._socket = connection
         self._allocate = allocate
+        # Whether the socket has a timeout now.
         self._timed = False
 
     def close(self) -> None:
@@ -218,12 +219,14 @@ class Channel:
 
     def has_hung_up(self) -> bool:
         """Whether the other side has closed its end."""
+        # POLLRDHUP comes even while replies wait unread, where recv() would return their bytes.
         poll = select.poll()
         poll.register(self._socket, select.POLLRDHUP)
         return bool(poll.poll(0))
 
     def send(self, body: Request | Reply, arrays: Arrays = {}, seconds: float | None = None) -> None:  # noqa: B006
         """Send a message. Raises OSError if the peer is gone, TimeoutError if it does not read within `seconds`."""
+        # C order, because the bytes of each array are sent as they lie in memory.
         solid = {name: np.asarray(array, order="C") for name, array in arrays.items()}
         listed = tuple(_Array(name, array.dtype.name, array.shape) for name, array in solid.items())  # type: ignore[arg-type]
         header = _ENCODER.encode(_Header(listed, body))
@@ -236,7 +239,7 @@ class Channel:
         parts += [memoryview(array.reshape(-1).view(np.uint8).data) for array in solid.values() if array.nbytes]
         deadline = _deadline(seconds)
         while parts:
-            self._limit(deadline)
+            self._set_timeout(deadline)
             # The kernel takes a limited number of parts (IOV_MAX), and may send only a piece of them.
             sent = self._socket.sendmsg(parts[:_PARTS])
             while parts and sent >= len(parts[0]):
@@ -264,22 +267,23 @@ class Channel:
         for spec in header.arrays:
             if spec.name in arrays:
                 raise RuntimeProgramError(f"isolated: array {spec.name!r} is there twice")
-            arrays[spec.name] = self._array(spec, deadline)
+            arrays[spec.name] = self._read_array(spec, deadline)
         return header.body, arrays
 
-    def _array(self, spec: _Array, deadline: float | None) -> np.ndarray:
+    def _read_array(self, spec: _Array, deadline: float | None) -> np.ndarray:
         buffer = self._read(self._allocate(spec.nbytes), deadline) if spec.nbytes else b""
         # NumPy's behaviour is undefined for such bytes.
         if spec.dtype == "bool" and spec.nbytes and np.frombuffer(buffer, np.uint8).max() > 1:
             raise RuntimeProgramError(f"isolated: array {spec.name!r} has truth values that are neither 0 nor 1")
         array = np.frombuffer(buffer, spec.dtype, math.prod(spec.shape)).reshape(spec.shape)
+        # Learned tensors are replaced and never changed; the runtime compares them by identity.
         array.flags.writeable = False
         return array
 
     def _read(self, buffer: Any, deadline: float | None) -> Any:
         view = memoryview(buffer)
         while len(view):
-            self._limit(deadline)
+            self._set_timeout(deadline)
             count = self._socket.recv_into(view)
             if count == 0:
                 raise EOFError("isolated: the other side has closed the connection")
@@ -288,7 +292,7 @@ class Channel:
 
     # One deadline for a whole message, so that a peer cannot stretch it by sending a byte at a time. settimeout() is a
     # system call, hence the flag.
-    def _limit(self, deadline: float | None) -> None:
+    def _set_timeout(self, deadline: float | None) -> None:
         if deadline is None:
             if self._timed:
                 self._timed = False

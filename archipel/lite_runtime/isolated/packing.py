@@ -22,8 +22,8 @@ def pack(where: str, name: str, value: object) -> dict[str, np.ndarray]:
     if value is None:
         return {}
     if isinstance(value, Mapping):
-        return {f"{name}/{key}": _checked(where, f"{name}[{key!r}]", array) for key, array in value.items()}
-    return {name: _checked(where, name, value)}
+        return {f"{name}/{key}": _check_array(where, f"{name}[{key!r}]", array) for key, array in value.items()}
+    return {name: _check_array(where, name, value)}
 
 
 def unpack(name: str, arrays: Arrays) -> Any:
@@ -86,9 +86,10 @@ def pack_learned(bundle: Bundle, parameters: Arrays, state: DeviceState) -> dict
     return join_names({"parameter": moved, "personal": state.personal, "state": state.state})
 
 
-def _checked(where: str, name: str, value: object) -> np.ndarray:
+def _check_array(where: str, name: str, value: object) -> np.ndarray:
     if not isinstance(value, np.ndarray):
         raise RuntimeInputError(f"{where}: {name} must be a numpy array, got {type(value).__name__}")
+    # The raw bytes are sent, so big-endian arrays would arrive as other numbers.
     if value.dtype.name not in ITEM_BYTES or not value.dtype.isnative:
         raise RuntimeInputError(f"{where}: {name} has dtype {value.dtype!r}, expected one of {', '.join(ITEM_BYTES)}")
     return value

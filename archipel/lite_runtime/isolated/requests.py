@@ -100,7 +100,7 @@ class Requests:
                     self.confinement = opened.confinement
                     child.opened = True
                 # The parent's tensors are the truth: set_parameters, or another child, may have changed them.
-                if not _same(learned, self.child_learned):
+                if not _are_same(learned, self.child_learned):
                     self._exchange(child, what, Learn(), learned, Done, seconds=self._seconds)
                     self.child_learned = learned
                 return self._exchange(child, what, body, arrays, expected, hooks, seconds=self._seconds)
@@ -163,7 +163,7 @@ class Requests:
             if raised is not None:
                 raise _CallerError(raised)
             if isinstance(reply, Failed):
-                raise _Refused(self._error(what, reply), results if reply.learned else {})
+                raise _Refused(self._make_error(what, reply), results if reply.learned else {})
             if not isinstance(reply, expected):
                 raise self.disbelieve(what, f"it answers {type(reply).__name__}")
             return reply, results
@@ -185,7 +185,7 @@ class Requests:
 
         return not hooks.control.between_steps(on_pause)
 
-    def _error(self, what: str, failed: Failed) -> ArchipelError:
+    def _make_error(self, what: str, failed: Failed) -> ArchipelError:
         # The text comes from a process that ran graphs of others: no control characters in logs and terminals.
         text = "".join(c if c.isprintable() else " " for c in failed.text)
         if failed.kind == "RuntimeLimitError":
@@ -205,7 +205,7 @@ class Requests:
 
     def _explain_death(self, child: Child, what: str) -> BaseException:
         code, words = self._drop(child)
-        how = f"exit code {code}" if code >= 0 else f"signal {_name(-code)}"
+        how = f"exit code {code}" if code >= 0 else f"signal {_signal_name(-code)}"
         quoted = f": {words}" if words else ""
         # limit_cpu() in the child sends SIGPROF, whose default is to end the process.
         if -code == signal.SIGPROF and self._open.cpu_seconds is not None:
@@ -255,10 +255,10 @@ class _CallerError(Exception):
         self.raised = raised
 
 
-def _same(first: Arrays, second: Arrays) -> bool:
+def _are_same(first: Arrays, second: Arrays) -> bool:
     # Arrays of a runtime are replaced and never changed, so comparing identities is enough.
     return first.keys() == second.keys() and all(array is second[name] for name, array in first.items())
 
 
-def _name(number: int) -> str:
+def _signal_name(number: int) -> str:
     return signal.Signals(number).name if number in set(signal.Signals) else str(number)

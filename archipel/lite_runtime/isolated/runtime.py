@@ -123,6 +123,7 @@ class IsolatedRuntime(Learning):
             raise RuntimeProgramError(
                 f"isolated: child processes with a memory limit need Linux, this is {sys.platform}"
             )
+        # `not >` also refuses NaN.
         if seconds is not None and not seconds > 0:
             raise RuntimeInputError(f"seconds must be above 0, got {seconds}")
         if cpu_seconds is not None and not 0 < cpu_seconds <= MAX_CPU_SECONDS:
@@ -225,6 +226,7 @@ class IsolatedRuntime(Learning):
 
     def set_parameters(self, parameters: Arrays) -> None:
         """As `Runtime.set_parameters`."""
+        # Under the lock of requests: one in another thread must not send half of the old tensors and half of the new.
         with self._requests.lock:
             self._model.set_parameters(parameters)
 
@@ -254,6 +256,7 @@ class IsolatedRuntime(Learning):
         name = options.program or need_program(self.bundle, "train", "learn")
         arrays = pack_fit(data)
         with self._requests.lock:
+            # The file of an earlier fit must not take the checkpoints of this one.
             self._requests.checkpoint = None
             file = checkpoint_file(options)
             if file is not None:

@@ -41,11 +41,11 @@ class Loader:
         """The tensors for a slot's learned file, so that the bundle runs with `parameters` (None: its own).
 
         Raises RuntimeLimitError or RuntimeProgramError for a bundle that cannot run here, RuntimeInputError as
-        `differing` does.
+        `changed_parameters` does.
         """
         # Refuses a bundle whose memory or noise this device does not support. No session is made yet.
         Runtime(bundle, memory_limit=self.memory_limit)
-        return {} if parameters is None else differing(bundle, parameters)
+        return {} if parameters is None else changed_parameters(bundle, parameters)
 
     def open(self, slot: Path, digest: str) -> Bundle:
         """Open and verify the slot's bundle. Raises a BundleError, or SlotError if its digest is not `digest`."""
@@ -57,8 +57,8 @@ class Loader:
 
     def make(self, slot: Path, bundle: Bundle) -> ModelRuntime:
         """A runtime of the slot's bundle with the slot's learned tensors."""
-        runtime = self._bare(bundle)
-        self._teach(runtime, read_learned(slot))
+        runtime = self._make_bare(bundle)
+        self._restore_learned(runtime, read_learned(slot))
         return runtime
 
     def make_tested(self, slot: Path, bundle: Bundle) -> tuple[ModelRuntime, SelfTestReport]:
@@ -67,19 +67,19 @@ class Loader:
         The test vectors belong to the published parameters, so the self-test runs before the learned tensors are
         restored. Raises SelfTestError or what loading raises.
         """
-        runtime = self._bare(bundle)
+        runtime = self._make_bare(bundle)
         # The self-test makes the first request, which makes the sessions: there a bad graph crashes.
         report = run_self_test(runtime)
         # The vectors say nothing about learned tensors; this request shows that they give finite answers.
-        if self._teach(runtime, read_learned(slot)):
+        if self._restore_learned(runtime, read_learned(slot)):
             answer_zeros(runtime)
         return runtime, report
 
     def renew(self, runtime: ModelRuntime) -> None:
         """Restore the personal tensors and state that `own` returns now."""
-        self._teach(runtime, {})
+        self._restore_learned(runtime, {})
 
-    def _bare(self, bundle: Bundle) -> ModelRuntime:
+    def _make_bare(self, bundle: Bundle) -> ModelRuntime:
         limit, delegates = self.memory_limit, self.delegates
         if not self.isolated:
             return Runtime(bundle, threads=self.threads, memory_limit=limit, delegates=delegates)
@@ -94,7 +94,7 @@ class Loader:
             seconds=self.seconds,
         )
 
-    def _teach(self, runtime: ModelRuntime, learned: Mapping[str, np.ndarray]) -> bool:
+    def _restore_learned(self, runtime: ModelRuntime, learned: Mapping[str, np.ndarray]) -> bool:
         """Restore the slot's tensors, then those of `own`, which win. Returns whether there were any."""
         if self.own is not None:
             state = self.own(runtime.bundle)
@@ -104,11 +104,11 @@ class Loader:
         return bool(learned)
 
 
-def differing(bundle: Bundle, parameters: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def changed_parameters(bundle: Bundle, parameters: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The parameters that differ from the bundle's own, in the form that `Runtime.restore` takes.
 
     Raises RuntimeInputError unless `parameters` are all of the bundle's, of its dtypes and shapes.
     """
     model = PresentModel(bundle, DeviceState())
-    model.adopt(model.complete(parameters))
+    model.adopt(model.check_complete(parameters))
     return model.learned()

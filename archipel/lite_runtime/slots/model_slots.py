@@ -109,7 +109,7 @@ class Slots:
         self._folder = SlotFolder(folder)
         if load and self._folder.state.active:
             try:
-                self._start()
+                self._load_active()
             except BaseException:
                 self._folder.close()
                 raise
@@ -124,7 +124,7 @@ class Slots:
     @property
     def runtime(self) -> ModelRuntime:
         """The active slot's runtime. Raises SlotError if no slot is active or none can be loaded."""
-        return self._active().runtime
+        return self._need_serving().runtime
 
     def predict(self, x: Any) -> Any:
         """As `Runtime.predict`, by the active slot's model.
@@ -136,15 +136,15 @@ class Slots:
         if isinstance(x, Iterator):
             return map(self.predict, x)
         # Read once and without the lock: a switch replaces the object, so this request keeps model and trial together.
-        serving = self._serving or self._active()
+        serving = self._serving or self._need_serving()
         if not serving.trying:
             return serving.runtime.predict(x)
         try:
             answer = serving.runtime.predict(x)
         except _FAILURES as error:
-            return self._instead(serving, x, error, None)
-        if not _finite(answer):
-            return self._instead(serving, x, None, answer)
+            return self._ask_last_good(serving, x, error, None)
+        if not _is_finite(answer):
+            return self._ask_last_good(serving, x, None, answer)
         if self._confirm_after is not None and serving.count() >= self._confirm_after:
             self._confirm_now(serving)
         return answer
@@ -155,7 +155,7 @@ class Slots:
         if self._loader.own is not None:
             raise SlotError(f"{self._folder.folder}: what the device learns is kept elsewhere, not in these slots")
         with self._changing:
-            serving = self._active()
+            serving = self._need_serving()
             serving.runtime.save(self._folder.path(serving.name))
 
     def renew(self) -> None:
@@ -201,7 +201,7 @@ class Slots:
         running model goes on.
         """
         with self._changing:
-            name = self._staged()
+            name = self._find_staged()
             before = self.state.active
             try:
                 serving = self._load(name, trying=True)
@@ -275,11 +275,11 @@ class Slots:
 
     # --- inside ---------------------------------------------------------------------------------------------------
 
-    def _active(self) -> _Serving:
+    def _need_serving(self) -> _Serving:
         with self._changing:
             if self._serving is None:
                 self._need_active()
-                self._start()
+                self._load_active()
             assert self._serving is not None
             return self._serving
 
@@ -289,7 +289,7 @@ class Slots:
             raise SlotError(f"{self._folder.folder}: no slot is active; install a bundle, then switch")
         return self.state.active
 
-    def _staged(self) -> SlotName:
+    def _find_staged(self) -> SlotName:
         names: tuple[SlotName, ...] = ("a", "b")
         for name in names:
             slot = self.state.slot(name)
@@ -302,7 +302,7 @@ class Slots:
                 return name
         raise SlotError(f"{self._folder.folder}: no slot is staged; install a bundle first")
 
-    def _start(self) -> None:
+    def _load_active(self) -> None:
         """Load the active slot, or else the last good one. Raises SlotError with both reasons if neither works."""
         active = self._need_active()
         trying = self.state.slot(active).status == "trying"
@@ -344,27 +344,27 @@ class Slots:
         self._serving = serving
         self._last_good = None
 
-    def _instead(self, serving: _Serving, x: Any, error: ArchipelError | None, answer: Any) -> Any:
+    def _ask_last_good(self, serving: _Serving, x: Any, error: ArchipelError | None, answer: Any) -> Any:
         """The last good model's answer, or its own, to a request on which a model on trial failed or was not finite."""
         with self._changing:
             if self._serving is serving:
                 good = self._find_last_good()
                 if good is None:
-                    return _give(answer, error)
+                    return _return_or_raise(answer, error)
                 try:
                     better = good.runtime.predict(x)
                 except RuntimeInputError:
                     # The old model has other inputs. The trial ends all the same, with the new model's answer or error.
                     better = None
                 except _FAILURES:
-                    return _give(answer, error)
+                    return _return_or_raise(answer, error)
                 # Both models fail on this request, so its data are at fault and the trial goes on.
-                if better is not None and not _finite(better):
-                    return _give(answer, error)
+                if better is not None and not _is_finite(better):
+                    return _return_or_raise(answer, error)
                 reason = str(error) if error else "it answered a request with numbers that are not finite"
                 with suppress(SlotError):  # where that cannot be written, the request is answered all the same
                     self._return_to(good, reason)
-                return better if better is not None else _give(answer, error)
+                return better if better is not None else _return_or_raise(answer, error)
         # Another request has rolled back already; the model that is active now answers this one.
         return self.predict(x)
 
@@ -389,12 +389,12 @@ class Slots:
         return self._last_good
 
 
-def _give(answer: Any, error: ArchipelError | None) -> Any:
+def _return_or_raise(answer: Any, error: ArchipelError | None) -> Any:
     if error is not None:
         raise error
     return answer
 
 
-def _finite(answer: np.ndarray | Mapping[str, np.ndarray]) -> bool:
+def _is_finite(answer: np.ndarray | Mapping[str, np.ndarray]) -> bool:
     arrays = answer.values() if isinstance(answer, Mapping) else (answer,)
     return all(array.dtype.kind != "f" or bool(np.isfinite(array).all()) for array in arrays)

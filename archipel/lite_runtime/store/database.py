@@ -40,7 +40,7 @@ def open_database(path: Path, store: bytes, timeout: float) -> sqlite3.Connectio
 
     `timeout`: seconds to wait for other processes' transactions. Raises StoreError.
     """
-    with translated(path):
+    with translate_errors(path):
         new = not path.exists()
         if new:
             # SQLite gives its log and shared memory the permissions of this file.
@@ -66,7 +66,7 @@ def example_ids(
     database: sqlite3.Connection, since: float | None = None, until: float | None = None, limit: int | None = None
 ) -> np.ndarray:
     """Ids in rising order, int64 `[n]`: the newest `limit` of those with `since <= time < until`."""
-    ids = _unbroken(database) if since is None and until is None else None
+    ids = _unbroken_ids(database) if since is None and until is None else None
     if ids is None:
         # Reads the small index only; the table's own pages hold the examples.
         rows = database.execute(
@@ -77,7 +77,7 @@ def example_ids(
     return ids if limit is None else ids[max(len(ids) - limit, 0) :]
 
 
-def _unbroken(database: sqlite3.Connection) -> np.ndarray | None:
+def _unbroken_ids(database: sqlite3.Connection) -> np.ndarray | None:
     """All ids, without reading them, if none between the first and the last was removed; else None."""
     first, last, count = database.execute(
         "SELECT (SELECT min(id) FROM examples), (SELECT max(id) FROM examples), count FROM store"
@@ -90,7 +90,7 @@ def _unbroken(database: sqlite3.Connection) -> np.ndarray | None:
 
 
 @contextmanager
-def translated(path: Path) -> Iterator[None]:
+def translate_errors(path: Path) -> Iterator[None]:
     """Turn errors of SQLite and of the system into StoreErrors that name the file."""
     try:
         yield
@@ -157,8 +157,8 @@ def _check(database: sqlite3.Connection, path: Path, store: bytes) -> None:
     if version != FORMAT:
         raise StoreError(f"{path}: format {version} of example stores is not known here, expected {FORMAT}")
     # The real statements are short. A hostile one may be huge, so fetch only its beginning.
-    there = database.execute("SELECT substr(sql, 1, 1000) FROM sqlite_master ORDER BY rowid LIMIT 4").fetchall()
-    if [row[0] for row in there] != list(TABLES):
+    statements = database.execute("SELECT substr(sql, 1, 1000) FROM sqlite_master ORDER BY rowid LIMIT 4").fetchall()
+    if [row[0] for row in statements] != list(TABLES):
         raise StoreError(f"{path}: has other tables than an example store; the file was tampered with")
     # One byte more than an id, two rows at most: enough to see that something differs.
     rows = database.execute("SELECT substr(id, 1, 17) FROM store LIMIT 2").fetchall()

@@ -24,8 +24,8 @@ import numpy as np
 from archipel.durable import make_folder, sweep
 from archipel.errors import RuntimeInputError, RuntimeLimitError, StoreErasedError, StoreError, StoreQuotaError
 from archipel.lite_runtime import shuffle
-from archipel.lite_runtime.store.database import example_ids, open_database, translated
-from archipel.lite_runtime.store.files import database_path, erase, finish_erasing, load_keys, locked
+from archipel.lite_runtime.store.database import example_ids, open_database, translate_errors
+from archipel.lite_runtime.store.files import database_path, erase, finish_erasing, hold_lock, load_keys
 from archipel.lite_runtime.store.keys import KEY_FILE, StoreKeys, check_key, read_record
 from archipel.lite_runtime.store.layout import Field, Layout, batch_of
 from archipel.lite_runtime.store.quotas import Quotas, count_examples, recount
@@ -92,9 +92,9 @@ class ExampleStore:
         if max_bytes < 1 or (age is not None and not age > 0):
             raise StoreError(f"example store: quotas must be above 0, got max_bytes={max_bytes}, max_age={max_age}")
         folder = Path(path)
-        with translated(folder):
+        with translate_errors(folder):
             make_folder(folder, 0o700)
-            with locked(folder, timeout):
+            with hold_lock(folder, timeout):
                 # Before the keys: a half-erased folder has no key file, and load_keys would refuse its database.
                 finish_erasing(folder)
                 keys = load_keys(folder, key)
@@ -112,9 +112,9 @@ class ExampleStore:
     def destroy(path: Path | str, *, timeout: float = 10.0) -> None:
         """Erase the store in the folder `path`, as `erase` does, without its key. Does nothing if there is no store."""
         folder = Path(path)
-        with translated(folder):
+        with translate_errors(folder):
             if folder.is_dir():
-                with locked(folder, timeout):
+                with hold_lock(folder, timeout):
                     sweep(folder, KEY_FILE)
                     erase(folder)
 
@@ -256,7 +256,7 @@ class ExampleStore:
             database, self._open = self._open, None
             # SQLite forbids a fork to use its parent's connection, even to close it.
             if database is not None and self._process == os.getpid():
-                with translated(self.path):
+                with translate_errors(self.path):
                     database.close()
 
     def __enter__(self) -> ExampleStore:
@@ -333,7 +333,7 @@ class ExampleStore:
 
     def _shrink(self) -> None:
         """Give free pages back to the file system, and empty the log, which still holds removed rows."""
-        with self._lock, translated(self.path):
+        with self._lock, translate_errors(self.path):
             database = self._database()
             free, size = (database.execute(f"PRAGMA {name}").fetchone()[0] for name in ("freelist_count", "page_size"))
             if free * size >= _WORTH_SHRINKING_BYTES:
@@ -360,7 +360,7 @@ class ExampleStore:
         """A read transaction: one consistent state of the database, without examples that are too old."""
         with self._lock:
             # Trimming writes, so it comes before the read transaction and not inside it.
-            with translated(self.path):
+            with translate_errors(self.path):
                 due = self._quotas.is_due(self._database(), self._now())
             if due:
                 self.expire()
@@ -369,7 +369,7 @@ class ExampleStore:
 
     @contextmanager
     def _transaction(self, begin: str) -> Iterator[sqlite3.Connection]:
-        with self._lock, translated(self.path):
+        with self._lock, translate_errors(self.path):
             database = self._database()
             database.execute(begin)
             try:

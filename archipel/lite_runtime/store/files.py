@@ -44,7 +44,7 @@ def database_files(folder: Path) -> list[Path]:
 
 
 @contextmanager
-def locked(folder: Path, timeout: float) -> Iterator[None]:
+def hold_lock(folder: Path, timeout: float) -> Iterator[None]:
     """Hold the lock of the folder, taken for opening and erasing. Raises StoreBusyError, OSError."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -68,6 +68,7 @@ def load_keys(folder: Path, key: bytes) -> StoreKeys:
                 f"{folder}: {lost[0].name} is there but {KEY_FILE} is not, and nobody can read it without; put that "
                 "file back, or make room for a new store with ExampleStore.destroy(path)"
             )
+        # Left by a process that was killed while it wrote a key file: no database belongs to it.
         sweep(folder, KEY_FILE)
         record = make_record(key, os.urandom(104))
         write_durably(folder / KEY_FILE, record)

@@ -58,6 +58,7 @@ def make_record(key: bytes, random: bytes) -> bytes:
     )  # fmt: skip
     if len(nonce) != NONCE_BYTES:
         raise ValueError(f"104 random bytes, got {len(random)}")
+    # The head is authenticated too, so that a data key cannot be moved to another store's file.
     head = _MAGIC + store + salt
     return head + Sealer(_wrapping_key(key, salt)).seal(nonce, data_key, head)
 

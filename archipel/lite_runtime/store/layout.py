@@ -55,12 +55,14 @@ class Layout:
         if not 1 <= len(fields) <= MAX_FIELDS:
             raise StoreError(f"example store: an example has from 1 to {MAX_FIELDS} fields, got {len(fields)}")
         for name, field in self.fields.items():
+            # Names come from a file that may be hostile, and go into error texts.
             if not 0 < len(name) <= 256 or not name.isprintable():
                 raise StoreError(f"example store: field name {name[:64]!r} is not 1 to 256 printable characters")
             if field.dtype not in ITEM_BYTES:
                 raise StoreError(
                     f"example store: field {name!r} has dtype {field.dtype[:32]!r}, expected one of {list(ITEM_BYTES)}"
                 )
+            # No axis of size 0: examples of 0 bytes cannot be divided into chunks (records.py).
             if len(field.shape) > MAX_RANK or not all(1 <= dim <= MAX_EXAMPLE_BYTES for dim in field.shape):
                 raise StoreError(
                     f"example store: field {name!r} has shape {list(field.shape[:16])}; at most {MAX_RANK} axes, "
@@ -109,6 +111,7 @@ class Layout:
             raise RuntimeInputError(
                 f"example store: an example has the fields {', '.join(self.fields)}; got {', '.join(arrays) or 'none'}"
             )
+        # The fields come from batch_of, so each has a batch axis.
         counts = {name: len(array) for name, array in arrays.items()}
         if len(set(counts.values())) != 1:
             raise RuntimeInputError(f"example store: fields with different numbers of examples: {counts}")
@@ -126,7 +129,7 @@ class Layout:
         offset = 0
         for name, field in self.fields.items():
             # Little-endian on every machine; the rows of the result are the messages that are sealed.
-            column = np.ascontiguousarray(arrays[name], dtype=_stored(field)).reshape(count, -1)
+            column = np.ascontiguousarray(arrays[name], dtype=_stored_dtype(field)).reshape(count, -1)
             rows[:, offset : offset + field.nbytes] = column.view(np.uint8)
             offset += field.nbytes
         return rows
@@ -141,7 +144,7 @@ class Layout:
         for name, field in self.fields.items():
             column = np.ascontiguousarray(rows[:, offset : offset + field.nbytes])
             # A bool byte other than 0 or 1 is undefined behaviour in NumPy, so compare and do not reinterpret.
-            column = column != 0 if field.dtype == "bool" else column.view(_stored(field))
+            column = column != 0 if field.dtype == "bool" else column.view(_stored_dtype(field))
             into[name][places] = column.reshape(len(rows), *field.shape)
             offset += field.nbytes
 
@@ -171,5 +174,5 @@ def batch_of(arrays: object, single: bool) -> dict[str, np.ndarray]:
     return batch
 
 
-def _stored(field: Field) -> np.dtype:
+def _stored_dtype(field: Field) -> np.dtype:
     return np.dtype(field.dtype).newbyteorder("<")

@@ -58,7 +58,7 @@ class Records:
         self, database: sqlite3.Connection, layout: Layout, batch: Mapping[str, np.ndarray], ids: range, time: int
     ) -> None:
         """Insert `batch`, checked against `layout`; `time` in seconds."""
-        database.executemany("INSERT INTO examples VALUES (?, ?, ?)", self._rows(layout, batch, ids, time))
+        database.executemany("INSERT INTO examples VALUES (?, ?, ?)", self._seal_rows(layout, batch, ids, time))
 
     def read(
         self, database: sqlite3.Connection, layout: Layout, ids: np.ndarray, skip_missing: bool = False
@@ -71,11 +71,11 @@ class Records:
         present = np.ones(len(ids), bool)
         # By id, so that SQLite goes through the file once; `places` puts each row where it was asked for.
         order = np.argsort(ids, kind="stable")
-        step = _chunk(layout)
+        step = _rows_at_once(layout)
         for start in range(0, len(ids), step):
             places, messages = [], []
             for place in order[start : start + step].tolist():
-                message = self._message(database, layout, int(ids[place]))
+                message = self._read_message(database, layout, int(ids[place]))
                 if message is not None:
                     places.append(place)
                     messages.append(message)
@@ -88,10 +88,10 @@ class Records:
             layout.unpack(rows, arrays, np.array(places, np.int64))
         return arrays if present.all() else {name: array[present] for name, array in arrays.items()}
 
-    def _rows(
+    def _seal_rows(
         self, layout: Layout, batch: Mapping[str, np.ndarray], ids: range, time: int
     ) -> Iterator[tuple[int, int, bytes]]:
-        step, size = _chunk(layout), layout.nbytes
+        step, size = _rows_at_once(layout), layout.nbytes
         for start in range(0, len(ids), step):
             part = ids[start : start + step]
             flat = layout.pack({name: array[start : start + step] for name, array in batch.items()}).data.cast("B")
@@ -100,16 +100,16 @@ class Records:
             for index, id in enumerate(part):
                 nonce = nonces[NONCE_BYTES * index : NONCE_BYTES * (index + 1)]
                 message = flat[size * index : size * (index + 1)]
-                yield id, time, self._sealer.seal(nonce, message, self._place(layout, id, time))
+                yield id, time, self._sealer.seal(nonce, message, self._associated_data(layout, id, time))
 
-    def _message(self, database: sqlite3.Connection, layout: Layout, id: int) -> bytes | None:
+    def _read_message(self, database: sqlite3.Connection, layout: Layout, id: int) -> bytes | None:
         row = database.execute(_READ, (sealed_bytes(layout), id)).fetchone()
         if row is None:
             return None
         time, sealed = row
         if isinstance(time, int) and sealed is not None:
             try:
-                return self._sealer.open(sealed, self._place(layout, id, time))
+                return self._sealer.open(sealed, self._associated_data(layout, id, time))
             except InvalidTag:
                 pass
         raise StoreRecordError(
@@ -117,7 +117,7 @@ class Records:
         )
 
     # The associated data: store, layout, id and time. A row that was moved, copied or redated does not open.
-    def _place(self, layout: Layout, id: int, time: int) -> bytes:
+    def _associated_data(self, layout: Layout, id: int, time: int) -> bytes:
         where = id.to_bytes(8, "big", signed=True) + time.to_bytes(8, "big", signed=True)
         return _EXAMPLE + self._store + layout.digest + where
 
@@ -127,5 +127,5 @@ def sealed_bytes(layout: Layout) -> int:
     return layout.nbytes + OVERHEAD_BYTES
 
 
-def _chunk(layout: Layout) -> int:
+def _rows_at_once(layout: Layout) -> int:
     return max(1, _CHUNK_BYTES // layout.nbytes)

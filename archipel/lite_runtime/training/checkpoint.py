@@ -100,6 +100,7 @@ class Checkpoint:
         tensors = values.export()
         tensors.update(join_names({"metric": _columns(metrics), "weight": _columns(weights)}))
         tensors["used"] = used
+        # As a tensor, so that the whole checkpoint is one file, replaced by one rename.
         tensors["header"] = np.frombuffer(msgspec.json.encode(header), np.uint8)
         self.file.write(write_weights(tensors))
 
@@ -136,6 +137,7 @@ class Checkpoint:
             metrics, weights = (_lists(measured[group], header.steps) for group in _MEASURED)
             return Restored(header, metrics, weights, used.copy())
         except (ArchipelError, KeyError, msgspec.DecodeError, UnicodeDecodeError) as error:
+            # A KeyError's text is the key: the name of a tensor that the file does not have.
             what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
             raise CheckpointError(f"{self.file.path}: cannot go on from this checkpoint: {what}") from None
 

@@ -16,7 +16,7 @@ from archipel.bundle.roles import ExampleWeight, Metric, Parameter, Personal, Po
 from archipel.errors import NonFiniteLossError, RuntimeInputError, RuntimeProgramError
 from archipel.lite_runtime.fields import BATCH_ROLES, FIELD_ROLES, Fields, collect, fixed_rows
 from archipel.lite_runtime.sessions import Sessions
-from archipel.lite_runtime.shuffle import batches, grouped
+from archipel.lite_runtime.shuffle import batches, group_batches
 from archipel.lite_runtime.training.features import DEFAULT_BUDGET, FeatureCache, find_features
 from archipel.lite_runtime.training.loop import Repeated, TrainLoop
 from archipel.lite_runtime.training.results import MetricTable, Progress, loss_of
@@ -99,6 +99,7 @@ def data_ports(bundle: Bundle, schedule: Sequence[Phase]) -> list[Port]:
     ports: dict[str, Port] = {}
     for program in programs.values():
         for port in program.inputs:
+            # Ports of one name in several programs are one field of the data.
             if isinstance(port, FIELD_ROLES):
                 ports.setdefault(port.name, port)
     return list(ports.values())
@@ -170,6 +171,7 @@ def run_phases(
     finally:
         if cache is not None:
             cache.close()
+    # `finish` may weight the update by the examples that were used, each counted once.
     values.examples = training.examples
     return training
 
@@ -216,7 +218,8 @@ def _run_phase(
         skip=training.batches,
     )
     # A group has batches of one size, for a graph of several steps, or one batch.
-    for group in grouped(source, loop.at_once, phase.batch_size):
+    for group in group_batches(source, loop.at_once, phase.batch_size):
+        # The number of the group's first step: the next line advances it.
         step = values.steps
         metrics = loop.step([batch.indices for batch in group], rows or len(group[0].indices))
         answers = []
@@ -232,6 +235,7 @@ def _run_phase(
         # Counted before `between`, which may write a checkpoint: these batches must not be trained on again.
         training.batches += len(group)
         if watch.on_epoch is not None and group[-1].last_of_epoch:
+            # Validation reads the values, and the newest tensors are in the loop's buffers.
             loop.store()
             watch.on_epoch()
         if True in answers or (watch.between is not None and not watch.between(loop.store)):

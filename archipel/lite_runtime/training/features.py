@@ -60,10 +60,10 @@ class FeatureCache:
         # A batch asks for its features one after the other, so the last result answers all but the first.
         key = indices.tobytes()
         if self._last is None or self._last[0] != key:
-            self._last = key, self._compute(indices) if self._store is None else self._kept(self._store, indices)
+            self._last = key, self._compute(indices) if self._store is None else self._get_kept(self._store, indices)
         return self._last[1]
 
-    def _kept(self, store: _Store, indices: np.ndarray) -> list[np.ndarray]:
+    def _get_kept(self, store: _Store, indices: np.ndarray) -> list[np.ndarray]:
         missing = indices[~store.have[indices]]
         if len(missing):
             store.put(missing, self._compute(missing))
@@ -75,6 +75,7 @@ class FeatureCache:
             array = self._fields.arrays[port.name][indices]
             if self._fixed is not None:
                 # Padded with the first example; the extra rows are dropped below.
+                # -n % fixed is the number of rows up to the next multiple of `fixed`.
                 array = np.concatenate([array, np.repeat(array[:1], -len(array) % self._fixed, axis=0)])
             feed[port.name] = np.ascontiguousarray(array)
         if self._fixed is None:
@@ -122,6 +123,7 @@ class _Store:
     def __init__(self, rows: list[_Rows], count: int, budget: int) -> None:
         row_bytes = max(1, sum(row.nbytes for row in rows))
         self.have = np.zeros(count, dtype=bool)
+        # By example number, and not by first use: so each row has its place, in memory or in the file, from the start.
         self._in_memory = min(count, max(0, budget) // row_bytes)
         self._arrays = [np.empty((self._in_memory, *row.shape[1:]), row.dtype) for row in rows]
         self._rows = rows
@@ -144,6 +146,7 @@ class _Store:
         near = indices < self._in_memory
         for result, array in zip(results, self._arrays):
             result[near] = array[indices[near]]
+        # One row of the file has all features of an example, one after the other.
         for position in np.flatnonzero(~near):
             data = self._file.read(int(indices[position]) - self._in_memory)
             offset = 0
@@ -169,7 +172,7 @@ class _SealedRows:
         try:
             self._file: BinaryIO = tempfile.TemporaryFile(prefix="archipel-features-", buffering=0)  # noqa: SIM115
         except OSError as error:
-            raise _no_room(error.strerror) from None
+            raise _no_room_error(error.strerror) from None
         self._cipher = AESGCM(AESGCM.generate_key(256))
         self._size = size + self._TAG
 
@@ -179,9 +182,9 @@ class _SealedRows:
         try:
             written = os.pwrite(self._file.fileno(), sealed, row * self._size)
         except OSError as error:
-            raise _no_room(error.strerror) from None
+            raise _no_room_error(error.strerror) from None
         if written != len(sealed):
-            raise _no_room("only a part was written")
+            raise _no_room_error("only a part was written")
 
     def read(self, row: int) -> bytes:
         sealed = os.pread(self._file.fileno(), self._size, row * self._size)
@@ -191,7 +194,7 @@ class _SealedRows:
         self._file.close()
 
 
-def _no_room(reason: str | None) -> RuntimeInputError:
+def _no_room_error(reason: str | None) -> RuntimeInputError:
     return RuntimeInputError(
         f"features: {reason} in {tempfile.gettempdir()}; free some space, set TMPDIR to another folder, or pass "
         "feature_cache=False"

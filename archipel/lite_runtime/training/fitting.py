@@ -48,7 +48,7 @@ class Fitting:
         self._written = time.monotonic()
         self._training = Training(fields.count)
         self._validation: list[dict[str, float]] = []
-        self._on_step = all_of(hooks.callbacks)
+        self._on_step = call_all(hooks.callbacks)
 
     def run(self, feature_budget: int) -> History:
         """Train to the end, and keep features beyond `feature_budget` bytes on disk.
@@ -136,6 +136,7 @@ class Fitting:
         ports = [port for port in self._bundle.program(self._phase.program).outputs if isinstance(port, Metric)]
         training.metrics.values.update(restored.metrics)
         training.metrics.weights.update(restored.weights)
+        # Not in the file, since the manifest, which the fingerprint covers, has them.
         training.metrics.reductions.update({port.name: port.reduction for port in ports})
         training.used[...] = restored.used
         training.phase, training.batches = restored.header.phase, restored.header.batches
@@ -159,6 +160,7 @@ def open_checkpoint(
     """The checkpoint in `file`, bound by its fingerprint to a fit with these inputs; None without a file."""
     if file is None:
         return None
+    # Also the tensors that the fit starts from: from others the same data and options give another result.
     groups = {
         "data": fields.arrays,
         "parameter": values.start,
@@ -171,10 +173,10 @@ def open_checkpoint(
 
 def checkpoint_file(options: FitOptions) -> CheckpointFile | None:
     """The checkpoint file in the options, or None. Raises RuntimeInputError if it cannot be written there."""
-    return None if options.checkpoint is None else CheckpointFile(checked_path(options.checkpoint))
+    return None if options.checkpoint is None else CheckpointFile(check_path(options.checkpoint))
 
 
-def checked_path(path: Path | str) -> Path:
+def check_path(path: Path | str) -> Path:
     """Raises RuntimeInputError if no checkpoint can be written to `path`."""
     path = Path(path)
     if path.is_dir() or not path.absolute().parent.is_dir():
@@ -182,7 +184,7 @@ def checked_path(path: Path | str) -> Path:
     return path
 
 
-def all_of(callbacks: Sequence[Callback]) -> Callback | None:
+def call_all(callbacks: Sequence[Callback]) -> Callback | None:
     """One callback that calls all of them, even after one has asked to stop."""
     if not callbacks:
         return None

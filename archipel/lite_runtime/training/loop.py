@@ -55,7 +55,7 @@ class TrainLoop:
         self._moving = [port for port in program.outputs if isinstance(port, _MOVING) and _moves(port, chosen)]
         self._loss = loss_of([port for port in program.outputs if isinstance(port, Metric)])
         can_repeat = not any(isinstance(port, Noise) for port in program.inputs)
-        self._start = self._starts(program)
+        self._start = self._read_start(program)
         self._sets = self._make_sets(2 if can_repeat else 3)
         self._current = 0
         self._history = _History(self._start, values.steps) if can_repeat else None
@@ -147,7 +147,7 @@ class TrainLoop:
             self._current = (self._current + 1) % len(self._sets)
             self._values.steps += len(batches)
 
-    def _starts(self, program: Program) -> dict[str, np.ndarray]:
+    def _read_start(self, program: Program) -> dict[str, np.ndarray]:
         """The first values of the moving tensors that the program reads, by output name."""
         inputs = {_key(port): port for port in program.inputs if isinstance(port, _MOVING)}
         return {port.name: self._values.read(port) for port in self._moving if _key(port) in inputs}

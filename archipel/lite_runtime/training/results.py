@@ -70,7 +70,7 @@ class MetricTable:
         self.values.setdefault(port.name, []).append(value)
         self.weights.setdefault(port.name, []).append(weight)
 
-    def reduced(self) -> dict[str, float]:
+    def reduce(self) -> dict[str, float]:
         """The reduced metrics by name."""
         return {name: self._reduce(name, values) for name, values in self.values.items()}
 
@@ -83,6 +83,7 @@ class MetricTable:
             return math.fsum(values)
         weights = self.weights[name]
         total = math.fsum(weights)
+        # Without any weight there is no mean; 0 would look like a perfect loss.
         if total == 0:
             return math.nan
         return math.fsum(value * weight for value, weight in zip(values, weights)) / total
