@@ -104,7 +104,7 @@ def load(
         )  # fmt: skip
     for name, given in (("seconds", seconds), ("cpu_seconds", cpu_seconds), ("niceness", niceness or None)):
         if given is not None:
-            raise RuntimeInputError(f"{name}: only a child process can be held to it; pass isolated=True too")
+            raise RuntimeInputError(f"{name}: has an effect only on a child process; pass isolated=True too")
     return open_runtime(
         path, trusted_keys, threads=threads, memory_limit=memory_limit, delegates=delegates, cache=cache, state=state
     )

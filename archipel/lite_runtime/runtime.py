@@ -281,7 +281,9 @@ class Runtime(Learning):
             feature_budget=self._feature_budget,
         )
         if training.stopped:
-            raise RuntimeInputError("local_round: a callback asked to stop; a round is whole or raises")
+            raise RuntimeInputError(
+                "local_round: a callback asked to stop, but a round cannot end early; raise an error to abandon it"
+            )
         update, metrics = finish(self._sessions, self.bundle, values)
         # Last: a round that fails anywhere leaves no trace in the device's state.
         self._model.keep_state(values)
@@ -302,8 +304,8 @@ class Runtime(Learning):
         program = self.bundle.program(name)
         if program.steps > 1:
             raise RuntimeInputError(
-                f"program {name!r} makes {program.steps} steps at once; name {program.repeats!r}, which it repeats and "
-                "is used for"
+                f"program {name!r} makes {program.steps} steps at once; name {program.repeats!r}: where it can, "
+                "the runtime runs this program for several steps of that one"
             )
         moves = None if options.moves is None else self._model.check_writable(name, options.moves)
         return Phase(program=name, epochs=options.epochs, batch_size=options.batch_size, moves=moves)

@@ -60,7 +60,7 @@ def holdings() -> list[Holding]:
             holds=offers.landlock > 0,
             what=f"Landlock, version {offers.landlock}: that process opens its bundle, its scratch folder, libraries"
             if offers.landlock
-            else "no Landlock: that process opens whatever its user can. It takes Linux 5.13, and `landlock` in lsm=",
+            else "no Landlock: that process can open all files of its user. Needs Linux 5.13, and `landlock` in lsm=",
         ),
         Holding(
             name="sockets",

@@ -45,7 +45,7 @@ def restrict(read: Iterable[Path | str], write: Iterable[Path | str], delegates:
         return Confinement(landlock=0, seccomp=False)
     threads = len(os.listdir("/proc/self/task"))
     if threads > 1:
-        raise OSError(f"{threads} threads run already, and Landlock would hold one of them only")
+        raise OSError(f"{threads} threads run already, and Landlock would restrict only one of them")
     # Without this flag the kernel takes neither rules nor filters from a process that is not privileged.
     ctypes.CDLL(None, use_errno=True).prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
     needs = needs_of(delegates)

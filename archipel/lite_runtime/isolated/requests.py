@@ -228,9 +228,7 @@ class Requests:
         """End the child, whose answer is invalid, and return the error to raise."""
         if self._child is not None:
             self._drop(self._child)
-        return RuntimeProgramError(
-            f"{what}: the isolated process gave an answer that cannot be right, and was ended: {why}"
-        )
+        return RuntimeProgramError(f"{what}: the isolated process gave an invalid answer and was ended: {why}")
 
     def _drop(self, child: Child) -> tuple[int, str]:
         if self._child is child:

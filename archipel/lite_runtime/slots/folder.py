@@ -198,7 +198,7 @@ class SlotFolder:
             # no use.
             if state.slot(state.active).status == "trying" and state.slot(free).status == "good":
                 raise SlotError(
-                    f"{self.folder}: slot {state.active} is still being tried and {free} is what to return to; "
+                    f"{self.folder}: slot {state.active} is still being tried and {free} is the one to return to; "
                     "confirm or roll back first"
                 )
             return free

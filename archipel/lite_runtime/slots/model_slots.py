@@ -249,7 +249,7 @@ class Slots:
                 serving = self._last_good or self._load(other(name), trying=False)
             except ArchipelError as error:
                 raise SlotError(
-                    f"{self._folder.folder}: slot {other(name)} cannot be loaded, so {name} stays: {error}"
+                    f"{self._folder.folder}: slot {other(name)} cannot be loaded, so {name} stays active: {error}"
                 ) from None
             self._return_to(serving, reason)
             return serving.name

@@ -62,11 +62,11 @@ def load_keys(folder: Path, key: bytes) -> StoreKeys:
     record = read_record(folder)
     if record is None:
         # A new key beside an old database would make the loss of the key file permanent.
-        lost = database_files(folder)
-        if lost:
+        databases = database_files(folder)
+        if databases:
             raise StoreKeyError(
-                f"{folder}: {lost[0].name} is there but {KEY_FILE} is not, and nobody can read it without; put that "
-                "file back, or make room for a new store with ExampleStore.destroy(path)"
+                f"{folder}: {databases[0].name} cannot be read without {KEY_FILE}, which is missing; put that file "
+                "back, or make room for a new store with ExampleStore.destroy(path)"
             )
         # Left by a process that was killed while it wrote a key file: no database belongs to it.
         sweep(folder, KEY_FILE)

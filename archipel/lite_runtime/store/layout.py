@@ -72,7 +72,7 @@ class Layout:
         """Bytes of one example before sealing."""
         if self.nbytes > MAX_EXAMPLE_BYTES or len(self.encoded) > MAX_LAYOUT_BYTES:
             raise StoreError(
-                f"example store: an example of {self.nbytes} bytes, described in {len(self.encoded)}; the limits are "
+                f"example store: an example of {self.nbytes} bytes, with a layout of {len(self.encoded)}; limits: "
                 f"{MAX_EXAMPLE_BYTES} and {MAX_LAYOUT_BYTES}"
             )
 
@@ -155,7 +155,9 @@ def batch_of(arrays: object, single: bool) -> dict[str, np.ndarray]:
     `single`: the arrays are one example and get an axis of size 1.
     """
     if not isinstance(arrays, Mapping):
-        raise RuntimeInputError(f"example store: a mapping from field name to array, got {type(arrays).__name__}")
+        raise RuntimeInputError(
+            f"example store: expected a mapping from field name to array, got {type(arrays).__name__}"
+        )
     batch = {}
     for name, array in arrays.items():
         if not isinstance(array, np.ndarray | np.generic) or not isinstance(name, str):

@@ -216,7 +216,7 @@ def test_the_stand_in_is_believed_where_it_keeps_to_the_rules(taken_over: Callab
 )
 def test_wrong_answers_to_predict(taken_over: Callable[..., IsolatedRuntime], reply: Any, arrays: Any) -> None:
     runtime = taken_over((reply, arrays))
-    with pytest.raises(RuntimeProgramError, match="predict: the isolated process gave an answer that cannot be right"):
+    with pytest.raises(RuntimeProgramError, match="predict: the isolated process gave an invalid answer and was ended"):
         runtime.predict(X)
     assert runtime._requests._child is None  # ended
 
@@ -244,7 +244,7 @@ def test_an_answer_of_another_shape_than_the_manifest_says(taken_over: Callable[
 )
 def test_wrong_answers_to_fit_teach_nothing(taken_over: Callable[..., IsolatedRuntime], reply: Any) -> None:
     runtime = taken_over(reply)
-    with pytest.raises(RuntimeProgramError, match="fit: the isolated process gave an answer that cannot be right"):
+    with pytest.raises(RuntimeProgramError, match="fit: the isolated process gave an invalid answer and was ended"):
         runtime.fit(X)
     assert runtime._requests._child is None
     np.testing.assert_array_equal(runtime.parameters()["w"], W)
