@@ -1,8 +1,8 @@
 """The messages between a runtime and its child process over a socket: msgpack structs and the raw bytes of arrays.
 
 One message is the length of the header (4 bytes, little-endian), the header, and the bytes of the arrays that it lists,
-one after the other. Both sides decode strictly and check sizes before they allocate. The parent trusts the child no
-more than the child trusts the parent: the child has run graphs of others.
+one after the other. Both sides decode strictly and check sizes before they allocate. The parent does not trust the
+child, which has run graphs of others.
 """
 
 from __future__ import annotations

@@ -131,7 +131,7 @@ class Checkpoint:
                 )
             if used.shape != (examples,) or used.dtype != np.bool_:
                 raise CheckpointError(f"'used' is {used.dtype}{list(used.shape)}, expected bool[{examples}]")
-            # For its check of the names.
+            # Raises for a name outside these groups.
             split_names(moved, _MOVED)
             values.restore(moved, header.steps)
             metrics, weights = (_lists(measured[group], header.steps) for group in _MEASURED)
