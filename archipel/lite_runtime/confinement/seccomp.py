@@ -14,7 +14,7 @@ import os
 import platform
 import sys
 
-# Name: number on x86_64, number on aarch64 (None: not there). From the kernel's tables; a test compares them.
+# Name: number on x86_64, number on aarch64 (None: none). From the kernel's tables; a test compares them.
 REFUSED: dict[str, tuple[int | None, int | None]] = {
     "socket": (41, 198), "socketpair": (53, 199), "connect": (42, 203), "bind": (49, 200), "listen": (50, 201),
     "accept": (43, 202), "accept4": (288, 242),

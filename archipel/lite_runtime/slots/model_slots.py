@@ -1,4 +1,4 @@
-"""Two model slots, as phones have for system updates: a new model is tried, and the old one stays to return to.
+"""Two model slots, as for system updates of phones: one for a new model on trial, one for the last good model.
 
     install    verifies a bundle and copies it to the slot that is not in use: "staged"
     switch     loads it beside the running model, tests it with its own vectors, and makes it active: "trying"
