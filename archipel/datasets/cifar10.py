@@ -1,8 +1,8 @@
 """CIFAR-10 from one file of JPEG pictures (Krizhevsky 2009, "Learning Multiple Layers of Features from Tiny Images").
 
-The file is an .npz: `header` is the beginning that all JPEG files share, `data` the rest of each, one after another,
-`offset` where each begins, `y` the labels, `n_train` how many of them are for training. JPEG is lossy: results differ
-a little from those on the original pixels.
+The file is an .npz: `header` is the beginning that all JPEG pictures share, `data` the rest of each, one after another,
+`offset` where each begins, `y` the labels, `n_train` the number of training pictures, which come first. JPEG is lossy,
+so results differ a little from those on the original pixels.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from archipel.datasets.labelled import Labelled, LabelledSplits, check_labels, drawn_split, pictures
+from archipel.datasets.labelled import Labelled, LabelledSplits, check_labels, draw_split, scale_pixels
 from archipel.datasets.npz import Column, read_npz
 from archipel.datasets.splits import seeded_order
 from archipel.errors import DatasetError, MissingExtraError
@@ -38,9 +38,20 @@ REMEDY = f"put the published {FILE} there again"
 def cifar10(folder: str | os.PathLike[str], *, seed: int = 0, validation: int = 5_000) -> LabelledSplits:
     """Colour pictures, float32 [n, 3, 32, 32] in 0..1: 45,000 to train, 5,000 to validate, 10,000 to test.
 
-    `folder` has cifar10_jpeg_60000.npz. Training and validation are divided by `seed`; the file is sorted by class,
-    the examples here are not. Takes about 5 s. Raises DatasetError if the file is missing or damaged,
-    MissingExtraError without Pillow.
+    Takes about 5 s. The file is sorted by class, the examples are not.
+
+    Arguments:
+        folder: the folder with cifar10_jpeg_60000.npz.
+        seed: determines which of the 50,000 training pictures are for validation, and the order.
+        validation: the number of pictures for validation.
+
+    Returns the three parts; the test part is the same for every seed.
+
+    Raises DatasetError if the file is missing or damaged, MissingExtraError without Pillow.
+
+    Example:
+        data = cifar10("/data/cifar10")
+        runtime.fit(data.train.inputs, data.train.labels)
     """
     path = Path(folder) / FILE
     columns = read_npz(path, COLUMNS, REMEDY)
@@ -48,21 +59,21 @@ def cifar10(folder: str | os.PathLike[str], *, seed: int = 0, validation: int = 
     check_labels(labels, CLASSES, str(path), REMEDY)
     if not 1 <= train_total < len(labels):
         raise DatasetError(f"{path}: n_train is {train_total} of {len(labels)} pictures; {REMEDY}")
-    pixels = _decoded(columns["header"], columns["data"], columns["offset"], len(labels), path)
-    train, held_out = drawn_split("CIFAR-10", train_total, validation, seed)
-    # Not by `seed`: the test part is the same, in the same order, for all.
+    pixels = _decode(columns["header"], columns["data"], columns["offset"], len(labels), path)
+    train, held_out = draw_split("CIFAR-10", train_total, validation, seed)
+    # Without `seed`: the test part and its order are always the same.
     test = train_total + np.array(seeded_order(range(len(labels) - train_total), "CIFAR-10 test"), np.intp)
     learning, validating, testing = (
-        Labelled(pictures(pixels[rows].transpose(0, 3, 1, 2)).copy(order="C"), labels[rows].astype(np.int64))
+        Labelled(scale_pixels(pixels[rows].transpose(0, 3, 1, 2)).copy(order="C"), labels[rows].astype(np.int64))
         for rows in (train, held_out, test)
     )
     return LabelledSplits(learning, validating, testing, CLASSES)
 
 
-def _decoded(
+def _decode(
     header: NDArray[np.uint8], data: NDArray[np.uint8], offset: NDArray[np.int64], count: int, path: Path
 ) -> NDArray[np.uint8]:
-    """uint8 [count, 32, 32, 3], RGB."""
+    """Decode the pictures: uint8 [count, 32, 32, 3], RGB."""
     try:
         from PIL import Image
     except ImportError as error:
@@ -75,10 +86,11 @@ def _decoded(
     pixels = np.empty((count, SIDE, SIDE, 3), np.uint8)
     beginning, rest = header.tobytes(), data.tobytes()
     with warnings.catch_warnings():
-        # Pillow warns of pictures so large that they may be an attack.
+        # Pillow only warns of huge pictures, which may be a decompression bomb; here the warning is an error.
         warnings.simplefilter("error")
         for row in range(count):
             try:
+                # The size is known from the header, so it is checked before Pillow decodes the pixels.
                 with Image.open(io.BytesIO(beginning + rest[offset[row] : offset[row + 1]]), formats=["JPEG"]) as image:
                     if image.size != (SIDE, SIDE) or image.mode != "RGB":
                         raise ValueError(f"expected {SIDE} x {SIDE} RGB, it is {image.size} {image.mode}")

@@ -1,8 +1,8 @@
 """Handwritten digits with the person who wrote each of them: the data set that comes with the package.
 
 A subset of the MNIST training images (LeCun, Cortes, Burges; from NIST Special Database 19) with the writers that
-QMNIST found again (Yadav and Bottou, 2019, "Cold Case: The Lost MNIST Digits"). Every writer is there with all the
-digits that MNIST's training set has of that person. Licences: `LICENSES/`.
+QMNIST reconstructed (Yadav and Bottou, 2019, "Cold Case: The Lost MNIST Digits"). It has all digits of each of its
+writers that are in MNIST's training set. Licences: `LICENSES/`.
 """
 
 from __future__ import annotations
@@ -39,10 +39,11 @@ class DigitsByWriter:
         return len(self.labels)
 
     def of(self, writers: Iterable[int]) -> DigitsByWriter:
-        """All digits of these writers, in the order they have here.
+        """All digits of these writers, in their present order.
 
         Raises DatasetError for a writer who is not in the data.
         """
+        # int64, since a number beyond int16 must be reported as missing and not wrap.
         wanted = np.array(sorted(set(writers)), dtype=np.int64)
         missing = np.setdiff1d(wanted, self.writers)
         if len(missing):
@@ -61,7 +62,7 @@ class DigitsByWriter:
         return [int(w) for w in np.unique(self.writers[np.isin(self.series, list(series))])]
 
     def inputs(self) -> NDArray[np.float32]:
-        """What the networks in `archipel.models` take: float32 [n, 1, 28, 28] in 0..1."""
+        """The images as float32 [n, 1, 28, 28] in 0..1, which the networks in `archipel.models` take."""
         return self.images[:, None].astype(np.float32) / np.float32(255)
 
     def targets(self) -> NDArray[np.int64]:
@@ -70,6 +71,7 @@ class DigitsByWriter:
 
     def _rows(self, rows: NDArray[np.intp]) -> DigitsByWriter:
         arrays = (self.images[rows], self.labels[rows], self.writers[rows], self.series[rows])
+        # Indexing with an array copies, so this does not touch the caller's arrays.
         for array in arrays:
             array.flags.writeable = False
         return DigitsByWriter(*arrays)

@@ -12,8 +12,8 @@ Unpacked (`xz -d` does it), integers little-endian:
     label      uint8  [N], 0..9, the digits of one writer after those of another
     pixel      uint8  [N, 28, 28]
 
-LZMA on the plain pixels is the smallest that the standard library makes of these images: row or pixel differences,
-PNG's predictors, bit planes and transposed layouts all come out larger.
+LZMA on the plain pixels gives the smallest file that the standard library can make: row or pixel differences, PNG's
+predictors, bit planes and transposed layouts all give larger ones.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ DATA_FILE = "digits_by_writer.xz"
 MAGIC = b"ARCDIGI1"
 SIDE = 28
 
-# What a reader allocates at most. MNIST has 70,000 digits in all.
+# Limits of what a reader allocates. MNIST has 70,000 digits in all.
 MAX_FILE_BYTES = 4_000_000
 MAX_WRITERS = 1_024
 MAX_DIGITS = 70_000
-# LZMA needs its dictionary in memory, whatever the output's size.
+# LZMA needs its dictionary in memory, even for a small output.
 MAX_DECODER_BYTES = 48 << 20
 
 _HEADER = struct.Struct("<8s32sII")
@@ -58,13 +58,19 @@ _FILTERS = [
 def digits_by_writer() -> DigitsByWriter:
     """The package's digits: 27,438 of 244 writers, 82 census staff and 162 pupils.
 
-    Takes about 0.3 s and, while it decodes, 80 MB. Raises DatasetError if the data file is missing or damaged.
+    Takes about 0.3 s, and 80 MB of memory while it decodes. Raises DatasetError if the data file is missing or damaged.
+
+    Example:
+        digits = digits_by_writer()
+        split = split_writers(digits, devices=20, seed=0)
+        first = digits.of([split.devices[0]])
+        x, y = first.inputs(), first.targets()
     """
     return read_digits_file(files("archipel.datasets").joinpath(DATA_FILE))
 
 
 def encode_digits(digits: DigitsByWriter) -> bytes:
-    """The file of these digits. The same digits give the same unpacked bytes, everywhere.
+    """Encode digits as a file. The same digits give the same unpacked bytes on every machine.
 
     Raises DatasetError if the writers are not in ascending order, each with one series.
     """
@@ -88,37 +94,38 @@ def encode_digits(digits: DigitsByWriter) -> bytes:
 
 
 def decode_digits(data: bytes, name: str) -> DigitsByWriter:
-    """Read a file's bytes; `name` is the file's, for messages.
+    """Decode a file's bytes; `name` is the file's name, for errors.
 
-    Sizes are checked before anything of that size is allocated. Raises DatasetError for whatever
-    `encode_digits` does not write.
+    Checks sizes before allocating. Raises DatasetError for bytes that `encode_digits` does not write.
     """
     if len(data) > MAX_FILE_BYTES:
-        raise _damaged(name, f"expected at most {MAX_FILE_BYTES} bytes, it has {len(data)}")
+        raise _damage_error(name, f"expected at most {MAX_FILE_BYTES} bytes, it has {len(data)}")
     stream = lzma.LZMADecompressor(format=lzma.FORMAT_XZ, memlimit=MAX_DECODER_BYTES)
     try:
         header = _read_exactly(stream, data, _HEADER.size, name)
         magic, digest, writer_total, digit_total = _HEADER.unpack(header)
         if magic != MAGIC:
-            raise _damaged(name, f"expected it to begin with {MAGIC!r}, it begins with {magic!r}")
+            raise _damage_error(name, f"expected it to begin with {MAGIC!r}, it begins with {magic!r}")
         if not 1 <= writer_total <= MAX_WRITERS or not writer_total <= digit_total <= MAX_DIGITS:
-            raise _damaged(
+            raise _damage_error(
                 name,
                 f"expected at most {MAX_WRITERS} writers and {MAX_DIGITS} digits, at least one digit per writer; "
                 f"it announces {writer_total} writers and {digit_total} digits",
             )
+        # 5 bytes for each writer: int16, uint8 and uint16.
         body = _read_exactly(stream, b"", writer_total * 5 + digit_total * (1 + SIDE * SIDE), name)
+        # One more byte, if there is any. It also lets the decoder read the end of the stream.
         if not stream.eof and stream.decompress(b"", max_length=1):
-            raise _damaged(name, "it is longer than it announces")
+            raise _damage_error(name, "it is longer than it announces")
     except lzma.LZMAError as error:
-        raise _damaged(name, f"it cannot be unpacked ({error})") from error
+        raise _damage_error(name, f"it cannot be unpacked ({error})") from error
     if not stream.eof or stream.unused_data:
-        raise _damaged(name, "expected exactly one xz stream")
+        raise _damage_error(name, "expected exactly one xz stream")
 
     hashed = hashlib.sha256(header[_DIGEST_FROM:])
     hashed.update(body)
     if hashed.digest() != digest:
-        raise _damaged(name, f"expected SHA-256 {digest.hex()}, its content has {hashed.hexdigest()}")
+        raise _damage_error(name, f"expected SHA-256 {digest.hex()}, its content has {hashed.hexdigest()}")
     return _parse(body, writer_total, digit_total, name)
 
 
@@ -147,15 +154,17 @@ def _parse(body: bytes, writer_total: int, digit_total: int, name: str) -> Digit
     counts = array("<u2", writer_total)
     labels = array("u1", digit_total)
     images = array("u1", digit_total * SIDE * SIDE).reshape(digit_total, SIDE, SIDE)
+    # In int64, where differences of int16 do not wrap.
     if np.any(np.diff(writers.astype(np.int64)) <= 0):
-        raise _damaged(name, "its writers are not in strictly ascending order")
+        raise _damage_error(name, "its writers are not in strictly ascending order")
     if counts.min() < 1 or counts.sum(dtype=np.int64) != digit_total:
-        raise _damaged(
+        raise _damage_error(
             name, f"its writers have {counts.sum(dtype=np.int64)} digits together, it announces {digit_total}"
         )
     if labels.max() > 9:
-        raise _damaged(name, f"expected labels 0..9, it has {labels.max()}")
+        raise _damage_error(name, f"expected labels 0..9, it has {labels.max()}")
     per_digit = np.repeat(writers.astype(np.int16), counts), np.repeat(series, counts)
+    # The other arrays are views of `body`, which are read-only already.
     for repeated in per_digit:
         repeated.flags.writeable = False
     return DigitsByWriter(images, labels, *per_digit)
@@ -168,13 +177,14 @@ def _read_exactly(stream: lzma.LZMADecompressor, data: bytes, size: int, name: s
         part = stream.decompress(data, max_length=missing)
         if not part and stream.needs_input:
             break
+        # The decoder has kept the input that it has not used yet.
         data = b""
         parts.append(part)
         missing -= len(part)
     if missing:
-        raise _damaged(name, f"it ends {missing} bytes (unpacked) too early")
+        raise _damage_error(name, f"it ends {missing} bytes (unpacked) too early")
     return b"".join(parts)
 
 
-def _damaged(name: str, what: str) -> DatasetError:
+def _damage_error(name: str, what: str) -> DatasetError:
     return DatasetError(f"the data file {name} is damaged: {what}; install archipel again")

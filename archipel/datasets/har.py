@@ -1,8 +1,8 @@
-"""Human activity from a phone at the waist: windows of the raw signals of 30 people, divided by person.
+"""Human activity recorded by a phone at the waist: windows of the raw signals of 30 people, split by person.
 
 Reyes-Ortiz, Oneto, Sama, Parra, Anguita 2015, "Transition-Aware Human Activity Recognition Using Smartphones"; the
-windows are as in the UCI HAR data set of the same group (Anguita et al. 2013): 2.56 s at 50 Hz, half overlapping, one
-activity each.
+windows are as in the UCI HAR data set of the same group (Anguita et al. 2013): 2.56 s at 50 Hz, overlapping by half,
+each of one activity.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ REMEDY = f"put the published {FILE} there again"
 class HarWindows(LabelledSplits):
     """Windows float32 [n, 6, 128]: acceleration x y z, angular velocity x y z.
 
-    mean, deviation  float64 [6]: of every channel of the training windows, in g and rad/s; what was subtracted and
-                     divided by
+    mean, deviation  float64 [6]: of each channel of the training windows, in g and rad/s; the windows are normalised by
+                     subtracting the mean and dividing by the deviation
     people           the persons of train, validation and test; no person is in two of them
     """
 
@@ -54,14 +54,14 @@ class HarWindows(LabelledSplits):
 
 @dataclass(frozen=True, eq=False)
 class HarByPerson:
-    """Windows in their units, recording after recording, in the order of time. Row i of all arrays is one window.
+    """Windows in physical units, recording after recording, in the order of time. Row i of all arrays is one window.
 
     inputs      float32 [n, 6, 128]: acceleration x y z in g, angular velocity x y z in rad/s
     labels      int64 [n]: numbers of the activities, as in `har_windows`
-    people      int64 [n]: who
-    recordings  int64 [n]: which of the file's recordings, from 0
-    bouts       int64 [n]: one number, from 0, for each stretch of one activity without a pause; windows of two of them
-                have no sample in common
+    people      int64 [n]: number of the person
+    recordings  int64 [n]: number of the recording in the file, from 0
+    bouts       int64 [n]: number, from 0, of the stretch of one activity without a pause; windows of two bouts have no
+                sample in common
     train_people, test_people  the published split by person
     """
 
@@ -90,29 +90,35 @@ class HarByPerson:
 
 
 def har_by_person(folder: str | os.PathLike[str], people: Collection[int] | None = None) -> HarByPerson:
-    """The windows of `har_windows` as they were measured, of these people (None: of all 30).
+    """The windows of `har_windows`, not normalised, of these people (None: of all 30).
 
-    Raises DatasetError if the file in `folder` is missing or damaged, or somebody has no window in it.
+    Raises DatasetError if the file in `folder` is missing or damaged, or one of the people has no window in it.
     """
     path = Path(folder) / FILE
     columns = read_npz(path, COLUMNS, REMEDY)
     _check(columns, path)
     train, test = (tuple(sorted(set(columns[name].tolist()))) for name in ("train_users", "test_users"))
     wanted = (*train, *test) if people is None else people
-    windows, labels, users, recordings, starts = _windows(columns, wanted)
+    windows, labels, users, recordings, starts = _cut_windows(columns, wanted)
     absent = sorted(set(wanted) - set(users.tolist()))
     if absent:
         raise DatasetError(f"{path}: no window of one activity for the people {absent}; {REMEDY}")
-    # Within a bout windows begin a step apart, of two bouts (so too of two recordings) they have no sample in common.
+    # Windows of one bout begin STEP samples apart. Any other distance, also into the next recording, begins a new bout.
     bouts = np.cumsum(np.diff(starts, prepend=starts[0] - STEP) != STEP)
     return HarByPerson(windows.astype(np.float32), labels, users, recordings, bouts, train, test)
 
 
 def har_windows(folder: str | os.PathLike[str], *, seed: int = 0, validation: int = 4) -> HarWindows:
-    """Windows of 128 samples, float32 [n, 6, 128], normalised by the training windows, and six activities.
+    """Windows of 128 samples, float32 [n, 6, 128], normalised by the training windows, of six activities.
 
-    `folder` has hapt_raw.npz. The test part are the 9 people of the published split; `validation` of its 21 people for
-    training, drawn by `seed`, are held out. Raises DatasetError if the file is missing or damaged.
+    Arguments:
+        folder: the folder with hapt_raw.npz.
+        seed: determines which of the 21 training people of the published split are for validation.
+        validation: the number of people for validation.
+
+    Returns the three parts; the test part has the 9 test people of the published split.
+
+    Raises DatasetError if the file is missing or damaged.
     """
     path = Path(folder) / FILE
     columns = read_npz(path, COLUMNS, REMEDY)
@@ -129,11 +135,12 @@ def har_windows(folder: str | os.PathLike[str], *, seed: int = 0, validation: in
         tuple(sorted(order[:validation])),
         tuple(sorted(set(columns["test_users"].tolist()))),
     )
-    windows, labels, users, _, _ = _windows(columns, [person for group in people for person in group])
+    windows, labels, users, _, _ = _cut_windows(columns, [person for group in people for person in group])
     rows = [np.flatnonzero(np.isin(users, group)) for group in people]
     for group, own in zip(people, rows, strict=True):
         if not len(own):
             raise DatasetError(f"{path}: no window of one activity for the people {list(group)}; {REMEDY}")
+    # Over the training windows only: statistics of the others would leak into what is measured.
     mean, deviation = windows[rows[0]].mean(axis=(0, 2)), windows[rows[0]].std(axis=(0, 2))
     if not np.all(np.isfinite(deviation)) or np.any(deviation == 0):
         raise DatasetError(f"{path}: a channel is constant over all training windows; {REMEDY}")
@@ -142,29 +149,32 @@ def har_windows(folder: str | os.PathLike[str], *, seed: int = 0, validation: in
     return HarWindows(train, held_out, test, CLASSES, mean, deviation, people)
 
 
-_Found = tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
+_Windows = tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
 
 
-def _windows(columns: dict[str, np.ndarray], people: Collection[int]) -> _Found:
+def _cut_windows(columns: dict[str, np.ndarray], people: Collection[int]) -> _Windows:
     """(windows float64 [n, 6, 128] in g and rad/s; int64 [n]: labels, persons, recordings, first rows in the file)."""
     activity, offset = columns["activity"], columns["offset"]
-    found: list[tuple[int, int, int]] = []
+    chosen: list[tuple[int, int, int]] = []
     for recording, user in enumerate(columns["user"].tolist()):
         if user not in people:
             continue
+        # Within a recording: no window spans two of them.
         for start in range(int(offset[recording]), int(offset[recording + 1]) - LENGTH + 1, STEP):
             own = activity[start : start + LENGTH]
+            # 0 and numbers above 6 are unlabelled samples and transitions between activities.
             if 1 <= own[0] <= len(CLASSES) and np.all(own == own[0]):
-                found.append((user, recording, start))
-    users, recordings, rows = np.array(found, np.int64).reshape(-1, 3).T
-    picked = columns["signal"][rows[:, None] + np.arange(LENGTH)]
-    windows = (picked * columns["scale"]).transpose(0, 2, 1)
+                chosen.append((user, recording, start))
+    users, recordings, rows = np.array(chosen, np.int64).reshape(-1, 3).T
+    # A matrix of row numbers [n, 128] gathers all windows at once; labels in the file begin at 1.
+    samples = columns["signal"][rows[:, None] + np.arange(LENGTH)]
+    windows = (samples * columns["scale"]).transpose(0, 2, 1)
     return windows, activity[rows].astype(np.int64) - 1, users, recordings, rows
 
 
 def _check(columns: dict[str, np.ndarray], path: Path) -> None:
-    def expect(true: bool, what: str) -> None:
-        if not true:
+    def expect(condition: bool, what: str) -> None:
+        if not condition:
             raise DatasetError(f"{path}: expected {what}; {REMEDY}")
 
     samples, offset = len(columns["signal"]), columns["offset"]

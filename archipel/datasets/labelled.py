@@ -1,4 +1,4 @@
-"""Labelled examples in three parts: to train on, to choose by, to report."""
+"""Labelled examples in three parts: for training, for validation (choosing a model), for the reported test."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class Labelled:
 class LabelledSplits:
     """A data set in three parts without a common example.
 
-    train, validation  what the data set publishes for training, divided by a seed, in an order drawn by it
-    test               what it publishes for testing, the same for every seed
+    train, validation  the data set's published training part, divided and ordered by a seed
+    test               its published test part, the same for every seed
     classes            the names of labels 0, 1, ...
     """
 
@@ -46,7 +46,7 @@ class LabelledSplits:
     classes: tuple[str, ...]
 
 
-def drawn_split(name: str, count: int, validation: int, seed: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+def draw_split(name: str, count: int, validation: int, seed: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """Row numbers (train, validation) of `count` examples, in an order drawn from `name` and `seed`.
 
     Raises DatasetError if a part would be empty.
@@ -60,8 +60,8 @@ def drawn_split(name: str, count: int, validation: int, seed: int) -> tuple[NDAr
     return order[validation:], order[:validation]
 
 
-def pictures(pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """uint8 pixels 0..255 as float32 in 0..1, the same shape; what the networks in `archipel.models` take."""
+def scale_pixels(pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """uint8 pixels 0..255 as float32 in 0..1 of the same shape, which the networks in `archipel.models` take."""
     return pixels.astype(np.float32) / np.float32(255)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from archipel.datasets.idx import read_idx
-from archipel.datasets.labelled import Labelled, LabelledSplits, check_labels, drawn_split, pictures
+from archipel.datasets.labelled import Labelled, LabelledSplits, check_labels, draw_split, scale_pixels
 from archipel.errors import DatasetError
 
 DIGITS = tuple("0123456789")
@@ -33,10 +33,20 @@ CLOTHES = (
 def mnist(folder: str | os.PathLike[str], *, seed: int = 0, validation: int = 5_000) -> LabelledSplits:
     """Handwritten digits, float32 [n, 1, 28, 28] in 0..1: 55,000 to train, 5,000 to validate, 10,000 to test.
 
-    `folder` has train-images-idx3-ubyte.gz, train-labels-idx1-ubyte.gz and the same of t10k. Training and validation
-    are divided by `seed`. Raises DatasetError if a file is missing or damaged.
+    Arguments:
+        folder: the folder with train-images-idx3-ubyte.gz, train-labels-idx1-ubyte.gz and the same of t10k.
+        seed: determines which of the 60,000 training pictures are for validation, and the order.
+        validation: the number of pictures for validation.
+
+    Returns the three parts; the test part is the same for every seed.
+
+    Raises DatasetError if a file is missing or damaged.
+
+    Example:
+        data = mnist("/data/mnist")
+        runtime.fit(data.train.inputs, data.train.labels)
     """
-    return _splits("MNIST", Path(folder), DIGITS, seed, validation)
+    return _read_splits("MNIST", Path(folder), DIGITS, seed, validation)
 
 
 def fashion_mnist(folder: str | os.PathLike[str], *, seed: int = 0, validation: int = 5_000) -> LabelledSplits:
@@ -44,21 +54,23 @@ def fashion_mnist(folder: str | os.PathLike[str], *, seed: int = 0, validation: 
 
     Files, split and errors are as for `mnist`.
     """
-    return _splits("Fashion-MNIST", Path(folder), CLOTHES, seed, validation)
+    return _read_splits("Fashion-MNIST", Path(folder), CLOTHES, seed, validation)
 
 
-def _splits(name: str, folder: Path, classes: tuple[str, ...], seed: int, validation: int) -> LabelledSplits:
-    images, labels = _part(name, folder, "train", classes)
-    train, held_out = drawn_split(name, len(labels), validation, seed)
+def _read_splits(name: str, folder: Path, classes: tuple[str, ...], seed: int, validation: int) -> LabelledSplits:
+    images, labels = _read_part(name, folder, "train", classes)
+    train, held_out = draw_split(name, len(labels), validation, seed)
     return LabelledSplits(
-        train=_labelled(images[train], labels[train]),
-        validation=_labelled(images[held_out], labels[held_out]),
-        test=_labelled(*_part(name, folder, "t10k", classes)),
+        train=_to_labelled(images[train], labels[train]),
+        validation=_to_labelled(images[held_out], labels[held_out]),
+        test=_to_labelled(*_read_part(name, folder, "t10k", classes)),
         classes=classes,
     )
 
 
-def _part(name: str, folder: Path, part: str, classes: tuple[str, ...]) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+def _read_part(
+    name: str, folder: Path, part: str, classes: tuple[str, ...]
+) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     remedy = f"put the published {name} files there again"
     images_path, labels_path = folder / f"{part}-images-idx3-ubyte.gz", folder / f"{part}-labels-idx1-ubyte.gz"
     images, labels = read_idx(images_path, (28, 28), remedy), read_idx(labels_path, (), remedy)
@@ -70,5 +82,5 @@ def _part(name: str, folder: Path, part: str, classes: tuple[str, ...]) -> tuple
     return images, labels
 
 
-def _labelled(images: NDArray[np.uint8], labels: NDArray[np.uint8]) -> Labelled:
-    return Labelled(pictures(images)[:, None], labels.astype(np.int64))
+def _to_labelled(images: NDArray[np.uint8], labels: NDArray[np.uint8]) -> Labelled:
+    return Labelled(scale_pixels(images)[:, None], labels.astype(np.int64))

@@ -1,7 +1,7 @@
-"""Who learns in the cloud, who is a device, who is only measured: splits by writer, never by digit.
+"""Splits the digits by writer, never by digit: writers for the cloud, writers as devices, writers held out.
 
-An order is drawn by sorting on SHA-256 of the seed and the item, so that a split is the same under every version of
-NumPy, and more devices are the same devices and some more.
+An order is drawn by sorting on SHA-256 of the seed and the item. So a split is the same under every version of NumPy,
+and a split with more devices keeps those of a split with fewer.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from archipel.errors import DatasetError
 
 @dataclass(frozen=True)
 class WriterSplit:
-    """Four groups of writers without a common member."""
+    """Four disjoint groups of writers."""
 
     cloud_train: tuple[int, ...]  # census staff
     cloud_validation: tuple[int, ...]  # other census staff
@@ -29,7 +29,15 @@ class WriterSplit:
 def split_writers(digits: DigitsByWriter, *, devices: int, seed: int, validation: float = 0.2) -> WriterSplit:
     """Divide the staff into training and validation for the cloud, the pupils into devices and held-out writers.
 
-    `validation` is the share of the staff. Raises DatasetError if a group would be empty.
+    Arguments:
+        digits: data with both series of writers.
+        devices: the number of pupils that are devices; the others are held out.
+        seed: determines the split.
+        validation: the share of the staff for validation, above 0 and below 1.
+
+    Returns the four groups.
+
+    Raises DatasetError if a group would be empty.
     """
     staff = seeded_order(digits.writers_in(STAFF_SERIES), f"staff {seed}")
     pupils = seeded_order(digits.writers_in(PUPIL_SERIES), f"pupils {seed}")
@@ -57,13 +65,14 @@ def split_own_digits(
 ) -> tuple[DigitsByWriter, DigitsByWriter]:
     """One writer's digits as (train, test), for what a device learns for its owner alone.
 
-    Each class is divided by the share `test`, classes taken in turn, so that both sides see what there is of each.
-    Raises DatasetError if the writer is not in the data or a side would be empty.
+    The share `test` is spread over the classes, so that both parts have digits of each class that has enough. Raises
+    DatasetError if the writer is not in the data or a part would be empty.
     """
     own = digits.of([writer])
     order = seeded_order(range(len(own)), f"digits {seed} {writer}")
     # A stable sort by class of a shuffled order, cut at even steps, spreads the test share over the classes.
     by_class = np.array(sorted(order, key=lambda row: int(own.labels[row])), dtype=np.intp)
+    # Row i goes to the test part where floor(i * test) increases: a share of `test` in every run of rows.
     steps = np.floor(np.arange(len(own) + 1) * test)
     is_test = np.diff(steps) > 0
     if not 0 < is_test.sum() < len(own):
@@ -75,5 +84,5 @@ def split_own_digits(
 
 
 def seeded_order(items: Iterable[int], purpose: str) -> list[int]:
-    """The items in an order that depends on nothing but them and `purpose`."""
+    """The items in an order that depends only on them and on `purpose`."""
     return sorted(items, key=lambda item: hashlib.sha256(f"{purpose} {item}".encode()).digest())

@@ -33,7 +33,7 @@ __all__ = [
     "running_slot",
 ]
 
-# Imported when asked for: a device that only predicts starts without them.
+# Imported on first use: a device that only predicts starts without them.
 _LATER = {
     "ExampleStore": "store.example_store",
     "IsolatedRuntime": "isolated.runtime",

@@ -1,16 +1,16 @@
-"""Delegates: which of ONNX Runtime's execution providers run a program, in order of preference, and what became of it.
+"""Delegates: which of ONNX Runtime's execution providers run a program, in order of preference, and a report on them.
 
 `delegates` is "auto", one name, a list of names or of (name, options), or a mapping from program kind to one of these:
 
-    "auto"                              what the installed build of ONNX Runtime was made for, else the CPU
+    "auto"                              the providers that the installed build is for, and the CPU
     ["coreml", "cpu"]                   Core ML where it can, the CPU for the rest
     [("qnn", {"backend_path": "libQnnHtp.so"}), "cpu"]
     {"predict": ["xnnpack", "cpu"]}     the kinds not named: "auto"
 
-"cpu" in a list is the permission to fall back: with it a delegate that is missing or fails is left out, and the report
-says why; without it that is an error, and so is a node that no named delegate takes. A list is for every program;
-"auto" leaves everything but predict, evaluate and features on the CPU: those run rarely, or (training steps) take new
-weights with every call, which accelerators do not expect.
+"cpu" in a list permits to fall back: with it a delegate that is missing or fails is left out, and the report says why;
+without it that is an error, and so is a node that no named delegate takes. A list is for every kind of program. "auto"
+uses delegates for predict, evaluate and features only: other programs run rarely, or (training steps) take new weights
+with every call, which accelerators do not expect.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _AUTO_KINDS = ("predict", "evaluate", "features")
 
 
 class Delegate(NamedTuple):
-    """A provider by its name here, and its options as ONNX Runtime takes them."""
+    """A provider by its name in this package, and its options as ONNX Runtime takes them."""
 
     name: str
     options: Mapping[str, str] = {}
@@ -73,7 +73,7 @@ class Delegate(NamedTuple):
 
 
 class Skipped(NamedTuple):
-    """A delegate that does not run a program (`program` empty: no program), and why."""
+    """A delegate that does not run `program` ("": any program), and the reason."""
 
     delegate: str
     program: str
@@ -82,35 +82,36 @@ class Skipped(NamedTuple):
 
 @dataclass(frozen=True)
 class Preference:
-    """Delegates in order, without the CPU; `fallback` says whether the CPU may take what they do not."""
+    """Delegates in order, without the CPU; `fallback` says whether the CPU may run the other nodes."""
 
     delegates: tuple[Delegate, ...]
     fallback: bool
 
     def usable(self, available: Sequence[str]) -> tuple[tuple[Delegate, ...], list[Skipped]]:
-        """Those whose provider is in this build of ONNX Runtime. Raises DelegateError where one may not be left out."""
-        there, skipped = [], []
+        """The delegates that this build of ONNX Runtime has, and the others. Raises DelegateError without fallback."""
+        present, skipped = [], []
         for delegate in self.delegates:
             if delegate.provider in available:
-                there.append(delegate)
+                present.append(delegate)
                 continue
-            reason = f"not in this build of ONNX Runtime, which has {_known(available)}"
+            reason = f"not in this build of ONNX Runtime, which has {_known_names(available)}"
             if not self.fallback:
                 raise DelegateError(
                     f"delegate {delegate.name!r}: {reason}; install a build that has it, or add 'cpu' to fall back"
                 )
             skipped.append(Skipped(delegate.name, "", reason))
-        return tuple(there), skipped
+        return tuple(present), skipped
 
 
 def attempts(delegates: Sequence[Delegate], fallback: bool) -> Iterator[tuple[Delegate, ...]]:
-    """What to try until a session can be made: as many delegates as possible, in the order of preference."""
+    """Sets of delegates to try until a session can be made: the largest first, then in the order of preference."""
+    # Down to none, which is the CPU alone, only with fallback. A few delegates at most, so 2**n sets are few.
     for size in range(len(delegates), -1 if fallback else 0, -1):
         yield from combinations(delegates, size)
 
 
 def preferences(delegates: Delegates) -> dict[str, Preference]:
-    """The preference for each kind of program. Raises DelegateError for what cannot be understood."""
+    """The preference for each kind of program. Raises DelegateError for a choice that is invalid."""
     kinds: Sequence[str] = get_args(ProgramKind)
     if isinstance(delegates, Mapping):
         for kind in delegates:
@@ -122,19 +123,20 @@ def preferences(delegates: Delegates) -> dict[str, Preference]:
 
 def _preference(chosen: str | Sequence[Choice], kind: str) -> Preference:
     if isinstance(chosen, str) and chosen == "auto":
-        sensible = AUTO.get(sys.platform, ()) if kind in _AUTO_KINDS else ()
-        return Preference(tuple(map(Delegate, sensible)), fallback=True)
+        automatic = AUTO.get(sys.platform, ()) if kind in _AUTO_KINDS else ()
+        return Preference(tuple(map(Delegate, automatic)), fallback=True)
     choices = [chosen] if isinstance(chosen, str) else list(chosen)
-    found = [_delegate(choice) for choice in choices]
-    names = [delegate.name for delegate in found]
+    named = [_delegate(choice) for choice in choices]
+    names = [delegate.name for delegate in named]
     if not names:
         raise DelegateError("delegates: the list is empty; name at least 'cpu'")
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
         raise DelegateError(f"delegates: {twice[0]!r} is named twice")
+    # An error, because a caller who names a delegate expects it to run something.
     if "cpu" in names[:-1]:
         raise DelegateError("delegates: 'cpu' takes every node, so nothing is left for those after it; name it last")
-    others = tuple(delegate for delegate in found if delegate.name != "cpu")
+    others = tuple(delegate for delegate in named if delegate.name != "cpu")
     return Preference(others, fallback="cpu" in names)
 
 
@@ -142,6 +144,7 @@ def _delegate(choice: Choice) -> Delegate:
     name, options = (choice, {}) if isinstance(choice, str) else _pair(choice)
     if name not in PROVIDERS:
         raise DelegateError(f"delegates: {name!r} is not known; choose from {', '.join(sorted(PROVIDERS))}")
+    # ONNX Runtime takes strings only, with 0 and 1 for booleans.
     text = {key: str(int(value) if isinstance(value, bool) else value) for key, value in options.items()}
     return Delegate(name, text)
 
@@ -153,12 +156,12 @@ def _pair(choice: object) -> tuple[str, Mapping[str, object]]:
     raise DelegateError(f"delegates: expected a name or (name, options), got {choice!r}")
 
 
-def _known(available: Sequence[str]) -> str:
+def _known_names(available: Sequence[str]) -> str:
     names = {provider: name for name, provider in PROVIDERS.items()}
     return ", ".join(sorted(names[provider] for provider in available if provider in names))
 
 
-# --- what became of it ------------------------------------------------------------------------------------------------
+# --- the report -------------------------------------------------------------------------------------------------------
 
 
 class NodePlacement(NamedTuple):
@@ -171,10 +174,10 @@ class NodePlacement(NamedTuple):
 
 @dataclass(frozen=True)
 class ProgramPlacement:
-    """A program's session: the delegates it has, in order, and its nodes as they were given out.
+    """A program's session: its delegates in order, and the nodes that each of them got.
 
-    That happens before ONNX Runtime fuses nodes, so a profile can show fewer. `nodes` is None where this version of
-    ONNX Runtime does not tell; a profile names the provider of each kernel in all versions.
+    ONNX Runtime fuses nodes later, so a profile can show fewer. `nodes` is None if this version of ONNX Runtime does
+    not report them; a profile names the provider of each kernel in all versions.
     """
 
     program: str
@@ -188,18 +191,18 @@ class ProgramPlacement:
 
 @dataclass(frozen=True)
 class DelegateReport:
-    """Which delegate runs which node, for every program that has a session, and which were left out and why."""
+    """Which delegate runs which node of every program with a session, and why other delegates were left out."""
 
     programs: dict[str, ProgramPlacement]
     skipped: tuple[Skipped, ...] = field(default=())
 
     def table(self, nodes: bool = False) -> str:
-        """Lines for people; with `nodes` one for each node too."""
+        """The report as text; with `nodes` also a line for each node."""
         lines = []
         for name, placement in self.programs.items():
             counts = placement.counts()
-            told = ", ".join(f"{counts.get(delegate, 0)} nodes on {delegate}" for delegate in placement.delegates)
-            lines.append(f"{name}: {told if placement.nodes is not None else ', '.join(placement.delegates)}")
+            summary = ", ".join(f"{counts.get(delegate, 0)} nodes on {delegate}" for delegate in placement.delegates)
+            lines.append(f"{name}: {summary if placement.nodes is not None else ', '.join(placement.delegates)}")
             if nodes:
                 lines += [f"  {node.delegate:<10}{node.op_type:<24}{node.name}" for node in placement.nodes or ()]
         together: dict[tuple[str, str], list[str]] = {}
@@ -211,5 +214,5 @@ class DelegateReport:
 
 
 def name_of(provider: str) -> str:
-    """The delegate's name for one of ONNX Runtime's, or that one itself if there is none."""
+    """The delegate's name for a provider of ONNX Runtime, or the provider's own name if it is no delegate here."""
     return next((name for name, other in PROVIDERS.items() if other == provider), provider)

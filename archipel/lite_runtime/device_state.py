@@ -1,4 +1,4 @@
-"""What a device keeps for itself between rounds: personal tensors and state that lives as long as the device."""
+"""The tensors that a device keeps for itself between rounds: personal ones, and state of lifetime "device"."""
 
 from __future__ import annotations
 
@@ -18,7 +18,15 @@ _STATE = "state/"
 
 
 class DeviceState:
-    """Tensors by logical name. The arrays are replaced, never changed in place, so a copy of the maps is a snapshot."""
+    """Personal tensors and device state by logical name, which never leave the device.
+
+    Arrays are replaced and never changed in place, so `copy` copies only the mappings.
+
+    Example:
+        runtime = load("digits.bundle", trusted_keys, state=DeviceState.load("device.state"))
+        runtime.local_round(x, y, seed=7)
+        runtime.state.save("device.state")
+    """
 
     def __init__(
         self,
@@ -29,17 +37,18 @@ class DeviceState:
         self.state: dict[str, np.ndarray] = dict(state or {})
 
     def copy(self) -> DeviceState:
+        """A snapshot: later changes of this state do not reach it."""
         return DeviceState(self.personal, self.state)
 
     def encode(self) -> bytes:
-        """Safetensors with the names `personal/NAME` and `state/NAME`."""
+        """The bytes of a safetensors file with the names `personal/NAME` and `state/NAME`."""
         tensors = {_PERSONAL + name: array for name, array in self.personal.items()}
         tensors.update({_STATE + name: array for name, array in self.state.items()})
         return write_weights(tensors)
 
     @classmethod
     def decode(cls, data: bytes | Path, max_bytes: int = MAX_STATE_BYTES) -> DeviceState:
-        """Inverse of `encode`; a path is mapped. Raises TensorLayoutError."""
+        """Inverse of `encode`; the file at a path is mapped, not read. Raises TensorLayoutError."""
         result = cls()
         for key, array in read_weights(data, max_bytes).items():
             if key.startswith(_PERSONAL):
@@ -51,11 +60,11 @@ class DeviceState:
         return result
 
     def save(self, path: Path | str) -> None:
-        """Write atomically and durably, readable by the owner alone."""
+        """Replace the file, atomically and durably, readable by its owner only. Raises OSError."""
         write_durably(Path(path), self.encode())
 
     @classmethod
     def load(cls, path: Path | str, max_bytes: int = MAX_STATE_BYTES) -> DeviceState:
-        """Empty where there is no file yet."""
+        """The state in the file, an empty one without a file. Raises TensorLayoutError."""
         path = Path(path)
         return cls.decode(path, max_bytes) if path.exists() else cls()

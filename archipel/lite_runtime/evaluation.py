@@ -1,4 +1,4 @@
-"""Metrics over a whole data set, batch by batch."""
+"""Computes metrics over a whole data set, batch by batch."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def evaluate(
 ) -> dict[str, float]:
     """Run an `evaluate` program over all examples; each metric is reduced as its role declares.
 
-    A graph made for batches of one size gets those, the last one filled up with examples of weight 0; without an
-    example_weight input the number of examples must be a multiple of it. Raises RuntimeInputError.
+    A graph made for batches of one size gets such batches, the last one padded with examples of weight 0; without an
+    example_weight input the number of examples must be a multiple of the size. Raises RuntimeInputError.
     """
     if batch_size < 1:
         raise RuntimeInputError(f"evaluate: batch_size must be at least 1, got {batch_size}")
@@ -45,6 +45,7 @@ def evaluate(
     for first in range(0, fields.count, rows or batch_size):
         used = min(rows or batch_size, fields.count - first)
         feed = dict(constant)
+        # The batch's weight in a metric with reduction "mean": its examples, or their weights.
         total = float(used)
         for name, array in fields.arrays.items():
             feed[name] = _rows(array[first : first + used], rows, 1)
@@ -56,12 +57,12 @@ def evaluate(
             total = float(part.sum())
         for metric, value in zip(metrics, session.run(names, feed)):
             table.add(metric, float(value), total)
-    return table.reduced()
+    return table.reduce()
 
 
 def _rows(array: np.ndarray, rows: int | None, fill: int) -> np.ndarray:
     missing = 0 if rows is None else rows - len(array)
     if missing:
-        # Any example does: its weight is 0.
+        # Any example works: its weight is 0.
         array = np.concatenate([array, np.repeat(array[:1] * fill, missing, axis=0)])
     return np.asarray(array, order="C")

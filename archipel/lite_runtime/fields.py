@@ -1,4 +1,4 @@
-"""The caller's arrays, checked against the ports that will read them before anything runs."""
+"""Checks the caller's arrays against the ports that will read them, before anything runs."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from archipel.errors import RuntimeInputError, RuntimeProgramError
 
 FIELD_ROLES = (Example, Label, ExampleWeight)
 BATCH_ROLES = (*FIELD_ROLES, Feature)
-"""Those whose first axis is the batch; `Feature` the runtime makes itself."""
+"""The roles whose first axis is the batch; the runtime itself makes the values of `Feature`."""
 
 
 class Source(Protocol):
-    """Where the rows of a batch come from: `shape` is [examples, ...]."""
+    """Gives the rows of a batch; `shape` is [examples, ...]."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -33,14 +33,14 @@ class ArraySource:
         self.shape = array.shape
 
     def take(self, indices: np.ndarray, out: np.ndarray) -> None:
-        # mode="clip" writes straight into the buffer; "raise" would go through another one.
+        # With mode="clip" NumPy writes straight into `out`; with "raise" it fills a buffer first. Indices are in range.
         np.take(self._array, indices, axis=0, out=out, mode="clip")
 
 
 class Fields:
     """Local data: arrays by field name with the same number of examples, `count`, on their first axis.
 
-    `sources` gives the rows of each; those of features are added to it.
+    `sources` has a Source for each field; FeatureCache adds those of features.
     """
 
     def __init__(self, arrays: Mapping[str, np.ndarray], count: int) -> None:
@@ -58,20 +58,22 @@ def collect(
     """Give the arrays their field names and check each against its port.
 
     `x` is a mapping from field name to array, or the array of the only example field; `y` is the array of the only
-    label field. Fields that no port reads are left aside. Raises RuntimeInputError.
+    label field. Fields that no port reads are ignored. Raises RuntimeInputError.
     """
     ports = list(ports)
-    given = _named(where, ports, x, y)
+    given = _name_arrays(where, ports, x, y)
     dims: dict[str, tuple[int, str]] = {}
     count: int | None = None
     arrays: dict[str, np.ndarray] = {}
     for port in ports:
         array = given.get(port.name)
         if array is None:
+            # The runtime fills in weights of 1.
             if isinstance(port, ExampleWeight):
                 continue
-            there = ", ".join(sorted(given)) or "nothing"
-            raise RuntimeInputError(f"{where}: field {port.name!r} ({describe(port)}) is missing; given: {there}")
+            names = ", ".join(sorted(given)) or "nothing"
+            raise RuntimeInputError(f"{where}: field {port.name!r} ({describe(port)}) is missing; given: {names}")
+        # The data have any number of examples, whatever batch size the graph is made for.
         check_array(where, port, array, dims, free_batch=True)
         if not port.shape:
             raise RuntimeInputError(f"{where}: field {port.name!r} has no batch axis in the manifest")
@@ -96,32 +98,32 @@ def check_array(
 ) -> None:
     """Raises RuntimeInputError unless `array` has the port's dtype and shape.
 
-    `dims` collects the sizes of symbolic dimensions, so that equal symbols are held to equal sizes; `free_batch`
-    leaves the first axis alone.
+    `dims` collects the sizes of symbolic dimensions over several calls, so that equal symbols must have equal sizes;
+    `free_batch` skips the first axis.
     """
     if not isinstance(array, np.ndarray):
         raise RuntimeInputError(
             f"{where}: {port.name!r} must be a numpy array ({describe(port)}), got {type(array).__name__}"
         )
     if array.dtype.name != port.dtype or not array.dtype.isnative:
-        raise _wrong(where, port, array, f"; convert it with .astype({port.dtype!r})")
+        raise _mismatch(where, port, array, f"; convert it with .astype({port.dtype!r})")
     if array.ndim != len(port.shape):
         hint = "; add the batch axis with x[None]" if free_batch and array.ndim == len(port.shape) - 1 else ""
-        raise _wrong(where, port, array, hint)
+        raise _mismatch(where, port, array, hint)
     for axis, (expected, size) in enumerate(zip(port.shape, array.shape)):
         if free_batch and axis == 0:
             continue
         if isinstance(expected, int):
             if size != expected:
-                raise _wrong(where, port, array, f" (axis {axis} differs)")
+                raise _mismatch(where, port, array, f" (axis {axis} differs)")
         elif dims is not None:
             before, owner = dims.setdefault(expected, (size, port.name))
             if size != before:
-                raise _wrong(where, port, array, f" ({expected} = {before} in {owner!r})")
+                raise _mismatch(where, port, array, f" ({expected} = {before} in {owner!r})")
 
 
 def fixed_rows(ports: Iterable[Port]) -> int | None:
-    """The number of rows that a graph with these fields is made for, None if it takes any number.
+    """The fixed number of rows of a graph with these fields, None if it takes any number.
 
     Raises RuntimeProgramError if two fields differ.
     """
@@ -132,16 +134,16 @@ def fixed_rows(ports: Iterable[Port]) -> int | None:
 
 
 def describe(port: Port) -> str:
-    """Such as float32[batch, 1, 28, 28]."""
+    """The port's dtype and shape, such as float32[batch, 1, 28, 28]."""
     return f"{port.dtype}[{', '.join(str(dim) for dim in port.shape)}]"
 
 
-def _wrong(where: str, port: Port, array: np.ndarray, hint: str) -> RuntimeInputError:
+def _mismatch(where: str, port: Port, array: np.ndarray, hint: str) -> RuntimeInputError:
     got = f"{array.dtype.name}{list(array.shape)}"
     return RuntimeInputError(f"{where}: {port.name!r} must be {describe(port)}, got {got}{hint}")
 
 
-def _named(
+def _name_arrays(
     where: str,
     ports: list[Port],
     x: np.ndarray | Mapping[str, np.ndarray],
@@ -151,13 +153,13 @@ def _named(
     if isinstance(x, Mapping):
         given.update(x)
     else:
-        given[_only(where, ports, Example, "x")] = x
+        given[_only_field(where, ports, Example, "x")] = x
     if y is not None:
-        given[_only(where, ports, Label, "y")] = y
+        given[_only_field(where, ports, Label, "y")] = y
     return given
 
 
-def _only(where: str, ports: list[Port], role: type[Port], argument: str) -> str:
+def _only_field(where: str, ports: list[Port], role: type[Port], argument: str) -> str:
     names = [port.name for port in ports if isinstance(port, role)]
     if len(names) != 1:
         raise RuntimeInputError(

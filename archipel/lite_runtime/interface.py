@@ -1,4 +1,4 @@
-"""What a runtime can do, wherever its graphs run: in this process (Runtime) or in a child of it (IsolatedRuntime)."""
+"""The interface of every runtime, in this process (Runtime) or in a child process (IsolatedRuntime)."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ Arrays = Mapping[str, np.ndarray]
 class ModelRuntime(Protocol):
     """The methods that every runtime of a bundle has, with the same arguments, results and errors.
 
-    For functions that take a runtime of either kind. The methods are described at `Runtime`, which has two more:
-    `profile` and `delegate_report` look into ONNX Runtime, which is in this process there.
+    For functions that take a runtime of either kind. `Runtime` describes the methods. It has two more, `profile` and
+    `delegate_report`, which need ONNX Runtime in this process.
     """
 
     @property
@@ -44,7 +44,7 @@ class ModelRuntime(Protocol):
     @overload
     def predict(self, x: Iterator[Arrays]) -> Iterator[dict[str, np.ndarray]]: ...
     def predict(self, x: Any) -> Any:
-        """What the model answers to a batch, or to each batch of an iterator."""
+        """The model's answer to a batch, or to each batch of an iterator."""
 
     def evaluate(
         self, x: np.ndarray | Arrays, y: np.ndarray | None = None, *, batch_size: int = 256
@@ -110,7 +110,7 @@ class ModelRuntime(Protocol):
         ...
 
     def reset(self, what: Literal["personal", "state", "parameters"]) -> None:
-        """Forget what was learned of one kind."""
+        """Remove the learned tensors of one kind."""
         ...
 
     def save(self, folder: Path | str) -> None:
@@ -118,5 +118,5 @@ class ModelRuntime(Protocol):
         ...
 
     def restore(self, learned: Arrays) -> None:
-        """Take what `save` wrote."""
+        """Restore the tensors that `save` wrote."""
         ...

@@ -1,7 +1,7 @@
-"""What a device has learned, as a folder that can be loaded like a bundle: a slot folder.
+"""The slot folder: a bundle and what a device has learned on top of it; `load` opens it like a bundle.
 
 SLOT/bundle/                the signed bundle, complete
-SLOT/learned.safetensors    what differs from it: parameter/NAME, personal/NAME, state/NAME
+SLOT/learned.safetensors    the tensors that differ from it: parameter/NAME, personal/NAME, state/NAME
 """
 
 from __future__ import annotations
@@ -28,16 +28,18 @@ def is_slot(path: Path) -> bool:
 
 
 def write_slot(folder: Path, bundle: Bundle, learned: Mapping[str, np.ndarray]) -> None:
-    """Write a slot folder, or replace what was learned in one of the same bundle; killed at any time it holds the old
-    contents or the new. Raises RuntimeInputError if something else is there, OSError.
+    """Write a slot folder, or replace the learned file in one of the same bundle. After a kill at any time the folder
+    has the old contents or the new ones. Raises RuntimeInputError if `folder` holds anything else, OSError.
     """
     folder = folder.absolute()
+    # The bundle of an equal digest is the same bytes, so only one file has to be replaced, by a rename.
     if is_slot(folder) and _digest(folder) == bundle.digest:
         write_durably(folder / LEARNED_FILE, write_weights(learned))
         return
     if folder.exists():
         what = "a model of another bundle" if is_slot(folder) else "something else"
         raise RuntimeInputError(f"{folder}: holds {what}; choose another name, or remove it first")
+    # Only what a killed writer of this very name left: others may be writing beside it.
     make_folder(folder.parent)
     sweep(folder.parent, folder.name)
     with creating_folder(folder, 0o700) as staging:
@@ -60,13 +62,13 @@ def join_names(groups: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, np.n
 
 def split_names(tensors: Mapping[str, np.ndarray], groups: Sequence[str]) -> dict[str, dict[str, np.ndarray]]:
     """Inverse of `join_names`. Raises TensorLayoutError for a name in none of the groups."""
-    found: dict[str, dict[str, np.ndarray]] = {group: {} for group in groups}
+    arrays: dict[str, dict[str, np.ndarray]] = {group: {} for group in groups}
     for key, array in tensors.items():
         group, slash, name = key.partition("/")
-        if group not in found or not slash:
+        if group not in arrays or not slash:
             raise TensorLayoutError(f"tensor {key!r} is in none of the groups {', '.join(groups)}")
-        found[group][name] = array
-    return found
+        arrays[group][name] = array
+    return arrays
 
 
 def _digest(folder: Path) -> str:
@@ -80,7 +82,7 @@ def _digest(folder: Path) -> str:
 
 def _copy(source: Path, target: Path) -> None:
     try:
-        # Both sides are only ever replaced, never written into.
+        # A hard link takes no space. Both files are only ever replaced and never written to, so they stay equal.
         os.link(source, target)
     except OSError:
         shutil.copyfile(source, target)

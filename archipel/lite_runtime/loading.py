@@ -1,4 +1,4 @@
-"""`load`: a bundle to a runtime, in this process or in a child process."""
+"""`load`: opens a bundle as a runtime, in this process or in a child process."""
 
 from __future__ import annotations
 
@@ -72,22 +72,22 @@ def load(
     cpu_seconds: float | None = None,
     niceness: int = 0,
 ) -> ModelRuntime:
-    """Open a bundle (folder or file) whose manifest one of `trusted_keys` signed, or what `Runtime.save` wrote of one.
+    """Open a bundle whose manifest one of `trusted_keys` signed, or a model that `Runtime.save` wrote.
 
     Arguments:
         path: a bundle, a folder or a `.bundle` file, or the folder of a saved model.
         trusted_keys: publishers' public keys, 32 bytes each (`bundle.load_public_key`).
-        threads: how many run one operator together.
+        threads: the number of threads that run one operator together.
         memory_limit: bytes; a bundle that says it needs more is refused.
         delegates: what runs the graphs (docs/device.md); "auto": what suits the machine, and the CPU.
-        cache: the folder below which a file is unpacked; None: the user's cache folder.
-        state: the device's own tensors that were kept of this model; None: none yet.
-        isolated: run the graphs in a child process that cannot take more than it is allowed (Linux).
+        cache: the folder below which a `.bundle` file is unpacked; None: the user's cache folder.
+        state: the device's own tensors for this model; None: none yet.
+        isolated: run the graphs in a child process with enforced limits (Linux).
         seconds: most time for one prediction, evaluation, analysis or training step of that process.
         cpu_seconds: most CPU time of all its threads for one call, also of a whole fit or round.
-        niceness: 0 to 19; how far that process lets others go first.
+        niceness: 0 to 19; a higher one gives other processes more CPU time.
 
-    Returns a Runtime, or with `isolated` an IsolatedRuntime: both are what ModelRuntime describes.
+    Returns a Runtime, or with `isolated` an IsolatedRuntime; both have the methods of ModelRuntime.
 
     Raises the BundleError that says what is wrong, RuntimeLimitError, RuntimeInputError, DelegateError, or
     RuntimeProgramError.
@@ -104,7 +104,7 @@ def load(
         )  # fmt: skip
     for name, given in (("seconds", seconds), ("cpu_seconds", cpu_seconds), ("niceness", niceness or None)):
         if given is not None:
-            raise RuntimeInputError(f"{name}: only a child process can be held to it; pass isolated=True too")
+            raise RuntimeInputError(f"{name}: has an effect only on a child process; pass isolated=True too")
     return open_runtime(
         path, trusted_keys, threads=threads, memory_limit=memory_limit, delegates=delegates, cache=cache, state=state
     )

@@ -15,7 +15,7 @@ from archipel.lite_runtime.values import Values
 
 
 class Predictor:
-    """A session with everything bound that is not an example. Made anew when parameters change."""
+    """A session with everything bound that is not an example. A change of parameters needs a new Predictor."""
 
     def __init__(self, session: Session, program: Program, values: Values) -> None:
         self._session = session
@@ -26,12 +26,13 @@ class Predictor:
             if not isinstance(port, Example)
         }
         self._outputs = [port.name for port in program.outputs]
-        # What the usual array looks like, so that it costs three comparisons and nothing more.
+        # The dtype and shape of the usual input, whose check then costs only three comparisons.
         self._only = self._examples[0] if len(self._examples) == len(self._outputs) == 1 else None
         self._dtype = np.dtype(self._examples[0].dtype) if self._examples else None
-        self._rest = self._examples[0].shape[1:] if self._examples and self._batched(self._examples[0]) else None
+        self._rest = self._examples[0].shape[1:] if self._examples and self._has_free_batch(self._examples[0]) else None
 
     def one(self, x: np.ndarray) -> np.ndarray:
+        """Array in, array out. Raises RuntimeInputError."""
         only = self._only
         if only is not None and type(x) is np.ndarray and x.shape[1:] == self._rest and x.dtype == self._dtype:
             return self._session.run(self._outputs, {only.name: x, **self._constant})[0]
@@ -45,12 +46,13 @@ class Predictor:
         return self._session.run(self._outputs, {port.name: np.asarray(x, order="C"), **self._constant})[0]
 
     @staticmethod
-    def _batched(port: Example) -> bool:
-        # Only the batch axis is free: then the other axes say all about the shape.
+    def _has_free_batch(port: Example) -> bool:
+        # With only the batch axis free, comparing the other axes checks the whole shape.
         free = [axis for axis, dim in enumerate(port.shape) if isinstance(dim, str)]
         return free == [0]
 
     def many(self, x: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Arrays by field name in, arrays by output name out. Raises RuntimeInputError."""
         dims: dict[str, tuple[int, str]] = {}
         feed = dict(self._constant)
         for port in self._examples:

@@ -1,4 +1,4 @@
-"""The model as it is on this device now: the parameters, what the device keeps for itself, and a predictor of them."""
+"""The present model of this device: its parameters, the device's own tensors, and a predictor of them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Arrays = Mapping[str, np.ndarray]
 
 
 class PresentModel:
-    """Changes as a whole, under a lock, so that a predictor made in another thread never holds half of a change."""
+    """Every change happens under a lock, so that a predictor made in another thread never has half of a change."""
 
     def __init__(self, bundle: Bundle, state: DeviceState) -> None:
         self.bundle = bundle
@@ -34,15 +34,16 @@ class PresentModel:
         self._lock = threading.RLock()
 
     def make_predictor(self, sessions: Sessions) -> Predictor:
-        """The predictor of the present model, made if there is none."""
+        """The predictor of the present model; makes it if there is none."""
         with self._lock:
             if self.predictor is None:
                 self.predictor = self.new_predictor(sessions)
             return self.predictor
 
     def new_predictor(self, sessions: Sessions) -> Predictor:
-        """Another one, that runs in sessions of `sessions`. Raises RuntimeProgramError without a predict program."""
+        """A new predictor that runs in `sessions`. Raises RuntimeProgramError without a predict program."""
         name = need_program(self.bundle, "predict", "predict")
+        # Under the lock, because it reads parameters and state, of which another thread may change one after the other.
         with self._lock:
             values = Values(self.bundle, self.parameters, self.state)
             derived = self._derived(sessions, values)
@@ -50,29 +51,31 @@ class PresentModel:
             return Predictor(session, self.bundle.program(name), values)
 
     def take(self, values: Values) -> None:
-        """Adopt what training left."""
+        """Take over the parameters and device tensors that training left in `values`."""
         with self._lock:
             values.keep()
             self.adopt(values.parameters)
 
     def keep_state(self, values: Values) -> None:
-        """Adopt what training left of personal tensors and state; the parameters stay."""
+        """Take over the personal tensors and state that training left in `values`; the parameters stay."""
         with self._lock:
             values.keep()
+            # Personal tensors are inputs of `predict`, bound in the predictor.
             self.predictor = None
 
     def adopt(self, parameters: Arrays) -> None:
-        """Replace some or all parameters by arrays that were checked and that nobody else changes."""
+        """Replace some or all parameters by checked arrays, which nobody may change from now on."""
         with self._lock:
             for name, array in parameters.items():
+                # An array that is here already is read-only.
                 if array is not self.parameters[name]:
                     self._published = False
                     array.flags.writeable = False
                 self.parameters[name] = array
             self.predictor = None
 
-    def checked(self, parameters: Arrays) -> dict[str, np.ndarray]:
-        """Raises RuntimeInputError for an unknown name, a wrong dtype or shape."""
+    def check_parameters(self, parameters: Arrays) -> dict[str, np.ndarray]:
+        """The parameters, copied where they are writable. Raises RuntimeInputError for a wrong name, dtype or shape."""
         specs = {spec.name: spec for spec in self.bundle.manifest.parameters}
         checked = {}
         for name, array in parameters.items():
@@ -83,18 +86,19 @@ class PresentModel:
                 )
             port = Parameter(name=name, tensor=name, dtype=spec.dtype, shape=spec.shape)
             check_array("parameters", port, array)
+            # The caller may go on writing to a writable array.
             checked[name] = array.copy() if array.flags.writeable else array
         return checked
 
-    def complete(self, parameters: Arrays) -> dict[str, np.ndarray]:
-        """As `checked`, and all of them must be there."""
+    def check_complete(self, parameters: Arrays) -> dict[str, np.ndarray]:
+        """As `check_parameters`. Raises RuntimeInputError also if some are missing."""
         missing = [name for name in self.parameters if name not in parameters]
         if missing:
             raise RuntimeInputError(f"parameters: {', '.join(missing)} missing; a round starts from all of them")
-        return self.checked(parameters)
+        return self.check_parameters(parameters)
 
     def reset(self, what: str) -> None:
-        """Forget "personal" tensors, the device's "state", or go back to the bundle's own "parameters"."""
+        """Remove the "personal" tensors or the device's "state", or go back to the bundle's own "parameters"."""
         with self._lock:
             if what == "parameters":
                 self.parameters = self.bundle.parameters()
@@ -108,8 +112,9 @@ class PresentModel:
             self.predictor = None
 
     def learned(self) -> dict[str, np.ndarray]:
-        """What differs from the bundle: `parameter/NAME`, `personal/NAME`, `state/NAME`."""
+        """The tensors that differ from the bundle's: `parameter/NAME`, `personal/NAME`, `state/NAME`."""
         with self._lock:
+            # Identity first: it spares reading the published tensors that nothing has replaced.
             published = self.bundle.parameters()
             moved = {
                 name: array
@@ -119,15 +124,16 @@ class PresentModel:
             return join_names({"parameter": moved, "personal": self.state.personal, "state": self.state.state})
 
     def restore(self, learned: Arrays) -> None:
-        """Take what `learned` gave. Raises TensorLayoutError, RuntimeInputError."""
+        """Restore what `learned` returned. Raises TensorLayoutError, RuntimeInputError."""
         groups = split_names(learned, ("parameter", "personal", "state"))
-        parameters = self.checked(groups["parameter"])
+        # Checked before anything changes: an error leaves the model as it was.
+        parameters = self.check_parameters(groups["parameter"])
         with self._lock:
             self.state.personal.update(groups["personal"])
             self.state.state.update(groups["state"])
             self.adopt(parameters)
 
-    def writable(self, program: str, names: Sequence[str]) -> tuple[str, ...]:
+    def check_writable(self, program: str, names: Sequence[str]) -> tuple[str, ...]:
         """`names` if the program writes all of them. Raises RuntimeInputError."""
         ports = self.bundle.program(program).outputs
         written = [port.tensor for port in ports if isinstance(port, Parameter | Personal)]
@@ -146,7 +152,7 @@ class PresentModel:
             or (isinstance(port, State) and port.tensor in self.state.state)
             for port in program.inputs
         ):
-            # Nothing has changed since conversion: the graph's own initializers are right.
+            # No input of `refresh` has changed since conversion, so the initializers in the graph are right.
             return {}
         outputs = run_once(sessions, self.bundle, refresh, values)
         return {port.tensor: outputs[port.name] for port in program.outputs if isinstance(port, Derived)}

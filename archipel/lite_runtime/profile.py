@@ -1,4 +1,4 @@
-"""Where the time of a program goes, kernel by kernel, from ONNX Runtime's own profiler."""
+"""Measures the time of a program's kernels with ONNX Runtime's own profiler."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from archipel.lite_runtime.delegates import name_of
 from archipel.lite_runtime.predictor import Predictor
 from archipel.lite_runtime.sessions import Sessions
 
+# The first runs allocate memory and are slower.
 WARMUP = 3
 MAX_RUNS = 10_000
 # ONNX Runtime stops recording after a million events; one takes about 700 bytes.
@@ -29,10 +30,11 @@ _NODE, _RUN, _SUFFIX = "Node", "model_run", "_kernel_time"
 
 
 class Row(NamedTuple):
-    """One kernel: how often each run calls it, and its own microseconds in a run, without graphs inside it.
+    """One kernel: the number of its calls in a run, and its own microseconds in a run, without graphs inside it.
 
-    `us` is the median over the runs. `node` is ONNX Runtime's name, which after fusion need not be one of the graph's.
-    `output_bytes` and `output_shapes` (such as ("float32[1, 10]",)) are of the last call, where the profiler tells.
+    `us` is the median over the runs, `share` its part of all kernels' time. `node` is ONNX Runtime's name, which after
+    fusion may not be one of the graph's. `output_bytes` and `output_shapes` (such as ("float32[1, 10]",)) are of the
+    last call, if the profiler reports them.
     """
 
     node: str
@@ -47,10 +49,13 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class Profile:
-    """A program's `rows`, the most expensive first, from `runs` runs on one input.
+    """A program's kernels (`rows`), the most expensive first, from `runs` runs on one input.
 
-    `wall_us` is the median run as a whole, in microseconds: what it has more than `total_us` is spent between the
-    kernels, some of it by the profiler itself.
+    `wall_us` is the median time of a whole run in microseconds. Its excess over `total_us` is spent between kernels,
+    some of it by the profiler itself.
+
+    Example:
+        print(runtime.profile(x).table(limit=5))
     """
 
     program: str
@@ -60,18 +65,18 @@ class Profile:
 
     @property
     def total_us(self) -> float:
-        """Microseconds of a run in kernels."""
+        """The microseconds of a run in kernels."""
         return math.fsum(row.us for row in self.rows)
 
     def by_operator(self) -> dict[str, float]:
-        """Microseconds of a run by operator type, the most expensive first."""
+        """The microseconds of a run by operator type, the most expensive first."""
         totals: dict[str, float] = defaultdict(float)
         for row in self.rows:
             totals[row.op_type] += row.us
         return dict(sorted(totals.items(), key=lambda item: -item[1]))
 
     def table(self, limit: int | None = 20) -> str:
-        """Lines for people: the `limit` most expensive kernels (None: all)."""
+        """The profile as text, with the `limit` most expensive kernels (None: all)."""
         shown = self.rows[:limit]
         lines = [f"{'us':>9}{'share':>8}{'calls':>7}  {'operator':<22}{'on':<9}{'output':<28}node"]
         for row in shown:
@@ -98,7 +103,7 @@ def profile_predict(
     x: np.ndarray | Mapping[str, np.ndarray],
     runs: int = 20,
 ) -> Profile:
-    """Profile program `name` as the predictor runs it that `make_predictor` makes from the sessions it is given.
+    """Profile program `name` as a predictor runs it. `make_predictor` makes the predictor from profiled sessions.
 
     Raises RuntimeInputError.
     """
@@ -162,7 +167,7 @@ _TYPES = {"float": "float32", "double": "float64"}
 
 
 def parse(data: bytes, program: str, warmup: int = 0) -> Profile:
-    """The profile in ONNX Runtime's JSON, without its first `warmup` runs. Raises RuntimeProgramError."""
+    """Read ONNX Runtime's JSON, without its first `warmup` runs. Raises RuntimeProgramError."""
     try:
         events = _DECODER.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -182,10 +187,11 @@ def parse(data: bytes, program: str, warmup: int = 0) -> Profile:
     last: dict[tuple[str, str, str], _Args] = {}
     for index, event in kernels:
         key = (event.name.removesuffix(_SUFFIX), event.args.op_name, event.args.provider)
+        # The run that this kernel belongs to: the last one that began before it.
         times[key][bisect_right(starts, event.ts) - 1] += own[index]
         calls[key] += 1
         last[key] = event.args
-    # The median: one run in which the machine did something else must not change the picture.
+    # The median, so that one run in which the machine did something else does not matter.
     typical = {key: statistics.median(each) for key, each in times.items()}
     whole = math.fsum(typical.values()) or 1.0
     rows = [
@@ -206,13 +212,15 @@ def parse(data: bytes, program: str, warmup: int = 0) -> Profile:
 
 
 def _own_times(kernels: list[tuple[int, _Event]]) -> dict[int, float]:
-    # A Loop's or an If's time holds that of the kernels inside it, which are recorded too, and before it.
+    # The time of a Loop or an If includes the kernels inside it, which are recorded too, before it. Sorted by start,
+    # the longest first, a kernel comes after those around it; `around` is the stack of these.
     own = {index: float(event.dur) for index, event in kernels}
     around: list[tuple[int, _Event]] = []
     for index, event in sorted(kernels, key=lambda item: (item[1].ts, -item[1].dur, -item[0])):
         while around and not _within(event, around[-1][1]):
             around.pop()
         if around:
+            # Not below 0: the profiler's whole microseconds may add up to more inside than outside.
             own[around[-1][0]] = max(0.0, own[around[-1][0]] - event.dur)
         if event.args.op_name in _HOLDS_GRAPHS:
             around.append((index, event))

@@ -29,7 +29,7 @@ from archipel.lite_runtime.training.driver import (
     run_phases,
 )
 from archipel.lite_runtime.training.features import DEFAULT_BUDGET
-from archipel.lite_runtime.training.fitting import Fitting, all_of, checkpoint_file, open_checkpoint
+from archipel.lite_runtime.training.fitting import Fitting, call_all, checkpoint_file, open_checkpoint
 from archipel.lite_runtime.training.options import FitOptions, RoundOptions
 from archipel.lite_runtime.training.results import History, LocalUpdate
 from archipel.lite_runtime.values import Values, check_noise
@@ -51,7 +51,7 @@ def open_runtime(
     cache: Path | str | None = None,
     state: DeviceState | None = None,
 ) -> Runtime:
-    """`archipel.lite_runtime.load` in this process; arguments and errors are described there."""
+    """`archipel.lite_runtime.load` in this process; its arguments and errors are described there."""
     path = Path(path)
     slot = is_slot(path)
     bundle = open_bundle(path / BUNDLE_FOLDER if slot else path, trusted_keys, cache)
@@ -64,8 +64,8 @@ def open_runtime(
 class Runtime(Learning):
     """Holds a model's present parameters and the device's own state; ONNX Runtime runs the programs.
 
-    `fit` and `local_round` are those of Learning. Sessions are made when first needed. `state` is what a caller
-    persists (`DeviceState.save`) to keep personal tensors and control variates over restarts.
+    `load` makes one; Learning describes `fit` and `local_round`. Each program's session is made when it is first
+    needed. A caller that saves `state` (`DeviceState.save`) keeps personal tensors and control variates over restarts.
     """
 
     def __init__(
@@ -83,6 +83,7 @@ class Runtime(Learning):
                 f"bundle {bundle.manifest.name!r} needs up to {need} bytes of memory, the limit here is "
                 f"{memory_limit}; raise memory_limit or use a smaller model"
             )
+        # Now, and not in the middle of a round that the server counts on.
         for program in bundle.manifest.programs.values():
             for port in program.inputs:
                 if isinstance(port, Noise):
@@ -91,6 +92,7 @@ class Runtime(Learning):
         self.state = state if state is not None else DeviceState()
         self._model = PresentModel(bundle, self.state)
         self._sessions = Sessions(bundle, threads, delegates)
+        # The manifest's claim does not include kept features: they get the rest of the limit.
         self._feature_budget = DEFAULT_BUDGET if memory_limit is None else memory_limit - need
 
     # --- use ------------------------------------------------------------------------------------------------------
@@ -104,14 +106,14 @@ class Runtime(Learning):
     @overload
     def predict(self, x: Iterator[Arrays]) -> Iterator[dict[str, np.ndarray]]: ...
     def predict(self, x: Any) -> Any:
-        """What the model answers, with its present parameters.
+        """Run the model with its present parameters.
 
         Arguments:
             x: a batch, `[batch, ...]` with the dtype and shape of the program's example field, where it has one field
                 and one output; or a mapping from field name to such arrays; or an iterator of either.
 
         Returns the output's array, `[batch, ...]`, for an array; a dict of arrays by output name for a mapping; for an
-        iterator an iterator, which answers each batch when it is asked for.
+        iterator an iterator, which runs the model when its next element is requested.
 
         Raises RuntimeInputError for arrays that do not fit the program's fields, RuntimeProgramError for a bundle
         without a `predict` program, or whose graph fails.
@@ -126,7 +128,7 @@ class Runtime(Learning):
             return predictor.one(x)
         if isinstance(x, Mapping):
             return predictor.many(x)
-        # A list is no batch of arrays but, far more often, an array that was not made yet: `one` says so.
+        # A list is usually meant as one array, not as several batches: `one` raises the error that says so.
         return map(self.predict, x) if isinstance(x, Iterator) else predictor.one(x)
 
     def evaluate(
@@ -158,9 +160,17 @@ class Runtime(Learning):
         hyperparameters: Mapping[str, float] | None = None,
         batch_size: int = 256,
     ) -> tuple[dict[str, np.ndarray], int]:
-        """Run an `analyze` program (the only one, or that of this name) over all examples.
+        """Run an `analyze` program over all examples.
 
-        Returns the sums to upload by output name, and the number of examples. Raises RuntimeInputError.
+        Arguments:
+            x: a mapping from field name to `[examples, ...]`, or the array of the only example field.
+            program: the program's name; "": the bundle's only `analyze` program.
+            hyperparameters: values by name, within the bounds that the bundle declares.
+            batch_size: examples at a time, at least 1; a program that draws noise gets all at once.
+
+        Returns the sums to upload by output name, and the number of examples.
+
+        Raises RuntimeInputError, RuntimeProgramError.
         """
         name = program or need_program(self.bundle, "analyze", "analyze")
         values = self._values(hyperparameters=hyperparameters)
@@ -172,34 +182,36 @@ class Runtime(Learning):
 
     def set_parameters(self, parameters: Arrays) -> None:
         """Replace some or all parameters. Raises RuntimeInputError for an unknown name, a wrong dtype or shape."""
-        self._model.adopt(self._model.checked(parameters))
+        self._model.adopt(self._model.check_parameters(parameters))
 
     def reset(self, what: Literal["personal", "state", "parameters"]) -> None:
-        """Forget the personal tensors, the device's state, or go back to the bundle's own parameters."""
+        """Remove the personal tensors or the device's state, or go back to the bundle's own parameters."""
         self._model.reset(what)
 
     def save(self, folder: Path | str) -> None:
-        """Write the bundle and what was learned on top of it to a folder that `load` opens; durable when it returns.
+        """Write the bundle and what was learned on top of it to a folder that `load` opens; it is on disk on return.
 
-        A folder that holds a saved model of the same bundle gets the new one, all at once. Raises RuntimeInputError
-        if `folder` holds anything else.
+        A saved model of the same bundle in `folder` is replaced atomically. Raises RuntimeInputError if `folder` holds
+        anything else.
         """
         write_slot(Path(folder), self.bundle, self._model.learned())
 
     def restore(self, learned: Arrays) -> None:
-        """Take what `save` wrote: `parameter/NAME`, `personal/NAME`, `state/NAME`. Raises TensorLayoutError for more
-        than that, RuntimeInputError for parameters that are not this bundle's."""
+        """Restore the tensors that `save` wrote: `parameter/NAME`, `personal/NAME`, `state/NAME`.
+
+        Raises TensorLayoutError for other names, RuntimeInputError for parameters that are not this bundle's.
+        """
         self._model.restore(learned)
 
     def profile(self, x: np.ndarray | Arrays, *, runs: int = 20) -> Profile:
-        """Where the time of `predict` goes, operator by operator, over `runs` runs on `x`."""
+        """Measure the time of each kernel of `predict` in `runs` runs on `x`. Raises RuntimeInputError."""
         from archipel.lite_runtime.profile import profile_predict
 
         name = need_program(self.bundle, "predict", "predict")
         return profile_predict(self._sessions, name, self._model.new_predictor, x, runs)
 
     def delegate_report(self) -> DelegateReport:
-        """Which delegate runs which node of the programs used so far, and which delegates fell out and why."""
+        """Which delegate runs which node of the programs used so far, and why other delegates were left out."""
         return self._sessions.report()
 
     # --- learning -------------------------------------------------------------------------------------------------
@@ -207,7 +219,7 @@ class Runtime(Learning):
     def run_fit(
         self, data: FitData, options: FitOptions, hooks: Hooks, checkpoint: CheckpointFile | None = None
     ) -> History:
-        """As `fit`, with its options in one struct. `checkpoint` keeps the file's bytes for a process without files."""
+        """As `fit`, with its options in one struct. `checkpoint` replaces the options' file in a child process."""
         phase = self._phase(options)
         fields = collect_data(self.bundle, [phase], data.x, data.y)
         values = self._values(
@@ -231,6 +243,7 @@ class Runtime(Learning):
         try:
             history = fitting.run(self._feature_budget)
         except NonFiniteLossError:
+            # The only error after which the values are worth keeping: they are the last ones with a finite loss.
             self._model.take(values)
             raise
         self._model.take(values)
@@ -244,7 +257,8 @@ class Runtime(Learning):
         need_program(self.bundle, "finish", "take part in a round")
         if not schedule:
             raise RuntimeProgramError(f"bundle {self.bundle.manifest.name!r} has no schedule, so no local round")
-        start = self._model.parameters if data.parameters is None else self._model.complete(data.parameters)
+        # Without a copy: adopt() replaces arrays and never changes one.
+        start = self._model.parameters if data.parameters is None else self._model.check_complete(data.parameters)
         fields = collect_data(self.bundle, schedule, data.x, data.y)
         values = Values(
             self.bundle,
@@ -263,18 +277,21 @@ class Runtime(Learning):
             schedule,
             values,
             fields,
-            watch=Watch(all_of(hooks.callbacks)),
+            watch=Watch(call_all(hooks.callbacks)),
             feature_budget=self._feature_budget,
         )
         if training.stopped:
-            raise RuntimeInputError("local_round: a callback asked to stop; a round is whole or raises")
+            raise RuntimeInputError(
+                "local_round: a callback asked to stop, but a round cannot end early; raise an error to abandon it"
+            )
         update, metrics = finish(self._sessions, self.bundle, values)
+        # Last: a round that fails anywhere leaves no trace in the device's state.
         self._model.keep_state(values)
         return LocalUpdate(
             arrays=update,
             examples=training.examples,
             steps=values.steps,
-            metrics={**training.metrics.reduced(), **metrics},
+            metrics={**training.metrics.reduce(), **metrics},
             losses=training.losses,
             parameters=values.parameters,
         )
@@ -282,15 +299,15 @@ class Runtime(Learning):
     # --- inside ---------------------------------------------------------------------------------------------------
 
     def _phase(self, options: FitOptions) -> Phase:
-        """The only phase of a fit. Raises RuntimeInputError, RuntimeProgramError."""
+        """The one phase of a fit. Raises RuntimeInputError, RuntimeProgramError."""
         name = options.program or need_program(self.bundle, "train", "learn")
         program = self.bundle.program(name)
         if program.steps > 1:
             raise RuntimeInputError(
-                f"program {name!r} makes {program.steps} steps at once; name {program.repeats!r}, which it repeats and "
-                "is used for"
+                f"program {name!r} makes {program.steps} steps at once; name {program.repeats!r}: where it can, "
+                "the runtime runs this program for several steps of that one"
             )
-        moves = None if options.moves is None else self._model.writable(name, options.moves)
+        moves = None if options.moves is None else self._model.check_writable(name, options.moves)
         return Phase(program=name, epochs=options.epochs, batch_size=options.batch_size, moves=moves)
 
     def _values(

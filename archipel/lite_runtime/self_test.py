@@ -1,6 +1,6 @@
-"""Whether a loaded model answers as its publisher saw it answer: the bundle's own examples and expected outputs.
+"""Self-test: compares a loaded model's answers to the bundle's own examples with the outputs that its publisher got.
 
-What it finds is a runtime, a processor or a delegate that computes something else than the publisher's did.
+It finds a runtime, a processor or a delegate that computes something else than the publisher's.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ MAX_SELF_TEST_BYTES = 64 << 20
 class SelfTestReport:
     """A self-test that passed.
 
-    `vectors` says whether the bundle brought examples: if not, all that is known is that the model loads and answers
-    one example of zeros with finite numbers of the declared dtype and shape. `deviations` is the largest absolute
-    difference from the expected values, by output; empty without vectors.
+    `vectors` says whether the bundle has test vectors. Without them the report only says that the model loads and
+    answers one example of zeros with finite numbers of the declared dtype and shape. `deviations` is the largest
+    absolute difference from the expected values, by output name; empty without vectors.
     """
 
     vectors: bool
@@ -44,10 +44,10 @@ class SelfTestReport:
 
 
 def run_self_test(runtime: ModelRuntime) -> SelfTestReport:
-    """Compare `predict` with the vectors of the runtime's bundle, or ask it for one example of zeros if it has none.
+    """Compare `predict` with the test vectors of the runtime's bundle; without vectors, predict one example of zeros.
 
     The vectors belong to the published parameters: for a slot with learned ones, load its bundle without them. Raises
-    SelfTestError that names the output and its largest deviation, RuntimeInputError for a runtime that has learned,
+    SelfTestError, which names the output and its largest deviation, RuntimeInputError for a runtime that has learned,
     and what loading the graph raises.
     """
     bundle = runtime.bundle
@@ -57,9 +57,9 @@ def run_self_test(runtime: ModelRuntime) -> SelfTestReport:
     if test is None:
         return answer_zeros(runtime)
     examples, expected = read_vectors(bundle, program, test)
-    answers = _answers(runtime, program, examples)
+    answers = _predict_checked(runtime, program, examples)
     deviations = {name: _compare(name, answers[name], values, test) for name, values in expected.items()}
-    return SelfTestReport(vectors=True, examples=_rows(examples.values()), deviations=deviations)
+    return SelfTestReport(vectors=True, examples=_count_rows(examples.values()), deviations=deviations)
 
 
 def read_vectors(
@@ -81,17 +81,18 @@ def read_vectors(
     given: dict[str, np.ndarray] = {}
     expected: dict[str, np.ndarray] = {}
     dims: dict[str, tuple[int, str]] = {}
-    for kind, ports, found in (("example", examples, given), ("output", outputs, expected)):
+    for kind, ports, arrays in (("example", examples, given), ("output", outputs, expected)):
         for name, port in ports.items():
-            array = found[name] = tensors[f"{kind}/{name}"]
+            array = arrays[name] = tensors[f"{kind}/{name}"]
             try:
                 check_array(f"{test.file}: {kind}", port, array, dims)
             except RuntimeInputError as error:
                 raise SelfTestError(f"self-test of {bundle.manifest.name!r}: {error}") from None
             if not array.ndim or not array.size:
                 raise SelfTestError(f"self-test of {bundle.manifest.name!r}: {kind} {name!r} holds no examples")
-            if not _finite(array):
+            if not _is_finite(array):
                 raise SelfTestError(f"self-test of {bundle.manifest.name!r}: {kind} {name!r} has values not finite")
+    # Shared symbols are checked above; a graph may have fixed or unrelated batch axes.
     rows = {len(array) for array in (*given.values(), *expected.values())}
     if len(rows) != 1:
         raise SelfTestError(f"self-test of {bundle.manifest.name!r}: batches of different sizes {sorted(rows)}")
@@ -108,7 +109,7 @@ def _check_published(runtime: ModelRuntime) -> None:
 
 
 def answer_zeros(runtime: ModelRuntime) -> SelfTestReport:
-    """Ask for one example of zeros; the answer must be finite and of the declared dtypes and shapes.
+    """Predict one example of zeros; the answer must be finite and of the declared dtypes and shapes.
 
     Works for a runtime that has learned. Raises SelfTestError, and what loading the graph raises.
     """
@@ -117,24 +118,24 @@ def answer_zeros(runtime: ModelRuntime) -> SelfTestReport:
     if not any(isinstance(dim, str) for port in ports for dim in port.shape[1:]):
         sizes: tuple[int, ...] = (1,)
     else:
-        # A free length or picture size: a graph may be too deep for 1, or made for fewer than 32.
+        # A free length or picture size: with 1 a deep graph may pool to nothing, and 32 may be too many for another.
         sizes = (1, 32)
     for size in sizes:
         zeros = {port.name: np.zeros(_one_example(port.shape, size), port.dtype) for port in ports}
         try:
-            _answers(runtime, program, zeros)
+            _predict_checked(runtime, program, zeros)
             break
         except RuntimeProgramError:
             if size == sizes[-1]:
                 raise
-    return SelfTestReport(vectors=False, examples=_rows(zeros.values()), deviations={})
+    return SelfTestReport(vectors=False, examples=_count_rows(zeros.values()), deviations={})
 
 
 def _one_example(shape: tuple[Dim, ...], free: int) -> tuple[int, ...]:
     return tuple(dim if isinstance(dim, int) else free if axis else 1 for axis, dim in enumerate(shape))
 
 
-def _answers(runtime: ModelRuntime, program: Program, examples: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _predict_checked(runtime: ModelRuntime, program: Program, examples: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The outputs by name, of the declared dtypes and shapes and finite. Raises SelfTestError."""
     where = f"self-test of {runtime.bundle.manifest.name!r}"
     answers = runtime.predict(examples)
@@ -147,7 +148,7 @@ def _answers(runtime: ModelRuntime, program: Program, examples: dict[str, np.nda
             check_array("answer", port, answers[port.name], dims)
         except RuntimeInputError as error:
             raise SelfTestError(f"{where}: {error}") from None
-        if not _finite(answers[port.name]):
+        if not _is_finite(answers[port.name]):
             raise SelfTestError(f"{where}: output {port.name!r} ({describe(port)}) has values that are not finite")
     return answers
 
@@ -157,11 +158,13 @@ def _compare(name: str, got: np.ndarray, expected: np.ndarray, test: SelfTest) -
     if got.shape != expected.shape:
         raise SelfTestError(f"self-test: output {name!r} has shape {list(got.shape)}, expected {list(expected.shape)}")
     wanted = expected.astype(np.float64)
+    # In float64: the difference of unsigned integers would wrap, that of float16 would be rounded.
     deviation = np.abs(got.astype(np.float64) - wanted)
     if expected.dtype.kind in "iu":
-        # Large integers that differ may be the same float64.
+        # Large integers that differ may be equal as float64.
         deviation = np.where(got == expected, 0.0, np.maximum(deviation, 1.0))
     allowed = test.atol + test.rtol * np.abs(wanted)
+    # Negated, so that NaN counts as wrong.
     wrong = ~(deviation <= allowed)
     if wrong.any():
         worst = np.unravel_index(int(np.where(wrong, deviation - allowed, -np.inf).argmax()), wrong.shape)
@@ -175,9 +178,9 @@ def _compare(name: str, got: np.ndarray, expected: np.ndarray, test: SelfTest) -
     return float(deviation.max())
 
 
-def _finite(array: np.ndarray) -> bool:
+def _is_finite(array: np.ndarray) -> bool:
     return array.dtype.kind != "f" or bool(np.isfinite(array).all())
 
 
-def _rows(arrays: Iterable[np.ndarray]) -> int:
+def _count_rows(arrays: Iterable[np.ndarray]) -> int:
     return max((len(array) for array in arrays if array.ndim), default=0)

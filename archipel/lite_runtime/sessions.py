@@ -1,7 +1,7 @@
 """ONNX Runtime sessions of a bundle's programs, made when first needed and kept.
 
-Graphs are opened by path, so that their external data (weights.safetensors beside them) is mapped, not read.
-ONNX Runtime itself is imported here, with the first session: a device that waits for work does not pay for it.
+Graphs are opened by path, so that ONNX Runtime maps their external data (weights.safetensors beside them) and does not
+read it. The first session imports ONNX Runtime, so a device that waits for work does not spend memory on it.
 """
 
 from __future__ import annotations
@@ -49,23 +49,24 @@ class Session:
         try:
             return self._run(outputs, feed)  # type: ignore[no-any-return]
         except self._errors as error:
-            raise _failed(self.name, "cannot be run", error) from None
+            raise _program_error(self.name, "cannot be run", error) from None
 
     def run_bound(self, binding: Any) -> None:
         try:
             self.native.run_with_iobinding(binding)
         except self._errors as error:
-            raise _failed(self.name, "cannot be run", error) from None
+            raise _program_error(self.name, "cannot be run", error) from None
 
     def placement(self) -> ProgramPlacement:
-        """Which delegate has which node, as ONNX Runtime tells it."""
+        """Which delegate has which node, as ONNX Runtime reports it."""
         delegates = tuple(map(name_of, self.native.get_providers()))
-        tell = getattr(self.native, "get_provider_graph_assignment_info", None)
-        if tell is None:
+        # Older versions of ONNX Runtime do not have the method.
+        list_parts = getattr(self.native, "get_provider_graph_assignment_info", None)
+        if list_parts is None:
             return ProgramPlacement(self.name, delegates, None)
         nodes = [
             NodePlacement(node.name, f"{node.domain}.{node.op_type}" if node.domain else node.op_type, delegate)
-            for part in tell()
+            for part in list_parts()
             for delegate in [name_of(part.ep_name)]
             for node in part.get_nodes()
         ]
@@ -87,21 +88,22 @@ class Sessions:
         self._lock = threading.RLock()
         self._ready: dict[str, Session] = {}
         self._latest: weakref.WeakValueDictionary[str, Session] = weakref.WeakValueDictionary()
-        # What worked for a program, so that its next session does not try what failed again.
+        # The delegates that worked for a program, so that its next session does not try the failed ones again.
         self._settled: dict[str, tuple[Delegate, ...]] = {}
         self._skipped: dict[tuple[str, str], Skipped] = {}
         self._profile: tuple[str, Path] | None = None
         bundle.inspect_graphs()  # also those of a Bundle that somebody made without open_bundle
         if not all(preference.fallback for preference in self._preferences.values()):
-            # A caller who insists on a delegate hears of its absence now and not with the first prediction.
+            # A caller without fallback gets the error of a missing delegate now, not with the first prediction.
             for preference in self._preferences.values():
                 preference.usable(_onnxruntime().get_available_providers())
 
     def get(self, name: str) -> Session:
-        """The session of program `name`, from the second call on the same one.
+        """The session of program `name`; every call returns the same one.
 
         Raises RuntimeProgramError, or DelegateError.
         """
+        # Predictions come here often, so a ready session is looked up without the lock, and again under it.
         session = self._ready.get(name)
         if session is None:
             with self._lock:
@@ -111,7 +113,7 @@ class Sessions:
         return session
 
     def open(self, name: str, initializers: Mapping[str, np.ndarray] | None = None) -> Session:
-        """A new session in which `initializers` (external data of the graph, by name) have other values."""
+        """A new session; `initializers` replaces external data of the graph, by name. Raises as `get` does."""
         ort = _onnxruntime()
         program = self._bundle.program(name)
         fallback = self._preferences[program.kind].fallback
@@ -121,19 +123,23 @@ class Sessions:
                 usable, missing = self._preferences[program.kind].usable(ort.get_available_providers())
                 self._skip(missing)
             failed: dict[str, str] = {}
+            # From all usable delegates down to the CPU alone, until ONNX Runtime makes a session.
             for delegates in attempts(usable, fallback):
                 try:
                     session = self._open(name, delegates, initializers)
                 except error_types() as error:
                     if not delegates:
-                        raise _failed(name, "cannot be loaded", error) from None
+                        raise _program_error(name, "cannot be loaded", error) from None
                     for delegate in delegates:
                         failed.setdefault(delegate.name, " ".join(str(error).split())[:300])
                     continue
-                there = session.native.get_providers()
-                lost = [delegate.name for delegate in delegates if delegate.provider not in there]
-                for each in lost:
-                    failed.setdefault(each, "ONNX Runtime left it out: its libraries or its device are missing")
+                # A provider whose libraries are missing raises nothing: ONNX Runtime drops it.
+                providers = session.native.get_providers()
+                lost = [delegate.name for delegate in delegates if delegate.provider not in providers]
+                for delegate_name in lost:
+                    failed.setdefault(
+                        delegate_name, "ONNX Runtime left it out: its libraries or its device are missing"
+                    )
                 if lost and not fallback:
                     continue
                 break
@@ -142,7 +148,7 @@ class Sessions:
                 raise DelegateError(
                     f"program {name!r} cannot be run by the delegates alone: {reasons}; add 'cpu' to fall back"
                 )
-            used = {delegate.name for delegate in delegates if delegate.provider in there}
+            used = {delegate.name for delegate in delegates if delegate.provider in providers}
             self._skip([Skipped(each, name, reason) for each, reason in failed.items() if each not in used])
             self._settled[name] = tuple(delegate for delegate in delegates if delegate.name in used)
             self._latest[name] = session
@@ -150,19 +156,19 @@ class Sessions:
         return session
 
     def report(self) -> DelegateReport:
-        """Which delegate has which node, for the programs that have a session by now."""
+        """Which delegate has which node, for the programs that have a session."""
         with self._lock:
             placements = {name: session.placement() for name, session in sorted(self._latest.items())}
             return DelegateReport(placements, tuple(self._skipped.values()))
 
     def profiled(self, name: str, folder: Path) -> Sessions:
-        """Other sessions for the same programs; that of `name` is profiled until `end_profile`."""
+        """New sessions for the same programs; that of `name` is profiled until `end_profile`."""
         other = Sessions(self._bundle, self.threads, self.delegates)
         other._profile = name, folder
         return other
 
     def end_profile(self) -> Path:
-        """Write what was recorded to the folder. Returns the file."""
+        """Write the profile to the folder, and return its file."""
         if self._profile is None or self._profile[0] not in self._latest:
             raise RuntimeProgramError("end_profile: no session was profiled; use Sessions.profiled(...) and run it")
         return Path(self._latest[self._profile[0]].native.end_profiling())
@@ -177,14 +183,14 @@ class Sessions:
             options.profile_file_prefix = str(self._profile[1] / "profile")
         keep: list[Any] = []
         if initializers:
-            # Not add_initializer: that one lets constant folding see the graph's old values.
+            # Not add_initializer: with it, constant folding would use the graph's old values.
             keep = [ort.OrtValue.ortvalue_from_numpy(array) for array in initializers.values()]
             options.add_external_initializers(list(initializers), keep)
         providers = [(each.provider, self._provider_options(each)) for each in delegates]
         if fallback:
             providers.append(("CPUExecutionProvider", {}))
         path = str(self._bundle.program_path(name))
-        # Without its own fallback, which would print to standard output and try again with the CPU alone.
+        # Without ONNX Runtime's own fallback, which prints to standard output and tries the CPU alone.
         native = ort.InferenceSession(path, options, providers=providers, enable_fallback=0)
         return Session(name, native, error_types(), keep)
 
@@ -194,7 +200,7 @@ class Sessions:
         options.inter_op_num_threads = 1
         options.log_severity_level = 4
         options.add_session_config_entry(_RECORD_PLACEMENT, "1")
-        # What was inspected, and not what the file's name or first bytes might make of it.
+        # The inspection read the file as ONNX; its name or first bytes must not make ONNX Runtime read another format.
         options.add_session_config_entry("session.load_model_format", "ONNX")
         # Threads wait for work in a busy loop during a run, but not on to the next one: a device that predicts now and
         # then does not keep a core busy in between. Waking them makes each run a little longer.
@@ -208,7 +214,7 @@ class Sessions:
             # It has threads of its own; ONNX Runtime's must not fight them for the cores.
             options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         if "dml" in names or kind == "train":
-            # DirectML does not take it; for training it plans more memory than it saves, at the same speed.
+            # DirectML does not support memory patterns; training takes more memory with them, at the same speed.
             options.enable_mem_pattern = False
         if not fallback:
             options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
@@ -224,11 +230,11 @@ class Sessions:
 
     def _check_names(self, name: str, native: Any) -> None:
         program = self._bundle.program(name)
-        for side, ports, there in (
+        for side, ports, values in (
             ("inputs", program.inputs, native.get_inputs()),
             ("outputs", program.outputs, native.get_outputs()),
         ):
-            declared, real = {port.name for port in ports}, {value.name for value in there}
+            declared, real = {port.name for port in ports}, {value.name for value in values}
             if declared != real:
                 raise RuntimeProgramError(
                     f"program {name!r}: the manifest and the graph disagree about its {side}: "
@@ -242,10 +248,10 @@ def bound_value(array: np.ndarray) -> Any:
 
 
 _INDEX = re.compile("out of data bounds|Out of range value in index|invalid ind(ex|ice) found")
-"""As Gather, GatherElements, GatherND and the Scatters end, whose indices are mostly data's."""
+"""Errors of Gather, GatherElements, GatherND and the Scatters, whose indices mostly come from data."""
 
 
-def _failed(name: str, what: str, error: Exception) -> RuntimeProgramError:
+def _program_error(name: str, what: str, error: Exception) -> RuntimeProgramError:
     text = " ".join(str(error).split())
     hint = "; a label, class or token of the data is beyond those that the model knows" if _INDEX.search(text) else ""
     return RuntimeProgramError(f"program {name!r} {what}{hint}: ONNX Runtime says: {text[:500]}")
@@ -264,13 +270,13 @@ def _onnxruntime() -> Any:
 def _shared_arena() -> None:
     ort = _onnxruntime()
     place = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
-    # Doubling, as ONNX Runtime's own arenas do: one block then holds the next larger batch too.
+    # Doubling, as ONNX Runtime's own arenas do, so that a block often holds the next larger batch, too.
     ort.create_and_register_allocator(place, ort.OrtArenaCfg({"arena_extend_strategy": 0}))
 
 
 @cache
 def error_types() -> tuple[type[Exception], ...]:
-    """What ONNX Runtime raises: its own exceptions share no base class."""
+    """The exceptions that ONNX Runtime raises; its own ones share no base class."""
     from onnxruntime.capi import onnxruntime_pybind11_state as native
 
     types = [value for value in vars(native).values() if isinstance(value, type) and issubclass(value, Exception)]

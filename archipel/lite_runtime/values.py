@@ -1,4 +1,4 @@
-"""What every port of a program reads and writes, by role alone: the memory of one local round."""
+"""The values that the ports of programs read and write, by role: the memory of one local round or fit."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from archipel.lite_runtime.noise import DiscreteGaussian, Randomness
 class Values:
     """Parameters, personal tensors, state and everything else that ports name, from the start of a round to its end.
 
-    Nothing here reaches `device` before `keep()`: a round that ends in an error leaves no trace.
+    `device` changes only in `keep()`, so a round that ends in an error leaves no trace.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Values:
         self.steps = 0
 
     def read(self, port: Port) -> np.ndarray:
-        """The port's present value. Raises RuntimeInputError or RuntimeProgramError where there is none."""
+        """The port's present value. Raises RuntimeInputError or RuntimeProgramError if it has none."""
         match port:
             case Parameter():
                 return self.parameters[port.tensor]
@@ -82,18 +82,19 @@ class Values:
             case Step():
                 return np.asarray(self.steps, dtype=port.dtype)
             case Seed():
-                # Bit for bit, so that a signed input gets the same 32 bits.
+                # By way of uint32, so that a signed input gets the same 32 bits.
                 return np.asarray(self.seed, dtype=np.uint32).astype(port.dtype)
             case Noise():
                 return self._noise(port)
         raise RuntimeProgramError(f"a {role_of(port)!r} input ({port.name!r}) has no value outside a batch")
 
     def write(self, port: Port, array: np.ndarray) -> None:
-        """Take a program's output of role parameter, personal or state. The array must not change afterwards."""
+        """Store a program's output of role parameter, personal or state. The array must not change afterwards."""
         if isinstance(port, Parameter):
             self.parameters[port.tensor] = array
         elif isinstance(port, Personal):
             self._personal[port.tensor] = array
+        # State of lifetime "step" is not kept: every step starts from its initial value.
         elif isinstance(port, State) and port.lifetime != "step":
             self._states[port.tensor] = array
             if port.lifetime == "device":
@@ -105,13 +106,15 @@ class Values:
         self._device.state.update({name: self._states[name] for name in self._device_states})
 
     def export(self) -> dict[str, np.ndarray]:
-        """What has moved since the start, by `parameter/NAME`, `personal/NAME` and `state/NAME`."""
+        """The tensors that have changed since the start: `parameter/NAME`, `personal/NAME`, `state/NAME`."""
+        # By identity: `write` stores new arrays, and comparing values would read the whole mapped file.
         moved = {n: array for n, array in self.parameters.items() if array is not self.start[n]}
         return join_names({"parameter": moved, "personal": self._personal, "state": self._states})
 
     def restore(self, tensors: Mapping[str, np.ndarray], steps: int) -> None:
-        """Go on from what `export` gave after `steps` steps. Raises TensorLayoutError for what does not belong here."""
+        """Restore what `export` gave after `steps` steps. Raises TensorLayoutError for tensors of another bundle."""
         groups = split_names(tensors, ("parameter", "personal", "state"))
+        # The manifest declares a tensor alike in all programs, so any of its ports will do.
         ports: dict[tuple[str, str], Port] = {}
         for program in self._bundle.manifest.programs.values():
             for port in (*program.inputs, *program.outputs):
@@ -127,13 +130,15 @@ class Values:
         self.steps = steps
 
     def _personal_tensor(self, port: Personal) -> np.ndarray:
+        # In this order: this round's, the device's, the published initial value.
         value = self._personal.get(port.tensor)
         if value is None:
             value = self._device.personal.get(port.tensor)
             if value is None or not _fits(port, value):
+                # Without `init`, the parameter or published tensor of the same name.
                 init = port.init or port.tensor
                 first = self.start[init] if init in self.start else self._bundle.tensor(init)
-                value = _shaped(port, first, f"initial value {init!r}")
+                value = _check_shaped(port, first, f"initial value {init!r}")
             self._personal[port.tensor] = value
         return value
 
@@ -145,15 +150,16 @@ class Values:
             if port.lifetime == "device":
                 value = self._device.state.get(port.tensor)
                 if value is not None and not _fits(port, value):
-                    # Left by another version of the model: of no use to this one.
+                    # Left by another version of the model, and of no use to this one.
                     value = None
+                # Also when it is only read: `keep` then stores its initial value.
                 self._device_states.add(port.tensor)
             self._states[port.tensor] = value = self._initial_state(port) if value is None else value
         return value
 
     def _initial_state(self, port: State) -> np.ndarray:
         if isinstance(port.init, str):
-            return _shaped(port, self._bundle.tensor(port.init), f"initial value {port.init!r}")
+            return _check_shaped(port, self._bundle.tensor(port.init), f"initial value {port.init!r}")
         if port.init == 0:
             return np.zeros(fixed_shape(port), dtype=port.dtype)  # takes no memory until it is written
         return np.full(fixed_shape(port), port.init, dtype=port.dtype)
@@ -161,10 +167,10 @@ class Values:
     def _broadcast_tensor(self, port: Broadcast) -> np.ndarray:
         value = self.broadcast.get(port.tensor)
         if value is None:
-            there = ", ".join(sorted(self.broadcast)) or "none"
+            given = ", ".join(sorted(self.broadcast)) or "none"
             raise RuntimeInputError(
                 f"broadcast {port.tensor!r} ({describe(port)}) is missing; it comes from the server with the round. "
-                f"Given: {there}"
+                f"Given: {given}"
             )
         check_array(f"broadcast {port.tensor!r}", port, value)
         return value
@@ -174,13 +180,14 @@ class Values:
         sampler = self._samplers.get(port.name)
         if sampler is None:
             source = {} if self._randomness is None else {"randomness": self._randomness}
+            # One sampler for each port, since it buffers random bytes.
             sampler = self._samplers[port.name] = DiscreteGaussian(port.scale, **source)
         shape = fixed_shape(port)
         return sampler.sample(math.prod(shape)).reshape(shape).astype(port.dtype)
 
 
 def check_hyperparameters(bundle: Bundle, given: Mapping[str, float]) -> dict[str, float]:
-    """Raises RuntimeInputError for a name that no program has, or a value outside its bounds."""
+    """Returns the values. Raises RuntimeInputError for a name that no program has, or a value outside its bounds."""
     known = {
         port.name: port
         for program in bundle.manifest.programs.values()
@@ -190,8 +197,8 @@ def check_hyperparameters(bundle: Bundle, given: Mapping[str, float]) -> dict[st
     for name, value in given.items():
         port = known.get(name)
         if port is None:
-            there = ", ".join(sorted(known)) or "none"
-            raise RuntimeInputError(f"hyperparameter {name!r} is not one of this bundle's: {there}")
+            names = ", ".join(sorted(known)) or "none"
+            raise RuntimeInputError(f"hyperparameter {name!r} is not one of this bundle's: {names}")
         if not port.minimum <= value <= port.maximum:
             raise RuntimeInputError(
                 f"hyperparameter {name!r} must be from {port.minimum:g} to {port.maximum:g}, got {value:g}"
@@ -200,6 +207,7 @@ def check_hyperparameters(bundle: Bundle, given: Mapping[str, float]) -> dict[st
 
 
 def check_noise(port: Noise) -> None:
+    """Raises RuntimeProgramError for a distribution that cannot be sampled exactly."""
     if port.distribution != "discrete_gaussian":
         raise RuntimeProgramError(
             f"noise {port.name!r}: this runtime draws only discrete_gaussian, not {port.distribution}: samples of "
@@ -208,7 +216,7 @@ def check_noise(port: Noise) -> None:
 
 
 def fixed_shape(port: Port, first: int = 0) -> tuple[int, ...]:
-    """The port's shape from axis `first` on. Raises RuntimeProgramError if a dimension of it is symbolic."""
+    """The port's shape from axis `first` on. Raises RuntimeProgramError for a symbolic dimension there."""
     shape = tuple(dim for dim in port.shape[first:] if isinstance(dim, int))
     if len(shape) != len(port.shape[first:]):
         raise RuntimeProgramError(f"{role_of(port)} {port.name!r} must have a fixed shape, has {describe(port)}")
@@ -219,7 +227,7 @@ def _fits(port: Port, value: np.ndarray) -> bool:
     return value.dtype.name == port.dtype and value.shape == tuple(port.shape)
 
 
-def _shaped(port: Port, value: np.ndarray, what: str) -> np.ndarray:
+def _check_shaped(port: Port, value: np.ndarray, what: str) -> np.ndarray:
     if not _fits(port, value):
         raise RuntimeProgramError(
             f"{role_of(port)} {port.name!r}: {what} is {value.dtype.name}{list(value.shape)}, expected {describe(port)}"

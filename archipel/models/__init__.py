@@ -1,4 +1,8 @@
-"""Small reference networks, one file each. PyTorch is imported when a network is made."""
+"""Small reference networks, one file each. The functions import PyTorch, and raise MissingExtraError without it.
+
+Every function takes a `seed`, from which all of the network's first parameters follow, and returns a new
+`torch.nn.Module` with float32 parameters.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A convolutional autoencoder for 28x28 grey pictures, its decoder made of transposed convolutions."""
+"""A convolutional autoencoder for 28x28 grey pictures; its decoder has transposed convolutions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def autoencoder(seed: int, code: int = 32) -> nn.Module:
-    """A new network: float32 [batch, 1, 28, 28] in 0..1 -> its reconstruction, the same shape."""
+    """A new network: float32 [batch, 1, 28, 28] in 0..1 -> its reconstruction, the same shape, from `code` numbers."""
     with seeded(seed):
         from torch import nn
 
@@ -27,6 +27,7 @@ def autoencoder(seed: int, code: int = 32) -> nn.Module:
             widen=nn.Linear(code, 16 * 7 * 7),
             act4=nn.ELU(),
             unflatten=nn.Unflatten(1, (16, 7, 7)),
+            # output_padding=1: a stride of 2 leaves open whether the size was odd or even.
             decode1=nn.ConvTranspose2d(16, 8, 3, stride=2, padding=1, output_padding=1),  # 14 x 14
             act5=nn.ELU(),
             decode2=nn.ConvTranspose2d(8, 1, 3, stride=2, padding=1, output_padding=1),  # 28 x 28

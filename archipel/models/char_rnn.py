@@ -1,4 +1,4 @@
-"""Next-character models: an embedding, LSTM or GRU layers and a decoder (LEAF, Caldas et al. 2018, appendix A)."""
+"""Next-character models: an embedding, LSTM or GRU layers, and a decoder (LEAF, Caldas et al. 2018, appendix A)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,17 @@ def char_rnn(
 ) -> nn.Module:
     """A new network (LSTM: 819,920 parameters): int64 [batch, time] -> logits float32 [batch, time, vocabulary].
 
-    Position t predicts character t + 1.
+    The logits at position t predict character t + 1.
+
+    Arguments:
+        seed: determines the first parameters.
+        cell: the kind of the recurrent layers.
+        vocabulary: the number of different characters.
+        embedding: the size of a character's embedding.
+        hidden: the size of a recurrent layer's state.
+        layers: the number of recurrent layers.
+
+    Raises MissingExtraError without PyTorch.
     """
     with seeded(seed):
         from torch import nn

@@ -24,6 +24,7 @@ def cnn_1d(seed: int, channels: int = 6, length: int = 128, classes: int = 6) ->
             relu2=nn.ReLU(),
             pool2=nn.MaxPool1d(2),
             flatten=nn.Flatten(),
+            # Two poolings have divided the length by 4.
             hidden=nn.Linear(64 * (length // 4), 64),
             relu3=nn.ReLU(),
             output=nn.Linear(64, classes),

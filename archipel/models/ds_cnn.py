@@ -12,13 +12,17 @@ if TYPE_CHECKING:
 
 
 def ds_cnn(seed: int, classes: int = 12, filters: int = 64, blocks: int = 4) -> nn.Module:
-    """A new network of 23,180 parameters: MFCC features float32 [batch, 1, 49, 10] -> logits [batch, classes]."""
+    """A new network of 23,180 parameters: MFCC features float32 [batch, 1, 49, 10] -> logits [batch, classes].
+
+    49 windows of a second of sound with 10 coefficients each. Raises MissingExtraError without PyTorch.
+    """
     with seeded(seed):
         from torch import nn
 
         def block() -> nn.Module:
             return nn.Sequential(
                 OrderedDict(
+                    # One filter for each channel; the 1x1 convolution after it mixes the channels.
                     depthwise=nn.Conv2d(filters, filters, 3, padding=1, groups=filters, bias=False),
                     norm1=nn.BatchNorm2d(filters),
                     relu1=nn.ReLU(),

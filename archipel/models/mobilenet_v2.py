@@ -17,9 +17,10 @@ STAGES = ((1, 16, 1, 1), (6, 24, 2, 1), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3,
 def mobilenet_v2(seed: int, channels: int = 3, classes: int = 10, width: float = 1.0) -> nn.Module:
     """A new network (width 1: 2.2 million parameters): float32 [batch, channels, 32, 32] -> logits [batch, classes].
 
-    `width` multiplies the number of filters, rounded to multiples of 8.
+    `width` multiplies the number of filters, rounded to multiples of 8. Raises MissingExtraError without PyTorch.
     """
 
+    # To the nearest multiple of 8, at least 8, as processors like whole vectors of channels.
     def scaled(count: int) -> int:
         return max(8, int(count * width + 4) // 8 * 8)
 
@@ -34,6 +35,7 @@ def mobilenet_v2(seed: int, channels: int = 3, classes: int = 10, width: float =
             def __init__(self, before: int, after: int, stride: int, expansion: int) -> None:
                 super().__init__()
                 inner = before * expansion
+                # Linear bottleneck (section 3.2): no activation after the last convolution, which has few channels.
                 widen = [*convolution(before, inner, 1), nn.ReLU6()] if expansion != 1 else []
                 depthwise = [*convolution(inner, inner, 3, stride, groups=inner), nn.ReLU6()]
                 self.layers = nn.Sequential(*widen, *depthwise, *convolution(inner, after, 1))
@@ -48,6 +50,7 @@ def mobilenet_v2(seed: int, channels: int = 3, classes: int = 10, width: float =
             for i in range(repeats):
                 blocks.append(Bottleneck(before, scaled(count), first if i == 0 else 1, expansion))
                 before = scaled(count)
+        # Section 5: below width 1 the last layer is not made narrower.
         last = max(1280, scaled(1280))
         layers = OrderedDict(
             stem=nn.Sequential(*convolution(channels, scaled(32), 3), nn.ReLU6()),

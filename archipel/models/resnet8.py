@@ -27,6 +27,7 @@ def resnet8(seed: int, channels: int = 3, classes: int = 10) -> nn.Module:
                 self.conv2 = nn.Conv2d(after, after, 3, padding=1, bias=False)
                 self.norm2 = nn.BatchNorm2d(after)
                 self.relu = nn.ReLU()
+                # Where the shape changes, a 1x1 convolution brings the input to that of the output.
                 self.shortcut = nn.Identity() if stride == 1 else nn.Conv2d(before, after, 1, stride)
 
             def forward(self, x: Any) -> Any:

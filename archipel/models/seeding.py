@@ -1,4 +1,4 @@
-"""Networks from a seed: same seed, same parameters, and PyTorch's global random state left as it was."""
+"""Makes networks from a seed: the same seed gives the same parameters. PyTorch's global random state is restored."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from archipel.errors import MissingExtraError
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """PyTorch's generator starts at `seed` inside. Raises MissingExtraError without PyTorch."""
+    """Start PyTorch's generator at `seed` for the block. Raises MissingExtraError without PyTorch."""
     try:
         import torch
     except ImportError as error:
         raise MissingExtraError("torch", "cloud") from error
+    # devices=[]: networks are made on the CPU, and saving the state of every GPU would initialise CUDA.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         yield

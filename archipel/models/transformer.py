@@ -21,7 +21,18 @@ def transformer(
 ) -> nn.Module:
     """A new network: tokens int64 [batch, time <= length] -> logits float32 [batch, time, vocabulary].
 
-    Learned positions, causal attention, feed-forward layers of 4 * width with Gelu.
+    Has learned positions, causal attention, and feed-forward layers of 4 * width with Gelu.
+
+    Arguments:
+        seed: determines the first parameters.
+        vocabulary: the number of different tokens.
+        length: the most tokens in a sequence.
+        width: the size of a token's representation, a multiple of `heads`.
+        heads: attention heads in each layer.
+        layers: the number of layers.
+        dropout: the share of values that training sets to 0, from 0 to 1.
+
+    Raises MissingExtraError without PyTorch.
     """
     with seeded(seed):
         import torch
@@ -41,6 +52,7 @@ def transformer(
 
             def forward(self, x: Any) -> Any:
                 batch, time, _ = x.shape
+                # [batch, time, 3 * width] -> q, k and v, each [batch, heads, time, width // heads].
                 split = self.attention(self.norm1(x)).reshape(batch, time, 3, heads, width // heads)
                 q, k, v = split.permute(2, 0, 3, 1, 4).unbind(0)
                 mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)

@@ -11,7 +11,11 @@ if TYPE_CHECKING:
 
 
 def unet(seed: int, channels: int = 1, classes: int = 2, width: int = 8) -> nn.Module:
-    """A new network: float32 [batch, channels, height, width], both multiples of 4 -> logits [batch, classes, ...]."""
+    """A new network: float32 [batch, channels, height, width] -> logits float32 [batch, classes, height, width].
+
+    Height and width are multiples of 4, since two poolings halve them. The argument `width`, a multiple of 4, is the
+    number of filters at full resolution. Raises MissingExtraError without PyTorch.
+    """
     with seeded(seed):
         import torch
         from torch import nn
@@ -31,6 +35,7 @@ def unet(seed: int, channels: int = 1, classes: int = 2, width: int = 8) -> nn.M
                 super().__init__()
                 self.down1, self.down2 = block(channels, width), block(width, 2 * width)
                 self.bottom = block(2 * width, 4 * width)
+                # The inputs are concatenations: 2 + 4 widths from the bottom, 1 + 2 widths above it.
                 self.up2, self.up1 = block(6 * width, 2 * width), block(3 * width, width)
                 self.pool = nn.MaxPool2d(2)
                 self.output = nn.Conv2d(width, classes, 1)

@@ -22,7 +22,7 @@ from archipel.client.downloads.pieces import PieceDownload
 from archipel.client.downloads.publisher_book import PublisherBook
 from archipel.client.memory.decisions import DecisionBook, content_key
 from archipel.lite_runtime import DeviceState, Progress, Runtime
-from archipel.lite_runtime.slots.loading import differing
+from archipel.lite_runtime.slots.loading import changed_parameters
 from archipel.protocol.measures import measured
 from archipel.protocol.messages import RoundPlan
 from archipel.protocol.policy import check_plan
@@ -125,7 +125,7 @@ def contribute(
 
 def _answer(prepared: Prepared, plan: RoundPlan, decisions: DecisionBook) -> bool | None:
     """What this device answers about the version that the round evaluates; None where it has not decided about it."""
-    own = not differing(prepared.bundle, prepared.parameters)
+    own = not changed_parameters(prepared.bundle, prepared.parameters)
     return decisions.answer(content_key(prepared.bundle.digest, None if own else plan.weights))
 
 

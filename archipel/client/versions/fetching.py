@@ -33,7 +33,7 @@ from archipel.errors import (
     RoundAbandonedError,
     UnreachableError,
 )
-from archipel.lite_runtime.slots.loading import differing
+from archipel.lite_runtime.slots.loading import changed_parameters
 from archipel.protocol.messages import Offer
 from archipel.protocol.sealed import Sealed, unseal
 
@@ -147,4 +147,4 @@ def _not_here(url: str, target: Path, limit: int) -> bool:
 def _learned(bundle: Bundle, weights: Parameters) -> Mapping[str, np.ndarray]:
     """What a version has beside its bundle. Its weights are checked here, before anything is computed with them: they
     are the bundle's parameters, by name, dtype and shape. Where else they must come from is asked here, too."""
-    return {} if weights is None else differing(bundle, weights)
+    return {} if weights is None else changed_parameters(bundle, weights)

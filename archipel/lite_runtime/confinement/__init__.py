@@ -1,4 +1,4 @@
-"""What a process that runs the graphs of others may do, held by the kernel: files, sockets, programs."""
+"""Lets the kernel restrict a process that runs the graphs of others: its files, sockets and programs."""
 
 from archipel.lite_runtime.confinement.holding import Holding, folder_modes, holdings, trial
 from archipel.lite_runtime.confinement.landlock import landlock_version, restrict_files

@@ -1,4 +1,4 @@
-"""What protects this machine from the graphs that it runs, for its owner to read; tried where that can be done."""
+"""Reports to the owner what protects this machine from the graphs that it runs, and tries it out."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ print(json.dumps({
 
 
 class Holding(msgspec.Struct, frozen=True, kw_only=True):
-    """`name` is what is asked, `holds` whether it is so, `what` the answer in words, and what to do where it is not."""
+    """One protection: its `name`, whether it `holds`, and `what` it does in words, or the remedy."""
 
     name: str
     holds: bool
@@ -45,11 +45,11 @@ class Holding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def holdings() -> list[Holding]:
-    """What holds by what is installed and what the kernel offers; nothing is started."""
+    """The protections that the installed software and the kernel offer. Starts no process."""
     offers = kernel_offers()
     processes = sys.platform == "linux"
     return [
-        _runtime(),
+        _check_onnxruntime(),
         Holding(
             name="processes",
             holds=processes,
@@ -60,7 +60,7 @@ def holdings() -> list[Holding]:
             holds=offers.landlock > 0,
             what=f"Landlock, version {offers.landlock}: that process opens its bundle, its scratch folder, libraries"
             if offers.landlock
-            else "no Landlock: that process opens whatever its user can. It takes Linux 5.13, and `landlock` in lsm=",
+            else "no Landlock: that process can open all files of its user. Needs Linux 5.13, and `landlock` in lsm=",
         ),
         Holding(
             name="sockets",
@@ -69,33 +69,34 @@ def holdings() -> list[Holding]:
             if offers.seccomp
             else "no seccomp, or not for this processor: that process may open sockets and start programs",
         ),
-        *([_scratch()] if processes else []),
+        *([_check_scratch()] if processes else []),
     ]
 
 
 def trial() -> list[Holding]:
-    """Start a process, confine it as one that runs graphs, and let it try what it must not be able to do."""
+    """Start a process, confine it like one that runs graphs, and let it try what must be refused."""
     if sys.platform != "linux":
         return []
     offers = kernel_offers()
     expected = {"files": offers.landlock > 0, "sockets": offers.seccomp, "programs": offers.seccomp}
     try:
-        found = _try()
+        refused = _try_forbidden()
     except (OSError, subprocess.SubprocessError, ValueError) as error:
         return [Holding(name="trial", holds=False, what=f"a confined process does not work here: {error}")]
     return [
-        Holding(name=f"trial: {name}", holds=found[name], what="refused" if found[name] else "not refused")
+        Holding(name=f"trial: {name}", holds=refused[name], what="refused" if refused[name] else "not refused")
         for name in expected
     ]
 
 
-def _try() -> dict[str, bool]:
+def _try_forbidden() -> dict[str, bool]:
     scratch = Scratch()
     try:
+        # A file that exists and that this user may read: only Landlock can refuse it.
         with tempfile.NamedTemporaryFile(prefix="archipel-doctor-") as outside:
             done = subprocess.run(
                 [sys.executable, "-P", "-c", START_PYTHON + _TRIAL, package_roots(), outside.name],
-                env={},
+                env={},  # as a child that runs graphs
                 cwd=scratch.path,
                 capture_output=True,
                 timeout=_TRIAL_SECONDS,
@@ -104,13 +105,14 @@ def _try() -> dict[str, bool]:
     finally:
         scratch.remove()
     if done.returncode:
+        # The last line of a traceback names the error.
         lines = done.stderr.decode(errors="replace").splitlines() or [f"exit code {done.returncode}"]
         raise ValueError(lines[-1][:300])
-    found: dict[str, bool] = json.loads(done.stdout)
-    return found
+    refused: dict[str, bool] = json.loads(done.stdout)
+    return refused
 
 
-def _runtime() -> Holding:
+def _check_onnxruntime() -> Holding:
     import onnxruntime
 
     version = str(onnxruntime.__version__)
@@ -122,7 +124,7 @@ def _runtime() -> Holding:
     return Holding(name="graphs", holds=holds, what=f"{what}; every graph is inspected before it runs")
 
 
-def _scratch() -> Holding:
+def _check_scratch() -> Holding:
     try:
         return Holding(name="scratch", holds=True, what=f"{scratch_root()}, of this user alone")
     except OSError as error:
@@ -130,13 +132,13 @@ def _scratch() -> Holding:
 
 
 def folder_modes(folder: Path, names: tuple[str, ...]) -> list[Holding]:
-    """Whether the files `names` of a device's folder, those that are there, are their owner's alone."""
-    found = []
+    """Whether only the owner can read the files `names` of a device's folder. Leaves out files that are missing."""
+    modes = []
     for name in names:
         try:
             mode = (folder / name).stat().st_mode & 0o777
         except OSError:
             continue
         remedy = "" if not mode & 0o077 else f": others may read it; run: chmod 600 {folder / name}"
-        found.append(Holding(name=name, holds=not mode & 0o077, what=f"mode {mode:04o}{remedy}"))
-    return found
+        modes.append(Holding(name=name, holds=not mode & 0o077, what=f"mode {mode:04o}{remedy}"))
+    return modes

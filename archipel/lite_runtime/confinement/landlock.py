@@ -1,7 +1,8 @@
-"""Landlock: a process gives up every file but those it names, for itself and its threads, for good.
+"""Landlock: a process gives up the right to open files other than those that it names, for good.
 
-Source: Documentation/userspace-api/landlock.rst and include/uapi/linux/landlock.h of Linux. The three system calls have
-no wrappers in the C library; their numbers are the same on every architecture.
+Threads that it starts later inherit the restriction. Source: Documentation/userspace-api/landlock.rst and
+include/uapi/linux/landlock.h of Linux. The C library has no wrappers for the three system calls; their numbers are the
+same on every architecture.
 """
 
 from __future__ import annotations
@@ -24,12 +25,13 @@ _WRITE = _READ | _WRITE_FILE | _TRUNCATE | _MAKE_REG | _MAKE_DIR | _REMOVE_FILE 
 _DEVICE = _READ_FILE | _WRITE_FILE | _IOCTL_DEV
 _OF_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEV
 
-# What a version can forbid, by the version that brought it.
+# The rights that Landlock can restrict, by the version (ABI) that introduced them.
 _FILES = {1: (1 << 13) - 1, 2: _REFER, 3: _TRUNCATE, 5: _IOCTL_DEV}
 _TCP = {4: 0b11}  # bind, connect
 _SCOPES = {6: 0b11}  # abstract Unix sockets and signals of processes outside
 
 
+# The kernel's structs. Later versions appended fields; _Beneath is packed in the kernel, too.
 class _Ruleset(ctypes.Structure):
     _fields_ = [("files", ctypes.c_uint64), ("tcp", ctypes.c_uint64), ("scopes", ctypes.c_uint64)]
 
@@ -41,24 +43,26 @@ class _Beneath(ctypes.Structure):
 
 
 def landlock_version() -> int:
-    """The version (ABI) of Landlock that this kernel has; 0 for none, or where it is switched off."""
+    """The version (ABI) of this kernel's Landlock; 0 if it has none, or if Landlock is switched off."""
     if not hasattr(os, "O_PATH"):
         return 0
-    found = _libc().syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), _VERSION)
-    return max(0, int(found))
+    version = _libc().syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), _VERSION)
+    return max(0, int(version))
 
 
 def restrict_files(read: Iterable[Path | str], write: Iterable[Path | str], devices: Iterable[Path | str] = ()) -> int:
-    """From now on this thread, and threads it starts, open nothing but what lies at or below these paths; nothing can
-    be executed. TCP, and signals and abstract sockets of other processes, are given up where the kernel can do that.
+    """Let this thread, and threads that it starts, open only what lies at or below these paths, and execute nothing.
 
-    Paths that are not there are left out. Needs no_new_privs. Returns the version that holds, 0 where the kernel has no
+    As far as the kernel's version can do it, TCP, signals to other processes and their abstract sockets are given up
+    too. Skips paths that do not exist. Needs no_new_privs. Returns the version that restricts, 0 if the kernel has no
     Landlock. Raises OSError.
     """
     version = landlock_version()
     if version == 0:
         return 0
+    # A right must be in the ruleset to be restricted at all, and an older kernel refuses rights that it does not know.
     files, tcp, scopes = (_up_to(version, table) for table in (_FILES, _TCP, _SCOPES))
+    # The size of the struct that this version knows: a kernel refuses bytes beyond it unless they are zero.
     size = 8 if version < 4 else 16 if version < 6 else 24
     attributes = _Ruleset(files, tcp, scopes)
     ruleset = _call(_CREATE_RULESET, ctypes.byref(attributes), ctypes.c_size_t(size), 0)
@@ -82,6 +86,7 @@ def _allow(ruleset: int, path: Path | str, rights: int) -> None:
     except OSError:
         return  # nothing to allow
     try:
+        # The kernel refuses rights of folders in a rule for a file.
         if not stat.S_ISDIR(os.fstat(parent).st_mode):
             rights &= _OF_FILES
         rule = _Beneath(rights, parent)
@@ -91,11 +96,11 @@ def _allow(ruleset: int, path: Path | str, rights: int) -> None:
 
 
 def _call(number: int, *arguments: object) -> int:
-    found: int = _libc().syscall(number, *arguments)
-    if found < 0:
+    result: int = _libc().syscall(number, *arguments)
+    if result < 0:
         error = ctypes.get_errno()
         raise OSError(error, f"Landlock: {os.strerror(error)}")
-    return found
+    return result
 
 
 def _libc() -> ctypes.CDLL:

@@ -1,4 +1,4 @@
-"""Which files a process needs that runs graphs: Python's and ONNX Runtime's own, and what delegates ask for."""
+"""The files that a process needs to run graphs: those of Python, of ONNX Runtime, and of delegates."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SYSTEM = (
 
 
 class Needs(NamedTuple):
-    """What a delegate needs beside that: files to read, folders to write, device files, environment variables."""
+    """What a delegate needs beyond that: files to read, folders to write, device files, environment variables."""
 
     read: tuple[str, ...] = ()
     write: tuple[str, ...] = ()
@@ -52,7 +52,7 @@ NEEDS: dict[str, Needs] = {
     "cann": Needs(read=(*_GPU, "/usr/local/Ascend"), devices=("/dev/davinci0",), environment=_LIBRARIES),
 }
 NEEDS["tensorrt"] = NEEDS["cuda"]
-"""Of the delegates that need more than the processor, from their documentation; docs/device.md says what was tried."""
+"""For delegates that need more than the processor, from their documentation; docs/device.md says which were tried."""
 
 
 START_PYTHON = """
@@ -61,64 +61,65 @@ os.environ["OPENBLAS_NUM_THREADS"] = "1"
 at = next((index for index, entry in enumerate(sys.path) if entry.endswith("-packages")), len(sys.path))
 sys.path[at:at] = sys.argv.pop(1).split(os.pathsep)
 """
-"""How code for `python -P -c` begins that is started with no environment and `package_roots()` as its first argument.
+"""The beginning of code for `python -P -c`, run with an empty environment and `package_roots()` as first argument.
 
-These come before the installed packages: the parent may have found others. There is one thread until the process has
-given up what it does not need: NumPy's library would start some when it is imported.
+The roots go before the installed packages, so that the child imports the versions that its parent has. OpenBLAS gets
+one thread, because Landlock restricts only the calling thread, and NumPy's import would start others.
 """
 
 
 def asked_for(delegates: Any) -> tuple[str, ...]:
-    """The names of the delegates that a runtime may use: those that were named, and of "auto" those whose library this
-    build of ONNX Runtime has."""
+    """The names of the delegates that a runtime may use: those named, and for "auto" those with a library installed."""
     choices = list(delegates.values()) if isinstance(delegates, Mapping) else [delegates]
-    names = {each if isinstance(each, str) else each[0] for choice in choices for each in _listed(choice)}
+    # In a mapping, program kinds that are not named are "auto".
+    names = {each if isinstance(each, str) else each[0] for choice in choices for each in _as_list(choice)}
     if "auto" in names or isinstance(delegates, Mapping):
-        names |= {name for name in AUTO.get(sys.platform, ()) if _library(name)}
+        names |= {name for name in AUTO.get(sys.platform, ()) if _has_library(name)}
     return tuple(sorted(names - {"auto", "cpu"}))
 
 
 def option_paths(delegates: Any) -> list[str]:
-    """The files and folders that the owner named in options of delegates, such as a driver's library."""
+    """The files and folders in the owner's options of delegates, such as a driver's library."""
     choices = list(delegates.values()) if isinstance(delegates, Mapping) else [delegates]
-    pairs = [each for choice in choices for each in _listed(choice) if not isinstance(each, str)]
+    pairs = [each for choice in choices for each in _as_list(choice) if not isinstance(each, str)]
+    # Any string that is an absolute path of something that exists: the options' names differ from delegate to delegate.
     values = [value for _, options in pairs for value in options.values() if isinstance(value, str)]
     return [value for value in values if os.path.isabs(value) and os.path.exists(value)]
 
 
-def _listed(choice: Any) -> list[Any]:
+def _as_list(choice: Any) -> list[Any]:
     return [choice] if isinstance(choice, str) else list(choice)
 
 
-def _library(name: str) -> bool:
+def _has_library(name: str) -> bool:
     spec = importlib.util.find_spec("onnxruntime")
     folder = Path(spec.origin).parent / "capi" if spec is not None and spec.origin is not None else None
     return folder is not None and (folder / f"libonnxruntime_providers_{name}.so").exists()
 
 
 def package_roots() -> str:
-    """The folders that archipel and what it needs were imported from, for START_PYTHON in another process."""
+    """The folders that archipel and its dependencies were imported from, for START_PYTHON in another process."""
     own, roots = str(Path(archipel.__file__).resolve().parent.parent), set()
     for name in PACKAGES:
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.origin is not None:
             roots.add(str(Path(spec.origin).parent.parent))
-    # In this process's order: which of two versions is found depends on it.
+    # In the order of sys.path, which decides between two versions of a package.
     ordered = [entry for entry in sys.path if entry in roots]
     return os.pathsep.join(dict.fromkeys([own, *ordered, *sorted(roots - set(ordered))]))
 
 
 def libraries() -> list[str]:
-    """What Python and ONNX Runtime read of this installation and this system, to be read and not written."""
+    """The files and folders of this installation and system that Python and ONNX Runtime read."""
     own = Path(archipel.__file__).resolve().parent
     known = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    # The folder that a checkout is imported from holds more than the package.
+    # Not the parent folder of a checkout: it holds more than the package.
     path = {entry for entry in sys.path if entry and Path(entry).resolve() != own.parent}
     prefix = {str(Path(sys.base_prefix) / "lib"), str(Path(sys.prefix) / "pyvenv.cfg")}
     return sorted({*known, *path, *prefix, str(own), *_SYSTEM} - {""})
 
 
 def needs_of(delegates: Iterable[str]) -> Needs:
-    """All that these delegates need together."""
-    found = [NEEDS[name] for name in delegates if name in NEEDS]
-    return Needs(*(tuple(dict.fromkeys(each for need in found for each in need[at])) for at in range(4)))
+    """The needs of these delegates together."""
+    needs = [NEEDS[name] for name in delegates if name in NEEDS]
+    return Needs(*(tuple(dict.fromkeys(each for need in needs for each in need[at])) for at in range(4)))

@@ -1,4 +1,4 @@
-"""Take from this process what running graphs does not need, as far as the kernel can do it, and say how far that is."""
+"""Takes rights from this process that running graphs does not need, as far as the kernel can, and reports which."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _NO_NEW_PRIVILEGES = 38  # PR_SET_NO_NEW_PRIVS of linux/prctl.h
 
 
 class Confinement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What holds a process that runs graphs. `landlock` is the version that limits which files it can open (0: nothing
-    does), `seccomp` whether system calls for sockets, programs and other processes are refused."""
+    """How a process is confined: `landlock` is the version that limits the files it can open (0: no limit), `seccomp`
+    whether the kernel refuses system calls for sockets, programs and other processes."""
 
     landlock: int
     seccomp: bool
@@ -31,21 +31,22 @@ class Confinement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 def kernel_offers() -> Confinement:
-    """What this kernel has, whether or not anything uses it."""
+    """The confinement that this kernel could give."""
     return Confinement(landlock=landlock_version(), seccomp=seccomp_there())
 
 
 def restrict(read: Iterable[Path | str], write: Iterable[Path | str], delegates: Iterable[str] = ()) -> Confinement:
-    """From now on this process opens only `read` and `write` (folders or files), the libraries of Python and ONNX
-    Runtime, and what `delegates` need; it opens no socket, starts no program and no process. There is no way back.
+    """Let this process open only `read` and `write` (folders or files), the libraries of Python and ONNX Runtime, and
+    what `delegates` need; let it open no socket and start no program and no process. There is no way back.
 
-    To be called while there is one thread: others would keep their rights. Raises OSError.
+    Call it while the process has one thread, since others would keep their rights. Raises OSError.
     """
     if sys.platform != "linux":
         return Confinement(landlock=0, seccomp=False)
     threads = len(os.listdir("/proc/self/task"))
     if threads > 1:
-        raise OSError(f"{threads} threads run already, and Landlock would hold one of them only")
+        raise OSError(f"{threads} threads run already, and Landlock would restrict only one of them")
+    # Without this flag the kernel takes neither rules nor filters from a process that is not privileged.
     ctypes.CDLL(None, use_errno=True).prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
     needs = needs_of(delegates)
     version = restrict_files([*read, *libraries(), *needs.read], [*write, *needs.write], ["/dev/null", *needs.devices])

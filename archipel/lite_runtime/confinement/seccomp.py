@@ -1,9 +1,9 @@
-"""A seccomp filter: system calls that running a graph never needs are refused, for the whole process, for good.
+"""A seccomp filter: the kernel refuses system calls that running a graph never needs, for the whole process, for good.
 
-What it takes away is what somebody who took the process over would want next: sockets of its own, other programs and
-processes, looking into other processes, and the parts of the kernel where holes are found most often. Everything else
-is allowed: a list of what ONNX Runtime, Python and the drivers of delegates may call would be another for every
-version of them. Source: seccomp(2), include/uapi/linux/{seccomp,audit,filter}.h.
+It refuses what an attacker who took the process over would want next: sockets, other programs and processes, access to
+other processes, and the parts of the kernel with the most known holes. It allows everything else: a list of the calls
+that ONNX Runtime, Python and the drivers of delegates make would change with every version of them. Source: seccomp(2),
+include/uapi/linux/{seccomp,audit,filter}.h.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import os
 import platform
 import sys
 
-# Name: number on x86_64, number on aarch64 (None: not there). From the kernel's tables; a test compares them.
+# Name: number on x86_64, number on aarch64 (None: none). From the kernel's tables; a test compares them.
 REFUSED: dict[str, tuple[int | None, int | None]] = {
     "socket": (41, 198), "socketpair": (53, 199), "connect": (42, 203), "bind": (49, 200), "listen": (50, 201),
     "accept": (43, 202), "accept4": (288, 242),
@@ -35,16 +35,18 @@ REFUSED: dict[str, tuple[int | None, int | None]] = {
     "modify_ldt": (154, None), "iopl": (172, None), "ioperm": (173, None), "uselib": (134, None),
 }  # fmt: skip
 OWN_PROCESS: dict[str, tuple[int, int]] = {"kill": (62, 129), "tgkill": (234, 131)}
-"""Allowed where the first argument is the process itself: C's abort() ends a process that way."""
+"""Calls allowed if the first argument is the process's own id: C's abort() ends a process that way."""
 ITSELF_BY_ZERO: dict[str, tuple[int, int]] = {"prlimit64": (302, 261)}
+"""Calls allowed if the first argument is 0, which means the process itself."""
 CLONE, CLONE3 = (56, 220), (435, 435)
 _SECCOMP = (317, 277)
 
 ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
-"""Column of the tables, and the number that the kernel gives each system call's architecture (audit.h)."""
+"""The column of the tables, and the number with which the kernel marks a call's architecture (audit.h)."""
 _CLONE_THREAD = 0x00010000
 _X32 = 0x40000000
 
+# Of classic BPF (filter.h): opcodes; offsets in struct seccomp_data; return values; arguments of prctl and seccomp.
 _LOAD, _JUMP_EQUAL, _JUMP_AT_LEAST, _JUMP_BITS, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT = 0, 4, 16
 _ALLOW, _ERRNO, _KILL_PROCESS = 0x7FFF0000, 0x00050000, 0x80000000
@@ -52,7 +54,7 @@ _PR_GET_SECCOMP, _PR_SET_SECCOMP, _MODE_FILTER = 21, 22, 2
 _SET_MODE_FILTER, _ALL_THREADS = 1, 1
 
 Instruction = tuple[int, int, int, int]
-"""A step of classic BPF: what to do, how many steps to skip if so, how many if not, a number."""
+"""A step of classic BPF: opcode, steps to skip if the test holds, steps to skip if not, operand."""
 
 
 class _Step(ctypes.Structure):
@@ -64,10 +66,10 @@ class _Program(ctypes.Structure):
 
 
 def seccomp_there() -> bool:
-    """Whether this kernel takes filters, and this processor is one that the tables are for."""
+    """Whether this kernel takes filters, and the tables have a column for this processor."""
     if sys.platform != "linux" or platform.machine() not in ARCHITECTURES or sys.maxsize < 2**32:
         return False
-    # Asking for the mode fails where seccomp is not built in; a filter at a null address fails with EFAULT where it is.
+    # Without seccomp in the kernel the first call fails. With filters, one at a null address fails with EFAULT.
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_GET_SECCOMP, 0, 0, 0, 0) < 0:
         return False
@@ -81,16 +83,17 @@ def filter_program(machine: str, pid: int) -> list[Instruction]:
     refuse = [(_RETURN, 0, 0, _ERRNO | errno.EPERM)]
     allow = [(_RETURN, 0, 0, _ALLOW)]
     kill = [(_RETURN, 0, 0, _KILL_PROCESS)]
+    # First the architecture: numbers of system calls mean others in another one, such as 32-bit x86.
     steps: list[Instruction] = [(_LOAD, 0, 0, _ARCHITECTURE), (_JUMP_EQUAL, 1, 0, architecture), *kill]
     steps.append((_LOAD, 0, 0, _NUMBER))
     if machine == "x86_64":
-        # The numbers with this bit are the same calls once more, in 32 bits.
+        # Numbers with this bit are the same calls in the x32 ABI, which would get around the table.
         steps += [(_JUMP_AT_LEAST, 0, 1, _X32), *kill]
     for numbers in REFUSED.values():
         number = numbers[column]
         if number is not None:
             steps += [(_JUMP_EQUAL, 0, 1, number), *refuse]
-    # "Not there" makes the C library use clone, whose flags a filter can see.
+    # clone3 has its flags in memory, which a filter cannot read. After ENOSYS the C library uses clone instead.
     steps += [(_JUMP_EQUAL, 0, 1, CLONE3[column]), (_RETURN, 0, 0, _ERRNO | errno.ENOSYS)]
     steps += _if_argument(CLONE[column], (_JUMP_BITS, 0, 1, _CLONE_THREAD), allow, refuse)
     for numbers in OWN_PROCESS.values():
@@ -103,12 +106,13 @@ def filter_program(machine: str, pid: int) -> list[Instruction]:
 def _if_argument(
     number: int, test: Instruction, then: list[Instruction], otherwise: list[Instruction]
 ) -> list[Instruction]:
+    # Only the low 32 bits are loaded: flags, process ids and 0 fit into them, and the kernel reads no more of them.
     body = [(_LOAD, 0, 0, _FIRST_ARGUMENT), test, *then, *otherwise]
     return [(_JUMP_EQUAL, 0, len(body), number), *body]
 
 
 def restrict_calls() -> bool:
-    """Put the filter over all threads of this process. Needs no_new_privs. False where there is no seccomp.
+    """Put the filter over all threads of this process. Needs no_new_privs. Returns False without seccomp.
 
     Raises OSError.
     """
@@ -122,6 +126,7 @@ def restrict_calls() -> bool:
     number = _SECCOMP[ARCHITECTURES[machine][0]]
     if libc.syscall(number, _SET_MODE_FILTER, _ALL_THREADS, ctypes.byref(program)) == 0:
         return True
+    # Kernels without that system call, or that refuse the flag, filter the calling thread and those it starts.
     if libc.prctl(_PR_SET_SECCOMP, _MODE_FILTER, ctypes.byref(program), 0, 0) != 0:
         error = ctypes.get_errno()
         raise OSError(error, f"seccomp: {os.strerror(error)}")

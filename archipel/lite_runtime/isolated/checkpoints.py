@@ -1,6 +1,6 @@
-"""The checkpoint of a fit in a child process: the file is the parent's, as the child can open none.
+"""The checkpoint of a fit in a child process. The child cannot open files, so the parent reads and writes it.
 
-The parent sends the file's bytes along with the fit; the child sends new ones whenever it would write them.
+The parent sends the file's bytes with the fit; the child sends the new bytes whenever it would write them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Arrays = Mapping[str, np.ndarray]
 
 
 def read_checkpoint(file: CheckpointFile) -> dict[str, np.ndarray]:
-    """In the parent: the bytes of the file, to be sent along. Raises CheckpointError."""
+    """In the parent: the file's bytes as the array `checkpoint`, {} without a file. Raises CheckpointError."""
     try:
         if file.read() is None:
             return {}
@@ -29,13 +29,13 @@ def read_checkpoint(file: CheckpointFile) -> dict[str, np.ndarray]:
         raise CheckpointError(f"{file.path}: the checkpoint cannot be read ({error.strerror})") from None
 
 
-def keep_checkpoint(file: CheckpointFile, reply: KeepCheckpoint, found: Arrays) -> Kept:
-    """In the parent: do with the file what the child asks for; the answer to it."""
+def keep_checkpoint(file: CheckpointFile, reply: KeepCheckpoint, arrays: Arrays) -> Kept:
+    """In the parent: write or remove the file as the child asks. Returns the answer to the child."""
     try:
         if reply.remove:
             file.remove()
         else:
-            file.write(found["checkpoint"].tobytes() if "checkpoint" in found else b"")
+            file.write(arrays["checkpoint"].tobytes() if "checkpoint" in arrays else b"")
     except (CheckpointError, OSError) as error:
         return Kept(error=str(error))
     return Kept()

@@ -1,8 +1,8 @@
 """The process that runs the graphs for an IsolatedRuntime; process.py starts it.
 
-It believes what its parent says, gives up files, sockets and programs before it opens the bundle, holds itself to the
-memory that it is given and to the CPU time of each request, and ends with its parent. Its first two arguments are
-numbers of open files: its socket, and a pipe that closes with the parent.
+It trusts its parent. Before it opens the bundle it gives up files, sockets and programs; it limits its own memory and
+the CPU time of each request, and ends with its parent. Its first two arguments are file descriptors: its socket, and a
+pipe that closes with the parent.
 """
 
 from __future__ import annotations
@@ -63,21 +63,21 @@ from archipel.lite_runtime.training.control import Control
 from archipel.lite_runtime.training.results import Progress
 
 MAX_OPEN_FILES = 256
-_MAX_REQUEST_BYTES = 1 << 40  # the parent sends what its caller holds in memory already
+_MAX_REQUEST_BYTES = 1 << 40  # the parent's caller holds these arrays in memory already
 _SHARED_FROM_BYTES = 64 << 10
 
-# What ONNX Runtime says when memory ends: its arena, C++ itself, a mapping, a thread's stack.
+# ONNX Runtime's messages when memory runs out: in its arena, in C++ itself, for a mapping, for a thread's stack.
 _NO_MEMORY = re.compile(
     r"bad_alloc|failed to allocate memory|cannot allocate memory|out of memory|pthread_create failed", re.IGNORECASE
 )
 
 
 class Aborted(Exception):
-    """A callback in the parent has raised: leave the fit as it was."""
+    """A callback in the parent has raised: the fit ends and has no effect."""
 
 
 class Service:
-    """Answers the parent's requests, one after the other; while one is training, also those of its callbacks."""
+    """Answers the parent's requests one after the other, and during training those of the parent's callbacks."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -86,12 +86,13 @@ class Service:
         self._cpu_seconds = 0.0
 
     def serve(self) -> None:
-        """Until the parent closes the connection."""
+        """Answer requests until the parent closes the connection."""
         while True:
             try:
                 request, arrays = self._channel.receive()
             except (EOFError, ConnectionError):
                 return
+            # Set anew for every request. A fit with the requests of its callbacks counts as one.
             limit_cpu(self._cpu_seconds)
             self._answer(request, arrays)  # type: ignore[arg-type]
             limit_cpu(0)
@@ -100,23 +101,23 @@ class Service:
         reply: Reply
         results: Mapping[str, np.ndarray] = {}
         try:
-            reply, results = self._do(request, arrays)
+            reply, results = self._handle(request, arrays)
         except Aborted:
             reply = Failed(kind="Aborted", text="")
         except NonFiniteLossError as error:
-            # The last weights whose loss was finite are kept.
-            reply, results = _failed(type(error).__name__, error, learned=True), self._learned()
+            # The runtime holds the last weights with a finite loss; the parent shall have them, too.
+            reply, results = _make_failed(type(error).__name__, error, learned=True), self._learned()
         except MemoryError:
-            reply = _failed("RuntimeLimitError", "Python is out of memory")
+            reply = _make_failed("RuntimeLimitError", "Python is out of memory")
         except ArchipelError as error:
             kind = "RuntimeLimitError" if _NO_MEMORY.search(str(error)) else type(error).__name__
-            reply = _failed(kind, error)
-        except Exception as error:  # noqa: BLE001  (the parent gets to know all of them)
+            reply = _make_failed(kind, error)
+        except Exception as error:  # noqa: BLE001  (the parent learns of all of them)
             text = "".join(traceback.format_exception(error)[-3:])
-            reply = _failed("RuntimeLimitError" if _NO_MEMORY.search(str(error)) else "Exception", text)
+            reply = _make_failed("RuntimeLimitError" if _NO_MEMORY.search(str(error)) else "Exception", text)
         self._channel.send(reply, results)
 
-    def _do(self, request: Request, arrays: Mapping[str, np.ndarray]) -> tuple[Reply, Mapping[str, np.ndarray]]:
+    def _handle(self, request: Request, arrays: Mapping[str, np.ndarray]) -> tuple[Reply, Mapping[str, np.ndarray]]:
         if isinstance(request, Open):
             return Opened(confinement=self._open(request)), {}
         runtime = self._runtime
@@ -126,6 +127,7 @@ class Service:
             raise RuntimeInputError("isolated: while it trains, callbacks can only predict and evaluate")
         match request:
             case Learn():
+                # Reset first: `restore` leaves what it is not given, and the parent's tensors are all there are.
                 runtime.reset("parameters")
                 runtime.reset("personal")
                 runtime.reset("state")
@@ -155,21 +157,23 @@ class Service:
                     )
                 finally:
                     self._training = False
-        raise RuntimeInputError(f"isolated: {type(request).__name__} was not asked for")
+        raise RuntimeInputError(f"isolated: {type(request).__name__} is no request")
 
     def _open(self, request: Open) -> Confinement:
         if self._runtime is not None:
             raise RuntimeInputError("isolated: a bundle is open already")
-        delegates = _delegates(request.delegates)
+        delegates = _restore_tuples(request.delegates)
+        # Before the bundle is opened: its graphs are the first thing here that somebody else has written.
         try:
             confinement = restrict([request.folder, *option_paths(delegates)], [request.scratch], asked_for(delegates))
         except OSError as error:
             raise RuntimeProgramError(f"isolated: the process cannot be confined: {error}") from None
         tempfile.tempdir = request.scratch
-        sessions.error_types()  # everything is imported now, so that the limit is for the model alone
+        # Imports ONNX Runtime now, before the memory is limited, so that the limit is for the model alone.
+        sessions.error_types()
         _forget_warnings()
         limit_memory(request.allowance)
-        # Threads are as nice as the one that starts them, and none that runs graphs was started yet.
+        # Threads inherit the niceness of the one that starts them, and none that runs graphs has started yet.
         os.nice(request.niceness)
         self._cpu_seconds = request.cpu_seconds or 0.0
         limit_cpu(self._cpu_seconds)
@@ -228,7 +232,7 @@ class Service:
         return not self._wait(on_pause)
 
     def _wait(self, on_pause: Callable[[], None]) -> bool:
-        """Answer what the parent's callbacks ask until it says how to go on; whether to stop. Raises Aborted."""
+        """Answer requests of the parent's callbacks until its Proceed. Returns whether to stop. Raises Aborted."""
         while True:
             request, arrays = self._channel.receive()
             if isinstance(request, Proceed):
@@ -240,13 +244,13 @@ class Service:
                     on_pause()
                     self._channel.send(Done())
                 except ArchipelError as error:
-                    self._channel.send(_failed(type(error).__name__, error))
+                    self._channel.send(_make_failed(type(error).__name__, error))
             else:
                 self._answer(request, arrays)  # type: ignore[arg-type]
 
 
 class _ParentsControl(Control):
-    """Asks the Control that the caller holds, in the parent."""
+    """Asks the caller's Control, which is in the parent."""
 
     def __init__(self, ask: Callable[[Callable[[], None]], bool]) -> None:
         super().__init__()
@@ -260,59 +264,60 @@ def limit_memory(allowance: int) -> None:
     """Let this process add at most `allowance` bytes of private writable memory to what it has now.
 
     RLIMIT_DATA counts the heap, anonymous mappings, private writable mappings of files and thread stacks, from when
-    they are made writable and not from when they are used (Linux 4.7 and later).
+    they are made writable, used or not (Linux 4.7 and later).
     """
     with open("/proc/self/status") as file:
-        found = re.search(r"^VmData:\s+(\d+) kB", file.read(), re.MULTILINE)
-    used = int(found[1]) << 10 if found else 0
+        match = re.search(r"^VmData:\s+(\d+) kB", file.read(), re.MULTILINE)
+    used = int(match[1]) << 10 if match else 0
     resource.setrlimit(resource.RLIMIT_DATA, (used + allowance, used + allowance))
 
 
 def limit_cpu(seconds: float) -> None:
-    """Let SIGPROF end this process when its threads have used so many seconds of CPU time together; 0: never.
+    """Let SIGPROF end this process after `seconds` more seconds of CPU time of all its threads; 0: never.
 
-    A timer and not RLIMIT_CPU: that counts from the start of the process, in whole seconds of a clock that nothing else
-    tells, so that what is left to a request could not be said.
+    A timer and not RLIMIT_CPU: that limit counts whole seconds from the start of the process, so it cannot be set for
+    one request.
     """
     signal.setitimer(signal.ITIMER_PROF, seconds)
 
 
 def confine(lifeline: int) -> None:
-    """End with the parent, leave no core file with the caller's data, keep few files open."""
-    # The kernel sends SIGIO, which nobody handles, when the parent's end of the pipe closes: also to a process that is
-    # deep inside a graph.
+    """Let this process end with its parent, write no core file with the caller's data, and open few files."""
+    # When the parent's end of the pipe closes, the kernel sends SIGIO. Nobody handles that signal, so it ends this
+    # process even deep inside a graph.
     fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
+    # The parent may have ended before O_ASYNC was set; then no signal comes.
     poll = select.poll()
     poll.register(lifeline, select.POLLHUP)
     if poll.poll(0):
         os.kill(os.getpid(), signal.SIGIO)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    signal.signal(signal.SIGPROF, signal.SIG_DFL)  # whatever the parent does with it
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)  # a parent that ignores it would hand that down
     files = min(MAX_OPEN_FILES, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
     resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
 
 
 def _allocate(nbytes: int) -> Any:
-    # Shared memory does not count against RLIMIT_DATA: the caller's data is not what the limit is for.
+    # Shared memory does not count against RLIMIT_DATA, which is for the model and not for the caller's data.
     return bytearray(nbytes) if nbytes < _SHARED_FROM_BYTES else mmap.mmap(-1, nbytes)
 
 
 def _forget_warnings() -> None:
-    """What ONNX Runtime says about files that it may not open is not what a process that dies says last."""
+    """Empty standard error of ONNX Runtime's warnings about closed files: they would pass for the last words."""
     if stat.S_ISREG(os.fstat(2).st_mode):
         os.ftruncate(2, 0)
         os.lseek(2, 0, os.SEEK_SET)
 
 
-def _failed(kind: str, error: object, learned: bool = False) -> Failed:
+def _make_failed(kind: str, error: object, learned: bool = False) -> Failed:
     return Failed(kind=kind, text=str(error)[:8000], learned=learned)
 
 
-def _delegates(given: Any) -> Any:
-    """A list of pairs again: msgpack has no tuples."""
+def _restore_tuples(given: Any) -> Any:
+    """Turn lists into pairs again: msgpack has no tuples."""
     if isinstance(given, Mapping):
-        return {kind: _delegates(choice) for kind, choice in given.items()}
+        return {kind: _restore_tuples(choice) for kind, choice in given.items()}
     if isinstance(given, list):
         return [tuple(choice) if isinstance(choice, list) else choice for choice in given]
     return given
@@ -323,5 +328,5 @@ def main() -> None:
     confine(lifeline)
     with socket.socket(fileno=connection) as own:
         Service(Channel(own, _MAX_REQUEST_BYTES, _allocate)).serve()
-    # Nothing here is worth the time of an orderly exit.
+    # Skips the interpreter's shutdown: nothing here needs it.
     os._exit(0)

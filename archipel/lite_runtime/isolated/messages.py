@@ -1,8 +1,8 @@
-"""What a runtime and its child process say to each other over a socket: msgpack structs and the raw bytes of arrays.
+"""The messages between a runtime and its child process over a socket: msgpack structs and the raw bytes of arrays.
 
-One message: 4 bytes (little-endian) that give the length of the header, the header, and the bytes of the arrays that it
-lists, one after the other. Both sides decode strictly and know how much may come before they make room for it: the
-child has run graphs of others, so what it says is not believed either.
+One message is the length of the header (4 bytes, little-endian), the header, and the bytes of the arrays that it lists,
+one after the other. Both sides decode strictly and check sizes before they allocate. The parent does not trust the
+child, which has run graphs of others.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class _Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Open(_Message, frozen=True, kw_only=True):
-    """First of all: what to load, and `allowance`, the bytes of private memory that the process may add from now on.
+    """The first message: what to load, and `allowance`, the bytes of private memory that the process may add from now.
 
-    `cpu_seconds` is for each request, `niceness` is added to the parent's. `scratch` is the only folder that the
-    process may write to.
+    `cpu_seconds` limits each request, `niceness` is added to the parent's. The process may write to the folder
+    `scratch` only.
     """
 
     folder: str
@@ -56,7 +56,7 @@ class Open(_Message, frozen=True, kw_only=True):
 
 
 class Learn(_Message, frozen=True, kw_only=True):
-    """Take these as all that was learned. Arrays: `parameter/NAME`, `personal/NAME`, `state/NAME`."""
+    """Replace all that was learned by these arrays: `parameter/NAME`, `personal/NAME`, `state/NAME`."""
 
 
 class Predict(_Message, frozen=True, kw_only=True):
@@ -78,10 +78,10 @@ class Analyze(_Message, frozen=True, kw_only=True):
 
 
 class Fit(_Message, frozen=True, kw_only=True):
-    """Arrays: `x` or `x/NAME`, `y`, `broadcast/NAME`, with `validation` also `vx` or `vx/NAME`, and `vy`, and
-    `checkpoint`, the bytes of that file, where there is one.
+    """Arrays: `x` or `x/NAME`, `y`, `broadcast/NAME`; with `validation` also `vx` or `vx/NAME`, and `vy`; and
+    `checkpoint`, the bytes of that file, if there is one.
 
-    `report` asks for a Report after every step, `between` for a Between when training could pause.
+    `report` asks for a Report after every step, `between` for a Between whenever training can pause.
     """
 
     options: FitOptions
@@ -99,18 +99,18 @@ class LocalRound(_Message, frozen=True, kw_only=True):
 
 
 class Proceed(_Message, frozen=True, kw_only=True):
-    """The answer to Report and Between: go on, stop as if finished, or leave everything as it was."""
+    """The answer to Report and Between: go on, stop and keep the result, or abort and discard it."""
 
     stop: bool = False
     abort: bool = False
 
 
 class WriteCheckpoint(_Message, frozen=True, kw_only=True):
-    """Before the answer to Between: training will stand still for a while."""
+    """Comes before the answer to Between when training is about to pause."""
 
 
 class Kept(_Message, frozen=True, kw_only=True):
-    """The answer to KeepCheckpoint: what went wrong, if anything did."""
+    """The answer to KeepCheckpoint: the error, or "" for success."""
 
     error: str = ""
 
@@ -119,13 +119,13 @@ class Kept(_Message, frozen=True, kw_only=True):
 
 
 class Done(_Message, frozen=True, kw_only=True):
-    """Of Predict: the outputs as arrays. Of Evaluate: `metrics`."""
+    """The reply to Predict, with the outputs as arrays, to Evaluate, with `metrics`, and to Learn."""
 
     metrics: dict[str, float] = {}
 
 
 class Opened(_Message, frozen=True, kw_only=True):
-    """Of Open: what holds the process from now on."""
+    """The reply to Open: how the process is confined from now on."""
 
     confinement: Confinement
 
@@ -137,7 +137,7 @@ class Analyzed(_Message, frozen=True, kw_only=True):
 
 
 class Fitted(_Message, frozen=True, kw_only=True):
-    """A History. Arrays: `loss` and `metric/NAME` (float64, one element a step), and all that was learned."""
+    """The reply to Fit. Arrays: `loss` and `metric/NAME` (float64, one element a step), and all that was learned."""
 
     validation: list[dict[str, float]]
     steps: Annotated[int, msgspec.Meta(ge=0)]
@@ -146,7 +146,7 @@ class Fitted(_Message, frozen=True, kw_only=True):
 
 
 class Rounded(_Message, frozen=True, kw_only=True):
-    """A LocalUpdate. Arrays: `update/NAME`, `loss`, `trained/NAME`, `personal/NAME`, `state/NAME`."""
+    """The reply to LocalRound. Arrays: `update/NAME`, `loss`, `trained/NAME`, `personal/NAME`, `state/NAME`."""
 
     metrics: dict[str, float]
     steps: Annotated[int, msgspec.Meta(ge=0)]
@@ -154,7 +154,7 @@ class Rounded(_Message, frozen=True, kw_only=True):
 
 
 class Report(_Message, frozen=True, kw_only=True):
-    """A training step was made."""
+    """The process has made a training step."""
 
     phase: int
     epoch: int
@@ -167,13 +167,13 @@ class Between(_Message, frozen=True, kw_only=True):
 
 
 class KeepCheckpoint(_Message, frozen=True, kw_only=True):
-    """Write the fit's checkpoint, or remove it: the process cannot open that file. Arrays: `checkpoint`, its bytes."""
+    """Asks the parent to write or remove the fit's checkpoint file. Arrays: `checkpoint`, the bytes to write."""
 
     remove: bool = False
 
 
 class Failed(_Message, frozen=True, kw_only=True):
-    """An error: `kind` is the name of its class. Arrays, where a fit still learned something: all that was learned."""
+    """An error; `kind` is the name of its class. Arrays, if `learned`: all that the fit has learned before it."""
 
     kind: Annotated[str, msgspec.Meta(max_length=64)]
     text: Annotated[str, msgspec.Meta(max_length=8192)]
@@ -205,25 +205,28 @@ _DECODER = msgspec.msgpack.Decoder(_Header)
 
 
 class Channel:
-    """One end of the socket. `allocate` makes the buffer of an incoming array of so many bytes."""
+    """One end of the socket. `allocate` makes the buffer for an incoming array of a number of bytes."""
 
     def __init__(self, connection: socket.socket, max_bytes: int, allocate: Callable[[int], Any] = bytearray) -> None:
         self.max_bytes = max_bytes
         self._socket = connection
         self._allocate = allocate
+        # Whether the socket has a timeout now.
         self._timed = False
 
     def close(self) -> None:
         self._socket.close()
 
-    def hung_up(self) -> bool:
+    def has_hung_up(self) -> bool:
         """Whether the other side has closed its end."""
+        # POLLRDHUP comes even while replies wait unread, where recv() would return their bytes.
         poll = select.poll()
         poll.register(self._socket, select.POLLRDHUP)
         return bool(poll.poll(0))
 
     def send(self, body: Request | Reply, arrays: Arrays = {}, seconds: float | None = None) -> None:  # noqa: B006
-        """Raises OSError, TimeoutError among them, when the other side is gone or does not take it in time."""
+        """Send a message. Raises OSError if the peer is gone, TimeoutError if it does not read within `seconds`."""
+        # C order, because the bytes of each array are sent as they lie in memory.
         solid = {name: np.asarray(array, order="C") for name, array in arrays.items()}
         listed = tuple(_Array(name, array.dtype.name, array.shape) for name, array in solid.items())  # type: ignore[arg-type]
         header = _ENCODER.encode(_Header(listed, body))
@@ -231,11 +234,13 @@ class Channel:
             raise RuntimeInputError(
                 f"isolated: a message of {len(header)} bytes beside its arrays; the limit is 16 MiB"
             )
+        # Views, not copies: a batch of examples may be as large as the memory that is left.
         parts = [memoryview(_LENGTH.pack(len(header)) + header)]
         parts += [memoryview(array.reshape(-1).view(np.uint8).data) for array in solid.values() if array.nbytes]
         deadline = _deadline(seconds)
         while parts:
-            self._limit(deadline)
+            self._set_timeout(deadline)
+            # The kernel takes a limited number of parts (IOV_MAX), and may send only a piece of them.
             sent = self._socket.sendmsg(parts[:_PARTS])
             while parts and sent >= len(parts[0]):
                 sent -= len(parts.pop(0))
@@ -243,8 +248,8 @@ class Channel:
                 parts[0] = parts[0][sent:]
 
     def receive(self, seconds: float | None = None) -> tuple[Request | Reply, dict[str, np.ndarray]]:
-        """The next message. Raises EOFError or OSError when the other side is gone, TimeoutError after `seconds`,
-        RuntimeProgramError for what is not a message or larger than it may be.
+        """The next message. Raises EOFError or OSError if the other side is gone, TimeoutError after `seconds`,
+        RuntimeProgramError for bytes that are not a message, or that are larger than allowed.
         """
         deadline = _deadline(seconds)
         (length,) = _LENGTH.unpack(self._read(bytearray(_LENGTH.size), deadline))
@@ -254,6 +259,7 @@ class Channel:
             header = _DECODER.decode(self._read(bytearray(length), deadline))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise RuntimeProgramError(f"isolated: not a message ({error})") from None
+        # The sum, before the first allocation: many arrays below the limit could exceed it together.
         total = sum(array.nbytes for array in header.arrays)
         if total > self.max_bytes:
             raise RuntimeProgramError(f"isolated: arrays of {total} bytes, the limit is {self.max_bytes}")
@@ -261,28 +267,32 @@ class Channel:
         for spec in header.arrays:
             if spec.name in arrays:
                 raise RuntimeProgramError(f"isolated: array {spec.name!r} is there twice")
-            arrays[spec.name] = self._array(spec, deadline)
+            arrays[spec.name] = self._read_array(spec, deadline)
         return header.body, arrays
 
-    def _array(self, spec: _Array, deadline: float | None) -> np.ndarray:
+    def _read_array(self, spec: _Array, deadline: float | None) -> np.ndarray:
         buffer = self._read(self._allocate(spec.nbytes), deadline) if spec.nbytes else b""
+        # NumPy's behaviour is undefined for such bytes.
         if spec.dtype == "bool" and spec.nbytes and np.frombuffer(buffer, np.uint8).max() > 1:
             raise RuntimeProgramError(f"isolated: array {spec.name!r} has truth values that are neither 0 nor 1")
         array = np.frombuffer(buffer, spec.dtype, math.prod(spec.shape)).reshape(spec.shape)
+        # Learned tensors are replaced and never changed; the runtime compares them by identity.
         array.flags.writeable = False
         return array
 
     def _read(self, buffer: Any, deadline: float | None) -> Any:
         view = memoryview(buffer)
         while len(view):
-            self._limit(deadline)
+            self._set_timeout(deadline)
             count = self._socket.recv_into(view)
             if count == 0:
                 raise EOFError("isolated: the other side has closed the connection")
             view = view[count:]
         return buffer
 
-    def _limit(self, deadline: float | None) -> None:
+    # One deadline for a whole message, so that a peer cannot stretch it by sending a byte at a time. settimeout() is a
+    # system call, hence the flag.
+    def _set_timeout(self, deadline: float | None) -> None:
         if deadline is None:
             if self._timed:
                 self._timed = False

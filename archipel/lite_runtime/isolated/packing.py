@@ -1,4 +1,4 @@
-"""How a call's arrays travel to a child process and back: under one name each, `NAME` or `NAME/KEY`."""
+"""Packs a call's arrays into one flat mapping for a child process, and back: `NAME` or `NAME/KEY`."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def pack(where: str, name: str, value: object) -> dict[str, np.ndarray]:
     if value is None:
         return {}
     if isinstance(value, Mapping):
-        return {f"{name}/{key}": _checked(where, f"{name}[{key!r}]", array) for key, array in value.items()}
-    return {name: _checked(where, name, value)}
+        return {f"{name}/{key}": _check_array(where, f"{name}[{key!r}]", array) for key, array in value.items()}
+    return {name: _check_array(where, name, value)}
 
 
 def unpack(name: str, arrays: Arrays) -> Any:
@@ -32,12 +32,12 @@ def unpack(name: str, arrays: Arrays) -> Any:
 
 
 def group(name: str, arrays: Arrays) -> dict[str, np.ndarray]:
-    """Those called `name`/KEY, by KEY."""
+    """The arrays called `name`/KEY, by KEY."""
     return {key.removeprefix(f"{name}/"): array for key, array in arrays.items() if key.startswith(f"{name}/")}
 
 
 def pack_fit(data: FitData) -> dict[str, np.ndarray]:
-    """`x`, `y`, `broadcast/NAME`, and `vx` and `vy` of the validation. Raises RuntimeInputError."""
+    """Arrays `x`, `y`, `broadcast/NAME`, and of the validation `vx` and `vy`. Raises RuntimeInputError."""
     vx, vy = (None, None) if data.validation is None else data.validation
     return {
         **pack("fit", "x", data.x),
@@ -49,7 +49,7 @@ def pack_fit(data: FitData) -> dict[str, np.ndarray]:
 
 
 def unpack_fit(arrays: Arrays, validation: bool) -> FitData:
-    """Inverse of `pack_fit`; `validation` says whether there is one."""
+    """Inverse of `pack_fit`; `validation` says whether the fit has validation data."""
     return FitData(
         unpack("x", arrays),
         arrays.get("y"),
@@ -59,7 +59,7 @@ def unpack_fit(arrays: Arrays, validation: bool) -> FitData:
 
 
 def pack_round(data: RoundData) -> dict[str, np.ndarray]:
-    """`x`, `y`, `broadcast/NAME` and `parameter/NAME`. Raises RuntimeInputError."""
+    """Arrays `x`, `y`, `broadcast/NAME` and `parameter/NAME`. Raises RuntimeInputError."""
     return {
         **pack("local_round", "x", data.x),
         **pack("local_round", "y", data.y),
@@ -79,15 +79,17 @@ def unpack_round(arrays: Arrays, given: bool) -> RoundData:
 
 
 def pack_learned(bundle: Bundle, parameters: Arrays, state: DeviceState) -> dict[str, np.ndarray]:
-    """All that was learned: `parameter/NAME` of those that are not the bundle's own, `personal/NAME`, `state/NAME`."""
+    """All that was learned: `parameter/NAME` if it is not the bundle's own, `personal/NAME`, `state/NAME`."""
+    # By identity: the child maps the published tensors itself, and comparing values would read all of them.
     published = bundle.parameters()
     moved = {name: array for name, array in parameters.items() if array is not published[name]}
     return join_names({"parameter": moved, "personal": state.personal, "state": state.state})
 
 
-def _checked(where: str, name: str, value: object) -> np.ndarray:
+def _check_array(where: str, name: str, value: object) -> np.ndarray:
     if not isinstance(value, np.ndarray):
         raise RuntimeInputError(f"{where}: {name} must be a numpy array, got {type(value).__name__}")
+    # The raw bytes are sent, so big-endian arrays would arrive as other numbers.
     if value.dtype.name not in ITEM_BYTES or not value.dtype.isnative:
         raise RuntimeInputError(f"{where}: {name} has dtype {value.dtype!r}, expected one of {', '.join(ITEM_BYTES)}")
     return value

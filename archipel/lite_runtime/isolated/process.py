@@ -1,7 +1,7 @@
-"""The child process of an IsolatedRuntime: starting it, ending it, and what is known of its end.
+"""The child process of an IsolatedRuntime: starts it, ends it, and keeps its last words.
 
-It gets no environment, but what a delegate's driver needs: variables hold passwords, and change what libraries load.
-Its working folder is one of its own. Where Python finds the packages is among the arguments.
+The child gets only those environment variables that a delegate's driver needs: others hold passwords, or change what
+libraries load. It has a working folder of its own. Its arguments say where Python finds the packages.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from archipel.lite_runtime.confinement import START_PYTHON, Scratch, asked_for, 
 from archipel.lite_runtime.isolated.messages import Channel, Open
 
 FIXED_BYTES = 16 << 20
-"""What the runtime itself needs on top of the model: sessions, their arenas' first pieces, Python's own objects."""
+"""The memory of the runtime itself, beside the model: sessions, their arenas' first pieces, Python's own objects."""
 LAST_WORDS = 600
 _STACK_BYTES = 8 << 20
 _MAIN = """
@@ -32,7 +32,7 @@ main()
 
 
 class Child:
-    """One process with its socket, the pipe whose end it shares the life of, and a file for its last words."""
+    """One process with its socket, a pipe whose closing ends it, and a file for its standard error."""
 
     def __init__(self, request: Open, max_reply: int) -> None:
         try:
@@ -43,6 +43,7 @@ class Child:
                 "some space, or set TMPDIR to another folder"
             ) from None
         request = msgspec.structs.replace(request, scratch=str(scratch.path))
+        # The parent keeps `lifeline` open until it ends, also by a kill; then the kernel tells the child.
         ours, theirs = socket.socketpair()
         watched, lifeline = os.pipe()
         words = tempfile.TemporaryFile()  # noqa: SIM115  (lives as long as the child)
@@ -66,6 +67,7 @@ class Child:
             scratch.remove()
             raise RuntimeProgramError(f"isolated: {sys.executable} cannot be started ({error.strerror})") from None
         finally:
+            # With these ends open here, the parent would never see that the child has closed its own.
             theirs.close()
             os.close(watched)
         self.opened = False
@@ -76,18 +78,19 @@ class Child:
         try:
             self.channel.send(request)
         except OSError:
-            # It is gone already; the first request finds out why.
+            # The process is gone already; the first request explains why.
             self.opened = False
 
     def end(self) -> int:
-        """End the process if it has not ended by itself; its exit code, negative for a signal."""
+        """End the process if it still runs. Returns its exit code, negative for a signal."""
         if self._end.alive:
             try:
                 # A process that dies closes its socket a moment before it can be waited for.
-                self.process.wait(2.0 if self.channel.hung_up() else 0)
+                self.process.wait(2.0 if self.channel.has_hung_up() else 0)
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()
+            # Read before _end closes the file.
             self.last_words = _tail(self._words)
             self._end()
         return self.process.returncode
@@ -100,7 +103,7 @@ def _end(
     os.close(lifeline)
     words.close()
     if os.getpid() == owner:
-        # Not in a fork of the parent, which has copies of all of these.
+        # A fork of the parent has copies of all of these and must not end the parent's child.
         process.kill()
         process.wait()
     scratch.remove()
@@ -113,11 +116,12 @@ def _tail(file: BinaryIO) -> str:
 
 
 def fixed_bytes(bundle: Bundle, threads: int) -> int:
-    """What the runtime needs whatever the model: FIXED_BYTES, and a stack for each thread that a session adds."""
+    """The runtime's memory for any model: FIXED_BYTES, and a stack for each thread that a session adds."""
     count = threads if threads > 0 else os.cpu_count() or 1
     import resource
 
     stack = resource.getrlimit(resource.RLIMIT_STACK)[0]
-    each = _STACK_BYTES if stack == resource.RLIM_INFINITY else stack
+    stack_bytes = _STACK_BYTES if stack == resource.RLIM_INFINITY else stack
     # After training, predict gets a new session while an answer may still come from the old one.
-    return FIXED_BYTES + (len(bundle.manifest.programs) + 2) * (count - 1) * (each + (64 << 10))
+    # Each session starts count - 1 threads. A stack counts as a whole, with 64 KiB for its bookkeeping.
+    return FIXED_BYTES + (len(bundle.manifest.programs) + 2) * (count - 1) * (stack_bytes + (64 << 10))

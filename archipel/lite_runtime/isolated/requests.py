@@ -1,4 +1,4 @@
-"""Requests to the child process of an IsolatedRuntime, one at a time, with its end and its mistakes in view."""
+"""Sends requests to the child process of an IsolatedRuntime, one at a time, and explains its errors and its end."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ _OUT_OF_MEMORY = re.compile(r"bad_alloc|MemoryError|cannot allocate|failed to ma
 
 
 class Requests:
-    """Keeps a child running and knows what it has been told; `lock` makes several requests one.
+    """Keeps a child process running. A caller that holds `lock` makes several requests without others in between.
 
-    `max_reply` bounds the bytes of arrays in a reply, `seconds` the time to the next message. `limit` says in words
-    what the model may use.
+    `max_reply` bounds the bytes of arrays in a reply, `seconds` the time to the next message. `limit` is the model's
+    memory limit in words, for errors. `child_learned` are the learned tensors that the child has now.
     """
 
     def __init__(self, request: Open, max_reply: int, seconds: float | None, limit: str) -> None:
         self.lock = threading.RLock()
-        self.told: Arrays = {}
+        self.child_learned: Arrays = {}
         self.confinement: Confinement | None = None
         self.checkpoint: CheckpointFile | None = None
         self._open = request
@@ -78,33 +78,38 @@ class Requests:
         take: Callable[[str, Arrays], None],
         hooks: Hooks = NO_HOOKS,
     ) -> tuple[Reply, dict[str, np.ndarray]]:
-        """The reply to `body`, from a child that knows `learned`; `take` gets what it learned in a request that failed.
+        """Send `body` to a child that has the tensors `learned`, and return its reply.
 
-        Raises the child's own error, RuntimeLimitError when it was ended or died, RuntimeProgramError for an answer
-        that is none, and what a callback or the control raises.
+        `take` gets what the child learned in a request that failed. Raises the child's own error, RuntimeLimitError if
+        it exceeded a limit or died, RuntimeProgramError for an invalid reply, and what a callback or the control
+        raises.
         """
         with self.lock:
             if self._closed:
                 raise RuntimeInputError(f"{what}: this runtime is closed; load it again")
             if self._child is None:
-                self._child, self.told = Child(self._open, self._max_reply), {}
+                # A new process knows nothing of what its predecessor learned.
+                self._child, self.child_learned = Child(self._open, self._max_reply), {}
             child = self._child
             try:
+                # The reply to Open is awaited here, and not in Child, so that a process that dies on loading is
+                # explained.
                 if not child.opened:
                     opened, _ = self._exchange(child, "load", None, {}, Opened, seconds=_START_SECONDS)
                     assert isinstance(opened, Opened)
                     self.confinement = opened.confinement
                     child.opened = True
-                if not _same(learned, self.told):
+                # The parent's tensors are the truth: set_parameters, or another child, may have changed them.
+                if not _are_same(learned, self.child_learned):
                     self._exchange(child, what, Learn(), learned, Done, seconds=self._seconds)
-                    self.told = learned
+                    self.child_learned = learned
                 return self._exchange(child, what, body, arrays, expected, hooks, seconds=self._seconds)
             except _Refused as refused:
                 if refused.learned:
                     take(what, refused.learned)
                 raise refused.error from None
             except (EOFError, ConnectionError):
-                raise self._died(child, what) from None
+                raise self._explain_death(child, what) from None
             except TimeoutError:
                 self._drop(child)
                 allowed = self._seconds or _START_SECONDS
@@ -113,9 +118,10 @@ class Requests:
                     "more seconds, give less data at once, or use a smaller model"
                 ) from None
             except _CallerError as error:
+                # The child has answered and goes on, so it is kept.
                 raise error.raised from None
             except BaseException:
-                # Interrupted in the middle of a message: the connection is of no use any more.
+                # Interrupted in the middle of a message: nothing can follow on this connection.
                 self._drop(child)
                 raise
 
@@ -135,34 +141,38 @@ class Requests:
         if body is not None:
             channel.send(body, arrays, seconds)
         while True:
-            reply, found = channel.receive(seconds)
+            reply, results = channel.receive(seconds)
             if isinstance(reply, Report | Between):
+                # After an error of a callback the child is told to abort, and its last reply is read before the error
+                # is raised: so the connection stays in step.
                 proceed = Proceed(abort=True)
                 if raised is None:
                     try:
                         proceed = Proceed(stop=self._follow(child, reply, hooks))
                     except BaseException as error:  # noqa: BLE001  (raised again below)
                         raised = error
+                # A callback may have asked this runtime something that ended the child.
                 if self._child is not child:
                     ended = RuntimeLimitError(f"{what}: its process was ended in a callback")
                     raise _CallerError(raised or ended)
                 channel.send(proceed, {}, seconds)
                 continue
             if isinstance(reply, KeepCheckpoint) and self.checkpoint is not None:
-                channel.send(keep_checkpoint(self.checkpoint, reply, found), {}, seconds)
+                channel.send(keep_checkpoint(self.checkpoint, reply, results), {}, seconds)
                 continue
             if raised is not None:
                 raise _CallerError(raised)
             if isinstance(reply, Failed):
-                raise _Refused(self._error(what, reply), found if reply.learned else {})
+                raise _Refused(self._make_error(what, reply), results if reply.learned else {})
             if not isinstance(reply, expected):
                 raise self.disbelieve(what, f"it answers {type(reply).__name__}")
-            return reply, found
+            return reply, results
 
     def _follow(self, child: Child, reply: Report | Between, hooks: Hooks) -> bool:
-        """Whether training shall stop here."""
+        """Run the caller's callbacks, or its control. Returns whether training shall stop."""
         if isinstance(reply, Report):
             progress = Progress(reply.phase, reply.epoch, reply.step, reply.loss)
+            # A list: every callback gets the step, also after one has asked to stop.
             return True in [callback(progress) for callback in hooks.callbacks]
         if hooks.control is None:
             return False
@@ -175,56 +185,59 @@ class Requests:
 
         return not hooks.control.between_steps(on_pause)
 
-    def _error(self, what: str, failed: Failed) -> ArchipelError:
+    def _make_error(self, what: str, failed: Failed) -> ArchipelError:
+        # The text comes from a process that ran graphs of others: no control characters in logs and terminals.
         text = "".join(c if c.isprintable() else " " for c in failed.text)
         if failed.kind == "RuntimeLimitError":
-            return self._exceeded(what, text)
+            return self._memory_error(what, text)
+        # Only classes that take a message and nothing else; the name is the child's choice.
         kind = getattr(errors, failed.kind, None)
         if isinstance(kind, type) and issubclass(kind, ArchipelError) and kind.__init__ is Exception.__init__:
             return kind(text)
         return RuntimeProgramError(f"{what}: the isolated process failed: {text}")
 
-    def _exceeded(self, what: str, how: str) -> RuntimeLimitError:
+    def _memory_error(self, what: str, how: str) -> RuntimeLimitError:
         return RuntimeLimitError(
             f"{what}: the model needs more memory than it may use ({self._limit}; {self._open.allowance} bytes of "
             f"private memory with what the runtime needs): {' '.join(how.split())[:LAST_WORDS]}. Raise memory_limit, "
             "use a smaller batch, or a smaller model"
         )
 
-    def _died(self, child: Child, what: str) -> BaseException:
+    def _explain_death(self, child: Child, what: str) -> BaseException:
         code, words = self._drop(child)
-        how = f"exit code {code}" if code >= 0 else f"signal {_name(-code)}"
-        said = f": {words}" if words else ""
+        how = f"exit code {code}" if code >= 0 else f"signal {_signal_name(-code)}"
+        quoted = f": {words}" if words else ""
+        # limit_cpu() in the child sends SIGPROF, whose default is to end the process.
         if -code == signal.SIGPROF and self._open.cpu_seconds is not None:
             return RuntimeLimitError(
                 f"{what}: more than the {self._open.cpu_seconds:g} seconds of CPU time allowed; the process was ended. "
                 "Allow more cpu_seconds, give less data at once, or use a smaller model"
             )
+        # A failed allocation in C++ aborts (SIGABRT) with its reason on standard error; the kernel's OOM killer sends
+        # SIGKILL.
         if code < 0 and (_OUT_OF_MEMORY.search(words) or -code == signal.SIGKILL):
-            return self._exceeded(what, f"the process ended with {how}{said}")
+            return self._memory_error(what, f"the process ended with {how}{quoted}")
         if code < 0:
             return RuntimeLimitError(
-                f"{what}: the process that runs the model died ({how}){said}. It may use {self._limit}; the "
+                f"{what}: the process that runs the model died ({how}){quoted}. It may use {self._limit}; the "
                 "model needs more than that, or its graph crashes ONNX Runtime"
             )
-        return RuntimeProgramError(f"{what}: the process that runs the model ended ({how}){said}")
+        return RuntimeProgramError(f"{what}: the process that runs the model ended ({how}){quoted}")
 
     def disbelieve(self, what: str, why: str) -> RuntimeProgramError:
-        """End the child, whose answer cannot be right; the error to raise."""
+        """End the child, whose answer is invalid, and return the error to raise."""
         if self._child is not None:
             self._drop(self._child)
-        return RuntimeProgramError(
-            f"{what}: the isolated process gave an answer that cannot be right, and was ended: {why}"
-        )
+        return RuntimeProgramError(f"{what}: the isolated process gave an invalid answer and was ended: {why}")
 
     def _drop(self, child: Child) -> tuple[int, str]:
         if self._child is child:
-            self._child, self.told = None, {}
+            self._child, self.child_learned = None, {}
         return child.end(), child.last_words
 
 
 class _Refused(Exception):
-    """The child says no; it goes on."""
+    """The child answers with an error and goes on."""
 
     def __init__(self, error: ArchipelError, learned: Arrays) -> None:
         super().__init__()
@@ -233,17 +246,17 @@ class _Refused(Exception):
 
 
 class _CallerError(Exception):
-    """A callback or the control raised; the child has left its fit."""
+    """A callback or the control has raised `raised`; the child has left its fit."""
 
     def __init__(self, raised: BaseException) -> None:
         super().__init__()
         self.raised = raised
 
 
-def _same(first: Arrays, second: Arrays) -> bool:
-    # Arrays of a runtime are replaced and never changed, so identity says it all.
+def _are_same(first: Arrays, second: Arrays) -> bool:
+    # Arrays of a runtime are replaced and never changed, so comparing identities is enough.
     return first.keys() == second.keys() and all(array is second[name] for name, array in first.items())
 
 
-def _name(number: int) -> str:
+def _signal_name(number: int) -> str:
     return signal.Signals(number).name if number in set(signal.Signals) else str(number)

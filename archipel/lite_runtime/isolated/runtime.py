@@ -1,9 +1,8 @@
-"""A runtime whose graphs run in a child process, so that what they may cost is enforced and not only announced.
+"""A runtime whose graphs run in a child process, where the operating system enforces limits on memory and time.
 
-A bundle's manifest says how much memory its programs need, and a signature says who vouches for that. Here the
-operating system holds them to it. The child gets the caller's arrays and gives back results; what was learned is kept
-in the parent, so that a child that had to be ended is replaced by a new one that knows as much as the last one did
-after its last successful request. Linux only.
+A bundle's manifest only claims how much memory its programs need. The child gets the caller's arrays and returns
+results. The parent keeps what was learned, so a new child that replaces one that was ended starts from the last
+successful request. Linux only.
 """
 
 from __future__ import annotations
@@ -57,8 +56,8 @@ if TYPE_CHECKING:
 Arrays = Mapping[str, np.ndarray]
 
 CLAIM_FACTOR = 4
-"""How much private memory may become of a byte of the manifest's `peak_bytes`: arenas grow in powers of two, each
-program has its own, and training holds two or three sets of what it moves (2.4 to 3.6 measured)."""
+"""Bytes of private memory allowed for each byte of the manifest's `peak_bytes`: arenas grow in powers of two, each
+program has its own, and training holds two or three sets of the tensors that it moves (2.4 to 3.6 measured)."""
 
 MAX_CPU_SECONDS = 10**9
 
@@ -76,12 +75,10 @@ def load_isolated(
     cpu_seconds: float | None = None,
     niceness: int = 0,
 ) -> IsolatedRuntime:
-    """As `load`, with a child process that runs the graphs; close it, or let it be collected.
+    """`load(..., isolated=True)`; arguments and errors are described there. Close the runtime, or let it be collected.
 
-    `memory_limit` bounds the private memory (bytes) that the model's programs take together in that process; without
-    one it follows from what the manifest claims. `seconds` bounds one prediction, evaluation, analysis or training
-    step; `cpu_seconds` the CPU time of one request in all threads, also of a whole fit or round. `niceness` (0 to 19)
-    lets other processes go first. Raises what `load` raises, and RuntimeProgramError where there are no such processes.
+    `memory_limit` here bounds the private memory (bytes) that the model's programs take together in the child; None:
+    a limit that follows from the manifest's claim. Raises RuntimeProgramError on systems other than Linux.
     """
     path = Path(path)
     slot = is_slot(path)
@@ -103,11 +100,10 @@ def load_isolated(
 
 
 class IsolatedRuntime(Learning):
-    """Methods and errors are those of Runtime (ModelRuntime lists them); `fit` and `local_round` are those of Learning.
+    """A runtime with the methods and errors of Runtime (ModelRuntime lists them), whose graphs run in a child process.
 
-    Requests of several threads are answered one after the other.
-    Where the child exceeds its memory, `seconds` or `cpu_seconds`, or dies, the request raises RuntimeLimitError, has
-    no effect, and the next one starts a new child.
+    It answers requests of several threads one after the other. If the child dies, or exceeds its memory, `seconds` or
+    `cpu_seconds`, the request raises RuntimeLimitError and has no effect, and the next request starts a new child.
     """
 
     def __init__(
@@ -127,13 +123,14 @@ class IsolatedRuntime(Learning):
             raise RuntimeProgramError(
                 f"isolated: child processes with a memory limit need Linux, this is {sys.platform}"
             )
+        # `not >` also refuses NaN.
         if seconds is not None and not seconds > 0:
             raise RuntimeInputError(f"seconds must be above 0, got {seconds}")
         if cpu_seconds is not None and not 0 < cpu_seconds <= MAX_CPU_SECONDS:
             raise RuntimeInputError(f"cpu_seconds must be above 0 and at most {MAX_CPU_SECONDS}, got {cpu_seconds}")
         if niceness not in range(20):
             raise RuntimeInputError(f"niceness must be from 0 to 19, got {niceness}")
-        # Holds and checks what was learned; no graph is ever loaded by it.
+        # Keeps and checks what was learned; it never loads a graph.
         self._model = Runtime(bundle, threads=threads, memory_limit=memory_limit, delegates=delegates, state=state)
         self.bundle = bundle
         self.seconds = seconds
@@ -143,7 +140,7 @@ class IsolatedRuntime(Learning):
             folder=str(bundle.folder.resolve()),
             keys=tuple(trusted_keys),
             threads=threads,
-            # What the runtime in there may spend on keeping features, on top of the claim.
+            # The child's runtime subtracts the claim; the rest is its budget for keeping features.
             memory_limit=claim + max(0, (memory_limit or 0) - CLAIM_FACTOR * claim),
             allowance=self.allowance,
             delegates=delegates,
@@ -153,7 +150,7 @@ class IsolatedRuntime(Learning):
         limit = f"{claim} bytes that its manifest claims" if memory_limit is None else f"{memory_limit} bytes"
         weights = bundle.folder / WEIGHTS_FILE
         size = weights.stat().st_size if WEIGHTS_FILE in bundle.manifest.files else 0
-        # All that a reply can hold: new tensors, which are in the child's own memory, and published ones.
+        # A reply holds new tensors, which lie in the child's private memory, and published ones, which are mapped.
         self._requests = Requests(request, self.allowance + 2 * size, seconds, limit)
         self._answers = Answers(bundle, self._requests.disbelieve)
 
@@ -166,7 +163,7 @@ class IsolatedRuntime(Learning):
 
     @property
     def confinement(self) -> Confinement | None:
-        """What held the last child process: which of its powers the kernel took away. None before there was one."""
+        """Which rights the kernel took from the last child process; None before the first request."""
         return self._requests.confinement
 
     @property
@@ -188,10 +185,10 @@ class IsolatedRuntime(Learning):
             return map(self.predict, x)
         arrays = pack("predict", "x", x)
         program = self.bundle.program(need_program(self.bundle, "predict", "predict"))
-        _, found = self._ask("predict", Predict(), arrays, Done)
+        _, outputs = self._ask("predict", Predict(), arrays, Done)
         several = isinstance(x, Mapping)
-        answers = self._answers.take_outputs(program, found, several)
-        return answers if several else found["y"]
+        answers = self._answers.take_outputs(program, outputs, several)
+        return answers if several else outputs["y"]
 
     def evaluate(
         self, x: np.ndarray | Arrays, y: np.ndarray | None = None, *, batch_size: int = 256
@@ -212,15 +209,16 @@ class IsolatedRuntime(Learning):
         hyperparameters: Mapping[str, float] | None = None,
         batch_size: int = 256,
     ) -> tuple[dict[str, np.ndarray], int]:
-        """As `Runtime.analyze`; the process gets the fields that the program reads."""
+        """As `Runtime.analyze`; the child gets only the fields that the program reads."""
         name = program or need_program(self.bundle, "analyze", "analyze")
-        look = self.bundle.program(name)
-        fields = collect("analyze", [port for port in look.inputs if isinstance(port, FIELD_ROLES)], x)
+        analysis = self.bundle.program(name)
+        fields = collect("analyze", [port for port in analysis.inputs if isinstance(port, FIELD_ROLES)], x)
         values = {key: float(value) for key, value in (hyperparameters or {}).items()}
         body = Analyze(program=name, hyperparameters=values, batch_size=int(batch_size))
-        reply, found = self._ask("analyze", body, pack("analyze", "x", fields.arrays), Analyzed)
+        reply, sums = self._ask("analyze", body, pack("analyze", "x", fields.arrays), Analyzed)
         assert isinstance(reply, Analyzed)
-        return self._answers.take_sums(look, fields.count, reply, found), fields.count
+        # The parent's own count: the weight of an upload is not for the child to say.
+        return self._answers.take_sums(analysis, fields.count, reply, sums), fields.count
 
     def parameters(self) -> dict[str, np.ndarray]:
         """As `Runtime.parameters`."""
@@ -228,6 +226,7 @@ class IsolatedRuntime(Learning):
 
     def set_parameters(self, parameters: Arrays) -> None:
         """As `Runtime.set_parameters`."""
+        # Under the lock of requests: one in another thread must not send half of the old tensors and half of the new.
         with self._requests.lock:
             self._model.set_parameters(parameters)
 
@@ -249,18 +248,19 @@ class IsolatedRuntime(Learning):
     # --- learning -------------------------------------------------------------------------------------------------
 
     def run_fit(self, data: FitData, options: FitOptions, hooks: Hooks) -> History:
-        """As `Runtime.run_fit`. Callbacks run here, in the parent, and cost a message there and back for every step.
+        """As `Runtime.run_fit`. Callbacks run in the parent and cost two messages for every step.
 
-        They may predict and evaluate with this runtime, and see it as it was before the fit. A fit that is cut short by
-        RuntimeLimitError goes on from its checkpoint when it is called again.
+        They may predict and evaluate with this runtime, which answers with its tensors from before the fit. A fit that
+        RuntimeLimitError cut short goes on from its checkpoint when it is called again.
         """
         name = options.program or need_program(self.bundle, "train", "learn")
         arrays = pack_fit(data)
         with self._requests.lock:
+            # The file of an earlier fit must not take the checkpoints of this one.
             self._requests.checkpoint = None
             file = checkpoint_file(options)
             if file is not None:
-                # Absolute, because the child names the file in its errors and has another working folder.
+                # Absolute, because the child names the file in its errors, and its working folder is another one.
                 file = self._requests.checkpoint = CheckpointFile(file.path.absolute())
                 options = msgspec.structs.replace(options, checkpoint=str(file.path))
                 arrays.update(read_checkpoint(file))
@@ -268,15 +268,15 @@ class IsolatedRuntime(Learning):
                 options=options,
                 validation=data.validation is not None,
                 report=bool(hooks.callbacks),
-                # With a time limit, steps are what shows that the child is alive.
+                # `seconds` is for one step: without messages between steps it would be for the whole fit.
                 between=hooks.control is not None or (self.seconds is not None and not hooks.callbacks),
             )
-            reply, found = self._ask("fit", body, arrays, Fitted, hooks)
+            reply, results = self._ask("fit", body, arrays, Fitted, hooks)
             assert isinstance(reply, Fitted)
-            metrics = self._answers.take_metrics(name, reply, found)
-            self._take("fit", {n: a for n, a in found.items() if n != "loss" and not n.startswith("metric/")})
+            metrics = self._answers.take_metrics(name, reply, results)
+            self._take("fit", {n: a for n, a in results.items() if n != "loss" and not n.startswith("metric/")})
         return History(
-            losses=found["loss"].tolist(),
+            losses=results["loss"].tolist(),
             metrics={port: array.tolist() for port, array in metrics.items()},
             validation=reply.validation,
             steps=reply.steps,
@@ -287,34 +287,35 @@ class IsolatedRuntime(Learning):
     def run_round(
         self, data: RoundData, options: RoundOptions, hooks: Hooks, randomness: Randomness | None = None
     ) -> LocalUpdate:
-        """As `Runtime.run_round`; noise is drawn in the child, from the operating system, so no `randomness`."""
+        """As `Runtime.run_round`, without `randomness`: the child draws noise from the operating system."""
         if randomness is not None:
             raise RuntimeInputError("local_round: an isolated runtime draws noise in its child; leave out randomness")
         finish = self.bundle.program(need_program(self.bundle, "finish", "take part in a round"))
         body = LocalRound(
             options=options,
-            # With a time limit, steps are what shows that the child is alive.
+            # `seconds` is for one step, as in a fit.
             report=bool(hooks.callbacks) or self.seconds is not None,
             given=data.parameters is not None,
         )
         with self._requests.lock:
-            reply, found = self._ask("local_round", body, pack_round(data), Rounded, hooks)
+            reply, results = self._ask("local_round", body, pack_round(data), Rounded, hooks)
             assert isinstance(reply, Rounded)
-            update, trained = self._answers.take_round(finish, reply, found)
-            self._take("local_round", {n: a for n, a in found.items() if n.startswith(("personal/", "state/"))})
+            update, trained = self._answers.take_round(finish, reply, results)
+            # The trained parameters go to the caller; this runtime keeps its own, as Runtime does.
+            self._take("local_round", {n: a for n, a in results.items() if n.startswith(("personal/", "state/"))})
         return LocalUpdate(
             arrays=update,
             examples=reply.examples,
             steps=reply.steps,
             metrics=reply.metrics,
-            losses=found["loss"].tolist(),
+            losses=results["loss"].tolist(),
             parameters=trained,
         )
 
     # --- the child ------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """End the child. What was learned can still be read and saved; anything else raises RuntimeInputError."""
+        """End the child. Parameters can still be read and saved; requests raise RuntimeInputError."""
         self._requests.close()
 
     def __enter__(self) -> IsolatedRuntime:
@@ -339,7 +340,8 @@ class IsolatedRuntime(Learning):
         return pack_learned(self.bundle, self._model.parameters(), self.state)
 
     def _take(self, what: str, learned: Arrays) -> None:
-        """Make what the child has learned this runtime's own, after checking that it is of this bundle."""
+        """Check the tensors that the child has learned, and take them over."""
         self._answers.check_learned(what, learned, self.state)
         self._model.restore(learned)
-        self._requests.told = self._learned()
+        # The child has these already: without this line the next request would send them back.
+        self._requests.child_learned = self._learned()

@@ -1,1 +1,1 @@
-"""Two model slots, as phones have for system updates: a new model is tried, and the old one stays to return to."""
+"""Two model slots, as for system updates of phones: one for a new model on trial, one for the last good model."""

@@ -43,11 +43,11 @@ Status = Literal["empty", "staged", "trying", "good", "bad"]
 
 
 class Slot(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is known of one slot.
+    """The state file's entry of one slot.
 
-    `staged`: installed, never active. `trying`: active and not confirmed yet. `good`: active, or what to return to.
-    `bad`: failed, or was given up, for `reason`. `attempts` are the loads that are left to a staged or trying slot.
-    `version` and `weights` are what it was installed with.
+    `status` is "staged" (installed, never active), "trying" (active, not confirmed yet), "good" (active, or the model
+    to return to), or "bad" (it failed or was replaced, for `reason`). `attempts` is how often a staged or trying slot
+    may still be loaded. `install` sets `version` and `weights` (hex SHA-256).
     """
 
     status: Status = "empty"
@@ -72,9 +72,10 @@ class SlotState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     @property
     def running(self) -> Literal["", "a", "b"]:
-        """The slot that answers requests now, or at the next start: empty where none would."""
+        """The slot whose model answers requests now, or after the next start; "" if there is none."""
         if not self.active:
             return ""
+        # An active slot without attempts is on trial and used up: the next start goes back to the good one.
         slot, rest = self.slot(self.active), self.slot(other(self.active))
         if slot.status == "good" or slot.attempts:
             return self.active
@@ -117,7 +118,7 @@ class SlotFolder:
         self.close()
 
     def check_open(self) -> None:
-        """Raises SlotError once the folder was given back: another process may own it."""
+        """Raises SlotError after `close`: another process may own the folder by then."""
         if not self._unlock.alive:
             raise SlotError(f"{self.folder}: these slots are closed; open the folder again")
 
@@ -136,8 +137,8 @@ class SlotFolder:
     ) -> SlotName:
         """Verify the bundle (folder or file), copy it to the slot that is not in use and mark that one "staged".
 
-        `learned` gives the contents of LEARNED_FILE, and raises for a bundle that this device cannot use. Raises what
-        is wrong with the bundle, or SlotError; before the copy is complete and verified nothing changes.
+        `learned` returns the tensors for LEARNED_FILE, and raises for a bundle that this device cannot run. Raises a
+        BundleError or SlotError; nothing changes before the copy is complete and verified.
         """
         self.check_open()
         name = self._free_slot()
@@ -148,13 +149,14 @@ class SlotFolder:
                     _copy_bundle(open_bundle(source, trusted_keys), copy)
                 else:
                     unpack(source, copy)
-                # What counts is what lies here now, whatever happened to the source in between.
+                # Verified after copying: somebody may have changed the source since it was opened.
                 bundle = open_bundle(copy, trusted_keys)
                 tensors = learned(bundle)
                 if tensors:
                     write_durably(staging / LEARNED_FILE, write_weights(tensors))
                 sync_tree(staging)
-                # Before the slot's folder is replaced, as for a moment there is none.
+                # Three steps: empty the entry, replace the folder, fill the entry. A process killed between them leaves
+                # an "empty" entry, whose folder the next owner removes; no entry describes another slot's files.
                 self.update(name, Slot())
                 replace_folder(staging, self.path(name))
         except OSError as error:
@@ -171,7 +173,8 @@ class SlotFolder:
         return name
 
     def update(self, name: SlotName, slot: Slot, *, active: SlotName | None = None, rest: Slot | None = None) -> None:
-        """Change a slot's entry, the other's (`rest`) and which is active, all at once and durably."""
+        """Write the slot's entry, that of the other slot (`rest`) and the active slot, all at once and durably."""
+        # A process that closed the folder would overwrite the entries of its next owner.
         self.check_open()
         changes: dict[str, object] = {name: slot}
         if rest is not None:
@@ -183,6 +186,7 @@ class SlotFolder:
             write_durably(self.folder / STATE_FILE, msgspec.json.encode(state))
         except OSError as error:
             raise SlotError(f"{self.folder}: the state cannot be written ({error.strerror}); nothing changed") from None
+        # Only now: after an error the state in memory and the one on disk are still the same.
         self.state = state
 
     def _free_slot(self) -> SlotName:
@@ -190,16 +194,18 @@ class SlotFolder:
         state = self.state
         if state.active:
             free = other(state.active)
+            # Overwriting the good model would leave nothing to return to if the trial fails. A bad or empty one is of
+            # no use.
             if state.slot(state.active).status == "trying" and state.slot(free).status == "good":
                 raise SlotError(
-                    f"{self.folder}: slot {state.active} is still being tried and {free} is what to return to; "
+                    f"{self.folder}: slot {state.active} is still being tried and {free} is the one to return to; "
                     "confirm or roll back first"
                 )
             return free
         return "b" if state.a.status == "staged" else "a"
 
     def _clear_up(self) -> None:
-        """Remove what a killed process left behind."""
+        """Remove what a killed process left behind. The lock is held, so nobody else is writing here."""
         sweep(self.folder)
         names: tuple[SlotName, ...] = ("a", "b")
         for name in names:
@@ -209,7 +215,8 @@ class SlotFolder:
                 sweep(self.path(name))
 
 
-def bad(slot: Slot, reason: str) -> Slot:
+def mark_bad(slot: Slot, reason: str) -> Slot:
+    """The entry of a slot that failed: not loaded again, `reason` on one line."""
     return msgspec.structs.replace(slot, status="bad", attempts=0, reason=" ".join(reason.split())[:_MAX_REASON])
 
 
@@ -224,9 +231,17 @@ def _lock(folder: Path) -> int:
 
 
 def running_slot(folder: Path | str) -> Path:
-    """The slot folder, for `load`, of the model that runs from these slots, whoever owns them.
+    """The folder of the model that these slots run, for `load`; another process may own the slots.
 
-    It stays as it is until two others were switched to. Raises SlotError where no slot is active.
+    Arguments:
+        folder: the folder that was given to `Slots`.
+
+    Returns the slot's folder. Its bundle stays until another model has become active and a further one is installed.
+
+    Raises SlotError if no slot is active, or the state file is damaged.
+
+    Example:
+        runtime = load(running_slot("slots"), trusted_keys)
     """
     running = read_state(Path(folder)).running
     if not running:
@@ -235,10 +250,14 @@ def running_slot(folder: Path | str) -> Path:
 
 
 def read_state(folder: Path) -> SlotState:
-    """What the state file of these slots says, whoever owns them. Raises SlotError where it is damaged."""
+    """The contents of the state file of these slots. Takes no lock: every write replaces the file as a whole.
+
+    Raises SlotError for a damaged file.
+    """
     path = folder / STATE_FILE
     try:
         with open(path, "rb") as file:
+            # One byte more than allowed tells a file that is too large, without reading all of it.
             data = file.read(MAX_STATE_BYTES + 1)
     except FileNotFoundError:
         return SlotState(format=FORMAT)
@@ -251,6 +270,7 @@ def read_state(folder: Path) -> SlotState:
         raise SlotError(f"{path}: damaged ({error}); {hint}") from None
     if state.format != FORMAT:
         raise SlotError(f"{path}: format {state.format}, this installation reads format {FORMAT}; update archipel")
+    # The types admit combinations that no step writes, such as an active slot that is bad. They mean a damaged file.
     allowed: tuple[Status, ...] = ("trying", "good")
     names: tuple[SlotName, ...] = ("a", "b")
     for name in names:
@@ -266,6 +286,7 @@ def read_state(folder: Path) -> SlotState:
 
 def _copy_bundle(bundle: Bundle, target: Path) -> None:
     target.mkdir()
+    # Only the signed files: anything else in the source folder stays there.
     for name in (MANIFEST_FILE, SIGNATURE_FILE, *sorted(bundle.manifest.files)):
         with open(bundle.folder / name, "rb") as source, open(target / name, "xb") as copy:
             shutil.copyfileobj(source, copy)

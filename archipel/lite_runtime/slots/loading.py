@@ -1,4 +1,4 @@
-"""Runtimes of what lies in slots, and what has to lie there for given parameters."""
+"""Makes runtimes of the models in slots, and the tensors that a slot needs to run with given parameters."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from archipel.lite_runtime.interface import ModelRuntime
 
 OwnState = Callable[[Bundle], DeviceState]
-"""What the device keeps for itself of a bundle's model."""
+"""Returns the personal tensors and state that the device keeps elsewhere for a bundle's model."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Loader:
-    """How the models of slots are run; see `Slots`."""
+    """How to run the models of slots; the fields are arguments of `Slots`."""
 
     trusted_keys: Sequence[bytes]
     threads: int
@@ -38,44 +38,48 @@ class Loader:
     own: OwnState | None
 
     def learned(self, bundle: Bundle, parameters: Mapping[str, np.ndarray] | None) -> dict[str, np.ndarray]:
-        """What a slot holds beside the bundle to run with `parameters` (None: its own).
+        """The tensors for a slot's learned file, so that the bundle runs with `parameters` (None: its own).
 
-        Raises RuntimeLimitError or RuntimeProgramError for a bundle that cannot run here, and as `differing`.
+        Raises RuntimeLimitError or RuntimeProgramError for a bundle that cannot run here, RuntimeInputError as
+        `changed_parameters` does.
         """
+        # Refuses a bundle whose memory or noise this device does not support. No session is made yet.
         Runtime(bundle, memory_limit=self.memory_limit)
-        return {} if parameters is None else differing(bundle, parameters)
+        return {} if parameters is None else changed_parameters(bundle, parameters)
 
     def open(self, slot: Path, digest: str) -> Bundle:
-        """The slot's bundle, verified. Raises the BundleError that says what is wrong, SlotError for another one."""
+        """Open and verify the slot's bundle. Raises a BundleError, or SlotError if its digest is not `digest`."""
         bundle = open_bundle(slot / BUNDLE_FOLDER, self.trusted_keys)
+        # The signature alone would also admit an older bundle that somebody put here.
         if bundle.digest != digest:
             raise SlotError(f"{slot}: holds bundle {bundle.digest}, the state says {digest}; install it again")
         return bundle
 
     def make(self, slot: Path, bundle: Bundle) -> ModelRuntime:
-        """A runtime of what lies in the slot."""
-        runtime = self._bare(bundle)
-        self._teach(runtime, read_learned(slot))
+        """A runtime of the slot's bundle with the slot's learned tensors."""
+        runtime = self._make_bare(bundle)
+        self._restore_learned(runtime, read_learned(slot))
         return runtime
 
     def make_tested(self, slot: Path, bundle: Bundle) -> tuple[ModelRuntime, SelfTestReport]:
-        """As `make`, and what the self-test found.
+        """As `make`, after a self-test, whose report is returned too.
 
-        The vectors belong to the published parameters, so they come first, and what the slot holds beside the bundle
-        afterwards. Raises SelfTestError or what loading raises.
+        The test vectors belong to the published parameters, so the self-test runs before the learned tensors are
+        restored. Raises SelfTestError or what loading raises.
         """
-        runtime = self._bare(bundle)
-        # Sessions are made with the first request, and what may crash is making them.
+        runtime = self._make_bare(bundle)
+        # The self-test makes the first request, which makes the sessions: there a bad graph crashes.
         report = run_self_test(runtime)
-        if self._teach(runtime, read_learned(slot)):
+        # The vectors say nothing about learned tensors; this request shows that they give finite answers.
+        if self._restore_learned(runtime, read_learned(slot)):
             answer_zeros(runtime)
         return runtime, report
 
     def renew(self, runtime: ModelRuntime) -> None:
-        """Give a runtime what the device has kept for itself by now."""
-        self._teach(runtime, {})
+        """Restore the personal tensors and state that `own` returns now."""
+        self._restore_learned(runtime, {})
 
-    def _bare(self, bundle: Bundle) -> ModelRuntime:
+    def _make_bare(self, bundle: Bundle) -> ModelRuntime:
         limit, delegates = self.memory_limit, self.delegates
         if not self.isolated:
             return Runtime(bundle, threads=self.threads, memory_limit=limit, delegates=delegates)
@@ -90,8 +94,8 @@ class Loader:
             seconds=self.seconds,
         )
 
-    def _teach(self, runtime: ModelRuntime, learned: Mapping[str, np.ndarray]) -> bool:
-        """Whether there was anything to learn."""
+    def _restore_learned(self, runtime: ModelRuntime, learned: Mapping[str, np.ndarray]) -> bool:
+        """Restore the slot's tensors, then those of `own`, which win. Returns whether there were any."""
         if self.own is not None:
             state = self.own(runtime.bundle)
             learned = {**learned, **join_names({"personal": state.personal, "state": state.state})}
@@ -100,11 +104,11 @@ class Loader:
         return bool(learned)
 
 
-def differing(bundle: Bundle, parameters: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Those of the parameters that are not the bundle's own, as `Runtime.restore` takes them.
+def changed_parameters(bundle: Bundle, parameters: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The parameters that differ from the bundle's own, in the form that `Runtime.restore` takes.
 
-    Raises RuntimeInputError unless they are all of the bundle's, of its dtypes and shapes.
+    Raises RuntimeInputError unless `parameters` are all of the bundle's, of its dtypes and shapes.
     """
     model = PresentModel(bundle, DeviceState())
-    model.adopt(model.complete(parameters))
+    model.adopt(model.check_complete(parameters))
     return model.learned()

@@ -1,13 +1,13 @@
-"""Two model slots, as phones have for system updates: a new model is tried, and the old one stays to return to.
+"""Two model slots, as for system updates of phones: one for a new model on trial, one for the last good model.
 
-    install    a bundle is verified and copied to the slot that is not in use: "staged"
-    switch     it is loaded beside the running model, tested with its own vectors, and becomes active: "trying"
-    confirm    asked for, or after enough requests without an error: "good", and the next install may take the old slot
-    rollback   asked for, or by itself when the model fails: "bad", and the last good one is active again
+    install    verifies a bundle and copies it to the slot that is not in use: "staged"
+    switch     loads it beside the running model, tests it with its own vectors, and makes it active: "trying"
+    confirm    ends the trial, when called or after enough requests without an error: "good"
+    rollback   goes back to the last good model, when called or when the model on trial fails: "bad"
 
-Each load of a model on trial is counted on disk before it happens, so that one that takes the process down with it is
-given up after a few starts. A new bundle starts from its own published parameters, or those that it is installed with;
-what was learned on top of the old one stays in the old slot.
+Each load of a model on trial is counted on disk before it happens. So a model that crashes the process is given up
+after a few starts. A new bundle starts from its own published parameters, or those that it is installed with; what the
+device learned on top of the old bundle stays in the old slot.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import numpy as np
 from archipel.bundle import Bundle
 from archipel.errors import ArchipelError, RuntimeInputError, RuntimeLimitError, RuntimeProgramError, SlotError
 from archipel.lite_runtime.self_test import SelfTestReport
-from archipel.lite_runtime.slots.folder import MAX_ATTEMPTS, SlotFolder, SlotName, SlotState, bad, other
+from archipel.lite_runtime.slots.folder import MAX_ATTEMPTS, SlotFolder, SlotName, SlotState, mark_bad, other
 from archipel.lite_runtime.slots.loading import Loader, OwnState
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ _FAILURES = (RuntimeProgramError, RuntimeLimitError)
 
 
 class _Serving:
-    """A loaded slot. `trying` is read and `served` counted without the lock of changes."""
+    """A loaded slot. Requests read `trying` and call `count` without the lock that changes of slots take."""
 
     def __init__(self, name: SlotName, runtime: ModelRuntime, tested: SelfTestReport | None = None) -> None:
         self.name = name
@@ -55,7 +55,13 @@ class _Serving:
 class Slots:
     """Answers requests with the active slot's model. `predict` and `runtime` may be used from any thread at any time.
 
-    A request keeps the model that it began with: during a switch none waits, is lost, or gets a mixture.
+    A request keeps the model that it began with, so a switch neither delays nor breaks a request.
+
+    Example:
+        with Slots("slots", trusted_keys) as slots:
+            slots.install("digits.bundle")
+            slots.switch()
+            answers = slots.predict(x)
     """
 
     def __init__(
@@ -75,27 +81,26 @@ class Slots:
     ) -> None:
         """Own `folder` and load its active slot, or the last good one if that fails.
 
-        A model on trial is given up when it was loaded `attempts` times without being confirmed; `confirm_after`
-        requests without an error confirm it (None: only `confirm` does). `isolated` runs the models in child
-        processes, one request of `seconds` at most (see `isolated.load_isolated`): then a model that crashes takes
-        nothing down. `load=False` leaves loading to the first request. `own` gives the personal tensors and state that
-        the device keeps elsewhere, for the bundle of a slot that is loaded. Raises SlotError.
+        Arguments:
+            folder: made if it is not there; one process owns it at a time.
+            trusted_keys, threads, memory_limit, delegates: as for `load`.
+            isolated: run the models in child processes, so that a model that crashes does not end this one (Linux).
+            seconds: most time for one request of such a process.
+            attempts: loads of a model on trial, without a confirmation, after which it is given up.
+            confirm_after: requests without an error that confirm a model; None: only `confirm` does.
+            load: whether to load now; False: the first request does.
+            own: returns the personal tensors and state that the device keeps elsewhere, for the bundle of a slot.
+
+        Raises SlotError if another process owns the folder, its state is damaged, or neither slot can be loaded.
         """
         if not 1 <= attempts <= MAX_ATTEMPTS or (confirm_after is not None and confirm_after < 1):
-            raise SlotError(
-                f"attempts must be from 1 to {MAX_ATTEMPTS} and confirm_after at least 1, got {attempts} and "
-                f"{confirm_after}"
-            )
+            got = f"got {attempts} and {confirm_after}"
+            raise SlotError(f"attempts must be from 1 to {MAX_ATTEMPTS} and confirm_after at least 1, {got}")
         self._keys = list(trusted_keys)
         self._loader = Loader(
-            trusted_keys=self._keys,
-            threads=threads,
-            memory_limit=memory_limit,
-            delegates=delegates,
-            isolated=isolated,
-            seconds=seconds,
-            own=own,
-        )
+            trusted_keys=self._keys, threads=threads, memory_limit=memory_limit, delegates=delegates,
+            isolated=isolated, seconds=seconds, own=own,
+        )  # fmt: skip
         self._attempts = attempts
         self._confirm_after = confirm_after
         self._changing = threading.RLock()
@@ -104,7 +109,7 @@ class Slots:
         self._folder = SlotFolder(folder)
         if load and self._folder.state.active:
             try:
-                self._start()
+                self._load_active()
             except BaseException:
                 self._folder.close()
                 raise
@@ -113,46 +118,48 @@ class Slots:
 
     @property
     def state(self) -> SlotState:
-        """What the state file says now."""
+        """The contents of the state file."""
         return self._folder.state
 
     @property
     def runtime(self) -> ModelRuntime:
         """The active slot's runtime. Raises SlotError if no slot is active or none can be loaded."""
-        return self._active().runtime
+        return self._need_serving().runtime
 
     def predict(self, x: Any) -> Any:
         """As `Runtime.predict`, by the active slot's model.
 
-        A model on trial that fails on the request, or answers with numbers that are not finite, is given up if the
-        last good one does better, and the request gets that one's answer. Batches from an iterator are answered one
-        by one, each by the model that is active then.
+        If a model on trial fails on the request, or its answer is not finite, the last good model gets the request
+        too. If that one does better, its answer is returned and the model on trial is given up. Batches from an
+        iterator are answered one by one, each by the model that is active then.
         """
         if isinstance(x, Iterator):
             return map(self.predict, x)
-        serving = self._serving or self._active()
+        # Read once and without the lock: a switch replaces the object, so this request keeps model and trial together.
+        serving = self._serving or self._need_serving()
         if not serving.trying:
             return serving.runtime.predict(x)
         try:
             answer = serving.runtime.predict(x)
         except _FAILURES as error:
-            return self._instead(serving, x, error, None)
-        if not _finite(answer):
-            return self._instead(serving, x, None, answer)
+            return self._ask_last_good(serving, x, error, None)
+        if not _is_finite(answer):
+            return self._ask_last_good(serving, x, None, answer)
         if self._confirm_after is not None and serving.count() >= self._confirm_after:
             self._confirm_now(serving)
         return answer
 
     def save(self) -> None:
-        """Store what the active runtime has learned in its slot, durably. Raises SlotError where `own` is given."""
+        """Write what the active runtime has learned to its slot, durably. Raises SlotError if `own` was given."""
+        # Two copies of the same tensors would disagree after the next round.
         if self._loader.own is not None:
             raise SlotError(f"{self._folder.folder}: what the device learns is kept elsewhere, not in these slots")
         with self._changing:
-            serving = self._active()
+            serving = self._need_serving()
             serving.runtime.save(self._folder.path(serving.name))
 
     def renew(self) -> None:
-        """Give the running model what `own` says now."""
+        """Restore what `own` returns now in the loaded models."""
         with self._changing:
             for serving in (self._serving, self._last_good):
                 if serving is not None:
@@ -168,12 +175,17 @@ class Slots:
         version: int = 0,
         weights: str = "",
     ) -> SlotName:
-        """Verify a bundle (folder or file) and copy it to the slot that is not in use; the slot's name.
+        """Verify a bundle and copy it to the slot that is not in use.
 
-        With `parameters` (all of them) it runs with these and not with its own. `version` is a number that the slot is
-        known by, `weights` the digest of where the parameters came from. Raises the BundleError that says what is
-        wrong, RuntimeLimitError for one that needs more memory than allowed, RuntimeInputError for parameters that are
-        not this bundle's, SlotError while a model is on trial that could still return to the other slot.
+        Arguments:
+            bundle: a folder or a `.bundle` file.
+            parameters: all parameters by name, to run with instead of the bundle's own.
+            version: the caller's number of this model, at least 0, kept in the slot's entry.
+            weights: hex SHA-256 of the file that the parameters came from, kept there too.
+
+        Returns the slot's name. Raises the BundleError that says what is wrong, RuntimeLimitError for a bundle that
+        needs more memory than allowed, RuntimeInputError for parameters that are not this bundle's, SlotError while a
+        model is on trial that could still return to the other slot.
         """
         with self._changing:
 
@@ -183,31 +195,34 @@ class Slots:
             return self._folder.install(bundle, self._keys, self._attempts, learned, version=version, weights=weights)
 
     def switch(self) -> SelfTestReport:
-        """Load the staged slot beside the running one, test it, and make it active; what the self-test found.
+        """Load the staged slot beside the running one, test it, and make it active. Returns the self-test's report.
 
         Raises SlotError if nothing is staged, SelfTestError or what loading raises: then that slot is bad and the
         running model goes on.
         """
         with self._changing:
-            name = self._staged()
+            name = self._find_staged()
             before = self.state.active
             try:
                 serving = self._load(name, trying=True)
             except ArchipelError as error:
-                self._folder.update(name, bad(self.state.slot(name), str(error)))
+                self._folder.update(name, mark_bad(self.state.slot(name), str(error)))
                 raise
+            # A model that was never confirmed is nothing to return to, so the new one's trial has no way back.
             rest = None
             if before and self.state.slot(before).status == "trying":
-                rest = bad(self.state.slot(before), f"slot {name} replaced it before it was confirmed")
+                rest = mark_bad(self.state.slot(before), f"slot {name} replaced it before it was confirmed")
+            # The load above used an attempt for the case of a crash. The trial itself begins with all of them.
             tried = msgspec.structs.replace(self.state.slot(name), status="trying", attempts=self._attempts)
             self._folder.update(name, tried, active=name, rest=rest)
+            # On disk first: after an error there the running model is still the active one.
             self._last_good = self._serving if rest is None else None
             self._serving = serving
             assert serving.tested is not None
             return serving.tested
 
     def confirm(self) -> None:
-        """End the trial of the active slot: it is good. Raises SlotError if no slot is active."""
+        """End the trial of the active slot and mark it good. Raises SlotError if no slot is active."""
         with self._changing:
             name = self._need_active()
             slot = self.state.slot(name)
@@ -218,7 +233,7 @@ class Slots:
             self._last_good = None
 
     def rollback(self, reason: str = "rolled back") -> SlotName:
-        """Go back to the last good slot, whose name is returned; the active one is bad for `reason`.
+        """Go back to the last good slot, whose name is returned, and mark the active one bad for `reason`.
 
         Raises SlotError if there is no good slot, or it cannot be loaded: then nothing changes.
         """
@@ -234,13 +249,13 @@ class Slots:
                 serving = self._last_good or self._load(other(name), trying=False)
             except ArchipelError as error:
                 raise SlotError(
-                    f"{self._folder.folder}: slot {other(name)} cannot be loaded, so {name} stays: {error}"
+                    f"{self._folder.folder}: slot {other(name)} cannot be loaded, so {name} stays active: {error}"
                 ) from None
             self._return_to(serving, reason)
             return serving.name
 
     def close(self) -> None:
-        """Give the folder back. A start of a model on trial that ends like this does not count against it."""
+        """Release the folder. A model on trial gets the attempt of this start back, because it has not crashed."""
         with self._changing:
             serving, self._serving, self._last_good = self._serving, None, None
             if serving is not None and serving.trying:
@@ -260,11 +275,11 @@ class Slots:
 
     # --- inside ---------------------------------------------------------------------------------------------------
 
-    def _active(self) -> _Serving:
+    def _need_serving(self) -> _Serving:
         with self._changing:
             if self._serving is None:
                 self._need_active()
-                self._start()
+                self._load_active()
             assert self._serving is not None
             return self._serving
 
@@ -274,20 +289,21 @@ class Slots:
             raise SlotError(f"{self._folder.folder}: no slot is active; install a bundle, then switch")
         return self.state.active
 
-    def _staged(self) -> SlotName:
+    def _find_staged(self) -> SlotName:
         names: tuple[SlotName, ...] = ("a", "b")
         for name in names:
             slot = self.state.slot(name)
             if slot.status == "staged":
+                # Loads of a staged slot are counted before they begin, so these have ended in a crash.
                 if slot.attempts == 0:
-                    reason = "it never came to an end of being loaded"
-                    self._folder.update(name, bad(slot, reason))
+                    reason = "every attempt to load it ended the process"
+                    self._folder.update(name, mark_bad(slot, reason))
                     raise SlotError(f"{self._folder.folder}: slot {name} is given up: {reason}; install another bundle")
                 return name
         raise SlotError(f"{self._folder.folder}: no slot is staged; install a bundle first")
 
-    def _start(self) -> None:
-        """Load the active slot, or else the last good one. Raises SlotError that says why neither will do."""
+    def _load_active(self) -> None:
+        """Load the active slot, or else the last good one. Raises SlotError with both reasons if neither works."""
         active = self._need_active()
         trying = self.state.slot(active).status == "trying"
         reasons: list[str] = []
@@ -313,46 +329,47 @@ class Slots:
         )
 
     def _load(self, name: SlotName, trying: bool) -> _Serving:
-        """A slot's model, tested if it is on trial: counted after the bundle was verified and before anything is made
-        of it."""
+        """Load a slot's model, with a self-test and a counted attempt if it is on trial."""
         slot, path = self.state.slot(name), self._folder.path(name)
         bundle = self._loader.open(path, slot.digest)
         if not trying:
             return _Serving(name, self._loader.make(path, bundle))
+        # After verifying, so that a damaged bundle costs no attempt; before making sessions, which may crash.
         self._folder.update(name, msgspec.structs.replace(slot, attempts=slot.attempts - 1))
         return _Serving(name, *self._loader.make_tested(path, bundle))
 
     def _return_to(self, serving: _Serving, reason: str) -> None:
         failed = other(serving.name)
-        self._folder.update(failed, bad(self.state.slot(failed), reason), active=serving.name)
+        self._folder.update(failed, mark_bad(self.state.slot(failed), reason), active=serving.name)
         self._serving = serving
         self._last_good = None
 
-    def _instead(self, serving: _Serving, x: Any, error: ArchipelError | None, answer: Any) -> Any:
-        """The answer to a request on which a model on trial failed (`error`), or whose `answer` is not finite."""
+    def _ask_last_good(self, serving: _Serving, x: Any, error: ArchipelError | None, answer: Any) -> Any:
+        """The last good model's answer, or its own, to a request on which a model on trial failed or was not finite."""
         with self._changing:
             if self._serving is serving:
                 good = self._find_last_good()
                 if good is None:
-                    return _give(answer, error)
+                    return _return_or_raise(answer, error)
                 try:
                     better = good.runtime.predict(x)
                 except RuntimeInputError:
-                    # The old model does not take what the new one takes.
+                    # The old model has other inputs. The trial ends all the same, with the new model's answer or error.
                     better = None
                 except _FAILURES:
-                    return _give(answer, error)
-                if better is not None and not _finite(better):
-                    return _give(answer, error)
+                    return _return_or_raise(answer, error)
+                # Both models fail on this request, so its data are at fault and the trial goes on.
+                if better is not None and not _is_finite(better):
+                    return _return_or_raise(answer, error)
                 reason = str(error) if error else "it answered a request with numbers that are not finite"
                 with suppress(SlotError):  # where that cannot be written, the request is answered all the same
                     self._return_to(good, reason)
-                return better if better is not None else _give(answer, error)
-        # Another request has returned to the last good model already.
+                return better if better is not None else _return_or_raise(answer, error)
+        # Another request has rolled back already; the model that is active now answers this one.
         return self.predict(x)
 
     def _confirm_now(self, serving: _Serving) -> None:
-        # A request waits for nobody: if something is changing, or the disk is full, the next request confirms.
+        # No request waits here: if a change is going on, or the disk is full, the next request confirms.
         if self._changing.acquire(blocking=False):
             try:
                 if self._serving is serving:
@@ -367,17 +384,17 @@ class Slots:
             try:
                 self._last_good = self._load(other(active), trying=False)
             except ArchipelError:
-                # There is nothing better than the model on trial then, so its own error is what the caller gets.
+                # No good model can be loaded, so the caller gets the error of the model on trial.
                 return None
         return self._last_good
 
 
-def _give(answer: Any, error: ArchipelError | None) -> Any:
+def _return_or_raise(answer: Any, error: ArchipelError | None) -> Any:
     if error is not None:
         raise error
     return answer
 
 
-def _finite(answer: np.ndarray | Mapping[str, np.ndarray]) -> bool:
+def _is_finite(answer: np.ndarray | Mapping[str, np.ndarray]) -> bool:
     arrays = answer.values() if isinstance(answer, Mapping) else (answer,)
     return all(array.dtype.kind != "f" or bool(np.isfinite(array).all()) for array in arrays)

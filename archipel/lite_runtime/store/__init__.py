@@ -1,1 +1,1 @@
-"""The example store: what a device has learned from and may learn from again, encrypted on its disk."""
+"""The example store: the examples that a device learns from, encrypted on its disk."""

@@ -1,8 +1,8 @@
 """The SQLite file of an example store: its settings, its tables, and SQLite's errors as the project's own.
 
-Write-ahead log, one fsync for each commit (`synchronous=FULL`): what was committed survives `kill -9` and, on disks
-that honour fsync, loss of power. Freed space is overwritten with zeros (`secure_delete`); nothing temporary goes to
-disk. The file is taken for hostile: only exactly these tables are accepted, no triggers, no views.
+A write-ahead log with one fsync for each commit (`synchronous=FULL`) keeps committed rows after `kill -9` and, on disks
+that honour fsync, after a power cut. SQLite overwrites freed space with zeros (`secure_delete`) and keeps temporary
+data in memory. The file may come from an attacker: exactly these tables are accepted, no triggers, no views.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ TABLES = (
 
 
 def open_database(path: Path, store: bytes, timeout: float) -> sqlite3.Connection:
-    """Connect, and make the tables of store `store` where there are none. Other processes must be kept away meanwhile.
+    """Connect to the database, and make the tables of store `store` in a new one. The caller holds the folder's lock.
 
     `timeout`: seconds to wait for other processes' transactions. Raises StoreError.
     """
-    with translated(path):
+    with translate_errors(path):
         new = not path.exists()
         if new:
             # SQLite gives its log and shared memory the permissions of this file.
@@ -65,10 +65,10 @@ def open_database(path: Path, store: bytes, timeout: float) -> sqlite3.Connectio
 def example_ids(
     database: sqlite3.Connection, since: float | None = None, until: float | None = None, limit: int | None = None
 ) -> np.ndarray:
-    """Ids in rising order, int64 `[n]`, of `since <= time < until`; of those the newest `limit`."""
-    ids = _unbroken(database) if since is None and until is None else None
+    """Ids in rising order, int64 `[n]`: the newest `limit` of those with `since <= time < until`."""
+    ids = _unbroken_ids(database) if since is None and until is None else None
     if ids is None:
-        # From the index alone: the table's pages hold the examples.
+        # Reads the small index only; the table's own pages hold the examples.
         rows = database.execute(
             "SELECT id FROM examples INDEXED BY examples_by_time WHERE time >= ? AND time < ?",
             (-math.inf if since is None else since, math.inf if until is None else until),
@@ -77,25 +77,26 @@ def example_ids(
     return ids if limit is None else ids[max(len(ids) - limit, 0) :]
 
 
-def _unbroken(database: sqlite3.Connection) -> np.ndarray | None:
-    """All ids without reading them, where none was removed between the first and the last."""
+def _unbroken_ids(database: sqlite3.Connection) -> np.ndarray | None:
+    """All ids, without reading them, if none between the first and the last was removed; else None."""
     first, last, count = database.execute(
         "SELECT (SELECT min(id) FROM examples), (SELECT max(id) FROM examples), count FROM store"
     ).fetchone()
     if first is None or last - first + 1 != count:
         return None
-    # A hostile file may say that it has any number of rows, but not be large enough for them.
+    # A hostile file may claim any number of rows: allocate for no more than fit into its pages.
     pages, size = (database.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "page_size"))
     return np.arange(first, last + 1) if count <= pages * size // OVERHEAD_BYTES else None
 
 
 @contextmanager
-def translated(path: Path) -> Iterator[None]:
-    """SQLite's and the system's errors become StoreErrors that name the file."""
+def translate_errors(path: Path) -> Iterator[None]:
+    """Turn errors of SQLite and of the system into StoreErrors that name the file."""
     try:
         yield
     except sqlite3.Error as error:
         code = getattr(error, "sqlite_errorcode", None)
+        # The low byte is the primary result code; the rest tells its variants.
         if code is not None and code & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
             raise StoreBusyError(
                 f"{path}: another process is writing to the store; wait and try again, or open it with a longer timeout"
@@ -107,13 +108,16 @@ def translated(path: Path) -> Iterator[None]:
         }.get((code or 0) & 0xFF, "")
         raise StoreError(f"{path}: SQLite: {str(error)[:200]!r}{hint}") from None
     except UnicodeDecodeError:
-        # SQLite quotes a hostile schema in its message, which Python cannot decode then.
+        # SQLite quotes a hostile schema in its message, and the bytes may not be UTF-8.
         raise StoreError(f"{path}: SQLite: malformed database schema{_DAMAGED}") from None
     except OSError as error:
         raise StoreError(f"{path}: {error.strerror or error}") from None
 
 
 def _configure(database: sqlite3.Connection) -> None:
+    # page_size and auto_vacuum take effect in an empty database only, so they come before the tables and before WAL.
+    # trusted_schema, cell_size_check and mmap_size are for hostile files: no functions from the schema, sizes checked
+    # when a page is read, no page that changes under SQLite.
     for setting in (
         f"page_size = {_PAGE_BYTES}",
         "auto_vacuum = INCREMENTAL",
@@ -134,6 +138,7 @@ def _configure(database: sqlite3.Connection) -> None:
 
 
 def _create(database: sqlite3.Connection, store: bytes) -> None:
+    # One transaction: a kill leaves an empty database, and the next opening makes the tables.
     database.execute("BEGIN IMMEDIATE")
     for statement in TABLES:
         database.execute(statement)
@@ -151,10 +156,11 @@ def _check(database: sqlite3.Connection, path: Path, store: bytes) -> None:
         raise StoreError(f"{path}: not the database of an example store")
     if version != FORMAT:
         raise StoreError(f"{path}: format {version} of example stores is not known here, expected {FORMAT}")
-    # Every statement is short, so a long one is hostile: fetch no more than that of it.
-    there = database.execute("SELECT substr(sql, 1, 1000) FROM sqlite_master ORDER BY rowid LIMIT 4").fetchall()
-    if [row[0] for row in there] != list(TABLES):
+    # The real statements are short. A hostile one may be huge, so fetch only its beginning.
+    statements = database.execute("SELECT substr(sql, 1, 1000) FROM sqlite_master ORDER BY rowid LIMIT 4").fetchall()
+    if [row[0] for row in statements] != list(TABLES):
         raise StoreError(f"{path}: has other tables than an example store; the file was tampered with")
+    # One byte more than an id, two rows at most: enough to see that something differs.
     rows = database.execute("SELECT substr(id, 1, 17) FROM store LIMIT 2").fetchall()
     if rows != [(store,)]:
         raise StoreError(f"{path}: belongs to another store than the key file; the files were exchanged")

@@ -1,9 +1,9 @@
-"""The example store: what a device has learned from so far and may learn from again, encrypted on its disk.
+"""The example store: the examples that a device learns from, encrypted on its disk.
 
-An app adds examples as they happen; training samples them; the oldest go when the store is full or they are too old.
-On disk there is one random data key, wrapped under a key that the caller keeps (store_keys.py), and an SQLite
-database whose rows are sealed one by one under the data key (store_sealing.py), each bound to its place: store, layout,
-id and time. Row ids, times in whole seconds, the size of an example and their number are in the clear.
+An app adds examples as they happen, and training samples them. The store removes the oldest when it is full, and those
+that are too old. On disk lie one random data key, wrapped under a key that the caller keeps (keys.py), and an SQLite
+database whose rows are sealed one by one under the data key (sealing.py), each bound to its place: store, layout, id
+and time. Row ids, times in whole seconds, the size of an example and their number are in the clear.
 """
 
 from __future__ import annotations
@@ -22,16 +22,10 @@ from types import TracebackType
 import numpy as np
 
 from archipel.durable import make_folder, sweep
-from archipel.errors import (
-    RuntimeInputError,
-    RuntimeLimitError,
-    StoreErasedError,
-    StoreError,
-    StoreQuotaError,
-)
+from archipel.errors import RuntimeInputError, RuntimeLimitError, StoreErasedError, StoreError, StoreQuotaError
 from archipel.lite_runtime import shuffle
-from archipel.lite_runtime.store.database import example_ids, open_database, translated
-from archipel.lite_runtime.store.files import database_path, erase, finish_erasing, load_keys, locked
+from archipel.lite_runtime.store.database import example_ids, open_database, translate_errors
+from archipel.lite_runtime.store.files import database_path, erase, finish_erasing, hold_lock, load_keys
 from archipel.lite_runtime.store.keys import KEY_FILE, StoreKeys, check_key, read_record
 from archipel.lite_runtime.store.layout import Field, Layout, batch_of
 from archipel.lite_runtime.store.quotas import Quotas, count_examples, recount
@@ -44,21 +38,21 @@ _SECOND = timedelta(seconds=1)
 
 
 class ExampleStore:
-    """Made by `ExampleStore.open`. Threads may share one; a process that was forked opens its own.
+    """An open store; `ExampleStore.open` makes one. Threads may share it; a forked process opens its own.
 
-    Every method raises StoreError or one of its children: StoreErasedError once somebody erased the store,
-    StoreBusyError where another process writes for longer than the timeout.
+    Every method raises StoreError or one of its children: StoreErasedError after somebody erased the store,
+    StoreBusyError when another process writes for longer than the timeout.
+
+    Example:
+        with ExampleStore.open("examples", key) as store:
+            store.add({"x": picture, "y": np.int64(3)})
+            runtime.fit(store.sample(256, seed=0))
     """
 
     def __init__(
-        self,
-        folder: Path,
-        keys: StoreKeys,
-        database: sqlite3.Connection,
-        quotas: Quotas,
-        clock: Callable[[], float],
-        timeout: float,
-    ) -> None:
+        self, folder: Path, keys: StoreKeys, database: sqlite3.Connection, quotas: Quotas,
+        clock: Callable[[], float], timeout: float,
+    ) -> None:  # fmt: skip
         self.path = folder
         self._record = keys.record
         self._records = Records(keys)
@@ -81,25 +75,32 @@ class ExampleStore:
         clock: Callable[[], float] = time.time,
         timeout: float = 10.0,
     ) -> ExampleStore:
-        """Open the store in the folder `path`, made if it is not there, and let go of what is over the quotas.
+        """Open the store in the folder `path`, finish an interrupted erase, and remove what is over the quotas.
 
-        `key`: 32 random bytes that the caller keeps, for instance in the system's key store; `max_bytes` for all
-        sealed examples together; `max_age` in seconds if it is a number; `clock` gives seconds since 1970; `timeout`
-        in seconds for other processes. The quotas are those of this opening, they are not kept. An erase that was
-        interrupted is finished first. Raises StoreKeyError, with nothing changed, if the key is not the store's.
+        Arguments:
+            path: the folder, made if it is not there.
+            key: 32 random bytes that the caller keeps, for instance in the system's key store.
+            max_bytes: for all sealed examples together. The quotas are not stored; every opening sets them.
+            max_age: a timedelta or seconds; None: any age.
+            clock: returns seconds since 1970.
+            timeout: seconds to wait for other processes.
+
+        Raises StoreKeyError, with nothing changed, if the key is not the store's.
         """
         key = check_key(key)
         age = max_age / _SECOND if isinstance(max_age, timedelta) else max_age
         if max_bytes < 1 or (age is not None and not age > 0):
             raise StoreError(f"example store: quotas must be above 0, got max_bytes={max_bytes}, max_age={max_age}")
         folder = Path(path)
-        with translated(folder):
+        with translate_errors(folder):
             make_folder(folder, 0o700)
-            with locked(folder, timeout):
+            with hold_lock(folder, timeout):
+                # Before the keys: a half-erased folder has no key file, and load_keys would refuse its database.
                 finish_erasing(folder)
                 keys = load_keys(folder, key)
                 database = open_database(database_path(folder, keys.store), keys.store, timeout)
         store = cls(folder, keys, database, Quotas(max_bytes, age), clock, timeout)
+        # Outside the folder's lock: a transaction keeps other processes away from the database.
         try:
             store._settle()
         except BaseException:
@@ -109,24 +110,24 @@ class ExampleStore:
 
     @staticmethod
     def destroy(path: Path | str, *, timeout: float = 10.0) -> None:
-        """Erase the store in the folder `path` without its key, as `erase` does. Nothing happens if there is none."""
+        """Erase the store in the folder `path`, as `erase` does, without its key. Does nothing if there is no store."""
         folder = Path(path)
-        with translated(folder):
+        with translate_errors(folder):
             if folder.is_dir():
-                with locked(folder, timeout):
+                with hold_lock(folder, timeout):
                     sweep(folder, KEY_FILE)
                     erase(folder)
 
     @property
     def fields(self) -> dict[str, Field]:
-        """dtype and shape of each field of an example; empty before the first example, which fixes them."""
+        """The dtype and shape of each field of an example; {} before the first example, which fixes them."""
         with self._reading() as database:
             layout = self._layout(database)
             return dict(layout.fields) if layout else {}
 
     @property
     def nbytes(self) -> int:
-        """Sealed bytes of all examples: what `max_bytes` counts. The file is a few per cent larger."""
+        """The sealed bytes of all examples, which `max_bytes` limits. The file is a few per cent larger."""
         with self._reading() as database:
             layout = self._layout(database)
             return count_examples(database) * sealed_bytes(layout) if layout else 0
@@ -136,7 +137,7 @@ class ExampleStore:
             return count_examples(database)
 
     def add(self, example: Mapping[str, np.ndarray]) -> int:
-        """Add one example, arrays without batch axis by field name; returns its id. On disk when this returns.
+        """Add one example, arrays without batch axis by field name, and return its id. It is on disk then.
 
         Raises RuntimeInputError if the fields, dtypes or shapes are not those of the first example.
         """
@@ -150,9 +151,9 @@ class ExampleStore:
         return self._add(batch_of(examples, single=False))
 
     def select(self, *, since: float | None = None, until: float | None = None, limit: int | None = None) -> np.ndarray:
-        """Ids in the order of adding, int64 `[n]`; decrypts nothing.
+        """Ids in the order of adding, int64 `[n]`, of the newest `limit` examples with `since <= time < until`.
 
-        `since <= time < until` in seconds since 1970, kept as whole seconds; of those the newest `limit`.
+        Times are seconds since 1970; the store keeps whole seconds. Decrypts nothing.
         """
         with self._reading() as database:
             return example_ids(database, since, until, limit)
@@ -160,8 +161,7 @@ class ExampleStore:
     def read(self, ids: Sequence[int] | np.ndarray) -> dict[str, np.ndarray]:
         """The examples `ids`, in this order: `[n, ...]` by field name.
 
-        Raises StoreRecordError, which names the example, for one that is not there, or was damaged or tampered with;
-        the others stay readable.
+        Raises StoreRecordError, which names the example that is missing or was damaged; the others stay readable.
         """
         with self._reading() as database:
             return self._records.read(database, self._need_layout(database), _id_array(ids))
@@ -169,7 +169,7 @@ class ExampleStore:
     def arrays(self, *, limit_bytes: int = 256 << 20) -> dict[str, np.ndarray]:
         """All examples, `[n, ...]` by field name, in the order of adding.
 
-        Raises RuntimeLimitError before anything is read if they are more than `limit_bytes` in memory.
+        Raises RuntimeLimitError, before reading any, if they take more than `limit_bytes` in memory.
         """
         with self._reading() as database:
             ids = example_ids(database)
@@ -185,8 +185,8 @@ class ExampleStore:
     def sample(self, count: int, seed: int, *, ids: Sequence[int] | np.ndarray | None = None) -> dict[str, np.ndarray]:
         """`count` examples drawn without replacement, all equally likely, `[count, ...]` by field name.
 
-        Fewer where the store (or `ids`) has fewer. The same ids and seed give the same examples in the same order: the
-        first ones of `shuffle.permutation(n, seed, 0, 0)`. Only these are read and decrypted.
+        If the store (or `ids`) has fewer, all of them. The same ids and seed give the same examples in the same order:
+        the first of `shuffle.permutation(n, seed, 0, 0)`. Reads and decrypts only these.
         """
         if count < 1:
             raise RuntimeInputError(f"example store: sample at least 1 example, got count={count}")
@@ -207,8 +207,8 @@ class ExampleStore:
     ) -> Iterator[dict[str, np.ndarray]]:
         """Go through the store in batches `[batch_size, ...]` by field name, in the order in which `fit` would.
 
-        The examples are those that are there now. One that goes while the iteration runs (removed, too old) is left
-        out of its batch. The last batch of an epoch is smaller.
+        Takes the examples that are there now. A batch leaves out those that are removed, or become too old, before it
+        is read. The last batch of an epoch may be smaller.
         """
         if batch_size < 1 or epochs < 0:
             raise RuntimeInputError(f"example store: batch_size from 1, epochs from 0; got {batch_size}, {epochs}")
@@ -224,7 +224,7 @@ class ExampleStore:
     def remove(self, ids: Sequence[int] | np.ndarray) -> int:
         """Remove these examples and return how many were there. Their bytes are overwritten in the file.
 
-        Copies that the disk or a backup keeps can still be opened with the store's key; only `erase` ends that.
+        The store's key still opens copies that the disk or a backup keeps; only `erase` prevents that.
         """
         wanted = _id_array(ids)
         with self._writing() as database:
@@ -236,17 +236,17 @@ class ExampleStore:
         return removed
 
     def expire(self) -> int:
-        """Remove what is too old or over the quota, and return how many. Every other method does it too when due."""
+        """Remove examples that are too old or over the quota, and return how many. Reading and adding do so too."""
         with self._writing() as database:
             removed = self._trim(database)
         self._shrink()
         return removed
 
     def erase(self) -> None:
-        """Destroy the store's key, then remove its files, and close. Also other processes can read it no more.
+        """Close, destroy the store's key, then remove its files. Other processes cannot read it any more either.
 
-        A process that is killed meanwhile leaves the store whole or erased, never half. Afterwards neither the caller's
-        key nor a copy of the database opens anything, unless somebody kept a copy of `store.key` too.
+        If the process is killed meanwhile, the store is whole or erased. Afterwards the caller's key and a copy of the
+        database open nothing, unless somebody kept a copy of `store.key` too.
         """
         self.close()
         self.destroy(self.path, timeout=self._timeout)
@@ -254,8 +254,9 @@ class ExampleStore:
     def close(self) -> None:
         with self._lock:
             database, self._open = self._open, None
+            # SQLite forbids a fork to use its parent's connection, even to close it.
             if database is not None and self._process == os.getpid():
-                with translated(self.path):
+                with translate_errors(self.path):
                     database.close()
 
     def __enter__(self) -> ExampleStore:
@@ -283,14 +284,17 @@ class ExampleStore:
                 self._records.write_layout(database, layout)
             now = self._now()
             first = database.execute("SELECT next FROM store").fetchone()[0]
+            # Room is made in the same transaction, so an error or a kill loses no old example for nothing.
             self._quotas.trim(database, now, layout, count)
             self._records.write(database, layout, batch, range(first, first + count), now)
             database.execute("UPDATE store SET next = next + ?, count = count + ?", (count, count))
+        # Only after the commit: a rolled-back layout must not be remembered.
         self._known_layout = layout
         return range(first, first + count)
 
     def _batches(self, ids: np.ndarray, order: Iterator[shuffle.Batch]) -> Iterator[dict[str, np.ndarray]]:
         for batch in order:
+            # A transaction for each batch: one for all would hold back writers' checkpoints while training runs.
             with self._reading() as database:
                 layout = self._need_layout(database)
                 arrays = self._records.read(database, layout, ids[batch.indices], skip_missing=True)
@@ -316,6 +320,7 @@ class ExampleStore:
 
     def _settle(self) -> None:
         with self._writing() as database:
+            # The counters come from the file, which anybody may have changed.
             count = recount(database)
             if self._layout(database) is None and count:
                 raise StoreError(f"{self.path}: examples without a layout: the database was tampered with")
@@ -327,14 +332,14 @@ class ExampleStore:
         return self._quotas.trim(database, self._now(), self._layout(database))
 
     def _shrink(self) -> None:
-        """Give free pages back to the file system, and empty the log, where removed rows would stay a while."""
-        with self._lock, translated(self.path):
+        """Give free pages back to the file system, and empty the log, which still holds removed rows."""
+        with self._lock, translate_errors(self.path):
             database = self._database()
             free, size = (database.execute(f"PRAGMA {name}").fetchone()[0] for name in ("freelist_count", "page_size"))
             if free * size >= _WORTH_SHRINKING_BYTES:
                 # As a script, because this pragma works as long as it is stepped and execute() stops at the first page.
                 database.executescript("PRAGMA incremental_vacuum")
-            # Where another process is reading, it answers "busy" and the next one does it.
+            # If another process is reading, the pragma answers "busy", and the next call empties the log.
             database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
     def _database(self) -> sqlite3.Connection:
@@ -346,15 +351,16 @@ class ExampleStore:
 
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
-        """A transaction, the only one that writes. It ends on disk, or changes nothing."""
+        """A write transaction, the only one at a time. It is on disk at the end, or has changed nothing."""
         with self._transaction("BEGIN IMMEDIATE") as database:
             yield database
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
-        """One state of the database for everything that is read, without examples that are too old."""
+        """A read transaction: one consistent state of the database, without examples that are too old."""
         with self._lock:
-            with translated(self.path):
+            # Trimming writes, so it comes before the read transaction and not inside it.
+            with translate_errors(self.path):
                 due = self._quotas.is_due(self._database(), self._now())
             if due:
                 self.expire()
@@ -363,11 +369,11 @@ class ExampleStore:
 
     @contextmanager
     def _transaction(self, begin: str) -> Iterator[sqlite3.Connection]:
-        with self._lock, translated(self.path):
+        with self._lock, translate_errors(self.path):
             database = self._database()
             database.execute(begin)
             try:
-                # After BEGIN: what is written here was begun before the store was erased, or is refused.
+                # After BEGIN, or an erase could come in between: no transaction begins on an erased store.
                 if read_record(self.path) != self._record:
                     raise StoreErasedError(f"{self.path}: the store was erased, or its key file changed")
                 yield database

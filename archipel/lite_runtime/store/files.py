@@ -1,12 +1,12 @@
 """The files of an example store's folder: the lock for opening and erasing, and erasing itself.
 
-    store.key             the wrapped data key (store_keys.py)
+    store.key             the wrapped data key (keys.py)
     examples-ID.db        the database; -wal and -shm beside it while it is open
-    erasing.key           only while the store is being erased: what was store.key
+    erasing.key           the former store.key, while the store is being erased
 
-Erasing is one rename (store.key becomes erasing.key) that commits it, and steps after it that can be repeated: the key
-is overwritten, the database is removed, the overwritten key is removed. A process killed before the rename leaves the
-store whole; killed after it, the store is erased and whoever opens the folder next does the steps again.
+Erasing is committed by one rename, of store.key to erasing.key. The steps after it can be repeated: overwrite the key,
+remove the database, remove the overwritten key. A process killed before the rename leaves the store whole. After the
+rename the store is erased, and the next process that opens the folder repeats the steps.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _DATABASE = re.compile(r"examples-[0-9a-f]{32}\.db(-wal|-shm|-journal)?")
 
 
 def database_path(folder: Path, store: bytes) -> Path:
-    """The id is in the name so that no path is ever used twice: a process that missed an erase can harm nobody."""
+    """The database's file. The store's id in its name keeps a process that missed an erase away from a new store."""
     return folder / f"examples-{store.hex()}.db"
 
 
@@ -44,8 +44,8 @@ def database_files(folder: Path) -> list[Path]:
 
 
 @contextmanager
-def locked(folder: Path, timeout: float) -> Iterator[None]:
-    """Hold the folder's lock, which its processes take to open and to erase. Raises StoreBusyError, OSError."""
+def hold_lock(folder: Path, timeout: float) -> Iterator[None]:
+    """Hold the lock of the folder, taken for opening and erasing. Raises StoreBusyError, OSError."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         try:
@@ -58,15 +58,17 @@ def locked(folder: Path, timeout: float) -> Iterator[None]:
 
 
 def load_keys(folder: Path, key: bytes) -> StoreKeys:
-    """From the key file, made first in a folder without a store. The folder's lock is held."""
+    """The keys from the key file; makes the file in a folder without a store. The caller holds the lock."""
     record = read_record(folder)
     if record is None:
-        lost = database_files(folder)
-        if lost:
+        # A new key beside an old database would make the loss of the key file permanent.
+        databases = database_files(folder)
+        if databases:
             raise StoreKeyError(
-                f"{folder}: {lost[0].name} is there but {KEY_FILE} is not, and nobody can read it without; put that "
-                "file back, or make room for a new store with ExampleStore.destroy(path)"
+                f"{folder}: {databases[0].name} cannot be read without {KEY_FILE}, which is missing; put that file "
+                "back, or make room for a new store with ExampleStore.destroy(path)"
             )
+        # Left by a process that was killed while it wrote a key file: no database belongs to it.
         sweep(folder, KEY_FILE)
         record = make_record(key, os.urandom(104))
         write_durably(folder / KEY_FILE, record)
@@ -74,11 +76,12 @@ def load_keys(folder: Path, key: bytes) -> StoreKeys:
 
 
 def erase(folder: Path) -> None:
-    """Destroy the key, then remove the files. The lock is held. Raises OSError."""
+    """Destroy the key, then remove the files. The caller holds the lock. Raises OSError."""
     finish_erasing(folder)
     try:
         publish(folder / KEY_FILE, folder / ERASING_FILE)
     except FileNotFoundError:
+        # A database without a key file. The empty mark makes the removal repeatable after a kill.
         if not database_files(folder):
             return
         create_durably(folder / ERASING_FILE, b"")
@@ -86,10 +89,11 @@ def erase(folder: Path) -> None:
 
 
 def finish_erasing(folder: Path) -> bool:
-    """Do what an erase that was begun still has to do; whether there was one. The lock is held. Raises OSError."""
+    """Finish an erase that was begun; returns whether there was one. The caller holds the lock. Raises OSError."""
     erasing = folder / ERASING_FILE
     if not overwrite(erasing):
         return False
+    # The key goes first, since it alone makes the examples unreadable; its file goes last, since it marks the erase.
     for path in database_files(folder):
         path.unlink(missing_ok=True)
     sync_folder(folder)

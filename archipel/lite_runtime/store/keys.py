@@ -1,8 +1,8 @@
 """The key file of an example store: a random data key, wrapped under the caller's key.
 
-136 bytes: `archipel-store-1`, the store's id (16), a salt (32), and the data key (32) sealed with XAES-256-GCM (72)
-under HKDF-SHA256(caller's key, salt, label), with everything before it as associated data. It is a file of its own so
-that destroying 136 bytes destroys every example, also in copies of the database that lie elsewhere.
+136 bytes: `archipel-store-1` (16), the store's id (16), a salt (32), and the data key (32) sealed with XAES-256-GCM
+(72) under HKDF-SHA256(caller's key, salt, label), with everything before it as associated data. The key has a file of
+its own, because destroying these 136 bytes makes every example unreadable, also in copies of the database elsewhere.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ _LABEL = b"archipel/example-store/1/wrap"
 
 
 class StoreKeys(NamedTuple):
-    """What the key file holds: `record` are its bytes, `store` the store's id, `data_key` seals the examples."""
+    """The key file: `record` has its bytes, `store` the store's id; `data_key` seals the examples."""
 
     record: bytes
     store: bytes
     data_key: bytes
 
+    # Without the key: a repr ends up in logs and tracebacks.
     def __repr__(self) -> str:
         return f"StoreKeys(store={self.store.hex()})"
 
@@ -51,18 +52,20 @@ def check_key(key: object) -> bytes:
 
 
 def make_record(key: bytes, random: bytes) -> bytes:
-    """The key file of a new store from `random`: 16 + 32 + 32 + 24 secret random bytes."""
+    """The key file of a new store. `random` are 16 + 32 + 32 + 24 secret random bytes: id, salt, data key, nonce."""
     store, salt, data_key, nonce = (
         random[:16], random[16:48], random[48:80], random[80:104],
     )  # fmt: skip
     if len(nonce) != NONCE_BYTES:
         raise ValueError(f"104 random bytes, got {len(random)}")
+    # The head is authenticated too, so that a data key cannot be moved to another store's file.
     head = _MAGIC + store + salt
     return head + Sealer(_wrapping_key(key, salt)).seal(nonce, data_key, head)
 
 
 def open_record(record: bytes, key: bytes, where: str) -> StoreKeys:
-    """Unwrap the data key. Raises StoreKeyError if `key` is not the one, StoreError for what is no key file."""
+    """Unwrap the data key. Raises StoreKeyError for a wrong `key`, StoreError if `record` is not a key file."""
+    # Two checks: a later format deserves another message than a file that was never a key file.
     if len(record) != RECORD_BYTES or not record.startswith(_FAMILY):
         raise StoreError(f"{where}: not the key file of an example store ({RECORD_BYTES} bytes, {_MAGIC!r} first)")
     if not record.startswith(_MAGIC):
@@ -81,9 +84,10 @@ def open_record(record: bytes, key: bytes, where: str) -> StoreKeys:
 
 
 def read_record(folder: Path) -> bytes | None:
-    """The bytes of the key file (one more than a record has, at most), None where there is none. Raises StoreError."""
+    """The key file's bytes, at most one more than a record has; None without the file. Raises StoreError."""
     path = folder / KEY_FILE
     try:
+        # A link here could point to a copy that survives an erase.
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     except FileNotFoundError:
         return None

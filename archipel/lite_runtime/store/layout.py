@@ -1,7 +1,7 @@
-"""What one example of a store looks like: names, dtypes and shapes, and its bytes, all of one length.
+"""The layout of a store's examples: field names, dtypes and shapes, and the bytes of one example.
 
-An example is the bytes of its fields one after the other, ordered by name, row-major, little-endian. Examples of one
-store have one size, so a size says nothing about what is in an example, and rows become batches without parsing.
+An example is the bytes of its fields one after the other, ordered by name, row-major, little-endian. All examples of a
+store have one size. So the size tells nothing about an example's contents, and rows become batches without parsing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MAX_LAYOUT_BYTES = 64 << 10
 
 
 class Field(NamedTuple):
-    """Of one example, without the batch axis."""
+    """The dtype and shape of one field of an example, without the batch axis."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -48,19 +48,21 @@ _DECODER = msgspec.json.Decoder(list[_Entry])
 
 
 class Layout:
-    """The fields of a store's examples, by name in sorted order. Raises StoreError if they break a limit."""
+    """The fields of a store's examples, sorted by name. Raises StoreError for fields beyond the limits."""
 
     def __init__(self, fields: Mapping[str, Field]) -> None:
         self.fields = {name: fields[name] for name in sorted(fields)}
         if not 1 <= len(fields) <= MAX_FIELDS:
             raise StoreError(f"example store: an example has from 1 to {MAX_FIELDS} fields, got {len(fields)}")
         for name, field in self.fields.items():
+            # Names come from a file that may be hostile, and go into error texts.
             if not 0 < len(name) <= 256 or not name.isprintable():
                 raise StoreError(f"example store: field name {name[:64]!r} is not 1 to 256 printable characters")
             if field.dtype not in ITEM_BYTES:
                 raise StoreError(
                     f"example store: field {name!r} has dtype {field.dtype[:32]!r}, expected one of {list(ITEM_BYTES)}"
                 )
+            # No axis of size 0: examples of 0 bytes cannot be divided into chunks (records.py).
             if len(field.shape) > MAX_RANK or not all(1 <= dim <= MAX_EXAMPLE_BYTES for dim in field.shape):
                 raise StoreError(
                     f"example store: field {name!r} has shape {list(field.shape[:16])}; at most {MAX_RANK} axes, "
@@ -70,7 +72,7 @@ class Layout:
         """Bytes of one example before sealing."""
         if self.nbytes > MAX_EXAMPLE_BYTES or len(self.encoded) > MAX_LAYOUT_BYTES:
             raise StoreError(
-                f"example store: an example of {self.nbytes} bytes, described in {len(self.encoded)}; the limits are "
+                f"example store: an example of {self.nbytes} bytes, with a layout of {len(self.encoded)}; limits: "
                 f"{MAX_EXAMPLE_BYTES} and {MAX_LAYOUT_BYTES}"
             )
 
@@ -98,16 +100,18 @@ class Layout:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise StoreError(f"example store: layout: {error}") from None
         layout = cls({entry.name: Field(entry.dtype, entry.shape) for entry in entries})
+        # Equal layouts must have equal bytes, because their digest is part of every example's associated data.
         if layout.encoded != data:
             raise StoreError("example store: layout: not in its canonical form")
         return layout
 
     def check(self, arrays: Mapping[str, np.ndarray]) -> int:
-        """The number of examples in these batches. Raises RuntimeInputError unless they are of this layout."""
+        """The number of examples in these batches. Raises RuntimeInputError if they do not have this layout."""
         if set(arrays) != set(self.fields):
             raise RuntimeInputError(
                 f"example store: an example has the fields {', '.join(self.fields)}; got {', '.join(arrays) or 'none'}"
             )
+        # The fields come from batch_of, so each has a batch axis.
         counts = {name: len(array) for name, array in arrays.items()}
         if len(set(counts.values())) != 1:
             raise RuntimeInputError(f"example store: fields with different numbers of examples: {counts}")
@@ -124,7 +128,8 @@ class Layout:
         rows = np.empty((count, self.nbytes), np.uint8)
         offset = 0
         for name, field in self.fields.items():
-            column = np.ascontiguousarray(arrays[name], dtype=_stored(field)).reshape(count, -1)
+            # Little-endian on every machine; the rows of the result are the messages that are sealed.
+            column = np.ascontiguousarray(arrays[name], dtype=_stored_dtype(field)).reshape(count, -1)
             rows[:, offset : offset + field.nbytes] = column.view(np.uint8)
             offset += field.nbytes
         return rows
@@ -138,8 +143,8 @@ class Layout:
         offset = 0
         for name, field in self.fields.items():
             column = np.ascontiguousarray(rows[:, offset : offset + field.nbytes])
-            # A bool that is neither 0 nor 1 would be undefined in NumPy.
-            column = column != 0 if field.dtype == "bool" else column.view(_stored(field))
+            # A bool byte other than 0 or 1 is undefined behaviour in NumPy, so compare and do not reinterpret.
+            column = column != 0 if field.dtype == "bool" else column.view(_stored_dtype(field))
             into[name][places] = column.reshape(len(rows), *field.shape)
             offset += field.nbytes
 
@@ -150,7 +155,9 @@ def batch_of(arrays: object, single: bool) -> dict[str, np.ndarray]:
     `single`: the arrays are one example and get an axis of size 1.
     """
     if not isinstance(arrays, Mapping):
-        raise RuntimeInputError(f"example store: a mapping from field name to array, got {type(arrays).__name__}")
+        raise RuntimeInputError(
+            f"example store: expected a mapping from field name to array, got {type(arrays).__name__}"
+        )
     batch = {}
     for name, array in arrays.items():
         if not isinstance(array, np.ndarray | np.generic) or not isinstance(name, str):
@@ -169,5 +176,5 @@ def batch_of(arrays: object, single: bool) -> dict[str, np.ndarray]:
     return batch
 
 
-def _stored(field: Field) -> np.dtype:
+def _stored_dtype(field: Field) -> np.dtype:
     return np.dtype(field.dtype).newbyteorder("<")

@@ -1,4 +1,4 @@
-"""The sealed rows of an example store: every message bound to its place, so that none opens at another."""
+"""The sealed rows of an example store. Each is bound to its place and cannot be opened at another one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CHUNK_BYTES = 1 << 20
 _LAYOUT = b"archipel/example-store/1/layout"
 _EXAMPLE = b"archipel/example-store/1/example"
 
-# A blob of the wrong size is hostile and stays on the disk.
+# A blob of the wrong size was not written here: SQLite does not even load it.
 _READ = (
     "SELECT time, CASE WHEN typeof(sealed) = 'blob' AND length(sealed) = ? THEN sealed END FROM examples WHERE id = ?"
 )
@@ -36,7 +36,8 @@ class Records:
         database.execute("UPDATE store SET layout = ?", (sealed,))
 
     def read_layout(self, database: sqlite3.Connection) -> Layout | None:
-        """None before the first example. Raises StoreError."""
+        """The store's layout, None before the first example. Raises StoreError."""
+        # One byte more than the largest layout: a longer blob fails to open, and is not loaded as a whole.
         kind, sealed = database.execute(
             "SELECT typeof(layout), substr(layout, 1, ?) FROM store", (MAX_LAYOUT_BYTES + OVERHEAD_BYTES + 1,)
         ).fetchone()
@@ -57,72 +58,74 @@ class Records:
         self, database: sqlite3.Connection, layout: Layout, batch: Mapping[str, np.ndarray], ids: range, time: int
     ) -> None:
         """Insert `batch`, checked against `layout`; `time` in seconds."""
-        database.executemany("INSERT INTO examples VALUES (?, ?, ?)", self._rows(layout, batch, ids, time))
+        database.executemany("INSERT INTO examples VALUES (?, ?, ?)", self._seal_rows(layout, batch, ids, time))
 
     def read(
         self, database: sqlite3.Connection, layout: Layout, ids: np.ndarray, skip_missing: bool = False
     ) -> dict[str, np.ndarray]:
-        """Arrays `[n, ...]` by field name; `skip_missing` leaves out examples that are not there.
+        """Arrays `[n, ...]` by field name, in the order of `ids`; `skip_missing` leaves out examples that are gone.
 
-        Raises StoreRecordError. Needs the memory of the arrays and 2 MiB, or two examples where one is larger.
+        Raises StoreRecordError. Needs the arrays' memory and 2 MiB more, or that of two examples if it is larger.
         """
         arrays = layout.empty(len(ids))
-        there = np.ones(len(ids), bool)
-        # In the order of the file.
+        present = np.ones(len(ids), bool)
+        # By id, so that SQLite goes through the file once; `places` puts each row where it was asked for.
         order = np.argsort(ids, kind="stable")
-        step = _chunk(layout)
+        step = _rows_at_once(layout)
         for start in range(0, len(ids), step):
             places, messages = [], []
             for place in order[start : start + step].tolist():
-                message = self._message(database, layout, int(ids[place]))
+                message = self._read_message(database, layout, int(ids[place]))
                 if message is not None:
                     places.append(place)
                     messages.append(message)
                 elif skip_missing:
-                    there[place] = False
+                    present[place] = False
                 else:
                     id = int(ids[place])
                     raise StoreRecordError(f"example store: example {id} is not there (removed, or too old)", id)
             rows = np.frombuffer(b"".join(messages), np.uint8).reshape(len(messages), layout.nbytes)
             layout.unpack(rows, arrays, np.array(places, np.int64))
-        return arrays if there.all() else {name: array[there] for name, array in arrays.items()}
+        return arrays if present.all() else {name: array[present] for name, array in arrays.items()}
 
-    def _rows(
+    def _seal_rows(
         self, layout: Layout, batch: Mapping[str, np.ndarray], ids: range, time: int
     ) -> Iterator[tuple[int, int, bytes]]:
-        step, size = _chunk(layout), layout.nbytes
+        step, size = _rows_at_once(layout), layout.nbytes
         for start in range(0, len(ids), step):
             part = ids[start : start + step]
             flat = layout.pack({name: array[start : start + step] for name, array in batch.items()}).data.cast("B")
+            # Fresh for every message: XAES-256-GCM allows random nonces (sealing.py).
             nonces = os.urandom(NONCE_BYTES * len(part))
             for index, id in enumerate(part):
                 nonce = nonces[NONCE_BYTES * index : NONCE_BYTES * (index + 1)]
                 message = flat[size * index : size * (index + 1)]
-                yield id, time, self._sealer.seal(nonce, message, self._place(layout, id, time))
+                yield id, time, self._sealer.seal(nonce, message, self._associated_data(layout, id, time))
 
-    def _message(self, database: sqlite3.Connection, layout: Layout, id: int) -> bytes | None:
+    def _read_message(self, database: sqlite3.Connection, layout: Layout, id: int) -> bytes | None:
         row = database.execute(_READ, (sealed_bytes(layout), id)).fetchone()
         if row is None:
             return None
         time, sealed = row
         if isinstance(time, int) and sealed is not None:
             try:
-                return self._sealer.open(sealed, self._place(layout, id, time))
+                return self._sealer.open(sealed, self._associated_data(layout, id, time))
             except InvalidTag:
                 pass
         raise StoreRecordError(
             f"example store: example {id} was damaged or tampered with; remove([{id}]) lets the others be used", id
         )
 
-    def _place(self, layout: Layout, id: int, time: int) -> bytes:
+    # The associated data: store, layout, id and time. A row that was moved, copied or redated does not open.
+    def _associated_data(self, layout: Layout, id: int, time: int) -> bytes:
         where = id.to_bytes(8, "big", signed=True) + time.to_bytes(8, "big", signed=True)
         return _EXAMPLE + self._store + layout.digest + where
 
 
 def sealed_bytes(layout: Layout) -> int:
-    """Of one example."""
+    """The size of one example's sealed blob."""
     return layout.nbytes + OVERHEAD_BYTES
 
 
-def _chunk(layout: Layout) -> int:
+def _rows_at_once(layout: Layout) -> int:
     return max(1, _CHUNK_BYTES // layout.nbytes)

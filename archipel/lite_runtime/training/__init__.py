@@ -1,1 +1,1 @@
-"""Training on the device: the order of the data, the steps, a fit with its checkpoints, and what comes of it."""
+"""Training on the device: steps, phases, fits with checkpoints, and their results."""

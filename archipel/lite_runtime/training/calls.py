@@ -1,8 +1,7 @@
 """`fit` and `local_round` as callers write them, for every kind of runtime.
 
-The keywords are named here, and nowhere below: each call checks them once and hands on three things, the arrays, the
-options as one struct, and what the caller follows the training with. (ModelRuntime repeats the signatures, as every
-interface does; a test compares them.)
+The keywords are named only here: each call checks them once and passes on the arrays, the options as one struct, and
+the caller's callbacks and control. (ModelRuntime repeats the signatures; a test compares them.)
 """
 
 from __future__ import annotations
@@ -44,14 +43,14 @@ class RoundData:
 
 @dataclass(frozen=True)
 class Hooks:
-    """What a caller follows training with: functions called after every step, and a control to pause or cancel it."""
+    """How a caller follows training: functions called after every step, and a control to pause or cancel it."""
 
     callbacks: Sequence[Callback] = ()
     control: Control | None = None
 
 
 class Learning(ABC):
-    """A runtime's public calls that train; `run_fit` and `run_round` do the work."""
+    """The public methods of a runtime that train; its `run_fit` and `run_round` do the work."""
 
     def fit(
         self,
@@ -82,22 +81,22 @@ class Learning(ABC):
             epochs: passes over all examples, at least 1.
             batch_size: examples for one step, at least 1; a graph made for batches of a fixed size takes only that.
             shuffle: whether every pass has an order of its own.
-            seed: 0 to 2**32 - 1, of the order and of everything random in the program.
+            seed: 0 to 2**32 - 1; determines the order and all random numbers in the program.
             hyperparameters: values by name, such as `{"lr": 0.01}`, within the bounds that the bundle declares.
             validation: `(x, y)`, with which the model is evaluated after every pass.
             callbacks: functions that get a Progress after every step; training ends after one that returns True.
             program: the name of a train program, needed where the bundle has several.
             moves: names of the parameters and personal tensors that change; None: all that the program writes.
-            broadcast: tensors by name that a server would send, where the program reads such.
-            checkpoint: a file, written every `checkpoint_every` seconds and at the end. After an interruption the same
-                call finds it and goes on from there, with the result of an uninterrupted run.
+            broadcast: tensors by name that a server would send, if the program reads any.
+            checkpoint: a file, written every `checkpoint_every` seconds and at the end. After an interruption, the same
+                call continues from it, with the result of an uninterrupted run.
             control: pauses and cancels the fit from another thread or a signal handler.
-            feature_cache: keep what a frozen backbone makes of each example, where the bundle has `features`.
+            feature_cache: compute the outputs of a frozen backbone once per example, if the bundle has `features`.
 
         Returns the losses and metrics of every step and the metrics of every validation.
 
-        Raises RuntimeInputError, CheckpointError, or NonFiniteLossError after keeping the last weights whose loss was
-        finite; any other error, or one raised by a callback, leaves the runtime as it was.
+        Raises RuntimeInputError, CheckpointError, or NonFiniteLossError, after which the runtime has the last weights
+        with a finite loss. Any other error, also of a callback, leaves the runtime as it was.
 
         Example:
             history = runtime.fit(x, y, epochs=3, batch_size=16, hyperparameters={"lr": 0.05})
@@ -125,32 +124,36 @@ class Learning(ABC):
     ) -> LocalUpdate:
         """One device's part of a federated round: `begin`, the bundle's schedule, `finish`.
 
-        The runtime's own parameters stay as they are; `state` moves on when the round is complete, and only then.
+        The runtime's own parameters do not change; its `state` changes only when the round is complete.
 
         Arguments:
             x: `[examples, ...]`, or a mapping from field name to such arrays, as in `fit`.
             y: `[examples, ...]`, the programs' label field.
-            seed: 0 to 2**32 - 1, of the order and of everything random but `noise`.
-            parameters: all parameters by name, to start from; None: the present ones.
+            seed: 0 to 2**32 - 1; determines the order and all random numbers but `noise`.
+            parameters: all parameters by name, from which the round starts; None: the present ones.
             broadcast: tensors by name that the server sends with the round.
             hyperparameters: values by name, within the bounds that the bundle declares.
             callbacks: functions that get a Progress after every step.
-            randomness: where `noise` comes from; None: the operating system. Only for a runtime in this process.
+            randomness: the source of `noise`; None: the operating system. Only for a runtime in this process.
 
-        Returns the arrays to upload, and what the round took.
+        Returns the arrays to upload, with the examples, steps, metrics and losses of the round.
 
         Raises RuntimeInputError, NonFiniteLossError, RuntimeProgramError, or what a callback raises; a callback that
         returns True raises RuntimeInputError.
+
+        Example:
+            update = runtime.local_round(x, y, seed=7, hyperparameters={"lr": 0.05})
+            print(update.examples, update.losses[-1])
         """
         options = check_options(RoundOptions, "local_round", {"seed": seed, "hyperparameters": hyperparameters or {}})
         return self.run_round(RoundData(x, y, parameters, broadcast), options, Hooks(callbacks), randomness)
 
     @abstractmethod
     def run_fit(self, data: FitData, options: FitOptions, hooks: Hooks) -> History:
-        """`fit` with options that were checked."""
+        """Do the work of `fit`, with checked options."""
 
     @abstractmethod
     def run_round(
         self, data: RoundData, options: RoundOptions, hooks: Hooks, randomness: Randomness | None = None
     ) -> LocalUpdate:
-        """`local_round` with options that were checked."""
+        """Do the work of `local_round`, with checked options."""

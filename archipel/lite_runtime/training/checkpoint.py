@@ -1,8 +1,9 @@
-"""Checkpoints of a fit: everything that an uninterrupted run would have at the same step, in one file.
+"""Checkpoints of a fit: one file with everything that an uninterrupted run would have at the same step.
 
-A safetensors file: the tensors that have moved (`parameter/NAME`, `personal/NAME`, `state/NAME`), what was measured so
-far (`metric/NAME`, `weight/NAME`, float64, one element a step), which examples were used (`used`), and a JSON header
-(`header`, uint8). The data order and everything random follow from seed and step number, so they need no place.
+It is a safetensors file with the tensors that have moved (`parameter/NAME`, `personal/NAME`, `state/NAME`), the metrics
+so far (`metric/NAME`, `weight/NAME`, float64, one element a step), a mask of the examples used (`used`), and a JSON
+header (`header`, uint8). The data order and all random numbers follow from seed and step number, so the file needs no
+generator state.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _MOVED = ("parameter", "personal", "state")
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where training stands: `batches` of phase `phase` are done. `fingerprint` is that of the fit's inputs."""
+    """Where training stands: `batches` batches of phase `phase` are done. `fingerprint` is that of the fit's inputs."""
 
     format: int
     fingerprint: str
@@ -45,17 +46,17 @@ _DECODER = msgspec.json.Decoder(Header)
 
 
 class CheckpointFile:
-    """Where a checkpoint's bytes are kept: a file. A child process has its parent do it."""
+    """The file with a checkpoint's bytes. A child process overrides this class and lets its parent do the work."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def read(self) -> Path | bytes | None:
-        """The bytes, or the file that holds them; None where there is none."""
+        """The bytes, or the file that holds them; None without a file."""
         return self.path if self.path.exists() else None
 
     def write(self, data: bytes) -> None:
-        """Replace it, atomically and durably. Raises CheckpointError."""
+        """Replace the file, atomically and durably. Raises CheckpointError."""
         try:
             write_durably(self.path, data)
         except OSError as error:
@@ -66,7 +67,7 @@ class CheckpointFile:
 
 
 class Checkpoint:
-    """What a fit writes and, after an interruption, goes on from."""
+    """The checkpoint that a fit writes and, after an interruption, continues from."""
 
     def __init__(self, file: CheckpointFile, fingerprint: str) -> None:
         self.file = file
@@ -99,14 +100,15 @@ class Checkpoint:
         tensors = values.export()
         tensors.update(join_names({"metric": _columns(metrics), "weight": _columns(weights)}))
         tensors["used"] = used
+        # As a tensor, so that the whole checkpoint is one file, replaced by one rename.
         tensors["header"] = np.frombuffer(msgspec.json.encode(header), np.uint8)
         self.file.write(write_weights(tensors))
 
     def read(self, values: Values, examples: int) -> Restored | None:
-        """Bring `values` to where the file's fit of `examples` examples stands.
+        """Restore the file's fit, of `examples` examples: the tensors in `values`, the rest in the result.
 
-        None where there is no file, or only that of another fit that is complete. Raises CheckpointError for a damaged
-        file and for one of another fit that is not complete, as going on here would lose it.
+        Returns None without a file, or for that of another fit that is complete. Raises CheckpointError for a damaged
+        file, and for one of another fit that is not complete, because this fit would overwrite it.
         """
         source = self.file.read()
         if source is None:
@@ -119,6 +121,7 @@ class Checkpoint:
             measured = split_names({key: a for key, a in tensors.items() if key not in moved}, _MEASURED)
             if header.format != FORMAT:
                 raise CheckpointError(f"format {header.format}, expected {FORMAT}")
+            # Before the shapes: a file of another fit is not a damaged one.
             if header.fingerprint != self._fingerprint:
                 if header.complete:
                     return None
@@ -128,11 +131,13 @@ class Checkpoint:
                 )
             if used.shape != (examples,) or used.dtype != np.bool_:
                 raise CheckpointError(f"'used' is {used.dtype}{list(used.shape)}, expected bool[{examples}]")
+            # Raises for a name outside these groups.
             split_names(moved, _MOVED)
             values.restore(moved, header.steps)
             metrics, weights = (_lists(measured[group], header.steps) for group in _MEASURED)
             return Restored(header, metrics, weights, used.copy())
         except (ArchipelError, KeyError, msgspec.DecodeError, UnicodeDecodeError) as error:
+            # A KeyError's text is the key: the name of a tensor that the file does not have.
             what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
             raise CheckpointError(f"{self.file.path}: cannot go on from this checkpoint: {what}") from None
 
@@ -141,7 +146,7 @@ class Checkpoint:
 
 
 class Restored(NamedTuple):
-    """What a checkpoint held beside the values: metrics and their weights by name, and which examples were used."""
+    """A checkpoint's contents beside the values: metrics and their weights by name, and a mask of used examples."""
 
     header: Header
     metrics: dict[str, list[float]]
@@ -159,11 +164,12 @@ def fingerprint(
     options: Mapping[str, object],
     arrays: Mapping[str, Mapping[str, np.ndarray]],
 ) -> str:
-    """Hex SHA-256 over everything that decides a fit's result. `arrays` are named groups of arrays."""
+    """Hex SHA-256 over everything that determines a fit's result. `arrays` are named groups of arrays."""
     digest = hashlib.sha256()
     what = {"bundle": bundle.digest, "schedule": schedule, "options": options}
     digest.update(msgspec.json.encode(what, order="sorted"))
     for key, array in sorted(join_names(arrays).items()):
+        # Name, dtype and shape before the bytes, so that no two inputs have the same concatenation.
         digest.update(msgspec.json.encode([key, array.dtype.str, array.shape]))
         digest.update(np.ascontiguousarray(array).data if array.size else b"")
     return digest.hexdigest()

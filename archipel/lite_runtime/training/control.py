@@ -1,4 +1,4 @@
-"""Pausing, resuming and cancelling a fit from another thread, or from a signal handler."""
+"""Pauses, resumes and cancels a fit from another thread, or from a signal handler."""
 
 from __future__ import annotations
 
@@ -9,9 +9,15 @@ _POLL_SECONDS = 0.02
 
 
 class Control:
-    """Give one to `fit(control=...)` and call its methods from anywhere; they take effect between two steps.
+    """Pauses, resumes and cancels the fit that it is given to; its methods take effect between two steps.
 
-    Plain flags and no locks: a signal handler may run in the middle of anything.
+    Any thread and any signal handler may call them. Plain flags and no locks, because a signal handler may interrupt
+    the thread that holds a lock.
+
+    Example:
+        control = Control()
+        signal.signal(signal.SIGTERM, lambda *_: control.cancel())
+        runtime.fit(x, y, control=control)
     """
 
     def __init__(self) -> None:
@@ -20,10 +26,11 @@ class Control:
         self._waiting = False
 
     def pause(self) -> None:
-        """Hold training after the present step; a fit with a checkpoint writes it first."""
+        """Let training wait after the present step; a fit with a checkpoint writes it first."""
         self._paused = True
 
     def resume(self) -> None:
+        """Let training go on."""
         self._paused = False
 
     def cancel(self) -> None:
@@ -36,11 +43,11 @@ class Control:
 
     @property
     def waiting(self) -> bool:
-        """Whether training stands still now."""
+        """Whether training is paused now, after the step that `pause` let it finish."""
         return self._waiting
 
     def between_steps(self, on_pause: Callable[[], None]) -> bool:
-        """Called by the one that trains: False if it shall end."""
+        """Called by the training thread after each step: waits while paused. Returns False if training shall end."""
         if self._paused and not self._cancelled:
             on_pause()
             self._waiting = True

@@ -1,7 +1,7 @@
-"""The one way to run a bundle's programs: `begin`, the phases of a schedule, `finish`, by the roles of their ports.
+"""Runs a bundle's programs by the roles of their ports: `begin`, the phases of a schedule, `finish`.
 
-Nothing here knows any algorithm. What a federated algorithm does on a device is in the programs and in which roles
-their inputs and outputs have.
+This code knows no federated algorithm. An algorithm's device half is its programs and the roles of their inputs and
+outputs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from archipel.bundle.roles import ExampleWeight, Metric, Parameter, Personal, Po
 from archipel.errors import NonFiniteLossError, RuntimeInputError, RuntimeProgramError
 from archipel.lite_runtime.fields import BATCH_ROLES, FIELD_ROLES, Fields, collect, fixed_rows
 from archipel.lite_runtime.sessions import Sessions
-from archipel.lite_runtime.shuffle import batches, grouped
+from archipel.lite_runtime.shuffle import batches, group_batches
 from archipel.lite_runtime.training.features import DEFAULT_BUDGET, FeatureCache, find_features
 from archipel.lite_runtime.training.loop import Repeated, TrainLoop
 from archipel.lite_runtime.training.results import MetricTable, Progress, loss_of
@@ -27,11 +27,11 @@ _KEPT = (Parameter, Personal, State)
 
 @dataclass(frozen=True)
 class Watch:
-    """What follows training from outside.
+    """Functions that follow training.
 
     `on_step` is called after every step; training ends if it returns True. `on_epoch` is called after every pass over
-    the data, when the values are up to date. `between` is called after that, or after several steps that one graph
-    made; it gets a function that brings the values up to date, and training ends if it returns False.
+    the data, when the values are up to date. `between` is called last, after each run of a graph, which may make
+    several steps; it gets a function that brings the values up to date, and training ends if it returns False.
     """
 
     on_step: Callable[[Progress], object] | None = None
@@ -40,14 +40,15 @@ class Watch:
 
 
 class Training:
-    """A run of phases: losses and metrics per step, which examples were used, whether it was stopped.
+    """The progress of a run of phases: losses and metrics per step, which examples were used, whether it was stopped.
 
-    `batches` of phase `phase` are done.
+    Phases before `phase`, and `batches` batches of it, are done.
     """
 
     def __init__(self, count: int) -> None:
         self.losses: list[float] = []
         self.metrics = MetricTable()
+        # A mask, so that an example that several batches use counts once.
         self.used = np.zeros(count, dtype=bool)
         self.stopped = False
         self.phase = 0
@@ -59,9 +60,9 @@ class Training:
 
 
 def find_program(bundle: Bundle, kind: str) -> str | None:
-    """The name of the program of that kind: the one called like its kind, else the only one, None if there is none.
+    """The name of the program of this kind: the one named like the kind, else the only one; None if there is none.
 
-    Raises RuntimeProgramError if there are several and none is called like the kind.
+    Raises RuntimeProgramError if there are several and none is named like the kind.
     """
     names = [name for name, program in bundle.manifest.programs.items() if program.kind == kind]
     if kind in names:
@@ -74,7 +75,7 @@ def find_program(bundle: Bundle, kind: str) -> str | None:
 
 
 def need_program(bundle: Bundle, kind: str, purpose: str) -> str:
-    """As `find_program`, but raises RuntimeProgramError that names the `purpose` if there is none."""
+    """As `find_program`, but raises RuntimeProgramError, which names the `purpose`, if there is none."""
     name = find_program(bundle, kind)
     if name is None:
         raise RuntimeProgramError(
@@ -84,13 +85,13 @@ def need_program(bundle: Bundle, kind: str, purpose: str) -> str:
 
 
 def find_repeated(bundle: Bundle, name: str) -> str | None:
-    """The name of the program that makes most steps of program `name` at once, None if there is none."""
-    found = [(program.steps, other) for other, program in bundle.manifest.programs.items() if program.repeats == name]
-    return max(found)[1] if found else None
+    """The name of the program that makes the most steps of program `name` in one graph, None if there is none."""
+    repeating = [(p.steps, other) for other, p in bundle.manifest.programs.items() if p.repeats == name]
+    return max(repeating)[1] if repeating else None
 
 
 def data_ports(bundle: Bundle, schedule: Sequence[Phase]) -> list[Port]:
-    """The fields that the schedule's programs read, each once, those of the features program included."""
+    """The fields that the schedule's programs and the features program read, each once."""
     programs = {phase.program: bundle.program(phase.program) for phase in schedule}
     features = find_features(bundle, programs)
     if features is not None:
@@ -98,6 +99,7 @@ def data_ports(bundle: Bundle, schedule: Sequence[Phase]) -> list[Port]:
     ports: dict[str, Port] = {}
     for program in programs.values():
         for port in program.inputs:
+            # Ports of one name in several programs are one field of the data.
             if isinstance(port, FIELD_ROLES):
                 ports.setdefault(port.name, port)
     return list(ports.values())
@@ -109,19 +111,20 @@ def collect_data(
     x: np.ndarray | Mapping[str, np.ndarray],
     y: np.ndarray | None,
 ) -> Fields:
-    """The local data for all phases, checked. Raises RuntimeInputError."""
+    """Check the local data for all phases, before the first one runs. Raises RuntimeInputError."""
     return collect("local data", data_ports(bundle, schedule), x, y)
 
 
 def run_once(sessions: Sessions, bundle: Bundle, name: str, values: Values) -> dict[str, np.ndarray]:
-    """Run a program that reads no data (begin, finish, refresh): its outputs by name.
+    """Run a program that reads no data (begin, finish, refresh). Returns its outputs by name.
 
-    New parameters, personal tensors and state among them go to `values`.
+    New parameters, personal tensors and state also go to `values`.
     """
     program = bundle.program(name)
     feed = {port.name: np.asarray(values.read(port), order="C") for port in program.inputs}
     names = [port.name for port in program.outputs]
     outputs = dict(zip(names, sessions.get(name).run(names, feed)))
+    # After the run: a program that fails changes nothing.
     for port in program.outputs:
         if isinstance(port, _KEPT):
             values.write(port, outputs[port.name])
@@ -148,10 +151,10 @@ def run_phases(
     keep_features: bool = True,
     feature_budget: int = DEFAULT_BUDGET,
 ) -> Training:
-    """Train through the phases in order; `values` has the result, also when a loss that is not finite ends it.
+    """Train through the phases in order. `values` has the result, also after a loss that is not finite.
 
-    `training` is one to go on with. Features of a frozen backbone are kept, those beyond `feature_budget` bytes on
-    disk, or computed anew for every batch.
+    `training` is an earlier run to continue. With `keep_features`, features of a frozen backbone are computed once per
+    example and kept, those beyond `feature_budget` bytes on disk; otherwise they are computed for every batch.
     """
     training = training or Training(fields.count)
     watch = watch or Watch()
@@ -162,21 +165,24 @@ def run_phases(
     try:
         while training.phase < len(schedule) and not training.stopped:
             _run_phase(sessions, bundle, schedule[training.phase], values, fields, training, shuffle, watch)
+            # A stopped phase stays the present one: a checkpoint of it continues after its last batch.
             if not training.stopped:
                 training.phase, training.batches = training.phase + 1, 0
     finally:
         if cache is not None:
             cache.close()
+    # `finish` may weight the update by the examples that were used, each counted once.
     values.examples = training.examples
     return training
 
 
 def finish(sessions: Sessions, bundle: Bundle, values: Values) -> tuple[dict[str, np.ndarray], dict[str, float]]:
-    """Run `finish`: the update by output name, and its metrics."""
+    """Run `finish`. Returns the update by output name, and the metrics of `finish` by name."""
     name = need_program(bundle, "finish", "take part in a round")
     outputs = run_once(sessions, bundle, name, values)
     ports = bundle.program(name).outputs
     update = {port.name: outputs[port.name] for port in ports if isinstance(port, Update)}
+    # One value that is not finite would spoil the sum of the whole cohort.
     for output, array in update.items():
         if not np.isfinite(array).all():
             raise NonFiniteLossError(f"program {name!r}: update {output!r} has values that are not finite")
@@ -211,37 +217,42 @@ def _run_phase(
         whole=whole,
         skip=training.batches,
     )
-    for group in grouped(source, loop.at_once, phase.batch_size):
+    # A group has batches of one size, for a graph of several steps, or one batch.
+    for group in group_batches(source, loop.at_once, phase.batch_size):
+        # The number of the group's first step: the next line advances it.
         step = values.steps
         metrics = loop.step([batch.indices for batch in group], rows or len(group[0].indices))
-        asked = []
-        for index, (batch, found) in enumerate(zip(group, metrics)):
+        answers = []
+        for index, (batch, of_batch) in enumerate(zip(group, metrics)):
             training.used[batch.indices] = True
             for port in metric_ports:
-                training.metrics.add(port, found[port.name], len(batch.indices))
+                training.metrics.add(port, of_batch[port.name], len(batch.indices))
             if loss is not None:
-                training.losses.append(found[loss.name])
+                training.losses.append(of_batch[loss.name])
             if watch.on_step is not None:
-                now = Progress(training.phase, batch.epoch, step + index, found[loss.name] if loss else None)
-                asked.append(watch.on_step(now))
+                now = Progress(training.phase, batch.epoch, step + index, of_batch[loss.name] if loss else None)
+                answers.append(watch.on_step(now))
+        # Counted before `between`, which may write a checkpoint: these batches must not be trained on again.
         training.batches += len(group)
         if watch.on_epoch is not None and group[-1].last_of_epoch:
+            # Validation reads the values, and the newest tensors are in the loop's buffers.
             loop.store()
             watch.on_epoch()
-        if True in asked or (watch.between is not None and not watch.between(loop.store)):
+        if True in answers or (watch.between is not None and not watch.between(loop.store)):
             training.stopped = True
             break
     loop.finish()
 
 
 def _batch_shape(phase: Phase, program: Program, fields: Fields) -> tuple[int | None, bool]:
-    """The rows that the graph is made for, if it is, and whether only whole batches will do."""
+    """The fixed number of rows of the graph, None if it takes any, and whether every batch must have that many."""
     rows = fixed_rows(port for port in program.inputs if isinstance(port, BATCH_ROLES))
     if rows not in (None, phase.batch_size):
         raise RuntimeInputError(
             f"program {phase.program!r} is made for batches of {rows}; batch_size must be that, is {phase.batch_size}"
         )
     weighted = any(isinstance(port, ExampleWeight) for port in program.inputs)
+    # Padding has weight 0; without weights it would count, so a smaller last batch is left out.
     whole = rows is not None and not weighted
     if whole and fields.count < phase.batch_size:
         raise RuntimeInputError(

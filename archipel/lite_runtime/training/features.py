@@ -1,8 +1,8 @@
-"""What a frozen backbone makes of each example, computed once and kept.
+"""The outputs of a frozen backbone for each example, computed once and kept.
 
-A `features` program reads examples and nothing that training moves, so its result for an example holds for the whole
-fit. Rows are computed with the first batch that needs them and kept in memory as far as the budget goes; the others go
-to a file that has no name, sealed with a key that only this process knows, since features tell about the data.
+A `features` program reads examples and nothing that training moves, so its result for an example is valid for the whole
+fit. The first batch that needs a row computes it. Rows stay in memory up to a budget. The others go to a file without a
+name, sealed with a key that only this process knows, because features reveal the data.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from archipel.lite_runtime.sessions import Session, Sessions
 from archipel.lite_runtime.values import fixed_shape
 
 DEFAULT_BUDGET = 256 << 20
-"""Bytes of features kept in memory where the runtime has no memory limit."""
+"""Bytes of features kept in memory if the runtime has no memory limit."""
 
 
 def find_features(bundle: Bundle, programs: Mapping[str, Program]) -> str | None:
     """The name of the features program if one of `programs` reads features, else None."""
     if not any(isinstance(port, Feature) for program in programs.values() for port in program.inputs):
         return None
-    # The manifest's validation holds that there is one, and that it makes what is read.
+    # The manifest's validation ensures that there is one, and that it has the outputs that are read.
     return next(name for name, program in bundle.manifest.programs.items() if program.kind == "features")
 
 
 class FeatureCache:
-    """Adds the features of `fields` to its sources. With `keep=False` they are computed anew for every batch."""
+    """Adds the features of `fields` to its sources. With `keep=False` every batch computes them anew."""
 
     def __init__(self, sessions: Sessions, bundle: Bundle, name: str, fields: Fields, *, keep: bool, budget: int):
         self._program = bundle.program(name)
@@ -57,13 +57,13 @@ class FeatureCache:
 
     def rows(self, indices: np.ndarray) -> list[np.ndarray]:
         """Every feature of the examples `indices`, in the order of the ports."""
-        # All features of a batch are asked for one after the other.
+        # A batch asks for its features one after the other, so the last result answers all but the first.
         key = indices.tobytes()
         if self._last is None or self._last[0] != key:
-            self._last = key, self._compute(indices) if self._store is None else self._kept(self._store, indices)
+            self._last = key, self._compute(indices) if self._store is None else self._get_kept(self._store, indices)
         return self._last[1]
 
-    def _kept(self, store: _Store, indices: np.ndarray) -> list[np.ndarray]:
+    def _get_kept(self, store: _Store, indices: np.ndarray) -> list[np.ndarray]:
         missing = indices[~store.have[indices]]
         if len(missing):
             store.put(missing, self._compute(missing))
@@ -74,7 +74,8 @@ class FeatureCache:
         for port in self._program.inputs:
             array = self._fields.arrays[port.name][indices]
             if self._fixed is not None:
-                # Filled up with the first example; those rows are dropped below.
+                # Padded with the first example; the extra rows are dropped below.
+                # -n % fixed is the number of rows up to the next multiple of `fixed`.
                 array = np.concatenate([array, np.repeat(array[:1], -len(array) % self._fixed, axis=0)])
             feed[port.name] = np.ascontiguousarray(array)
         if self._fixed is None:
@@ -85,6 +86,7 @@ class FeatureCache:
                 for first in range(0, len(indices), self._fixed)
             ]
             results = [np.concatenate(part)[: len(indices)] for part in zip(*parts)]
+        # A graph may answer otherwise than its manifest declares.
         for name, rows, result in zip(self._names, self._rows, results):
             if result.shape != (len(indices), *rows.shape[1:]) or result.dtype != rows.dtype:
                 raise RuntimeProgramError(
@@ -116,15 +118,16 @@ class _Rows:
 
 
 class _Store:
-    """Rows that were computed: the first examples in memory, up to `budget` bytes, the others sealed in a file."""
+    """Computed rows: those of the first examples in memory, up to `budget` bytes, the others sealed in a file."""
 
     def __init__(self, rows: list[_Rows], count: int, budget: int) -> None:
-        each = max(1, sum(row.nbytes for row in rows))
+        row_bytes = max(1, sum(row.nbytes for row in rows))
         self.have = np.zeros(count, dtype=bool)
-        self._in_memory = min(count, max(0, budget) // each)
+        # By example number, and not by first use: so each row has its place, in memory or in the file, from the start.
+        self._in_memory = min(count, max(0, budget) // row_bytes)
         self._arrays = [np.empty((self._in_memory, *row.shape[1:]), row.dtype) for row in rows]
         self._rows = rows
-        self._file = _SealedRows(each) if self._in_memory < count else None
+        self._file = _SealedRows(row_bytes) if self._in_memory < count else None
 
     def put(self, indices: np.ndarray, values: list[np.ndarray]) -> None:
         near = indices < self._in_memory
@@ -143,6 +146,7 @@ class _Store:
         near = indices < self._in_memory
         for result, array in zip(results, self._arrays):
             result[near] = array[indices[near]]
+        # One row of the file has all features of an example, one after the other.
         for position in np.flatnonzero(~near):
             data = self._file.read(int(indices[position]) - self._in_memory)
             offset = 0
@@ -158,7 +162,7 @@ class _Store:
 
 
 class _SealedRows:
-    """Rows of `size` bytes in a file without a name: gone with the process, and noise to whoever reads the disk."""
+    """Rows of `size` bytes, sealed in a file without a name, which the system removes when the process ends."""
 
     _TAG = 16
 
@@ -168,19 +172,19 @@ class _SealedRows:
         try:
             self._file: BinaryIO = tempfile.TemporaryFile(prefix="archipel-features-", buffering=0)  # noqa: SIM115
         except OSError as error:
-            raise _no_room(error.strerror) from None
+            raise _no_room_error(error.strerror) from None
         self._cipher = AESGCM(AESGCM.generate_key(256))
         self._size = size + self._TAG
 
     def write(self, row: int, data: bytes) -> None:
-        # A row is written once, so its number is a nonce that this key meets once.
+        # Each row is written once (`have`), so its number is a nonce that this key uses once.
         sealed = self._cipher.encrypt(row.to_bytes(12, "big"), data, None)
         try:
             written = os.pwrite(self._file.fileno(), sealed, row * self._size)
         except OSError as error:
-            raise _no_room(error.strerror) from None
+            raise _no_room_error(error.strerror) from None
         if written != len(sealed):
-            raise _no_room("only a part was written")
+            raise _no_room_error("only a part was written")
 
     def read(self, row: int) -> bytes:
         sealed = os.pread(self._file.fileno(), self._size, row * self._size)
@@ -190,7 +194,7 @@ class _SealedRows:
         self._file.close()
 
 
-def _no_room(reason: str | None) -> RuntimeInputError:
+def _no_room_error(reason: str | None) -> RuntimeInputError:
     return RuntimeInputError(
         f"features: {reason} in {tempfile.gettempdir()}; free some space, set TMPDIR to another folder, or pass "
         "feature_cache=False"

@@ -1,4 +1,4 @@
-"""A fit from its first step, or from its checkpoint, to its end."""
+"""Runs a fit from its first step, or from its checkpoint, to its end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from archipel.lite_runtime.values import Values
 
 
 class Fitting:
-    """One call of `fit`: training with whatever follows it. `validate` measures the values as they are, or is None."""
+    """One call of `fit`, with callbacks, control and checkpoint. `validate` evaluates the values (None: never)."""
 
     def __init__(
         self,
@@ -48,17 +48,19 @@ class Fitting:
         self._written = time.monotonic()
         self._training = Training(fields.count)
         self._validation: list[dict[str, float]] = []
-        self._on_step = all_of(hooks.callbacks)
+        self._on_step = call_all(hooks.callbacks)
 
     def run(self, feature_budget: int) -> History:
-        """Train to the end; features beyond `feature_budget` bytes are kept on disk.
+        """Train to the end, and keep features beyond `feature_budget` bytes on disk.
 
-        Raises NonFiniteLossError when `values` holds the last weights with a finite loss, CheckpointError."""
+        Raises CheckpointError, or NonFiniteLossError, after which `values` has the last weights with a finite loss.
+        """
         complete = self._restore()
         if not complete:
+            # Later steps come from a checkpoint, which has what `begin` wrote.
             if self._values.steps == 0:
                 run_begin(self._sessions, self._bundle, self._values)
-            # Not kept here: a circle of references would hold the buffers of every fit until the next collection.
+            # Not an attribute: a reference cycle would keep the buffers of every fit until the next garbage collection.
             watch = Watch(self._on_step, None if self._validate is None else self._on_epoch, self._between)
             try:
                 run_phases(
@@ -74,10 +76,11 @@ class Fitting:
                     feature_budget=feature_budget,
                 )
             except NonFiniteLossError:
-                # The caller gets the weights; going on from the file would only diverge again.
+                # The caller gets the weights; a fit that continued from the file would only diverge again.
                 if self._checkpoint is not None:
                     self._checkpoint.remove()
                 raise
+            # A complete file lets the same call return its result again, and another fit overwrite it.
             self._write(complete=True)
         training = self._training
         return History(
@@ -94,6 +97,7 @@ class Fitting:
             self._validation.append(self._validate())
 
     def _between(self, store: Callable[[], None]) -> bool:
+        # `store` first: the newest tensors are in the loop's buffers, not in the values.
         if self._checkpoint is not None and time.monotonic() - self._written >= self._options.checkpoint_every:
             store()
             self._write()
@@ -124,7 +128,7 @@ class Fitting:
         self._written = time.monotonic()
 
     def _restore(self) -> bool:
-        """Go on from the checkpoint if there is one; whether it is complete already."""
+        """Continue from the checkpoint if there is one. Returns whether that fit is complete already."""
         restored = None if self._checkpoint is None else self._checkpoint.read(self._values, self._fields.count)
         if restored is None:
             return False
@@ -132,6 +136,7 @@ class Fitting:
         ports = [port for port in self._bundle.program(self._phase.program).outputs if isinstance(port, Metric)]
         training.metrics.values.update(restored.metrics)
         training.metrics.weights.update(restored.weights)
+        # Not in the file, since the manifest, which the fingerprint covers, has them.
         training.metrics.reductions.update({port.name: port.reduction for port in ports})
         training.used[...] = restored.used
         training.phase, training.batches = restored.header.phase, restored.header.batches
@@ -152,9 +157,10 @@ def open_checkpoint(
     values: Values,
     options: FitOptions,
 ) -> Checkpoint | None:
-    """The checkpoint in `file` of a fit with these inputs; None without a file."""
+    """The checkpoint in `file`, bound by its fingerprint to a fit with these inputs; None without a file."""
     if file is None:
         return None
+    # Also the tensors that the fit starts from: from others the same data and options give another result.
     groups = {
         "data": fields.arrays,
         "parameter": values.start,
@@ -166,20 +172,20 @@ def open_checkpoint(
 
 
 def checkpoint_file(options: FitOptions) -> CheckpointFile | None:
-    """The file that the options name; None: they name none. Raises RuntimeInputError where none could be written."""
-    return None if options.checkpoint is None else CheckpointFile(checked_path(options.checkpoint))
+    """The checkpoint file in the options, or None. Raises RuntimeInputError if it cannot be written there."""
+    return None if options.checkpoint is None else CheckpointFile(check_path(options.checkpoint))
 
 
-def checked_path(path: Path | str) -> Path:
-    """Raises RuntimeInputError where no checkpoint could be written."""
+def check_path(path: Path | str) -> Path:
+    """Raises RuntimeInputError if no checkpoint can be written to `path`."""
     path = Path(path)
     if path.is_dir() or not path.absolute().parent.is_dir():
         raise RuntimeInputError(f"checkpoint {path}: expected a file in a folder that exists")
     return path
 
 
-def all_of(callbacks: Sequence[Callback]) -> Callback | None:
-    """One callback that calls all, even after one has asked to stop."""
+def call_all(callbacks: Sequence[Callback]) -> Callback | None:
+    """One callback that calls all of them, even after one has asked to stop."""
     if not callbacks:
         return None
 

@@ -1,11 +1,12 @@
 """Training steps of one program over one schedule phase, without copying between steps.
 
 The tensors that move live in two sets of buffers, each bound once as input and once as output (I/O binding): a step
-reads one set and writes the other. Batches are gathered into buffers that stay bound.
+reads one set and writes the other. The loop gathers batches into buffers that stay bound.
 
-A loss tells about the weights that the step before it wrote, so when it is not finite those of two steps ago are
-wanted, and their buffers have been written over. The steps since a snapshot are made again then; they come out the
-same. Only noise for privacy is never drawn twice: programs that read it get a third set instead.
+A step's loss is that of the weights that it reads, which the step before it wrote. So after a loss that is not finite,
+the weights before that step are wanted, and this step has overwritten their buffers. The loop then repeats the steps
+since a snapshot; they are deterministic. Noise for privacy must not be drawn twice, so programs that read noise get a
+third set of buffers instead.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from archipel.lite_runtime.training.results import loss_of
 from archipel.lite_runtime.values import Values, fixed_shape
 
 _SNAPSHOT_AFTER = 1000
-"""Groups of steps: so many are made again at most."""
+"""Groups of steps between snapshots: at most so many are repeated."""
 _MOVING = (Parameter, Personal, State)
 
 
@@ -37,7 +38,7 @@ class Repeated(NamedTuple):
 
 
 class TrainLoop:
-    """Holds a phase's buffers. `moves` names the parameters and personal tensors that take their new values."""
+    """Holds a phase's buffers. `moves` names the parameters and personal tensors that change; None: all."""
 
     def __init__(
         self,
@@ -54,44 +55,44 @@ class TrainLoop:
         self._moving = [port for port in program.outputs if isinstance(port, _MOVING) and _moves(port, chosen)]
         self._loss = loss_of([port for port in program.outputs if isinstance(port, Metric)])
         can_repeat = not any(isinstance(port, Noise) for port in program.inputs)
-        self._start = self._starts(program)
+        self._start = self._read_start(program)
         self._sets = self._make_sets(2 if can_repeat else 3)
         self._current = 0
         self._history = _History(self._start, values.steps) if can_repeat else None
         self._last: Sequence[np.ndarray] = ()
         bound = [{name: bound_value(array) for name, array in tensors.items()} for tensors in self._sets]
         self._single = _Engine(session, program, values, fields, self._moving, bound)
-        # Tensors that stay would move inside a repeated graph.
+        # A graph of several steps feeds all of its outputs back, so it cannot hold back tensors that shall stay.
         unchanged = len(self._moving) == sum(isinstance(port, _MOVING) for port in program.outputs)
         self._repeated = _Engine(*repeated, values, fields, self._moving, bound) if repeated and unchanged else None
 
     @property
     def at_once(self) -> int:
-        """How many minibatches of one size `step` takes best; it also takes one."""
+        """The number of minibatches of one size for which one call of `step` is fastest; it also takes one."""
         return 1 if self._repeated is None else self._repeated.steps
 
     def step(self, batches: Sequence[np.ndarray], rows: int) -> list[dict[str, float]]:
-        """Train on one or `at_once` minibatches, each the indices of its examples padded to `rows` with weight 0.
+        """Train on one or `at_once` minibatches, each the indices of its examples, padded to `rows` with weight 0.
 
-        Returns the metrics of each. Raises NonFiniteLossError after going back to the last tensors whose loss was
-        finite.
+        Returns the metrics of each. Raises NonFiniteLossError after going back to the last tensors with a finite loss.
         """
         if len(batches) == 1 or self._repeated is None:
             return [self._step(indices, rows) for indices in batches]
         metrics = self._repeated.run(batches, rows, self._current)
         if not all(map(self._finite, metrics)):
-            # One by one from the same tensors, to find the step that fails and keep what was good before it.
+            # The group has written the other set only. From the same tensors, single steps find the one that fails.
             return [self._step(indices, rows) for indices in batches]
-        self._moved(batches, rows)
+        self._advance(batches, rows)
         return metrics
 
     def store(self) -> None:
-        """Hand the present tensors to the values. They stay as they are for one more step."""
+        """Hand the present tensors to the values. Their buffers keep them for one more step."""
         for port in self._moving:
             self._values.write(port, self._sets[self._current][port.name])
 
     def finish(self) -> None:
-        """As `store`, for the end of a phase. Raises NonFiniteLossError if the last step left numbers not finite."""
+        """As `store`, for the end of a phase. Raises NonFiniteLossError if a tensor is not finite now."""
+        # No later step will compute a loss of these tensors, so look at them directly.
         for port in self._moving:
             array = self._sets[self._current][port.name]
             if array.dtype.kind == "f" and not np.isfinite(array).all():
@@ -102,10 +103,10 @@ class TrainLoop:
         [metrics] = self._single.run([indices], rows, self._current)
         if not self._finite(metrics):
             self._go_back(f"the loss is {metrics[self._loss.name] if self._loss else math.nan} at")
-        self._moved([indices], rows)
+        self._advance([indices], rows)
         return metrics
 
-    def _moved(self, batches: Sequence[np.ndarray], rows: int) -> None:
+    def _advance(self, batches: Sequence[np.ndarray], rows: int) -> None:
         before = self._sets[self._current]
         self._current = (self._current + 1) % len(self._sets)
         self._values.steps += len(batches)
@@ -118,6 +119,7 @@ class TrainLoop:
 
     def _go_back(self, what: str) -> None:
         steps = self._values.steps
+        # Before the first step there is nothing to go back to: the tensors that training started from stay.
         if self._history is not None:
             self._repeat(self._history)
         elif self._last:
@@ -130,21 +132,23 @@ class TrainLoop:
         )
 
     def _repeat(self, history: _History) -> None:
-        """Make all steps since the snapshot again but the last one, which wrote what the loss is not finite for."""
+        """Repeat all steps since the snapshot but the last one, which wrote the tensors without a finite loss."""
         if not history.groups:
             return
         for name, array in history.snapshot.items():
             self._sets[self._current][name][...] = array
+        # The step number is an input of the programs (and of their random numbers), so it is set back, too.
         self._values.steps = history.steps
         last, rows = history.groups[-1]
+        # The last group step by step without its last step; the others in the same groups as before.
         for batches, size in (*history.groups[:-1], *(([indices], rows) for indices in last[:-1])):
             engine = self._single if self._repeated is None or len(batches) == 1 else self._repeated
             engine.run(batches, size, self._current)
             self._current = (self._current + 1) % len(self._sets)
             self._values.steps += len(batches)
 
-    def _starts(self, program: Program) -> dict[str, np.ndarray]:
-        """What the moving tensors are at first, by output name, as far as the program reads them."""
+    def _read_start(self, program: Program) -> dict[str, np.ndarray]:
+        """The first values of the moving tensors that the program reads, by output name."""
         inputs = {_key(port): port for port in program.inputs if isinstance(port, _MOVING)}
         return {port.name: self._values.read(port) for port in self._moving if _key(port) in inputs}
 
@@ -152,12 +156,12 @@ class TrainLoop:
         sets = [{port.name: np.empty(fixed_shape(port), port.dtype) for port in self._moving} for _ in range(count)]
         for name, array in self._start.items():
             sets[0][name][...] = array
-            release_pages(array)  # from now on the buffers are read
+            release_pages(array)  # training reads the buffers, so the mapped file's pages need no memory
         return sets
 
 
 class _History:
-    """The steps since a snapshot of the tensors that move: groups of batches with their rows, in order."""
+    """A snapshot of the moving tensors, and the steps since: groups of batches with their rows, in order."""
 
     def __init__(self, snapshot: dict[str, np.ndarray], steps: int) -> None:
         self.snapshot = snapshot
@@ -165,7 +169,8 @@ class _History:
         self.groups: list[tuple[Sequence[np.ndarray], int]] = []
 
     def add(self, batches: Sequence[np.ndarray], rows: int, before: dict[str, np.ndarray], steps: int) -> None:
-        """A group was made, from the tensors `before`, whose loss was finite; `steps` were made with it in all."""
+        """Add a group that read the tensors `before`; `steps` is the number of all steps, this group included."""
+        # `before` is safe to keep: this group has computed its loss, and it was finite.
         if len(self.groups) == _SNAPSHOT_AFTER:
             self.snapshot = {name: before[name].copy() for name in self.snapshot}
             self.steps = steps - len(batches)
@@ -174,7 +179,7 @@ class _History:
 
 
 class _Engine:
-    """A train program with everything bound: `sets` are the moving tensors, as inputs and outputs in turn."""
+    """A train program with all inputs and outputs bound; `sets` hold the moving tensors, inputs and outputs in turn."""
 
     def __init__(
         self,
@@ -206,6 +211,7 @@ class _Engine:
         if buffers is None:
             buffers = self._batches[rows] = self._bind_batch(rows)
         buffers.fill(batches)
+        # Into the buffers that are bound already, so that nothing is bound again.
         for port, buffer in self._varying:
             buffer[...] = self._values.read(port)
         self._session.run_bound(buffers.bindings[current])
@@ -218,6 +224,7 @@ class _Engine:
         for port in self._program.inputs:
             if isinstance(port, BATCH_ROLES) or (isinstance(port, _MOVING) and _key(port) in moving):
                 continue
+            # These change with every step; everything else outside the batch is constant during a phase.
             if isinstance(port, Step | Noise) or (isinstance(port, Count) and port.of == "steps"):
                 array = np.zeros(fixed_shape(port), dtype=port.dtype)
                 self._varying.append((port, array))
@@ -228,6 +235,7 @@ class _Engine:
     def _bind_batch(self, rows: int) -> _BatchBuffers:
         batch = _BatchBuffers(self._program, self._fields, rows)
         read = {_key(port): port.name for port in self._program.inputs if isinstance(port, _MOVING)}
+        # One binding for each set to read from, so that a step only chooses among them.
         for index in range(len(self._sets)):
             binding = self._session.native.io_binding()
             for name, value in (*self._inputs.items(), *batch.values.items()):
@@ -243,7 +251,7 @@ class _Engine:
 
 
 class _BatchBuffers:
-    """Buffers for minibatches of `rows` examples, and the bindings that read them, one for each set."""
+    """Buffers for minibatches of `rows` examples, and a binding for each set of moving tensors."""
 
     def __init__(self, program: Program, fields: Fields, rows: int) -> None:
         self.values: dict[str, Any] = {}
@@ -255,6 +263,7 @@ class _BatchBuffers:
             if not isinstance(port, BATCH_ROLES):
                 continue
             source = fields.sources.get(port.name)
+            # A graph of several steps has an axis for them before the batch axis.
             rest = fixed_shape(port, first=1 + several) if source is None else source.shape[1:]
             buffer = np.ones((program.steps, rows, *rest), dtype=port.dtype)
             self.values[port.name] = bound_value(buffer if several else buffer[0])
@@ -264,12 +273,13 @@ class _BatchBuffers:
                 self._data.append((source, buffer))
 
     def fill(self, batches: Sequence[np.ndarray]) -> None:
-        """Gather the examples; rows beyond a batch's indices repeat its first one, with weight 0."""
+        """Gather the examples. Rows beyond a batch's indices repeat its first example, with weight 0."""
         for index, indices in enumerate(batches):
             used = len(indices)
             for source, buffer in self._data:
                 rows = buffer[index]
                 source.take(indices, rows[:used])
+                # A real example: one of zeros may give NaN somewhere, which weight 0 does not cancel.
                 if used < len(rows):
                     rows[used:] = rows[0]
             for weights, buffer in self._weights:
@@ -286,6 +296,7 @@ def _key(port: Port) -> tuple[type[Port], str]:
 
 
 def _moves(port: Port, chosen: set[str] | None) -> bool:
+    # State of lifetime "step" starts anew with each step; other state always moves, whatever `moves` names.
     if isinstance(port, State):
         return port.lifetime != "step"
     return chosen is None or getattr(port, "tensor", "") in chosen

@@ -1,4 +1,4 @@
-"""What training gives back."""
+"""The results of training."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from archipel.bundle.roles import Metric
 
 
 class Progress(NamedTuple):
-    """One training step that was made. `step` counts from 0 over all phases; `loss` is None without a metric."""
+    """A finished training step. `step` counts from 0 over all phases; `loss` is None if the program has no metric."""
 
     phase: int
     epoch: int
@@ -27,7 +27,7 @@ Callback = Callable[[Progress], object]
 
 @dataclass(frozen=True)
 class History:
-    """A `fit`: `losses` and each of `metrics` hold one float per step, `validation` one result per epoch.
+    """The result of a `fit`. `losses` and each of `metrics` have a float per step, `validation` the metrics per epoch.
 
     `examples` counts the examples used, each once; `stopped` says that a callback or the control ended it early.
     """
@@ -42,10 +42,10 @@ class History:
 
 @dataclass(frozen=True)
 class LocalUpdate:
-    """A local round: `arrays` by the name of the `finish` program's update outputs, ready to be encoded.
+    """The result of a local round: `arrays` by the names of the `finish` program's update outputs, to be encoded.
 
-    `metrics` are the reduced metrics of training and of `finish`; `losses` has one float per step; `parameters` are
-    the model as it was trained here, which stays on the device.
+    `metrics` are the reduced metrics of training and of `finish`; `losses` has a float per step; `parameters` are the
+    trained model, which stays on the device.
     """
 
     arrays: dict[str, np.ndarray]
@@ -65,12 +65,13 @@ class MetricTable:
         self.reductions: dict[str, str] = {}
 
     def add(self, port: Metric, value: float, weight: float) -> None:
-        """`weight` is how many examples the value stands for; only the reduction "mean" looks at it."""
+        """Add a value that stands for `weight` examples; only the reduction "mean" uses the weight."""
         self.reductions[port.name] = port.reduction
         self.values.setdefault(port.name, []).append(value)
         self.weights.setdefault(port.name, []).append(weight)
 
-    def reduced(self) -> dict[str, float]:
+    def reduce(self) -> dict[str, float]:
+        """The reduced metrics by name."""
         return {name: self._reduce(name, values) for name, values in self.values.items()}
 
     def _reduce(self, name: str, values: list[float]) -> float:
@@ -78,9 +79,11 @@ class MetricTable:
         if reduction == "last":
             return values[-1]
         if reduction == "sum":
+            # fsum rounds once, so the result does not depend on the order.
             return math.fsum(values)
         weights = self.weights[name]
         total = math.fsum(weights)
+        # Without any weight there is no mean; 0 would look like a perfect loss.
         if total == 0:
             return math.nan
         return math.fsum(value * weight for value, weight in zip(values, weights)) / total

@@ -282,7 +282,7 @@ def test_an_error_of_a_callback_leaves_everything_as_it_was(here: Runtime, there
     same(here, there)
     with pytest.raises(RuntimeInputError, match="callbacks can only predict and evaluate"):
         there.fit(X, Y, callbacks=[lambda p: there.fit(X, Y)])
-    with pytest.raises(RuntimeInputError, match="a round is whole or raises"):
+    with pytest.raises(RuntimeInputError, match="a round cannot end early"):
         there.local_round(X, Y, seed=1, callbacks=[lambda p: True])
     assert there.pid == child
     assert there.fit(X, Y, batch_size=4) == here.fit(X, Y, batch_size=4)

@@ -155,7 +155,7 @@ SUMS = {"update/total": np.float32(1.0), "update/old": np.zeros(3, np.float32), 
 def test_wrong_answers(folder: Path, trusted: list[bytes], stand_in: Any, reply: Any, arrays: Any, why: str) -> None:
     stand_in((reply, {name: np.asarray(array) for name, array in arrays.items()}))
     with load_isolated(folder, trusted) as runtime:
-        with pytest.raises(RuntimeProgramError, match=f"analyze: the isolated process gave an answer.*{why}"):
+        with pytest.raises(RuntimeProgramError, match=f"analyze: the isolated process gave an invalid answer.*{why}"):
             runtime.analyze(FIELDS, program="look")
         assert runtime.pid is None  # ended
 

@@ -116,13 +116,13 @@ def test_what_is_not_a_message_is_refused(ends: tuple[Channel, Channel], data: b
 def test_a_message_that_is_cut_off(ends: tuple[Channel, Channel], data: bytes) -> None:
     ends[0]._socket.sendall(data)
     ends[0].close()
-    assert ends[1].hung_up()
+    assert ends[1].has_hung_up()
     with pytest.raises(EOFError):
         ends[1].receive(5.0)
 
 
 def test_the_time_counts_for_the_whole_message(ends: tuple[Channel, Channel]) -> None:
-    assert not ends[1].hung_up()
+    assert not ends[1].has_hung_up()
     stop = threading.Event()
 
     def drip() -> None:
@@ -216,14 +216,14 @@ def test_the_stand_in_is_believed_where_it_keeps_to_the_rules(taken_over: Callab
 )
 def test_wrong_answers_to_predict(taken_over: Callable[..., IsolatedRuntime], reply: Any, arrays: Any) -> None:
     runtime = taken_over((reply, arrays))
-    with pytest.raises(RuntimeProgramError, match="predict: the isolated process gave an answer that cannot be right"):
+    with pytest.raises(RuntimeProgramError, match="predict: the isolated process gave an invalid answer and was ended"):
         runtime.predict(X)
     assert runtime._requests._child is None  # ended
 
 
 def test_an_answer_of_another_shape_than_the_manifest_says(taken_over: Callable[..., IsolatedRuntime]) -> None:
     for array in (X[:, :2].copy(), X.astype(np.float64), np.float32(1)):
-        with pytest.raises(RuntimeProgramError, match="the graph answers what the manifest does not say"):
+        with pytest.raises(RuntimeProgramError, match="graph's answer is not as the manifest declares"):
             taken_over((Done(), {"y": np.asarray(array)})).predict(X)
 
 
@@ -244,7 +244,7 @@ def test_an_answer_of_another_shape_than_the_manifest_says(taken_over: Callable[
 )
 def test_wrong_answers_to_fit_teach_nothing(taken_over: Callable[..., IsolatedRuntime], reply: Any) -> None:
     runtime = taken_over(reply)
-    with pytest.raises(RuntimeProgramError, match="fit: the isolated process gave an answer that cannot be right"):
+    with pytest.raises(RuntimeProgramError, match="fit: the isolated process gave an invalid answer and was ended"):
         runtime.fit(X)
     assert runtime._requests._child is None
     np.testing.assert_array_equal(runtime.parameters()["w"], W)

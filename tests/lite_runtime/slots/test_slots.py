@@ -214,7 +214,7 @@ def test_a_graph_that_cannot_be_loaded(running: Slots, model: MakeModel) -> None
 def test_what_is_tried_cannot_lose_its_way_back(running: Slots, model: MakeModel) -> None:
     running.install(model(3))
     running.switch()
-    with pytest.raises(SlotError, match="slot b is still being tried and a is what to return to"):
+    with pytest.raises(SlotError, match="slot b is still being tried and a is the one to return to"):
         running.install(model(5))
     running.confirm()
     assert running.install(model(5)) == "a"

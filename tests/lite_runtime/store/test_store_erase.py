@@ -66,7 +66,7 @@ def test_a_copy_of_the_database_opens_only_with_a_copy_of_the_key_file(tmp_path:
     assert not any(part in left for part in key_parts(record))
     for path in copies.iterdir():
         shutil.copy(path, folder)
-    with pytest.raises(StoreKeyError, match=r"store\.key is not, and nobody can read it"):
+    with pytest.raises(StoreKeyError, match=r"cannot be read without store\.key, which is missing"):
         ExampleStore.open(folder, KEY)
     # Nor under the key file of the store that follows, with that store's id written into the copy.
     ExampleStore.destroy(folder)
