@@ -202,7 +202,8 @@ class SlotFolder:
                     "confirm or roll back first"
                 )
             return free
-        return "b" if state.a.status == "staged" else "a"
+        # Before the first switch the newer bundle takes the place of one that nobody has switched to.
+        return "b" if state.b.status == "staged" else "a"
 
     def _clear_up(self) -> None:
         """Remove what a killed process left behind. The lock is held, so nobody else is writing here."""

@@ -66,6 +66,17 @@ def test_install_switch_confirm_rollback(model: MakeModel, trusted: list[bytes],
         np.testing.assert_array_equal(slots.predict(X), X * 3)
 
 
+def test_before_the_first_switch_the_newer_bundle_counts(
+    model: MakeModel, trusted: list[bytes], tmp_path: Path
+) -> None:
+    with Slots(tmp_path / "slots", trusted) as slots:
+        for scale in (2, 3, 5):
+            slots.install(model(scale))
+        slots.switch()
+        np.testing.assert_array_equal(slots.predict(X), X * 5)
+        assert statuses(slots) == ("a", "trying", "empty")
+
+
 def test_a_bundle_file_is_installed_too(running: Slots, model: MakeModel, tmp_path: Path) -> None:
     b.pack(model(3), tmp_path / "m.bundle")
     running.install(tmp_path / "m.bundle")
