@@ -19,7 +19,7 @@ ArchipelError
 │   ├── CertificateError          an enrolment chain or a signature does not verify
 │   ├── PolicyError               a plan outside the publisher's privacy policy
 │   │   └── ProvenanceError       weights of which the server cannot show where they come from
-│   ├── BoundError                an update or a sum beyond what devices that keep to their program send
+│   ├── BoundError                an update or a sum that no device running its signed program sends
 │   └── SecureAggregationError    a secure round must not go on
 │       ├── ThresholdError        fewer participants than the threshold
 │       ├── ConsistencyError      participants were told different survivor sets
