@@ -24,22 +24,22 @@ def generate_key() -> Ed25519PrivateKey:
 
 
 def save_private_key(key: Ed25519PrivateKey, path: Path | str) -> None:
-    """Write PEM with mode 0600, durably. Raises SignatureError if the file exists: a key is never overwritten."""
+    """Write the key as PEM with mode 0600, durably. Raises SignatureError if the file exists: it is not overwritten."""
     _create(Path(path), encode_private_key(key), 0o600)
 
 
 def load_private_key(path: Path | str) -> Ed25519PrivateKey:
-    """Read a PEM file. Raises SignatureError that names the file and what is wrong with it."""
+    """The key in a PEM file. Raises SignatureError that names the file and what is wrong with it."""
     return decode_private_key(_read(Path(path)), str(path))
 
 
 def encode_private_key(key: Ed25519PrivateKey) -> bytes:
-    """PEM, not encrypted."""
+    """The key as PKCS#8 PEM, not encrypted."""
     return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 
 def decode_private_key(data: bytes, where: str) -> Ed25519PrivateKey:
-    """Inverse of `encode_private_key`. Raises SignatureError that says what is wrong with the key from `where`."""
+    """The inverse of `encode_private_key`. Raises SignatureError that names `where`, the source of `data`."""
     try:
         key = load_pem_private_key(data, password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm):

@@ -1,4 +1,4 @@
-"""The manifest: what a bundle holds, in canonical JSON. Decoding is strict and every rule has its own error."""
+"""The manifest: what a bundle contains, in canonical JSON. Decoding is strict, and every rule has its own error."""
 
 from __future__ import annotations
 
@@ -142,11 +142,11 @@ class Statistic(_Strict, frozen=True, kw_only=True):
 
 
 class Manifest(_Strict, frozen=True, kw_only=True):
-    """Everything about a bundle but the bytes. `files` maps every other file to its SHA-256 (hex).
+    """Everything about a bundle but its bytes. `files` maps every other file to its SHA-256 (hex).
 
-    Devices take part in rounds with it, and adopt it, until `not_after` (Unix seconds; 0: without end), where their
-    population is one of `populations` (none: any), and not once they have seen a greater `sequence` by the same
-    publisher under the same name: raised, it ends the use of all earlier bundles. None of them ends predicting.
+    Devices adopt the bundle and take part in rounds with it until `not_after` (Unix seconds; 0: without end), and only
+    where their population is one of `populations` (none: any). A publisher who raises `sequence` ends this for all
+    earlier bundles of the same name: devices refuse a smaller one than they have seen. All of them can still predict.
     """
 
     format: int
@@ -176,7 +176,10 @@ _ENCODER = msgspec.json.Encoder(order="sorted")
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """Canonical JSON: keys sorted, no white space, default values left out. Validates first."""
+    """The manifest in canonical JSON: keys sorted, no white space, default values left out.
+
+    Raises what `validate_manifest` raises, and ManifestError for a manifest of more than 4 MiB.
+    """
     validate_manifest(manifest)
     data = _ENCODER.encode(manifest)
     if len(data) > MAX_MANIFEST_BYTES:
@@ -185,9 +188,10 @@ def encode_manifest(manifest: Manifest) -> bytes:
 
 
 def decode_manifest(data: bytes) -> Manifest:
-    """Decode and validate. Raises the ManifestError that says what is wrong, and where."""
+    """Decode and validate a manifest. Raises a ManifestError that says what is wrong, and where."""
     if len(data) > MAX_MANIFEST_BYTES:
         raise ManifestError(f"manifest: {len(data)} bytes, the limit is {MAX_MANIFEST_BYTES}")
+    # The format alone first: a manifest of a later format must say so, and not fail at a field that is unknown here.
     try:
         header = _HEADER_DECODER.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -205,6 +209,7 @@ def decode_manifest(data: bytes) -> Manifest:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ManifestError(f"manifest: {error}") from None
     validate_manifest(manifest)
+    # One manifest, one digest: bundles are compared and named by the SHA-256 of these bytes.
     if _ENCODER.encode(manifest) != data:
         raise ManifestError("manifest: not canonical JSON (sorted keys, no white space, defaults left out)")
     return manifest
