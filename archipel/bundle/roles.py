@@ -102,7 +102,7 @@ class State(Port, frozen=True, kw_only=True, tag="state"):
 
 
 class Broadcast(Port, frozen=True, kw_only=True, tag="broadcast"):
-    """A tensor that the server sends this round; devices do not change it. The strategy's server half initializes it."""
+    """A tensor that the server sends this round; devices do not change it. The strategy gives its first value."""
 
     tensor: str
 
