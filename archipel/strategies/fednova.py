@@ -1,9 +1,9 @@
 """FedNova (Wang et al. 2020, "Tackling the objective inconsistency problem", section 4).
 
-Devices with more steps would pull the average towards their own objective. Device half: delta divided by a, the L1 norm
-of the weights with which SGD sums up its gradients: the number of steps t, or with momentum m
-(t - m (1 - m^t) / (1 - m)) / (1 - m). `clip` holds the norm of that quotient. a travels too, weighted like the deltas.
-Server half: parameters + server_lr * (weighted mean of a) * (weighted mean of the quotients).
+In plain averaging, devices with more steps pull the model towards their own objective. Device half: delta divided by a,
+the L1 norm of the weights with which SGD sums up its gradients: the number of steps t, or with momentum m
+(t - m (1 - m^t) / (1 - m)) / (1 - m). `clip` bounds the norm of that quotient. The device uploads a, too, weighted like
+the deltas. Server half: parameters + server_lr * (weighted mean of a) * (weighted mean of the quotients).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     import onnx
 
 STEPS = "fednova/steps"
-"""The update's entry with a times the weight."""
+"""The name of the update's entry with a times the weight."""
 
 
 def update(
@@ -53,7 +53,7 @@ def update(
     cohort: int,
     hyperparameters: Mapping[str, float],
 ) -> tuple[Tensors, Tensors]:
-    """See the file's description; equation 6 of the paper with tau_eff = the weighted mean of a."""
+    """The server half, equation 6 of the paper with tau_eff = the weighted mean of a."""
     weight = float(cohort) if total.weight is None else total.weight
     if weight <= 0:
         return dict(parameters), state
@@ -64,8 +64,8 @@ def update(
 def step_bound(manifest: Manifest, hyperparameters: Mapping[str, float] | None, cohort: int) -> StepBound:
     """The step is server_lr (A / W) (D / W): D / W as in federated averaging, A the sum of the weighted a.
 
-    check_sum lets pass |A| <= step_cap (W + k h) + r, so |A| / W is largest for the least W too, and both factors are
-    bounded on their own: server_lr (step_cap ...) (clip ...). Honest devices that make step_cap steps can go that far.
+    check_sum accepts |A| <= step_cap (W + k h) + r, so |A| / W is largest for the smallest W, too. Each factor has its
+    own bound: server_lr (step_cap ...) (clip ...). Honest devices that make step_cap steps can reach the product.
     """
     layout = training_layout(manifest)
     deltas, steps = (mean_norm(layout.updates, groups_of(layout, kind), cohort) for kind in ("delta", "value"))
@@ -83,6 +83,7 @@ def _finish(upload: Upload, cap: int) -> MakeProgram:
         graph = ProgramGraph("finish", upload.strategy)
         add_constants(graph, upload)
         steps = _gradient_weights(graph, local.momentum, cap)
+        # The quotient is clipped, not the delta: the server multiplies the mean quotient with the mean of a.
         squares = []
         for name in local.parameters:
             mean = graph.node("Div", [delta(graph, local, name), steps], f"{name}.per_step")
@@ -107,7 +108,7 @@ def _finish(upload: Upload, cap: int) -> MakeProgram:
 
 
 def _gradient_weights(graph: ProgramGraph, momentum: float, cap: int) -> str:
-    """min(a, cap), and at least a tiny number: no step, no delta."""
+    """min(a, cap), but at least a tiny number: a device without steps has the delta 0, which it divides by this."""
     count = graph.input(Count(name=graph.own("count"), dtype="int64", shape=(), of="steps"))
     value = steps = graph.node("Cast", [count], graph.own("count_float"), to=1)
     if momentum:

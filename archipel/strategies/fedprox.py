@@ -1,7 +1,7 @@
 """FedProx (Li et al. 2020, "Federated optimization in heterogeneous networks", algorithm 2).
 
-Device half: every step's gradient plus mu (w - the model as received), which keeps devices with unusual data or many
-steps from drifting away. Server half: that of federated averaging.
+Device half: every step adds mu (w - the model as received) to the gradient, which keeps devices with unusual data or
+many steps from drifting away. Server half: federated averaging.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """FedRep (Collins et al. 2021, "Exploiting shared representations for personalized federated learning", algorithm 1).
 
-Device half: first the personal head alone for `personal_epochs`, then the shared representation alone for the epochs of
-the round; only the representation is uploaded. Server half: that of federated averaging, over the representation.
+Device half: the device trains first the personal head alone for `personal_epochs`, then the shared representation alone
+for the epochs of the round. It uploads only the representation. Server half: federated averaging of that.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def device(upload: Upload, *, personal: str | Sequence[str], personal_epochs: in
     return DeviceHalf(
         finish=weighted_deltas(upload),
         personal=patterns(upload.strategy, "personal", personal),
-        # What is called "train" is also what `fit` runs: learning on the device alone moves the head.
+        # `fit` runs the program called "train", so learning outside of rounds moves the head.
         parts=(Part(trains="personal", epochs=epochs), Part("train.shared", trains="shared")),
     )
 

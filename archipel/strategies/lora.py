@@ -1,8 +1,8 @@
 """Federated low-rank adapters (Hu et al. 2022, "LoRA"; averaged as in Zhang et al. 2024, "FedIT").
 
-Device half: weights W of Gemm, MatMul and Conv become W + alpha / rank * B A with W fixed; only the small A and B are
-trained, sent and received. `predict` keeps the plain layers, whose weights `refresh` merges. Server half: federated
-averaging of A and B, each on its own.
+Device half: weights W of Gemm, MatMul and Conv become W + alpha / rank * B A with W fixed; devices train, send and
+receive only the small A and B. `predict` keeps the plain layers, into whose weights `refresh` merges B A. Server half:
+federated averaging of A and of B, each on its own.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ def device(
     full: str | Sequence[str] = (),
     seed: int = 0,
 ) -> DeviceHalf:
-    """`targets` are globs of weights; `full` of tensors trained as they are, such as the output layer.
+    """`targets` are globs of weights that get adapters; `full` of tensors trained without, such as the output layer.
 
-    `alpha` None: as large as `rank`, so that B A is added as it is. `seed` is that of A's first values; B begins at 0.
+    `alpha` None: equal to `rank`, so that B A has the factor 1. `seed` is that of A's first values; B begins at 0.
     """
     name = upload.strategy
     rank = whole(name, "rank", rank, 1)
