@@ -8,7 +8,7 @@ import numpy as np
 
 from archipel.bundle import Manifest
 from archipel.protocol.vector import DecodedSum
-from archipel.strategies.strategy import StepBound, Tensors, groups_of, mean_norm, server_rate, training_layout
+from archipel.strategies.strategy import StepBound, Tensors, mean_norm, select_groups, server_rate, training_layout
 
 HYPERPARAMETERS = {"server_lr": 1.0}
 
@@ -28,10 +28,10 @@ def update(
     if weight <= 0:
         # No survivor has examples: there is nothing to average, and nothing to divide by.
         return dict(parameters), state
-    return add(parameters, total, hyperparameters.get("server_lr", 1.0) / weight), state
+    return add_deltas(parameters, total, hyperparameters.get("server_lr", 1.0) / weight), state
 
 
-def add(parameters: Mapping[str, np.ndarray], total: DecodedSum, scale: float) -> Tensors:
+def add_deltas(parameters: Mapping[str, np.ndarray], total: DecodedSum, scale: float) -> Tensors:
     """Each parameter plus `scale` times the sum of its deltas, in the parameter's dtype."""
     # Computed in float64, the type of the sums, and rounded once.
     return {name: (array + scale * total.deltas[name]).astype(array.dtype) for name, array in parameters.items()}
@@ -49,5 +49,5 @@ def step_bound(manifest: Manifest, hyperparameters: Mapping[str, float] | None, 
     cohort's size. Where all devices weigh 1, W is k and h is 0.
     """
     layout = training_layout(manifest)
-    mean = mean_norm(layout.updates, groups_of(layout, "delta"), cohort)
+    mean = mean_norm(layout.updates, select_groups(layout, "delta"), cohort)
     return StepBound(server_rate(manifest, hyperparameters) * mean)

@@ -140,13 +140,13 @@ class Upload:
     weighting: Literal["examples", "uniform"] = "examples"
 
     def __post_init__(self) -> None:
-        positive(self.strategy, "clip", self.clip)
+        check_positive(self.strategy, "clip", self.clip)
         if self.value_range is not None:
-            positive(self.strategy, "value_range", self.value_range)
-        if whole(self.strategy, "bits", self.bits, 2) > MAX_BITS:
+            check_positive(self.strategy, "value_range", self.value_range)
+        if check_whole(self.strategy, "bits", self.bits, 2) > MAX_BITS:
             raise ConversionError(f"strategy {self.strategy!r}: bits must be at most {MAX_BITS}, is {self.bits}")
         # So that the weight of a single example, 1 / weight_cap, is at least a step of the encoding.
-        if whole(self.strategy, "weight_cap", self.weight_cap, 1).bit_length() + 1 > MAX_BITS:
+        if check_whole(self.strategy, "weight_cap", self.weight_cap, 1).bit_length() + 1 > MAX_BITS:
             raise ConversionError(f"strategy {self.strategy!r}: weight_cap must be below {1 << (MAX_BITS - 1)}")
         if self.weighting not in ("examples", "uniform"):
             raise ConversionError(
@@ -181,24 +181,24 @@ def describe(name: str, make: MakeDevice, options: Mapping[str, Any]) -> DeviceH
     return make(upload, **{key: value for key, value in options.items() if key in own})
 
 
-def positive(strategy: str, option: str, value: object) -> float:
+def check_positive(strategy: str, option: str, value: object) -> float:
     """`value` as a float, finite and above 0."""
     return _number(strategy, option, value, "above 0", lambda x: x > 0)
 
 
-def not_negative(strategy: str, option: str, value: object) -> float:
+def check_not_negative(strategy: str, option: str, value: object) -> float:
     """`value` as a float, finite and at least 0."""
     return _number(strategy, option, value, "at least 0", lambda x: x >= 0)
 
 
-def whole(strategy: str, option: str, value: object, low: int) -> int:
+def check_whole(strategy: str, option: str, value: object, low: int) -> int:
     """`value` as an int of `low` or more."""
     if isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= low:
         return int(value)
     raise ConversionError(f"strategy {strategy!r}: {option} must be a whole number of {low} or more, is {value!r}")
 
 
-def patterns(strategy: str, option: str, value: str | Sequence[str]) -> tuple[str, ...]:
+def check_patterns(strategy: str, option: str, value: str | Sequence[str]) -> tuple[str, ...]:
     """One glob or several over tensor names, as a tuple."""
     globs = (value,) if isinstance(value, str) else value
     if not isinstance(globs, Sequence) or not all(isinstance(pattern, str) for pattern in globs):

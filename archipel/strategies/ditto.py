@@ -8,15 +8,15 @@ received|^2. `predict` and `evaluate` use the copy, which never leaves the devic
 from __future__ import annotations
 
 from archipel.strategies import averaging
-from archipel.strategies.device import DeviceHalf, Part, Pull, Upload, not_negative, whole
+from archipel.strategies.device import DeviceHalf, Part, Pull, Upload, check_not_negative, check_whole
 from archipel.strategies.finish import weighted_deltas
 from archipel.strategies.strategy import Strategy
 
 
 def device(upload: Upload, *, strength: float = 0.1, personal_epochs: int | None = None) -> DeviceHalf:
     """`strength` is the default of the hyperparameter lambda; `personal_epochs` None: those of the global model."""
-    pull = Pull("lambda", not_negative(upload.strategy, "strength", strength))
-    epochs = None if personal_epochs is None else whole(upload.strategy, "personal_epochs", personal_epochs, 1)
+    pull = Pull("lambda", check_not_negative(upload.strategy, "strength", strength))
+    epochs = None if personal_epochs is None else check_whole(upload.strategy, "personal_epochs", personal_epochs, 1)
     return DeviceHalf(
         finish=weighted_deltas(upload),
         # `fit` runs the program called "train", so learning outside of rounds moves the copy.

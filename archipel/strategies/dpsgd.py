@@ -9,7 +9,7 @@ how much. Batches are parts of a permutation, not Poisson samples. Server half: 
 from __future__ import annotations
 
 from archipel.strategies import averaging
-from archipel.strategies.device import ClipExamples, DeviceHalf, Part, Upload, not_negative, positive
+from archipel.strategies.device import ClipExamples, DeviceHalf, Part, Upload, check_not_negative, check_positive
 from archipel.strategies.finish import weighted_deltas
 from archipel.strategies.strategy import Strategy
 
@@ -17,8 +17,8 @@ from archipel.strategies.strategy import Strategy
 def device(upload: Upload, *, example_clip: float = 1.0, noise_multiplier: float = 1.0) -> DeviceHalf:
     """Both options are fixed in the signed graph, so no server can lower the noise. Multiplier 0 only clips."""
     term = ClipExamples(
-        positive(upload.strategy, "example_clip", example_clip),
-        not_negative(upload.strategy, "noise_multiplier", noise_multiplier),
+        check_positive(upload.strategy, "example_clip", example_clip),
+        check_not_negative(upload.strategy, "noise_multiplier", noise_multiplier),
     )
     return DeviceHalf(finish=weighted_deltas(upload), parts=(Part(terms=(term,)),))
 

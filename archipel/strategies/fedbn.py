@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from archipel.strategies import averaging
-from archipel.strategies.device import DeviceHalf, Upload, patterns
+from archipel.strategies.device import DeviceHalf, Upload, check_patterns
 from archipel.strategies.finish import weighted_deltas
 from archipel.strategies.strategy import Strategy
 
@@ -18,7 +18,7 @@ def device(upload: Upload, *, personal: str | Sequence[str] = ()) -> DeviceHalf:
     """`personal` are globs of further tensors that stay on the device, such as those of a LayerNormalization."""
     return DeviceHalf(
         finish=weighted_deltas(upload),
-        personal=patterns(upload.strategy, "personal", personal),
+        personal=check_patterns(upload.strategy, "personal", personal),
         personal_operators=("BatchNormalization",),
     )
 

@@ -17,14 +17,14 @@ from archipel.bundle import Manifest, Program
 from archipel.bundle.roles import Count, Update
 from archipel.protocol.vector import DecodedSum
 from archipel.strategies import averaging
-from archipel.strategies.device import DeviceHalf, LocalTraining, MakeProgram, Upload, whole
+from archipel.strategies.device import DeviceHalf, LocalTraining, MakeProgram, Upload, check_whole
 from archipel.strategies.finish import (
+    add_clip_factor,
     add_constants,
+    add_delta,
     add_examples,
-    delta,
-    example_weight,
-    limit,
-    square,
+    add_square,
+    add_weight,
     upload_deltas,
     upload_weight,
 )
@@ -33,8 +33,8 @@ from archipel.strategies.strategy import (
     StepBound,
     Strategy,
     Tensors,
-    groups_of,
     mean_norm,
+    select_groups,
     server_rate,
     training_layout,
 )
@@ -58,7 +58,7 @@ def update(
     if weight <= 0:
         return dict(parameters), state
     steps = float(total.values[STEPS]) / weight
-    return averaging.add(parameters, total, hyperparameters.get("server_lr", 1.0) * steps / weight), state
+    return averaging.add_deltas(parameters, total, hyperparameters.get("server_lr", 1.0) * steps / weight), state
 
 
 def step_bound(manifest: Manifest, hyperparameters: Mapping[str, float] | None, cohort: int) -> StepBound:
@@ -68,13 +68,13 @@ def step_bound(manifest: Manifest, hyperparameters: Mapping[str, float] | None, 
     own bound: server_lr (step_cap ...) (clip ...). Honest devices that make step_cap steps can reach the product.
     """
     layout = training_layout(manifest)
-    deltas, steps = (mean_norm(layout.updates, groups_of(layout, kind), cohort) for kind in ("delta", "value"))
+    deltas, steps = (mean_norm(layout.updates, select_groups(layout, kind), cohort) for kind in ("delta", "value"))
     return StepBound(server_rate(manifest, hyperparameters) * steps * deltas)
 
 
 def device(upload: Upload, *, step_cap: int = 256) -> DeviceHalf:
     """`step_cap` bounds a, and is its range in the fixed-point encoding."""
-    cap = whole(upload.strategy, "step_cap", step_cap, 1)
+    cap = check_whole(upload.strategy, "step_cap", step_cap, 1)
     return DeviceHalf(finish=_finish(upload, cap), optimizer="momentum")
 
 
@@ -86,12 +86,12 @@ def _finish(upload: Upload, cap: int) -> MakeProgram:
         # The quotient is clipped, not the delta: the server multiplies the mean quotient with the mean of a.
         squares = []
         for name in local.parameters:
-            mean = graph.node("Div", [delta(graph, local, name), steps], f"{name}.per_step")
-            squares.append(square(graph, mean, f"{name}.square"))
-        factor = limit(graph, squares, graph.own("clip"))
+            mean = graph.node("Div", [add_delta(graph, local, name), steps], f"{name}.per_step")
+            squares.append(add_square(graph, mean, f"{name}.square"))
+        factor = add_clip_factor(graph, squares, graph.own("clip"))
         if upload.weighting == "examples":
             add_examples(graph)
-            weight = example_weight(graph)
+            weight = add_weight(graph)
             factor = graph.node("Mul", [factor, weight], graph.own("factor"))
             steps = graph.node("Mul", [steps, weight], graph.own("weighted_steps"))
         upload_deltas(graph, local, upload, factor, upload.weighting, of="per_step")

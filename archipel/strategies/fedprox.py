@@ -7,14 +7,14 @@ many steps from drifting away. Server half: federated averaging.
 from __future__ import annotations
 
 from archipel.strategies import averaging
-from archipel.strategies.device import DeviceHalf, Part, Pull, Upload, not_negative
+from archipel.strategies.device import DeviceHalf, Part, Pull, Upload, check_not_negative
 from archipel.strategies.finish import weighted_deltas
 from archipel.strategies.strategy import Strategy
 
 
 def device(upload: Upload, *, mu: float = 0.01) -> DeviceHalf:
     """`mu` is the default of the hyperparameter mu."""
-    pull = Pull("mu", not_negative(upload.strategy, "mu", mu))
+    pull = Pull("mu", check_not_negative(upload.strategy, "mu", mu))
     return DeviceHalf(finish=weighted_deltas(upload), parts=(Part(terms=(pull,)),))
 
 

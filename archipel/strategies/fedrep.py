@@ -9,17 +9,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from archipel.strategies import averaging
-from archipel.strategies.device import DeviceHalf, Part, Upload, patterns, whole
+from archipel.strategies.device import DeviceHalf, Part, Upload, check_patterns, check_whole
 from archipel.strategies.finish import weighted_deltas
 from archipel.strategies.strategy import Strategy
 
 
 def device(upload: Upload, *, personal: str | Sequence[str], personal_epochs: int = 5) -> DeviceHalf:
     """`personal` are globs of the head's tensors."""
-    epochs = whole(upload.strategy, "personal_epochs", personal_epochs, 1)
+    epochs = check_whole(upload.strategy, "personal_epochs", personal_epochs, 1)
     return DeviceHalf(
         finish=weighted_deltas(upload),
-        personal=patterns(upload.strategy, "personal", personal),
+        personal=check_patterns(upload.strategy, "personal", personal),
         # `fit` runs the program called "train", so learning outside of rounds moves the head.
         parts=(Part(trains="personal", epochs=epochs), Part("train.shared", trains="shared")),
     )

@@ -29,12 +29,12 @@ def weighted_deltas(upload: Upload) -> MakeProgram:
 
     def make(local: LocalTraining) -> tuple[onnx.ModelProto, Program]:
         graph = ProgramGraph("finish", upload.strategy)
-        squares = [square(graph, delta(graph, local, name), f"{name}.square") for name in local.parameters]
+        squares = [add_square(graph, add_delta(graph, local, name), f"{name}.square") for name in local.parameters]
         add_constants(graph, upload)
-        factor = limit(graph, squares, graph.own("clip"))
+        factor = add_clip_factor(graph, squares, graph.own("clip"))
         if upload.weighting == "examples":
             add_examples(graph)
-            factor = graph.node("Mul", [factor, example_weight(graph)], graph.own("factor"))
+            factor = graph.node("Mul", [factor, add_weight(graph)], graph.own("factor"))
         upload_deltas(graph, local, upload, factor, upload.weighting)
         upload_weight(graph, upload)
         return graph.build()
@@ -42,7 +42,7 @@ def weighted_deltas(upload: Upload) -> MakeProgram:
     return make
 
 
-def delta(graph: ProgramGraph, local: LocalTraining, name: str) -> str:
+def add_delta(graph: ProgramGraph, local: LocalTraining, name: str) -> str:
     """Add end - start of a parameter. Raises ConversionError for another type than float32."""
     array = local.parameters[name]
     if array.dtype.name != "float32":
@@ -54,7 +54,7 @@ def delta(graph: ProgramGraph, local: LocalTraining, name: str) -> str:
     return graph.node("Sub", [end, start], f"{name}.delta")
 
 
-def square(graph: ProgramGraph, value: str, output: str) -> str:
+def add_square(graph: ProgramGraph, value: str, output: str) -> str:
     """Add the sum of the squared elements of `value`."""
     return graph.node("ReduceSumSquare", [value], output, keepdims=0)
 
@@ -72,8 +72,8 @@ def add_constants(graph: ProgramGraph, upload: Upload) -> None:
     graph.constant("tiny", 1e-12)
 
 
-def limit(graph: ProgramGraph, squares: list[str], bound: str, prefix: str = "") -> str:
-    """Add min(1, bound / norm), the factor that clips tensors to `bound`. The `squares` sum up to their squared norm."""
+def add_clip_factor(graph: ProgramGraph, squares: list[str], bound: str, prefix: str = "") -> str:
+    """Add min(1, bound / norm), the factor that clips tensors to `bound`; the `squares` add up to norm^2."""
 
     def own(name: str) -> str:
         return graph.own(prefix + name)
@@ -84,7 +84,7 @@ def limit(graph: ProgramGraph, squares: list[str], bound: str, prefix: str = "")
     return graph.node("Min", [graph.node("Div", [bound, norm], own("ratio")), graph.own("one")], own("shrink"))
 
 
-def example_weight(graph: ProgramGraph) -> str:
+def add_weight(graph: ProgramGraph) -> str:
     """Add the device's weight, min(examples, cap) / cap."""
     examples = graph.node("Cast", [graph.own("examples")], graph.own("examples_float"), to=1)
     capped = graph.node("Min", [examples, graph.own("cap")], graph.own("examples_capped"))

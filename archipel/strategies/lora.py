@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from archipel.strategies import averaging
-from archipel.strategies.device import Adapters, DeviceHalf, Upload, patterns, positive, whole
+from archipel.strategies.device import Adapters, DeviceHalf, Upload, check_patterns, check_positive, check_whole
 from archipel.strategies.finish import weighted_deltas
 from archipel.strategies.strategy import Strategy
 
@@ -29,15 +29,15 @@ def device(
     `alpha` None: equal to `rank`, so that B A has the factor 1. `seed` is that of A's first values; B begins at 0.
     """
     name = upload.strategy
-    rank = whole(name, "rank", rank, 1)
+    rank = check_whole(name, "rank", rank, 1)
     return DeviceHalf(
         finish=weighted_deltas(upload),
         adapters=Adapters(
-            targets=patterns(name, "targets", targets),
+            targets=check_patterns(name, "targets", targets),
             rank=rank,
-            alpha=float(rank) if alpha is None else positive(name, "alpha", alpha),
-            full=patterns(name, "full", full),
-            seed=whole(name, "seed", seed, 0),
+            alpha=float(rank) if alpha is None else check_positive(name, "alpha", alpha),
+            full=check_patterns(name, "full", full),
+            seed=check_whole(name, "seed", seed, 0),
         ),
     )
 

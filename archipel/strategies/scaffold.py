@@ -25,16 +25,16 @@ from archipel.strategies.device import (
     MakeProgram,
     Part,
     Upload,
-    positive,
+    check_positive,
 )
-from archipel.strategies.finish import add_constants, delta, limit, square, upload_deltas
+from archipel.strategies.finish import add_clip_factor, add_constants, add_delta, add_square, upload_deltas
 from archipel.strategies.program import ProgramGraph
 from archipel.strategies.strategy import (
     StepBound,
     Strategy,
     Tensors,
-    groups_of,
     mean_norm,
+    select_groups,
     server_rate,
     training_layout,
 )
@@ -73,7 +73,7 @@ def update(
     control = {
         name: (array + total.values[name] / devices).astype(array.dtype, copy=False) for name, array in state.items()
     }
-    return averaging.add(parameters, total, hyperparameters.get("server_lr", 1.0) / cohort), control
+    return averaging.add_deltas(parameters, total, hyperparameters.get("server_lr", 1.0) / cohort), control
 
 
 def step_bound(manifest: Manifest, hyperparameters: Mapping[str, float] | None, cohort: int) -> StepBound:
@@ -83,14 +83,14 @@ def step_bound(manifest: Manifest, hyperparameters: Mapping[str, float] | None, 
     change, whose norm is control_clip plus rounding.
     """
     layout = training_layout(manifest)
-    deltas, controls = (mean_norm(layout.updates, groups_of(layout, kind), cohort) for kind in ("delta", "value"))
+    deltas, controls = (mean_norm(layout.updates, select_groups(layout, kind), cohort) for kind in ("delta", "value"))
     return StepBound(server_rate(manifest, hyperparameters) * deltas, controls)
 
 
 def device(upload: Upload, *, control_clip: float = 10.0, control_range: float | None = None) -> DeviceHalf:
     """`control_clip` bounds the L2 norm of a change of c_i, `control_range` (default: the same) one element of it."""
-    limit_of_change = positive(upload.strategy, "control_clip", control_clip)
-    span = limit_of_change if control_range is None else positive(upload.strategy, "control_range", control_range)
+    limit_of_change = check_positive(upload.strategy, "control_clip", control_clip)
+    span = limit_of_change if control_range is None else check_positive(upload.strategy, "control_range", control_range)
     return DeviceHalf(
         begin=_begin(upload.strategy),
         parts=(Part(terms=(Correction(),)),),
@@ -118,17 +118,17 @@ def _finish(upload: Upload, control_clip: float, control_range: float) -> MakePr
         distance = _distance(graph, local)
         squares, changes = [], []
         for name in local.parameters:
-            moved = delta(graph, local, name)
-            squares.append(square(graph, moved, f"{name}.square"))
+            moved = add_delta(graph, local, name)
+            squares.append(add_square(graph, moved, f"{name}.square"))
             gradient = graph.node("Div", [moved, distance], f"{name}.mean_gradient")
             # c_i+ - c_i = -c + (start - end) / (steps lr) = -(c + (end - start) / (steps lr))
             control, _ = _controls(graph, local, name)
             added = graph.node("Add", [gradient, control], f"{name}.added")
             changes.append(graph.node("Neg", [added], f"{name}.change"))
-        shrink = limit(graph, squares, graph.own("clip"))
+        shrink = add_clip_factor(graph, squares, graph.own("clip"))
         upload_deltas(graph, local, upload, shrink, "uniform")
-        change_squares = [square(graph, change, f"{change}.square") for change in changes]
-        factor = limit(graph, change_squares, graph.constant("control_clip", control_clip), "control_")
+        change_squares = [add_square(graph, change, f"{change}.square") for change in changes]
+        factor = add_clip_factor(graph, change_squares, graph.constant("control_clip", control_clip), "control_")
         for (name, array), change in zip(local.parameters.items(), changes, strict=True):
             clipped = graph.node("Mul", [change, factor], f"{CONTROL}{name}.update")
             graph.output(

@@ -103,7 +103,7 @@ def mean_norm(updates: Sequence[Update], of: Sequence[Group], cohort: int) -> fl
     return math.sqrt(squares)
 
 
-def groups_of(layout: Layout, kind: str) -> list[Group]:
+def select_groups(layout: Layout, kind: str) -> list[Group]:
     """The groups of the entries of one `kind`, "delta" or "value"."""
     return [group for group in groups(layout.updates) if group.ports[0].kind == kind]
 
