@@ -65,7 +65,7 @@ class Bundles(Resource):
         return self._connection.download(make_path("bundles", digest))
 
     def pieces(self, digest: str) -> Pieces:
-        """Ask which parts of a .bundle file other files may have too, so that they need not be fetched again.
+        """Ask which parts of a .bundle file other files may have, too, so that nobody need fetch them again.
 
         Route: GET /v1/bundles/<digest>/pieces
 

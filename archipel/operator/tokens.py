@@ -9,15 +9,15 @@ from archipel.protocol.operator.tasks import NewToken, TokenInfo, TokenPage, Tok
 
 
 class Tokens(Resource):
-    """`OperatorClient.tokens`. All of it needs the role admin."""
+    """`OperatorClient.tokens`. Every call needs the role admin."""
 
     def create(self, request: TokenRequest) -> NewToken:
-        """Make an access token. It is sent only once: if no answer comes, list the tokens and revoke what is not used.
+        """Make an access token. The request is sent only once: without an answer, list the tokens and revoke a new one.
 
         Route: POST /v1/tokens
 
         Args:
-            request: for whom and for what it is; `seconds` says for how long.
+            request: the token's owner, role and populations; it is valid for `seconds`.
 
         Returns:
             The token, which is shown nowhere else and never again, and what it is for.
