@@ -20,6 +20,13 @@ _MAX_KEY_FILE_BYTES = 16 << 10
 
 
 def generate_key() -> Ed25519PrivateKey:
+    """A new private key of the operating system's generator.
+
+    Example:
+        key = generate_key()
+        save_private_key(key, "publisher.key")
+        save_public_key(key, "publisher.key.pub")
+    """
     return Ed25519PrivateKey.generate()
 
 
@@ -52,7 +59,7 @@ def decode_private_key(data: bytes, where: str) -> Ed25519PrivateKey:
 
 
 def save_public_key(key: Ed25519PrivateKey, path: Path | str) -> None:
-    """Write the public half as 64 hexadecimal digits."""
+    """Write the public half as 64 hexadecimal digits. Raises SignatureError if the file exists."""
     _create(Path(path), key.public_key().public_bytes_raw().hex().encode() + b"\n", 0o644)
 
 
@@ -82,6 +89,7 @@ def _create(path: Path, data: bytes, mode: int) -> None:
 def _read(path: Path) -> bytes:
     try:
         with open(path, "rb") as file:
+            # One byte over the limit shows that the file is larger, without reading all of it.
             data = file.read(_MAX_KEY_FILE_BYTES + 1)
     except OSError as error:
         raise SignatureError(f"{path}: cannot be read ({error.strerror})") from None

@@ -24,7 +24,7 @@ class Audit(Resource):
             The entries, oldest first, fetched as they are reached; `time` is in microseconds since 1970.
 
         Raises:
-            RefusedError: 403: the token has not the role auditor, or is for some populations only; at the first item.
+            RefusedError: 403: the token lacks the role auditor, or is for some populations only; at the first item.
         """
         return self._connection.pages("/v1/audit", AuditPage, after=after)
 
@@ -37,6 +37,6 @@ class Audit(Resource):
             An `AuditHead` that the server key signed (label "audit").
 
         Raises:
-            RefusedError: 403: the token has not the role auditor, or is for some populations only.
+            RefusedError: 403: the token lacks the role auditor, or is for some populations only.
         """
         return self._connection.get("/v1/audit/head", Sealed)

@@ -27,7 +27,7 @@ class Bundles(Resource):
 
         Raises:
             ClientError: the file cannot be read.
-            RefusedError: 403: the token has not the role operator, or is not for the population. 413: the file is
+            RefusedError: 403: the token lacks the role operator, or is not for the population. 413: the file is
                 larger than the server takes. 422: it is no bundle, or no key signed it that the server trusts.
         """
         path = Path(path)

@@ -57,7 +57,7 @@ class Devices(Resource):
             The device, now revoked.
 
         Raises:
-            RefusedError: 403: the token has not the role operator. 404: there is no such device for this token.
+            RefusedError: 403: the token lacks the role operator. 404: there is no such device for this token.
         """
         return self._connection.post(make_path("devices", device_id, "revoke"), DeviceInfo)
 
@@ -73,6 +73,6 @@ class Devices(Resource):
             The device, now without a quarantine.
 
         Raises:
-            RefusedError: 403: the token has not the role operator. 404: there is no such device for this token.
+            RefusedError: 403: the token lacks the role operator. 404: there is no such device for this token.
         """
         return self._connection.post(make_path("devices", device_id, "release"), DeviceInfo)

@@ -25,7 +25,7 @@ class EnrolmentTokens(Resource):
             What the server remembers of it.
 
         Raises:
-            RefusedError: 403: the token of this client has not the role operator, or is not for the population; only
+            RefusedError: 403: the token of this client lacks the role operator, or is not for the population; only
                 one for all populations may give the key alone. 409: a device enrolled with it: revoke the device. 422:
                 both or none were given, or this server's enrolment key did not sign the certificate.
         """

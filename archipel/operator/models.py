@@ -36,7 +36,7 @@ class Models(Resource):
             The model, at first without versions.
 
         Raises:
-            RefusedError: 403: the token has not the role operator, or is not for the population. 409: another
+            RefusedError: 403: the token lacks the role operator, or is not for the population. 409: another
                 population's model has this name. 422: the population has as many models as one may have.
         """
         return self._connection.post("/v1/models", ModelInfo, ModelRequest(name=name, population=population))
@@ -83,7 +83,7 @@ class Models(Resource):
             The version, with its number.
 
         Raises:
-            RefusedError: 403: the token has not the role operator. 404: there is no such model for this token. 422: the
+            RefusedError: 403: the token lacks the role operator. 404: there is no such model for this token. 422: the
                 bundle, the task or its version is not there, or the bundle has expired or is for other populations.
         """
         return self._connection.post(make_path("models", name, "versions"), VersionInfo, request)
@@ -136,7 +136,7 @@ class Models(Resource):
             The model, now with this version promoted.
 
         Raises:
-            RefusedError: 403: the token has not the role operator. 404: there is no such model for this token. 409: the
+            RefusedError: 403: the token lacks the role operator. 404: there is no such model for this token. 409: the
                 version is rejected, a rollout of the model is under way, or the key was used for another request. 422:
                 there is no such version, or its bundle has expired.
         """
@@ -158,7 +158,7 @@ class Models(Resource):
             The model, now with an earlier version promoted.
 
         Raises:
-            RefusedError: 403: the token has not the role operator. 404: there is no such model for this token. 409:
+            RefusedError: 403: the token lacks the role operator. 404: there is no such model for this token. 409:
                 there is nothing to go back to, or the key was used for another request.
         """
         return self._connection.post(make_path("models", name, "rollback"), ModelInfo, key=key)
@@ -193,7 +193,7 @@ class Models(Resource):
             The version, now rejected.
 
         Raises:
-            RefusedError: 403: the token has not the role operator. 404: there is no such model or version for this
+            RefusedError: 403: the token lacks the role operator. 404: there is no such model or version for this
                 token. 409: the version is promoted, or a rollout of it is under way.
         """
         return self._connection.post(
@@ -213,7 +213,7 @@ class Models(Resource):
             The version, which may be promoted again.
 
         Raises:
-            RefusedError: 403: the token has not the role operator. 404: there is no such model or version for this
+            RefusedError: 403: the token lacks the role operator. 404: there is no such model or version for this
                 token.
         """
         return self._connection.post(make_path("models", name, "versions", number, "restore"), VersionInfo)

@@ -26,7 +26,7 @@ class Rollouts(Resource):
             The rollout, in its first stage.
 
         Raises:
-            RefusedError: 403: the token has not the role operator, or the gate is over devices with an eligibility,
+            RefusedError: 403: the token lacks the role operator, or the gate is over devices with an eligibility,
                 which needs the role admin. 409: no version is promoted, this one is promoted already or is rejected,
                 another rollout is under way, or the key was used for another request. 422: the rollout is not possible;
                 the text says why.
@@ -74,7 +74,7 @@ class Rollouts(Resource):
             The rollout, now paused.
 
         Raises:
-            RefusedError: 403: the token has not the role operator. 404: there is no such rollout for this token. 409:
+            RefusedError: 403: the token lacks the role operator. 404: there is no such rollout for this token. 409:
                 the rollout has ended.
         """
         return self._connection.post(make_path("rollouts", rollout_id, "pause"), RolloutInfo)
@@ -91,7 +91,7 @@ class Rollouts(Resource):
             The rollout, no longer paused.
 
         Raises:
-            RefusedError: 403: the token has not the role operator. 404: there is no such rollout for this token. 409:
+            RefusedError: 403: the token lacks the role operator. 404: there is no such rollout for this token. 409:
                 the rollout has ended.
         """
         return self._connection.post(make_path("rollouts", rollout_id, "resume"), RolloutInfo)
@@ -108,7 +108,7 @@ class Rollouts(Resource):
             The rollout, now ended.
 
         Raises:
-            RefusedError: 403: the token has not the role operator. 404: there is no such rollout for this token.
+            RefusedError: 403: the token lacks the role operator. 404: there is no such rollout for this token.
         """
         return self._connection.post(make_path("rollouts", rollout_id, "abort"), RolloutInfo)
 

@@ -75,7 +75,7 @@ class Tasks(Resource):
             The task, now running.
 
         Raises:
-            RefusedError: 403: the token has not the role analyst, or it is the one that asked. 404: there is no such
+            RefusedError: 403: the token lacks the role analyst, or it is the one that asked. 404: there is no such
                 task for this token. 409: the task is not proposed, or the rollout that it is for is paused.
         """
         return self._connection.post(make_path("tasks", task_id, "approve"), TaskInfo)

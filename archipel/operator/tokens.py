@@ -23,7 +23,7 @@ class Tokens(Resource):
             The token, which is shown nowhere else and never again, and what it is for.
 
         Raises:
-            RefusedError: 403: the token of this client has not the role admin. 422: an admin's token cannot be bound to
+            RefusedError: 403: the token of this client lacks the role admin. 422: an admin's token cannot be bound to
                 populations.
         """
         return self._connection.post_once("/v1/tokens", NewToken, request)
@@ -37,7 +37,7 @@ class Tokens(Resource):
             What the tokens are for, newest first, fetched as they are reached.
 
         Raises:
-            RefusedError: 403: the token of this client has not the role admin; at the first item.
+            RefusedError: 403: the token of this client lacks the role admin; at the first item.
         """
         return self._connection.pages("/v1/tokens", TokenPage)
 
@@ -53,6 +53,6 @@ class Tokens(Resource):
             The token, now revoked.
 
         Raises:
-            RefusedError: 403: the token of this client has not the role admin. 404: there is no such token.
+            RefusedError: 403: the token of this client lacks the role admin. 404: there is no such token.
         """
         return self._connection.post(make_path("tokens", token_id, "revoke"), TokenInfo)

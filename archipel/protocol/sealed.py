@@ -21,6 +21,7 @@ MAX_STATEMENT_BYTES = 1024
 until the message to all of them is too large."""
 
 T = TypeVar("T")
+# Sorted keys: equal messages have equal bytes, so that digests and signatures of two parties can be compared.
 _ENCODER = msgspec.json.Encoder(order="sorted")
 _DECODERS: dict[Any, msgspec.json.Decoder[Any]] = {}
 _MAKING = threading.Lock()
@@ -40,6 +41,12 @@ def public_bytes(key: Ed25519PrivateKey | Ed25519PublicKey) -> bytes:
 
 
 def seal(label: str, statement: msgspec.Struct, key: Ed25519PrivateKey) -> Sealed:
+    """The statement as JSON, signed with `key` for the purpose `label`.
+
+    Example:
+        sealed = seal("enrol", EnrolmentProof(server_key=server_key), key)
+        proof = unseal("enrol", sealed, public_bytes(key), EnrolmentProof)
+    """
     body = _ENCODER.encode(statement)
     return Sealed(body=body, signature=key.sign(signed_bytes(label, body)))
 
@@ -86,7 +93,7 @@ def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
 
 
 def encode(message: msgspec.Struct) -> bytes:
-    """JSON with sorted keys."""
+    """The message as JSON with sorted keys and no blanks."""
     return _ENCODER.encode(message)
 
 

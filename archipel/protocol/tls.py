@@ -79,10 +79,10 @@ def _load(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
     except ValueError:
         raise TlsError(f"{key}: no private key in PEM") from None
     # OpenSSL finds a wrong pair, too, but its error names no file.
-    mine, theirs = (
+    of_key, of_certificate = (
         each.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo) for each in (public, own.public_key())
     )
-    if mine != theirs:
+    if of_key != of_certificate:
         raise TlsError(f"{key}: not the key of the certificate in {certificate}")
     if key.stat().st_mode & 0o007:
         raise TlsError(f"{key}: everybody on this machine may use the private key; run: chmod o-rwx {key}")

@@ -102,9 +102,9 @@ def check_confirmation(sealed: Sealed, device_key: bytes, expected: Confirmation
 def _require_same(
     name: str, confirmation: Confirmation, expected: Confirmation, error: type[SecureAggregationError], meaning: str
 ) -> None:
-    wanted, actual = getattr(expected, name), getattr(confirmation, name)
-    if wanted != actual:
-        raise error(f"confirmation: expected {name} {wanted[:16]}..., got {actual[:16]}...; {meaning}")
+    required, actual = getattr(expected, name), getattr(confirmation, name)
+    if required != actual:
+        raise error(f"confirmation: expected {name} {required[:16]}..., got {actual[:16]}...; {meaning}")
 
 
 def check_unmasking(message: Unmasking, answerer: str, sharers: Collection[str], survivors: Collection[str]) -> None:

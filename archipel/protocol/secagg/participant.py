@@ -263,8 +263,9 @@ class Participant:
     def _check_cohort(self) -> None:
         plan, size = self._plan, len(self._session.peers)
         own = self._session.peers.get(self.device_id)
-        mine = (keys.public_key(self._cipher_secret), keys.public_key(self._mask_secret), self._tree.root)
-        if own is None or (own.cipher_key, own.mask_key, own.envelope_root) != mine:
+        # Its own advertisement, which is signed, may still be one of an earlier attempt, whose private keys are gone.
+        advertised = (keys.public_key(self._cipher_secret), keys.public_key(self._mask_secret), self._tree.root)
+        if own is None or (own.cipher_key, own.mask_key, own.envelope_root) != advertised:
             raise ConsistencyError("cohort: this device is not in it with the keys that it advertised")
         if size > plan.max_cohort:
             raise ConsistencyError(f"cohort: {size} devices, the plan allows {plan.max_cohort}")
