@@ -40,6 +40,7 @@ def pack(folder: Path | str, file: Path | str) -> None:
         ):
             for name in first + [name for name in names if name not in first]:
                 check_file_name(name)
+                # Fixed, where zipfile would write the time and the system of this machine: Unix, mode 0644.
                 info = zipfile.ZipInfo(name, _EPOCH)
                 info.create_system = 3
                 info.external_attr = 0o644 << 16

@@ -227,6 +227,7 @@ def _validate_self_test(manifest: Manifest) -> None:
 
 
 def _validate_update(here: str, port: Port) -> None:
+    # Server and devices derive the vector's layout from the manifest alone, so no size may depend on the data.
     if any(isinstance(dim, str) for dim in port.shape):
         raise ManifestError(f"{here}: an update's shape must be fixed, is {list(port.shape)}")
     if port.dtype != "float32":
@@ -265,6 +266,7 @@ def _validate_bounds(where: str, program: Program, trains: bool) -> None:
                 f"{where}: update {port.name!r}: lowest is {port.lowest:g}, must be at least a step ({step:g}); "
                 "otherwise one device could make the sum of weights as small as it likes"
             )
+    # The bound of a sum allows for the stated noise; with noise that is not stated it would refuse honest sums.
     if any(role_of(port) == "noise" for port in program.inputs) and not any(port.noise for port in updates):
         raise ManifestError(f"{where}: reads noise; state in its update entries how much of it they have (noise)")
 
@@ -290,6 +292,7 @@ def _validate_phase(index: int, phase: Phase, programs: dict[str, Program]) -> N
     program = programs.get(phase.program)
     if program is None or program.kind != "train":
         raise ManifestError(f"{where}: {phase.program!r} is not a train program of this bundle")
+    # A schedule names programs of one step; a runtime itself finds the program that repeats one.
     if program.steps > 1:
         raise ManifestError(f"{where}: {phase.program!r} makes {program.steps} steps; name {program.repeats!r}")
     if (phase.epochs is None) == (phase.steps is None):

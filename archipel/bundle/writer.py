@@ -118,4 +118,5 @@ def write_bundle(
             verify_folder(staging, [key.public_key().public_bytes_raw()])
     except OSError as error:
         raise BundleError(f"{folder}: cannot be written ({error.strerror})") from None
+    # Once more, because the bundle that was verified above has the paths of the staging folder.
     return verify_folder(folder, [key.public_key().public_bytes_raw()])

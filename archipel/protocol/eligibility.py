@@ -271,6 +271,7 @@ def _equal(name: str, literal: Literal) -> Test:
 
 
 def _kind(value: Literal) -> str:
+    # Python's bool is an int, and True == 1; here `charging == 1` is unknown.
     return "bool" if isinstance(value, bool) else "text" if isinstance(value, str) else "number"
 
 

@@ -53,6 +53,7 @@ def decode_plain(source: bytes | Path, layout: Layout) -> Arrays:
     ports = {port.name: port for port in layout.updates}
     if arrays.keys() != ports.keys():
         raise MessageError(f"update: has the arrays {sorted(arrays)[:16]}, expected {sorted(ports)[:16]}")
+    # First dtypes, shapes and finite numbers, which `check_update` relies on.
     for name, array in arrays.items():
         _check_array(ports[name], array, ports[name].range)
     try:

@@ -257,6 +257,7 @@ def check_endorsement(
             f"{where}: {len(survivors)} survivors; the entry names {entry.devices}, the plan needs "
             f"{max(plan.threshold, plan.min_cohort)}"
         )
+    # All confirmations of a round are the same bytes (secagg.checks), so one body and the signatures are enough.
     confirmed = decode("confirmation", evidence.confirmation, Confirmation)
     expected = (plan.round_id, entry.plan, survivors_digest(evidence.survivors))
     if (confirmed.round_id, confirmed.plan, confirmed.survivors) != expected:

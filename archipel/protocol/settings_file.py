@@ -120,6 +120,7 @@ def _from_environment(
             hint = written.suggest(variable, sorted(known))
             raise ValueError(f"environment variable {variable}: no such setting; {hint}")
         place = known[variable]
+        # Not strict below: the text of a number or a boolean counts as one.
         raw: object = [each for each in text.split(",") if each] if place.listed else text
         name = f"environment variable {variable}"
         yield place, variable, written.convert_one(name, raw, place.kind, hook, strict=False)

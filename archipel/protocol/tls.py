@@ -30,6 +30,7 @@ def server_context(certificate: Path, key: Path, client_authority: Path | None =
     _load(context, certificate, key)
     if client_authority is not None:
         _trust(context, client_authority)
+        # Without this the authorities are loaded, but no certificate is asked for.
         context.verify_mode = ssl.CERT_REQUIRED
     return context
 
@@ -58,6 +59,7 @@ def client_context(
 
 
 def _trust(context: ssl.SSLContext, file: Path) -> None:
+    # Only to check the file: OpenSSL's own errors name none.
     _certificates(file)
     try:
         context.load_verify_locations(cafile=file)

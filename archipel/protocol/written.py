@@ -63,6 +63,7 @@ def conform(struct: msgspec.Struct) -> None:
     """
     for name, kind in type_hints(type(struct)).items():
         value = getattr(struct, name)
+        # msgspec takes Python's own numbers only; NumPy registers its numbers with these abstract types.
         if isinstance(value, Real) and not isinstance(value, bool):
             value = int(value) if isinstance(value, Integral) else float(value)
         if not isinstance(value, Mapping):

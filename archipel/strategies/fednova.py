@@ -111,6 +111,7 @@ def _gradient_weights(graph: ProgramGraph, momentum: float, cap: int) -> str:
     """min(a, cap), but at least a tiny number: a device without steps has the delta 0, which it divides by this."""
     count = graph.input(Count(name=graph.own("count"), dtype="int64", shape=(), of="steps"))
     value = steps = graph.node("Cast", [count], graph.own("count_float"), to=1)
+    # With momentum m a = (t - m (1 - m^t) / (1 - m)) / (1 - m), see above.
     if momentum:
         power = graph.node("Pow", [graph.constant("momentum", momentum), steps], graph.own("power"))
         decayed = graph.node("Sub", [graph.own("one"), power], graph.own("decayed"))

@@ -115,6 +115,7 @@ def _finish(upload: Upload, control_clip: float, control_range: float) -> MakePr
     def make(local: LocalTraining) -> tuple[onnx.ModelProto, Program]:
         graph = ProgramGraph("finish", upload.strategy)
         add_constants(graph, upload)
+        # (end - start) / (steps lr) is minus the mean gradient of the round's steps of plain SGD.
         distance = _distance(graph, local)
         squares, changes = [], []
         for name in local.parameters:

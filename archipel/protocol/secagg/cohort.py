@@ -86,6 +86,7 @@ def read_envelope_keys(cohort: Cohort, own: str, session: Session) -> dict[str, 
 
 def hand_out_keys(trees: Mapping[str, KeyTree], reader: str) -> list[EnvelopeKey]:
     """The keys that the other members of U1 (`trees`, by device id) have for the envelopes of `reader`."""
+    # Every member has its key for `reader` at the same index of its tree, that of `reader` in the sorted cohort.
     place = sorted(trees).index(reader)
     return [
         EnvelopeKey(peer=peer, key=trees[peer].key(place), path=trees[peer].path(place))

@@ -87,6 +87,7 @@ def disputes(
     if not doubted or len(answers) - plan.threshold < liars(plan):
         return {}
     peers = read_cohort(cohort)
+    # Each doubted answer alone: the others fit together, so a misfit is due to this device or its dealer.
     return {
         device: _Recovery(plan, peers, {**answers, device: doubted[device]}).misfits() for device in sorted(doubted)
     }
