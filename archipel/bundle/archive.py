@@ -122,7 +122,6 @@ def _extract(archive: zipfile.ZipFile, info: zipfile.ZipInfo, target: Path) -> N
     with archive.open(info) as member, open(target, "xb") as out:
         while chunk := member.read(_CHUNK):
             written += len(chunk)
-            # The checks above are of the central directory; the member's own header may say something else.
             if written > info.file_size:
                 raise ArchiveError(f"member {info.filename!r} is longer than its declared {info.file_size} bytes")
             out.write(chunk)

@@ -59,7 +59,7 @@ def client_context(
 
 
 def _trust(context: ssl.SSLContext, file: Path) -> None:
-    # Only to check the file: OpenSSL's own errors name none.
+    # Only to check the file first: OpenSSL's own errors name no file.
     _certificates(file)
     try:
         context.load_verify_locations(cafile=file)

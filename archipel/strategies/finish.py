@@ -79,7 +79,7 @@ def add_clip_factor(graph: ProgramGraph, squares: list[str], bound: str, prefix:
         return graph.own(prefix + name)
 
     norm = graph.node("Sqrt", [graph.node("Sum", squares, own("squares"))], own("norm"))
-    # Without a floor a norm of 0 would give infinity, and infinity times 0 is NaN.
+    # Never divide by a norm of 0: the ratio is then large, and the minimum gives 1.
     norm = graph.node("Max", [norm, graph.own("tiny")], own("norm_above_zero"))
     return graph.node("Min", [graph.node("Div", [bound, norm], own("ratio")), graph.own("one")], own("shrink"))
 
