@@ -1,12 +1,13 @@
-"""The one place that writes, replaces, syncs, sweeps and locks files, so that they outlive a kill and a power cut.
+"""Writes, replaces, syncs, sweeps and locks files, so that they survive a kill and a power cut.
 
-A kill ends the process between any two steps; what the kernel was told stays. A power cut loses, too, what was not
-synced: the bytes of a file until the file is synced, and a name (new, changed or removed) until its folder is synced.
-Each function says what is there after either, and what is certain once it has returned. What it promises for a power
-cut holds on disks and file systems that honour fsync.
+A kill ends the process between any two steps, but the kernel keeps everything that it was told. A power cut also loses
+what is not synced: the bytes of a file until the file is synced, and a name (new, changed or removed) until its folder
+is synced. Each function says what is on the disk after either, and what is certain once it has returned. The promises
+for a power cut hold on disks and file systems that honour fsync.
 
-Temporary files and folders lie beside what they become and are called `.NAME.TOKEN.tmp`: a killed process leaves them
-behind, and `sweep` removes them. A mode is what a new file gets, less the process's umask. All functions raise OSError.
+Temporary files and folders are beside the file that they become and are called `.NAME.TOKEN.tmp`. A killed process
+leaves them behind, and `sweep` removes them. A `mode` is that of a new file, less the process's umask. All functions
+raise OSError.
 """
 
 from __future__ import annotations
@@ -35,18 +36,24 @@ def replacing(path: Path, mode: int = 0o600) -> Iterator[BinaryIO]:
     """Give an empty file, open for writing; when the block ends without an error, that file replaces `path`.
 
     Steps: temporary file, block, sync of the file, rename, sync of the folder. After a kill or a power cut at any of
-    them `path` is what it was, or the whole new file; once this has ended, it is the new file. After an error in the
-    block `path` is what it was and nothing else stays. After an error in the sync of the folder the new file is there,
+    them `path` is the old file or the whole new one; once this has ended, it is the new one. After an error in the
+    block `path` is the old file and nothing else stays. After an error in the sync of the folder the new file is there,
     and a power cut may bring the old one back.
+
+    Example:
+        with replacing(Path("settings.json")) as file:
+            file.write(b"{}")
     """
-    temporary = _beside(path)
+    # In the same folder, so that the rename stays on one file system, where it is atomic.
+    temporary = _temporary_path(path)
     try:
         handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     except OSError as error:
-        raise _about(path, error) from None
+        raise _name_path(path, error) from None
     try:
         with os.fdopen(handle, "wb") as file:
             yield file
+            # Before the rename: otherwise a power cut may leave the new name with none of the new bytes.
             sync_open(file)
         os.replace(temporary, path)
     except BaseException:
@@ -56,21 +63,18 @@ def replacing(path: Path, mode: int = 0o600) -> Iterator[BinaryIO]:
 
 
 def write_durably(path: Path, data: bytes, mode: int = 0o600) -> None:
-    """Replace `path` by `data`, as `replacing` does: the old file or the new one at any time, the new one from here on.
-
-    The file need not be there before; its folder must be.
-    """
+    """Replace the contents of `path` by `data`, as `replacing` does. The file need not exist; its folder must."""
     with replacing(path, mode) as file:
         file.write(data)
 
 
 @contextmanager
 def creating(path: Path, mode: int = 0o600) -> Iterator[BinaryIO]:
-    """Give a new file, open for writing, that has its name at once: until the block ends nobody else can take it.
+    """Give a new file, open for writing, that has its name at once, so that nobody else can take the name.
 
-    Raises FileExistsError; a file that is there is never replaced. Steps: the file under its name, block, sync of the
-    file, sync of the folder. After a kill or a power cut before the end the file may be there with a part of its bytes,
-    or none. Once this has ended it is there as a whole. After an error in the block it is gone.
+    Raises FileExistsError where the file exists: it is never replaced. Steps: the file under its name, block, sync of
+    the file, sync of the folder. After a kill or a power cut before the end the file may have a part of its bytes, or
+    not exist. Once this has ended it is complete. After an error in the block it is gone.
     """
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     try:
@@ -84,7 +88,7 @@ def creating(path: Path, mode: int = 0o600) -> Iterator[BinaryIO]:
 
 
 def create_durably(path: Path, data: bytes, mode: int = 0o600) -> None:
-    """Write `data` to a new file, as `creating` does. Raises FileExistsError; a file that is there stays as it is."""
+    """Write `data` to a new file, as `creating` does. Raises FileExistsError where the file exists, and leaves it."""
     with creating(path, mode) as file:
         file.write(data)
 
@@ -92,18 +96,19 @@ def create_durably(path: Path, data: bytes, mode: int = 0o600) -> None:
 def publish(temporary: Path, path: Path) -> None:
     """Rename a file or folder, synced before with all that is in it, to `path`, and sync the folder of `path`.
 
-    Both are on one file system. A file at `path` is replaced, an empty folder as well; another folder is an OSError.
-    After a kill or a power cut the old or the new one is at `path`; once this has returned it is the new one. Where
-    `temporary` was in another folder, a power cut may bring back its name there.
+    Both must be on one file system. A file or an empty folder at `path` is replaced; another folder there is an
+    OSError. After a kill or a power cut the old or the new one is at `path`; once this has returned, the new one. Where
+    `temporary` is in another folder, a power cut may bring its name back there, because only the folder of `path` is
+    synced.
     """
     os.replace(temporary, path)
     sync_folder(path.parent)
 
 
 def remove_durably(path: Path) -> bool:
-    """Remove the file and sync its folder; whether it was there.
+    """Remove the file and sync its folder. Returns whether it was there.
 
-    After a kill or a power cut it is there or not; once this has returned it is gone for good.
+    After a kill or a power cut it may still be there; once this has returned it is gone for good.
     """
     try:
         path.unlink()
@@ -114,10 +119,10 @@ def remove_durably(path: Path) -> bool:
 
 
 def overwrite(path: Path) -> bool:
-    """Put random bytes in the place of the file's own, where they lie on the disk, and sync it; whether it was there.
+    """Overwrite the file's bytes with random ones, in place, and sync it. Returns whether it was there.
 
-    Follows no link. After a kill or a power cut any part of the file is overwritten; once this has returned, all of it.
-    Flash and copy-on-write file systems write elsewhere and keep the old blocks for a while.
+    It does not follow links. After a kill or a power cut some of the file is overwritten; once this has returned, all
+    of it. Flash and copy-on-write file systems write elsewhere and keep the old blocks for a while.
     """
     try:
         handle = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -125,6 +130,7 @@ def overwrite(path: Path) -> bool:
         return False
     try:
         size, done = os.fstat(handle).st_size, 0
+        # A write may take less than it was given.
         while done < size:
             done += os.pwrite(handle, os.urandom(min(size - done, _CHUNK)), done)
         os.fsync(handle)
@@ -137,12 +143,13 @@ def overwrite(path: Path) -> bool:
 
 
 def make_folder(path: Path, mode: int = 0o777) -> None:
-    """Make the folder, its parents too, with `mode` for itself alone. One that is there is left as it is, not synced.
+    """Make the folder with `mode`, and its parents with the default one. A folder that exists is not synced.
 
     After a kill or a power cut some of the parents may be there; once this has returned all of them are.
     """
     if path.is_dir():
         return
+    # Not `mkdir(parents=True)`: the name of each new folder has to be synced in its own parent.
     make_folder(path.parent)
     path.mkdir(mode, exist_ok=True)
     sync_folder(path.parent)
@@ -150,15 +157,15 @@ def make_folder(path: Path, mode: int = 0o777) -> None:
 
 @contextmanager
 def temporary_folder(path: Path, mode: int = 0o777) -> Iterator[Path]:
-    """Give a new, empty folder beside `path`, to be filled and published; what is left of it at the end is removed.
+    """Give a new, empty folder beside `path`, to be filled and published; at the end it is removed if still there.
 
-    After a kill or a power cut it may be there, with anything in it, until `sweep`.
+    After a kill or a power cut it may stay, with anything in it, until `sweep`.
     """
-    temporary = _beside(path)
+    temporary = _temporary_path(path)
     try:
         temporary.mkdir(mode)
     except OSError as error:
-        raise _about(path, error) from None
+        raise _name_path(path, error) from None
     try:
         yield temporary
     finally:
@@ -167,11 +174,11 @@ def temporary_folder(path: Path, mode: int = 0o777) -> Iterator[Path]:
 
 @contextmanager
 def creating_folder(path: Path, mode: int = 0o777) -> Iterator[Path]:
-    """Give an empty folder to be filled; when the block ends without an error it is `path`, with all that is in it.
+    """Give an empty folder to be filled; when the block ends without an error it becomes `path`.
 
-    `path` is not there, or an empty folder; its parent is there. Steps: temporary folder, block, sync of everything in
-    it, rename, sync of the parent. After a kill or a power cut at any of them `path` is as before, or the whole folder;
-    once this has ended it is the whole folder. After an error `path` is as before and nothing else stays.
+    `path` must not exist or be an empty folder; its parent must exist. Steps: temporary folder, block, sync of
+    everything in it, rename, sync of the parent. After a kill or a power cut at any of them `path` is as before, or the
+    whole folder; once this has ended it is the whole folder. After an error `path` is as before and nothing else stays.
     """
     with temporary_folder(path, mode) as temporary:
         yield temporary
@@ -180,14 +187,14 @@ def creating_folder(path: Path, mode: int = 0o777) -> Iterator[Path]:
 
 
 def replace_folder(folder: Path, path: Path) -> None:
-    """Let `folder`, synced before with all that is in it, be `path`; a folder that is there is removed.
+    """Rename `folder`, synced before with all that is in it, to `path`; remove the folder that is there.
 
-    Both have the same parent. No rename replaces a folder with something in it, so the old one first goes to a
-    temporary name. After a kill, a power cut or an error `path` is the old folder, the new one, or nothing: whoever
-    cannot do without it notes before what is to be there. Once this has returned it is the new one, and the old one may
-    still be there under its temporary name, after a power cut or where it could not be removed.
+    Both must have the same parent. No rename replaces a folder with something in it, so the old one first gets a
+    temporary name. After a kill, a power cut or an error `path` is the old folder, the new one, or missing: a caller
+    that must always have one has to record first which folder belongs there. Once this has returned it is the new one.
+    The old one may stay under its temporary name, after a power cut or where it could not be removed.
     """
-    old = _beside(path)
+    old = _temporary_path(path)
     if path.exists():
         os.replace(path, old)
     publish(folder, path)
@@ -195,10 +202,11 @@ def replace_folder(folder: Path, path: Path) -> None:
 
 
 def sweep(folder: Path, name: str = "") -> None:
-    """Remove the temporary files and folders that killed processes left in `folder`; with `name` only those for it.
+    """Remove the temporary files and folders that killed processes left in `folder`; with `name` only those of it.
 
-    Nobody else may be writing there. It is not synced: what a power cut brings back is swept again.
+    Nobody else may be writing there. The folder is not synced: what a power cut brings back is swept the next time.
     """
+    # Names are escaped: a file called "*" must not sweep those of others.
     for path in folder.glob(f".{glob.escape(name) or '*'}.*{_SUFFIX}"):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
@@ -210,7 +218,7 @@ def sweep(folder: Path, name: str = "") -> None:
 
 
 def sync_open(file: IO[bytes] | int) -> None:
-    """Put the bytes of the open file (or handle) on the disk: what was written to it outlives a power cut."""
+    """Put the bytes written to the open file (or handle) on the disk, so that they survive a power cut."""
     if isinstance(file, int):
         os.fsync(file)
     else:
@@ -219,17 +227,17 @@ def sync_open(file: IO[bytes] | int) -> None:
 
 
 def sync_file(path: Path) -> None:
-    """Put the bytes of the file on the disk, whoever wrote them. Its name is its folder's: `sync_folder`."""
+    """Put the bytes of the file on the disk, whoever wrote them. `sync_folder` of its folder does so with its name."""
     _sync(path, os.O_RDONLY)
 
 
 def sync_folder(folder: Path) -> None:
-    """Put the names in the folder on the disk: files that were made, renamed or removed there."""
+    """Put the names in the folder on the disk: of files that were made, renamed or removed there."""
     _sync(folder, os.O_RDONLY | os.O_DIRECTORY)
 
 
 def sync_tree(folder: Path) -> None:
-    """Put everything below the folder on the disk, and the names in it; its own name is its parent's."""
+    """Put everything below the folder on the disk, and the names in it; its own name belongs to its parent."""
     for path in folder.rglob("*"):
         if path.is_dir():
             sync_folder(path)
@@ -250,18 +258,19 @@ def _sync(path: Path, flags: int) -> None:
 
 
 def take_lock(handle: int, *, shared: bool = False, timeout: float | None = 0.0) -> None:
-    """Lock the open file for its holder alone, or `shared` with other shared locks, until the handle is closed.
+    """Lock the open file exclusively, or `shared` with other shared locks, until the handle is closed.
 
-    `timeout`: seconds to wait for others, None: as long as it takes. Raises LockedError where another holds it after
-    that. The end of a process, a kill as well, releases its locks, so none is left behind; nothing of it is on the
-    disk. Two handles of one process keep each other out, too.
+    `timeout`: seconds to wait for others, None: as long as it takes. Raises LockedError where another holder has the
+    lock after that. The lock is in the kernel only, which releases it when the process ends, by a kill, too. Two
+    handles of one process exclude each other as well.
     """
-    import fcntl  # Unix only; who takes no lock can do without
+    import fcntl  # here, because Windows has no fcntl, and most users of this file take no lock
 
     kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
     if timeout is None:
         fcntl.flock(handle, kind)
         return
+    # flock has no timeout of its own, so ask again and again.
     deadline = time.monotonic() + timeout
     while True:
         try:
@@ -274,16 +283,17 @@ def take_lock(handle: int, *, shared: bool = False, timeout: float | None = 0.0)
 
 
 def release_lock(handle: int) -> None:
-    """Release the lock of an open file that is used on."""
+    """Release the lock of an open file, which stays open."""
     import fcntl
 
     fcntl.flock(handle, fcntl.LOCK_UN)
 
 
 def open_locked(path: Path, *, shared: bool = False, timeout: float | None = 0.0) -> int:
-    """Open the lock file, made with mode 0600 where it is not there, and lock it, as `take_lock`; close it to release.
+    """Open and lock the lock file, as `take_lock` does; it is made, with mode 0600, where it does not exist.
 
-    Raises LockedError that names the file. The file stays, and holds nothing that matters.
+    Returns the handle: close it to release the lock. The file itself stays, and its contents do not matter. Raises
+    LockedError, which names the file.
     """
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -297,17 +307,17 @@ def open_locked(path: Path, *, shared: bool = False, timeout: float | None = 0.0
 
 
 def is_at(handle: int, path: Path) -> bool:
-    """Whether `path` is the open file: somebody may have renamed, replaced or removed it before the lock was taken."""
+    """Whether `path` still is the open file: it may have been renamed, replaced or removed before it was locked."""
     try:
         return os.path.samestat(os.stat(path), os.fstat(handle))
     except FileNotFoundError:
         return False
 
 
-def _beside(path: Path) -> Path:
+def _temporary_path(path: Path) -> Path:
     return path.with_name(f".{path.name}.{secrets.token_hex(8)}{_SUFFIX}")
 
 
-def _about(path: Path, error: OSError) -> OSError:
-    # Nobody knows the temporary name; what cannot be written is `path`.
+def _name_path(path: Path, error: OSError) -> OSError:
+    # For the caller it is `path` that cannot be written; the temporary name would mean nothing.
     return OSError(error.errno, error.strerror, str(path))

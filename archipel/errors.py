@@ -4,7 +4,7 @@ ArchipelError
 ├── MissingExtraError             an optional dependency is not installed
 ├── LockedError                   another process holds the lock on a file
 ├── DatasetError                  a data file cannot be read
-├── BundleError                   a bundle is not what it says it is
+├── BundleError                   a bundle is damaged, unsigned, or contradicts its manifest
 │   ├── ArchiveError              the .bundle file is not a plain, uncompressed zip of known members
 │   ├── ManifestError             the manifest cannot be decoded or contradicts itself
 │   │   ├── UnknownVersionError   a format version this installation does not know
@@ -14,12 +14,12 @@ ArchipelError
 │   ├── UnsafePathError           a path that leaves the bundle
 │   ├── UnsafeGraphError          a graph reads other files, uses other operators, or is not what ONNX writes
 │   └── TensorLayoutError         a tensor that is too large, misaligned, overlapping or missing
-├── ProtocolError                 what server and devices exchange
+├── ProtocolError                 messages between server and devices
 │   ├── MessageError              a message cannot be decoded
 │   ├── CertificateError          an enrolment chain or a signature does not verify
 │   ├── PolicyError               a plan outside the publisher's privacy policy
-│   │   └── ProvenanceError       weights of which the server cannot show where they come from
-│   ├── BoundError                an update or a sum beyond what devices that keep to their program send
+│   │   └── ProvenanceError       the server cannot show where weights come from
+│   ├── BoundError                an update or a sum that no device running its signed program sends
 │   └── SecureAggregationError    a secure round must not go on
 │       ├── ThresholdError        fewer participants than the threshold
 │       ├── ConsistencyError      participants were told different survivor sets
@@ -33,40 +33,40 @@ ArchipelError
 ├── CompressionError              a recipe cannot be applied
 ├── ConversionError               a bundle cannot be made
 ├── RuntimeInputError             the caller's array does not fit the program's input
-├── RuntimeLimitError             a program needs more than its owner allows
-├── RuntimeProgramError           a bundle asks for what this runtime does not do
-├── DelegateError                 an execution provider that was asked for is unknown, missing or fails
-├── CheckpointError               a fit cannot go on from its checkpoint, or cannot write one
-├── SelfTestError                 a model does not answer as its bundle says it must
-├── SlotError                     a folder of model slots cannot be used, or not in this way now
+├── RuntimeLimitError             a program needs more memory than the device's owner allows
+├── RuntimeProgramError           a bundle needs a program or feature that the runtime or the bundle lacks
+├── DelegateError                 the requested execution provider is unknown, missing or fails
+├── CheckpointError               a fit cannot resume from its checkpoint, or cannot write one
+├── SelfTestError                 a model's outputs differ from those that its bundle states
+├── SlotError                     a folder of model slots cannot be used, or not in its present state
 ├── NonFiniteLossError            training diverged: the loss or a weight is infinite or not a number
 ├── StoreError                    an example store cannot be opened, read or written
 │   ├── StoreKeyError             the key does not open the store, or the key file is missing
 │   ├── StoreErasedError          the store was erased
 │   ├── StoreRecordError          an example is missing, damaged or tampered with
-│   ├── StoreQuotaError           what is to be added is larger than the whole quota
+│   ├── StoreQuotaError           the examples to add are larger than the whole quota
 │   └── StoreBusyError            another process is writing
 ├── TlsError                      a certificate or key for TLS cannot be used
-├── ServerError                   the server cannot start or go on
-│   ├── EligibilityError          an expression over devices' attributes is not one
+├── ServerError                   the server cannot start or continue
+│   ├── EligibilityError          an expression over devices' attributes cannot be parsed
 │   ├── AuditError                the audit log was tampered with
 │   ├── LeaseLostError            another coordinator has taken over
-│   ├── SpoiledRoundError         what the devices of a round sent makes no sense together
-│   └── RefusalError              a request is refused, and has changed nothing
-│       ├── InvalidRequestError   it asks for what cannot be
-│       ├── ForbiddenError        it is not for whoever sent it
-│       ├── NotFoundError         what it names is not there, or not for whoever sent it
-│       ├── ConflictError         it contradicts what is stored
-│       ├── GoneError             it comes too late
+│   ├── SpoiledRoundError         the updates of a round's devices contradict each other
+│   └── RefusalError              the server refuses a request, which has changed nothing
+│       ├── InvalidRequestError   the request is not possible
+│       ├── ForbiddenError        the sender may not do this
+│       ├── NotFoundError         the thing that it names does not exist, or the sender may not see it
+│       ├── ConflictError         the request contradicts what is stored
+│       ├── GoneError             the request comes too late
 │       └── ApiError              the web application refuses it, with an HTTP status
-├── ClientError                   the agent cannot go on
-│   ├── OwnerRefusalError         a round is beyond what the device's owner allows
-│   ├── TooLargeError             the server sends more than the device takes
+├── ClientError                   the agent or the operator's client cannot continue
+│   ├── OwnerRefusalError         the device's owner does not allow the round
+│   ├── TooLargeError             the server sends more than the device accepts
 │   ├── UnreachableError          the server did not answer
 │   ├── RefusedError              the server answered with an error
-│   │   └── SessionRefusedError   it does not answer to this device's key, or has revoked the device
+│   │   └── SessionRefusedError   it does not accept this device's key, or has revoked the device
 │   └── RoundAbandonedError       the device left the round, cleanly
-└── CommandError                  the command line was given something unusable
+└── CommandError                  a command's arguments or files cannot be used
 """
 
 from __future__ import annotations
@@ -75,11 +75,11 @@ from collections.abc import Mapping, Sequence
 
 
 class ArchipelError(Exception):
-    """Root of everything raised on purpose. Its text says what was expected, what came, and what to do."""
+    """Root of all errors that archipel raises on purpose. The text says what was expected, what came, and a remedy."""
 
 
 class MissingExtraError(ArchipelError):
-    """An optional dependency is not installed; the text names the extra that brings it."""
+    """An optional dependency is not installed; the text names the extra that installs it."""
 
     def __init__(self, package: str, extra: str) -> None:
         super().__init__(f"{package} is not installed; install it with: pip install 'archipel[{extra}]'")
@@ -151,7 +151,7 @@ class ConsistencyError(SecureAggregationError): ...
 
 
 class ShareError(SecureAggregationError):
-    """`devices` are the ids of those whose shares are wrong, as far as that is known."""
+    """`devices` are the ids of the devices whose shares are wrong, as far as that is known."""
 
     def __init__(self, message: str, devices: Sequence[str] = ()) -> None:
         super().__init__(message)
@@ -245,7 +245,7 @@ class LeaseLostError(ServerError): ...
 
 
 class SpoiledRoundError(ServerError):
-    """`suspects` are the ids of all devices that may have done it; empty where `faults` (device: what) says who did."""
+    """`suspects` are the ids of all devices that may be at fault; empty where `faults` (device: fault) names them."""
 
     def __init__(self, message: str, suspects: Sequence[str] = (), faults: Mapping[str, str] | None = None) -> None:
         super().__init__(message)
@@ -254,7 +254,7 @@ class SpoiledRoundError(ServerError):
 
 
 class RefusalError(ServerError):
-    """`archipel.server.http.problems` says which HTTP status each kind is answered with."""
+    """`archipel.server.http.problems` maps each kind to an HTTP status."""
 
 
 class InvalidRequestError(RefusalError): ...
@@ -273,7 +273,7 @@ class GoneError(RefusalError): ...
 
 
 class ApiError(RefusalError):
-    """A request that is answered with the JSON error shape and this status.
+    """The server answers the request with the JSON error shape and this status.
 
     `retry_after` is in seconds, for statuses that say when to try again.
     """
@@ -290,7 +290,7 @@ class ClientError(ArchipelError): ...
 
 
 class OwnerRefusalError(ClientError):
-    """`code` is what the server may be told of it (protocol.messages.LeaveReason)."""
+    """`code` is the reason that the device may tell the server (protocol.messages.LeaveReason)."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -307,13 +307,13 @@ class RefusedError(ClientError):
     """The server answered with an error status.
 
     `kind` is the error shape's `type` ("conflict", "gone", ...); `retry_after` is in seconds, None if not given.
-    `message` is the server's own, `request_id` what its logs call the request.
+    `message` is the server's text, `request_id` the request's name in the server's logs.
     """
 
     def __init__(
         self, status: int, kind: str, message: str, retry_after: float | None = None, request_id: str = ""
     ) -> None:
-        # The lines that follow may be a mark under a place in what was sent.
+        # Further lines may mark a place in the request's text, so the status goes to the end of the first.
         first, *others = message.split("\n")
         request = f", request {request_id}" if request_id and status >= 500 else ""
         super().__init__("\n".join([f"{first} (HTTP {status}, {kind}{request})", *others]))
@@ -325,7 +325,7 @@ class RefusedError(ClientError):
 
 
 class SessionRefusedError(RefusedError):
-    """The server opens no session for this device: it does not know it, has revoked it, or answers to another key."""
+    """The server opens no session: it does not know the device, has revoked it, or has another key for it."""
 
 
 class RoundAbandonedError(ClientError): ...

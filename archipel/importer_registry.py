@@ -1,9 +1,9 @@
-"""The registry of importers: source framework -> the function that makes a Model of what the framework has.
+"""The registry of importers: source framework -> the function that makes a Model from that framework's model.
 
-`Model` (in `graph`) looks importers up, and `converter`, a room above, has them: neither may import the other for that,
-so the table stands here, below both. An importer registers itself where it is written. Who loads the importers, the
-top-level package says, which knows all rooms (archipel/__init__.py). They are loaded when somebody looks at the table
-first: a device has no onnx, and who only reads ONNX files needs no converter.
+`Model` (in `graph`) looks importers up, and `converter`, a package above it, contains them. `graph` must not import
+`converter`, so the table is here, below both. An importer registers itself in its own file. The top-level package,
+which knows all packages, says how importers are loaded (archipel/__init__.py). They are loaded when the table is first
+read: a device has no onnx, and a program that only reads ONNX files needs no converter.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ from typing import Any, TypeVar
 from archipel.errors import ModelImportError
 
 Importer = Callable[..., Any]
-"""It returns a Model, which has no name here: it belongs to a room above."""
+"""It returns a Model, a type that this file cannot name, because it belongs to a package above."""
 F = TypeVar("F", bound=Importer)
 
 
 class Importers(Mapping[str, Importer]):
-    """The table, which is filled when it is looked at."""
+    """The table, which is filled when it is first read."""
 
     def __init__(self) -> None:
-        self._found: dict[str, Importer] = {}
+        self._importers: dict[str, Importer] = {}
         self._load: Callable[[], None] | None = None
 
     def load_with(self, load: Callable[[], None]) -> None:
-        """Say what imports the modules of the importers."""
+        """Set the function that imports the importers' modules."""
         self._load = load
 
     def register(self, source: str) -> Callable[[F], F]:
         """Register the importer of a source framework: a decorator."""
 
         def add(function: F) -> F:
-            self._found[source] = function
+            self._importers[source] = function
             return function
 
         return add
@@ -48,10 +48,11 @@ class Importers(Mapping[str, Importer]):
         return len(self._filled())
 
     def _filled(self) -> dict[str, Importer]:
+        # Forgotten only after success, so that a failed import is reported again at the next look-up.
         if self._load is not None:
             self._load()
             self._load = None
-        return self._found
+        return self._importers
 
 
 IMPORTERS = Importers()

@@ -1,4 +1,4 @@
-"""A bundle as one file: an uncompressed zip, order and times fixed, so that equal folders give equal files."""
+"""A bundle as one file: an uncompressed zip with fixed order and times, so that equal folders give equal files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ _CHUNK = 1 << 20
 
 
 def pack(folder: Path | str, file: Path | str) -> None:
-    """Write the folder's files into `file`: manifest and signature first, so that a reader can refuse early."""
+    """Write the bundle folder `folder` to the one file `file`, replacing it. Raises ArchiveError.
+
+    Manifest and signature come first, so that a reader of a stream can refuse early.
+    """
     folder, file = Path(folder), Path(file)
     first = [MANIFEST_FILE, SIGNATURE_FILE]
     for name in first:
@@ -37,6 +40,7 @@ def pack(folder: Path | str, file: Path | str) -> None:
         ):
             for name in first + [name for name in names if name not in first]:
                 check_file_name(name)
+                # Fixed, where zipfile would write the time and the system of this machine: Unix, mode 0644.
                 info = zipfile.ZipInfo(name, _EPOCH)
                 info.create_system = 3
                 info.external_attr = 0o644 << 16
@@ -50,8 +54,8 @@ def pack(folder: Path | str, file: Path | str) -> None:
 def unpack(file: Path | str, folder: Path | str) -> None:
     """Write the members of `file` into the new folder `folder`.
 
-    Only what `pack` writes is accepted: plain names, each once, stored without compression, sizes within limits.
-    Raises ArchiveError or UnsafePathError; contents are not trusted until the manifest's digests were checked.
+    Only what `pack` writes is accepted: plain names, each once, stored without compression, sizes within limits. It
+    checks no contents: `open_bundle` does. Raises ArchiveError or UnsafePathError.
     """
     file, folder = Path(file), Path(folder)
     try:
@@ -72,7 +76,7 @@ def unpack(file: Path | str, folder: Path | str) -> None:
 
 
 def check_members(file: Path, members: list[zipfile.ZipInfo], size: int) -> None:
-    """Refuse what no bundle has, before a byte is unpacked. `size` is the archive's, in bytes."""
+    """Refuse members that no bundle has, before a byte is unpacked. `size` is the archive's, in bytes."""
     if not 2 <= len(members) <= MAX_MEMBERS:
         raise ArchiveError(f"{file}: {len(members)} members, expected 2 to {MAX_MEMBERS}")
     names = [info.filename for info in members]
@@ -93,13 +97,14 @@ def check_members(file: Path, members: list[zipfile.ZipInfo], size: int) -> None
     if names[:2] != [MANIFEST_FILE, SIGNATURE_FILE]:
         raise ArchiveError(f"{file}: expected {MANIFEST_FILE} and {SIGNATURE_FILE} first, got {names[:2]}")
     if sum(info.file_size for info in members) > size:
-        # Stored members cannot be larger than the file: overlapping entries are how zip bombs hide.
+        # Stored members that do not overlap are not larger than the file. A zip bomb has entries that share bytes.
         raise ArchiveError(f"{file}: members overlap")
 
 
 def check_directory_size(file: Path, size: int) -> None:
-    """Before zipfile reads the whole central directory into memory, when it cannot be asked yet how many members there
-    are."""
+    """Refuse too many members, or too large a central directory, before zipfile reads all of it into memory."""
+    # The end record: 22 bytes, with the number of members at 10 and the directory's size at 12, and a comment of up to
+    # 64 KiB.
     with open(file, "rb") as source:
         source.seek(max(0, size - (1 << 16) - 22))
         tail = source.read()

@@ -20,26 +20,33 @@ _MAX_KEY_FILE_BYTES = 16 << 10
 
 
 def generate_key() -> Ed25519PrivateKey:
+    """A new private key of the operating system's generator.
+
+    Example:
+        key = generate_key()
+        save_private_key(key, "publisher.key")
+        save_public_key(key, "publisher.key.pub")
+    """
     return Ed25519PrivateKey.generate()
 
 
 def save_private_key(key: Ed25519PrivateKey, path: Path | str) -> None:
-    """Write PEM with mode 0600, durably. Raises SignatureError if the file exists: a key is never overwritten."""
+    """Write the key as PEM with mode 0600, durably. Raises SignatureError if the file exists: it is not overwritten."""
     _create(Path(path), encode_private_key(key), 0o600)
 
 
 def load_private_key(path: Path | str) -> Ed25519PrivateKey:
-    """Read a PEM file. Raises SignatureError that names the file and what is wrong with it."""
+    """The key in a PEM file. Raises SignatureError that names the file and what is wrong with it."""
     return decode_private_key(_read(Path(path)), str(path))
 
 
 def encode_private_key(key: Ed25519PrivateKey) -> bytes:
-    """PEM, not encrypted."""
+    """The key as PKCS#8 PEM, not encrypted."""
     return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 
 def decode_private_key(data: bytes, where: str) -> Ed25519PrivateKey:
-    """Inverse of `encode_private_key`. Raises SignatureError that says what is wrong with the key from `where`."""
+    """The inverse of `encode_private_key`. Raises SignatureError that names `where`, the source of `data`."""
     try:
         key = load_pem_private_key(data, password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm):
@@ -52,7 +59,7 @@ def decode_private_key(data: bytes, where: str) -> Ed25519PrivateKey:
 
 
 def save_public_key(key: Ed25519PrivateKey, path: Path | str) -> None:
-    """Write the public half as 64 hexadecimal digits."""
+    """Write the public half as 64 hexadecimal digits. Raises SignatureError if the file exists."""
     _create(Path(path), key.public_key().public_bytes_raw().hex().encode() + b"\n", 0o644)
 
 
@@ -82,6 +89,7 @@ def _create(path: Path, data: bytes, mode: int) -> None:
 def _read(path: Path) -> bytes:
     try:
         with open(path, "rb") as file:
+            # One byte over the limit shows that the file is larger, without reading all of it.
             data = file.read(_MAX_KEY_FILE_BYTES + 1)
     except OSError as error:
         raise SignatureError(f"{path}: cannot be read ({error.strerror})") from None

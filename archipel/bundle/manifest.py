@@ -1,4 +1,4 @@
-"""The manifest: what a bundle holds, in canonical JSON. Decoding is strict and every rule has its own error."""
+"""The manifest: what a bundle contains, in canonical JSON. Decoding is strict, and every rule has its own error."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class _Strict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class TensorSpec(_Strict, frozen=True, kw_only=True):
-    """A parameter: its values are in weights.safetensors under the same name. `sha256` is over its raw bytes."""
+    """A parameter, whose values are in weights.safetensors under the same name. `sha256` is over its raw bytes."""
 
     name: str
     dtype: DType
@@ -38,6 +38,7 @@ class TensorSpec(_Strict, frozen=True, kw_only=True):
 
     @property
     def nbytes(self) -> int:
+        """Size in bytes."""
         size = ITEM_BYTES[self.dtype]
         for dim in self.shape:
             size *= dim
@@ -70,7 +71,7 @@ class SelfTest(_Strict, frozen=True, kw_only=True):
 
 
 class Limits(_Strict, frozen=True, kw_only=True):
-    """What the programs need at most; the device's owner may allow less and then the bundle is refused."""
+    """The most that the programs need. Where the device's owner allows less, the device refuses the bundle."""
 
     peak_bytes: int
     flops_per_example: int
@@ -78,7 +79,8 @@ class Limits(_Strict, frozen=True, kw_only=True):
 
 
 class Lineage(_Strict, frozen=True, kw_only=True):
-    """Where the model came from. `parent` is the digest of a bundle; `metrics` were measured when it was made."""
+    """Where the model comes from. `parent` is the digest of the bundle that it was made from; `metrics` are those that
+    the maker measured."""
 
     parent: str | None = None
     recipe: tuple[str, ...] = ()
@@ -89,17 +91,17 @@ class PrivacyPolicy(_Strict, frozen=True, kw_only=True):
     """Bounds set by the publisher; an agent refuses a plan outside them.
 
     `threshold` is the smallest allowed ratio of secret-sharing threshold to cohort size. `max_clip` bounds the L2
-    norm of one device's update and so what its owner can lose; `max_value` likewise everything else that it uploads:
-    the clip, or range times the square root of the number of elements, of an update entry of kind `value`.
-    `max_server_lr` bounds what the server multiplies a mean update with, and so its steps. `weighting` uniform: every
-    device of a training weighs 1, so that none has a weight to lie about.
+    norm of one device's deltas, and so how much they can tell about its data. `max_value` does so with each update
+    entry of kind `value`: it bounds the clip, or range times the square root of the number of elements.
+    `max_server_lr` bounds the factor by which the server multiplies a mean update, and so its steps. `weighting`
+    uniform: every device of a training weighs 1, so that none can lie about its weight.
 
     `colluders` is the share of a secure round's `max_cohort` that may work with the server and still learn nothing but
-    the sum. `min_cohort` counts the devices in a sum that are left when as many colluders are taken away; in a plain
-    round, where there is nothing to collude about, all of them.
+    the sum. `min_cohort` is how many devices a sum must have besides as many colluders; in a plain round, where the
+    server sees every update anyway, it counts all devices.
 
-    Of analytics and evaluations (queries): `min_contributors` devices with examples must be in a sum, or it is not
-    released, and a device is in at most `queries` of them in `query_days` days.
+    For analytics and evaluations (queries): a sum is released only with at least `min_contributors` devices that have
+    examples, and a device is in at most `queries` of them in `query_days` days.
     """
 
     modes: tuple[Literal["secure", "plain"], ...]
@@ -117,11 +119,11 @@ class PrivacyPolicy(_Strict, frozen=True, kw_only=True):
 
 
 class Statistic(_Strict, frozen=True, kw_only=True):
-    """What sums of the `analyze` program `program` mean: they are its update outputs with the tensors NAME/sum (of sum
-    and mean), NAME/count (of mean) and NAME/histogram.
+    """The meaning of sums of the `analyze` program `program`.
 
-    A histogram has len(edges) + 1 counts: below the first edge, between each two, from the last on. Quantiles, one for
-    each of `probabilities`, are read off a histogram.
+    The sums are its update outputs with the tensors NAME/sum (for sum and mean), NAME/count (for mean) and
+    NAME/histogram. A histogram has len(edges) + 1 counts: below the first edge, between each two, from the last on.
+    Quantiles, one for each of `probabilities`, are computed from a histogram.
     """
 
     name: str
@@ -131,22 +133,23 @@ class Statistic(_Strict, frozen=True, kw_only=True):
     probabilities: tuple[float, ...] = ()
 
     def tensor(self, part: Literal["sum", "count", "histogram"]) -> str:
+        """The name of the update's tensor with this part."""
         return f"{self.name}/{part}"
 
     @property
     def tensors(self) -> tuple[str, ...]:
-        """The sums that it is made of."""
+        """The names of the tensors whose sums it is computed from."""
         if self.kind == "mean":
             return self.tensor("sum"), self.tensor("count")
         return (self.tensor("sum" if self.kind == "sum" else "histogram"),)
 
 
 class Manifest(_Strict, frozen=True, kw_only=True):
-    """Everything about a bundle but the bytes. `files` maps every other file to its SHA-256 (hex).
+    """Everything about a bundle but its bytes. `files` maps every other file to its SHA-256 (hex).
 
-    Devices take part in rounds with it, and adopt it, until `not_after` (Unix seconds; 0: without end), where their
-    population is one of `populations` (none: any), and not once they have seen a greater `sequence` by the same
-    publisher under the same name: raised, it ends the use of all earlier bundles. None of them ends predicting.
+    Devices adopt the bundle and take part in rounds with it until `not_after` (Unix seconds; 0: without end), and only
+    where their population is one of `populations` (none: any). A publisher who raises `sequence` ends this for all
+    earlier bundles of the same name: devices refuse a smaller one than they have seen. All of them can still predict.
     """
 
     format: int
@@ -176,7 +179,10 @@ _ENCODER = msgspec.json.Encoder(order="sorted")
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """Canonical JSON: keys sorted, no white space, default values left out. Validates first."""
+    """The manifest in canonical JSON: keys sorted, no white space, default values left out.
+
+    Raises what `validate_manifest` raises, and ManifestError for a manifest of more than 4 MiB.
+    """
     validate_manifest(manifest)
     data = _ENCODER.encode(manifest)
     if len(data) > MAX_MANIFEST_BYTES:
@@ -185,9 +191,10 @@ def encode_manifest(manifest: Manifest) -> bytes:
 
 
 def decode_manifest(data: bytes) -> Manifest:
-    """Decode and validate. Raises the ManifestError that says what is wrong, and where."""
+    """Decode and validate a manifest. Raises a ManifestError that says what is wrong, and where."""
     if len(data) > MAX_MANIFEST_BYTES:
         raise ManifestError(f"manifest: {len(data)} bytes, the limit is {MAX_MANIFEST_BYTES}")
+    # The format alone first: a manifest of a later format must say so, and not fail at a field that is unknown here.
     try:
         header = _HEADER_DECODER.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -205,6 +212,7 @@ def decode_manifest(data: bytes) -> Manifest:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ManifestError(f"manifest: {error}") from None
     validate_manifest(manifest)
+    # One manifest, one digest: bundles are compared and named by the SHA-256 of these bytes.
     if _ENCODER.encode(manifest) != data:
         raise ManifestError("manifest: not canonical JSON (sorted keys, no white space, defaults left out)")
     return manifest

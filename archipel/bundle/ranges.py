@@ -1,7 +1,7 @@
-"""Where in a file lie the parts that other files may have too: tensors, and stretches of what is around them.
+"""Where in a file the parts lie that other files may have, too: large tensors, and pieces of everything else.
 
-Small tensors, headers, graphs and manifests are cut where their own bytes say so, so that what stays the same gives the
-same parts, also where something before it became longer.
+Small tensors, headers, graphs and manifests are cut by content-defined chunking: the bytes before a cut decide where it
+is. So unchanged bytes give the same pieces, even where something before them became longer.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from archipel.bundle.weights import MAX_HEADER_BYTES, weights_layout
 from archipel.errors import ArchiveError, BundleError
 
 MIN_TENSOR_BYTES = 16 << 10
-"""A tensor of so many bytes is a part of its own."""
+"""A tensor of at least this size is a part of its own."""
 MIN_RANGE_BYTES = 256
-"""What is smaller is sooner sent than named."""
+"""To send a smaller part costs less than to name it."""
 MIN_CUT_BYTES = 2 << 10
 MAX_CUT_BYTES = 64 << 10
 _CUT_BITS = 13
@@ -40,9 +40,9 @@ Range = tuple[int, int]
 
 
 def shareable_ranges(path: Path) -> list[Range]:
-    """In the order of the file, each of at least MIN_RANGE_BYTES: of a .bundle or safetensors file, or of any other.
+    """The parts of a .bundle, a safetensors or any other file, in its order, each of at least MIN_RANGE_BYTES.
 
-    What offsets in the file say is checked against its size. Raises OSError.
+    Offsets that stand in the file are checked against its size. Raises OSError.
     """
     size = path.stat().st_size
     with open(path, "rb") as file:
@@ -50,12 +50,12 @@ def shareable_ranges(path: Path) -> list[Range]:
             members = _members(path, file, size)
         except BundleError:
             members = [(0, size)]
-        found = [each for start, length in members for each in _parts(file, start, length)]
-    return sorted(each for each in found if each[1] >= MIN_RANGE_BYTES)
+        parts = [part for start, length in members for part in _parts(file, start, length)]
+    return sorted(part for part in parts if part[1] >= MIN_RANGE_BYTES)
 
 
 def range_sha256(file: BinaryIO, offset: int, length: int) -> str:
-    """Of these bytes, or as many of them as there are."""
+    """SHA-256 (hex) of these bytes, or of as many of them as the file has."""
     digest = hashlib.sha256()
     file.seek(offset)
     while chunk := file.read(min(length, _CHUNK)):
@@ -74,8 +74,10 @@ def _members(path: Path, file: BinaryIO, size: int) -> list[Range]:
     except (zipfile.BadZipFile, EOFError, struct.error, ValueError, NotImplementedError, RuntimeError) as error:
         raise ArchiveError(f"{path}: not a readable bundle file ({error})") from None
     check_members(path, members, size)
-    found: list[Range] = []
+    ranges: list[Range] = []
     for info in members:
+        # A member's bytes follow its local header: 30 bytes, then name and extra field, whose lengths stand at 26. They
+        # may differ from those in the central directory.
         file.seek(info.header_offset)
         head = file.read(_LOCAL_HEADER)
         if len(head) < _LOCAL_HEADER:
@@ -83,12 +85,12 @@ def _members(path: Path, file: BinaryIO, size: int) -> list[Range]:
         start = info.header_offset + _LOCAL_HEADER + sum(struct.unpack_from("<HH", head, 26))
         if start + info.file_size > size:
             raise ArchiveError(f"{path}: member {info.filename!r} ends beyond the file")
-        found.append((start, info.file_size))
-    return found
+        ranges.append((start, info.file_size))
+    return ranges
 
 
 def _parts(file: BinaryIO, start: int, size: int) -> list[Range]:
-    """The large tensors, and in parts what is between them; all of it where it is not a safetensors file."""
+    """The large tensors, and pieces of what lies between them; pieces of it all where it is not a safetensors file."""
     file.seek(start)
     head = file.read(8)
     length = int.from_bytes(head, "little")
@@ -99,18 +101,19 @@ def _parts(file: BinaryIO, start: int, size: int) -> list[Range]:
     except BundleError:
         layout = {}
     places = sorted((start + place.offset, place.nbytes) for place in layout.values())
-    found: list[Range] = []
+    parts: list[Range] = []
     at = start
     for offset, nbytes in places:
         if nbytes >= MIN_TENSOR_BYTES:
-            found += [*_cut(file, at, offset), (offset, nbytes)]
+            parts += [*_cut(file, at, offset), (offset, nbytes)]
             at = offset + nbytes
-    return [*found, *_cut(file, at, start + size)]
+    return [*parts, *_cut(file, at, start + size)]
 
 
 def _cut(file: BinaryIO, start: int, stop: int) -> Iterator[Range]:
-    """Content-defined parts of these bytes, as FastCDC cuts them (Xia et al. 2016)."""
+    """Content-defined pieces of these bytes, as FastCDC cuts them (Xia et al. 2016)."""
     begin = start
+    # No cut in the last MIN_CUT_BYTES, so that the last piece is not smaller than the others may be.
     for end in chain(_cuts(file, start, stop - MIN_CUT_BYTES), (stop,)):
         while end - begin > MAX_CUT_BYTES:
             yield begin, MAX_CUT_BYTES
@@ -121,17 +124,19 @@ def _cut(file: BinaryIO, start: int, stop: int) -> Iterator[Range]:
 
 
 def _cuts(file: BinaryIO, start: int, stop: int) -> Iterator[int]:
-    """Where the hash of the bytes before has no bit of its first _CUT_BITS set."""
+    """The places before which the hash of the last 2^_WINDOW_STEPS bytes begins with _CUT_BITS zero bits."""
     file.seek(start)
     before = b""
     at = start
     while block := file.read(max(0, min(stop - at, _BLOCK))):
         hashes = _GEAR[np.frombuffer(before + block, np.uint8)]
         for step in range(_WINDOW_STEPS):
-            # From hashes of 2^step bytes to those of twice as many.
+            # Gear hash: h(i) = sum over j of gear[byte i - j] << j, modulo 2^32. From the sum over 2^step bytes to that
+            # over twice as many: h(i) + (h(i - width) << width).
             width = 1 << step
             hashes[width:] += hashes[:-width].copy() << np.uint32(width)
-        found = np.flatnonzero(hashes < 1 << (32 - _CUT_BITS))
-        yield from (at + int(index) + 1 - len(before) for index in found if index >= len(before))
+        cuts = np.flatnonzero(hashes < 1 << (32 - _CUT_BITS))
+        yield from (at + int(index) + 1 - len(before) for index in cuts if index >= len(before))
         at += len(block)
+        # The next block's first hashes need the bytes of the window that lie in this one.
         before = (before + block)[-(1 << _WINDOW_STEPS) + 1 :]

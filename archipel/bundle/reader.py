@@ -1,4 +1,4 @@
-"""Open a bundle: nothing of it is believed before its signature and every digest were checked."""
+"""Open a bundle: check its signature and every digest before anything in it is used."""
 
 from __future__ import annotations
 
@@ -44,8 +44,11 @@ _KEPT_RESULTS = 256
 
 
 class BundleContents:
-    """What is in a bundle's folder by its manifest, whose SHA-256 is `digest`. Tensors are mapped from
-    weights.safetensors, not copied. Whether anybody signed it is said by its two kinds, below."""
+    """The contents of a bundle's folder as its manifest, whose SHA-256 is `digest`, lists them.
+
+    Tensors are mapped from weights.safetensors, not copied. `Bundle` and `UnverifiedBundle`, below, say whether the
+    signature is checked.
+    """
 
     def __init__(self, folder: Path, manifest: Manifest, digest: str) -> None:
         self.folder = folder
@@ -60,30 +63,31 @@ class BundleContents:
         return read_weights(self.folder / WEIGHTS_FILE)
 
     def tensor(self, name: str) -> np.ndarray:
+        """One of `tensors`. Raises TensorLayoutError where there is none of that name."""
         try:
             return self.tensors[name]
         except KeyError:
             raise TensorLayoutError(f"bundle {self.manifest.name!r}: no tensor {name!r} in {WEIGHTS_FILE}") from None
 
     def parameters(self) -> dict[str, np.ndarray]:
-        """The global model as it was published, in the manifest's order."""
+        """The published global model, in the manifest's order."""
         return {spec.name: self.tensor(spec.name) for spec in self.manifest.parameters}
 
     def program(self, name: str) -> Program:
-        """The program of that name. Raises BundleError that lists what there is."""
+        """The program of that name. Raises a BundleError that lists the bundle's programs."""
         try:
             return self.manifest.programs[name]
         except KeyError:
-            there = ", ".join(sorted(self.manifest.programs)) or "none"
-            raise BundleError(f"bundle {self.manifest.name!r} has no program {name!r}; it has: {there}") from None
+            names = ", ".join(sorted(self.manifest.programs)) or "none"
+            raise BundleError(f"bundle {self.manifest.name!r} has no program {name!r}; it has: {names}") from None
 
     def program_path(self, name: str) -> Path:
         return self.folder / self.program(name).file
 
     def inspect_graphs(self) -> None:
-        """Walk every program's graph before it may be run. Raises UnsafeGraphError, or DigestError.
+        """Check every program's graph before it may be run. Raises UnsafeGraphError or DigestError.
 
-        `open_bundle` does it, and so does whoever is about to make a session: what has passed is remembered.
+        `open_bundle` calls this, and so does the code that makes a session: graphs that passed are remembered.
         """
         size = (self.folder / WEIGHTS_FILE).stat().st_size if WEIGHTS_FILE in self.manifest.files else 0
         graphs = {program.file: name for name, program in self.manifest.programs.items()}
@@ -92,8 +96,11 @@ class BundleContents:
 
 
 class Bundle(BundleContents):
-    """A verified bundle, as `open_bundle` returns it: `publisher` (raw 32-byte Ed25519 public key) signed its manifest,
-    and every file has the digest that is in there. Whatever predicts, trains or publishes asks for one of these."""
+    """A verified bundle, as `open_bundle` returns it.
+
+    `publisher` (raw 32-byte Ed25519 public key) signed its manifest, and every file has the digest that stands there.
+    Code that predicts, trains or publishes takes only this class.
+    """
 
     def __init__(self, folder: Path, manifest: Manifest, digest: str, publisher: bytes) -> None:
         super().__init__(folder, manifest, digest)
@@ -101,14 +108,26 @@ class Bundle(BundleContents):
 
 
 class UnverifiedBundle(BundleContents):
-    """A bundle of which only the form was looked at: anyone may have written it. It is for showing what is in it."""
+    """A bundle whose signature is not checked: anybody may have written it. It is for displaying its contents."""
 
 
 def open_bundle(path: Path | str, trusted_keys: Sequence[bytes], cache: Path | str | None = None) -> Bundle:
-    """Open a folder or a `.bundle` file and verify it with one of `trusted_keys` (raw 32-byte Ed25519 public keys).
+    """Open and verify a bundle.
 
-    A file is unpacked to CACHE/DIGEST first (default: archipel/ in the user's cache folder); an unpacked copy that is
-    there already is verified again and used. Raises the BundleError that says what is wrong.
+    Arguments:
+        path: a bundle folder or a `.bundle` file.
+        trusted_keys: raw 32-byte Ed25519 public keys, one of which must have signed the bundle.
+        cache: a `.bundle` file is unpacked to CACHE/DIGEST (default: archipel/ in the user's cache folder). A copy that
+            is there already is verified again and used.
+
+    Returns:
+        The bundle in its folder; its tensors are mapped, not read.
+
+    Raises a BundleError that says what is wrong.
+
+    Example:
+        bundle = open_bundle("digits.bundle", [load_public_key("publisher.key.pub")])
+        weights = bundle.parameters()
     """
     path = Path(path)
     if path.is_dir():
@@ -118,7 +137,8 @@ def open_bundle(path: Path | str, trusted_keys: Sequence[bytes], cache: Path | s
     root = Path(cache) if cache is not None else _default_cache()
     try:
         root.mkdir(parents=True, exist_ok=True)
-        # What it is to be called is known once it is unpacked; whoever owns `root` sweeps what a kill left of it.
+        # Its final name is its digest, known once it is unpacked. A kill leaves the folder behind; the owner of `root`
+        # removes such folders.
         staging = Path(tempfile.mkdtemp(prefix=".unpack-", dir=root))
     except OSError as error:
         raise BundleError(f"{root}: cannot unpack {path.name} there ({error.strerror}); pass another cache") from None
@@ -141,6 +161,7 @@ def open_bundle(path: Path | str, trusted_keys: Sequence[bytes], cache: Path | s
                 raise
     finally:
         shutil.rmtree(staging, ignore_errors=True)
+    # Again: the folder under this name may be another process's.
     return verify_folder(target, trusted_keys)
 
 
@@ -150,10 +171,12 @@ def _default_cache() -> Path:
 
 
 def verify_folder(folder: Path, trusted_keys: Sequence[bytes], shown: Path | None = None) -> Bundle:
-    """Signature, manifest, digests of all files, no foreign file, parameters as declared.
+    """The bundle in `folder`, once its signature, manifest, files, parameters and graphs are checked.
 
-    `shown` is the file that the folder was unpacked from: what a signature error names.
+    `shown` is the file that the folder was unpacked from, which a signature error names. Raises BundleError.
     """
+    # The signature covers the manifest's bytes, and the manifest has the digest of every other file, so nothing is
+    # decoded before it is authentic. A file that the manifest does not list is refused: nobody signed it.
     manifest_bytes = _read(folder, MANIFEST_FILE, MAX_MANIFEST_BYTES)
     signature = _read(folder, SIGNATURE_FILE, 64)
     publisher = verify_signature(manifest_bytes, signature, trusted_keys, shown or folder)
@@ -175,7 +198,7 @@ def verify_folder(folder: Path, trusted_keys: Sequence[bytes], shown: Path | Non
 
 
 def verify_signature(manifest: bytes, signature: bytes, trusted_keys: Sequence[bytes], where: Path | str) -> bytes:
-    """The key that signed the manifest's bytes. Raises SignatureError where none of them did."""
+    """The key among `trusted_keys` that signed the manifest's bytes. Raises SignatureError where none of them did."""
     if not trusted_keys:
         raise SignatureError(f"{where}: no trusted keys given, so nothing can be verified")
     for key in trusted_keys:
@@ -187,25 +210,26 @@ def verify_signature(manifest: bytes, signature: bytes, trusted_keys: Sequence[b
     raise SignatureError(f"{where}: none of the {len(trusted_keys)} trusted keys signed this manifest")
 
 
-_fine: OrderedDict[tuple[str, int], None] = OrderedDict()
-"""Graphs that passed, by SHA-256 and the size of the weights, which decide the result: a file is opened several times
-on its way into a cache or a slot."""
+_passed: OrderedDict[tuple[str, int], None] = OrderedDict()
+"""Graphs that passed, by their SHA-256 and the size of the weights, which together decide the result. A bundle is
+opened several times on its way into a cache or a slot."""
 _lock = threading.Lock()
 
 
 def _inspect(name: str, folder: Path, file: str, key: tuple[str, int]) -> None:
     with _lock:
-        if key in _fine:
-            _fine.move_to_end(key)
+        if key in _passed:
+            _passed.move_to_end(key)
             return
+    # Outside the lock, so that a large graph does not delay others; at worst two threads check the same graph.
     data = _read(folder, file, MAX_GRAPH_BYTES)
     if hashlib.sha256(data).hexdigest() != key[0]:
         raise DigestError(f"{folder / file}: its SHA-256 is not the manifest's; fetch it again")
     inspect_graph(name, data, (WEIGHTS_FILE, key[1]))
     with _lock:
-        _fine[key] = None
-        if len(_fine) > _KEPT_RESULTS:
-            _fine.popitem(last=False)
+        _passed[key] = None
+        if len(_passed) > _KEPT_RESULTS:
+            _passed.popitem(last=False)
 
 
 def _check_parameters(bundle: BundleContents) -> None:
@@ -218,13 +242,14 @@ def _check_parameters(bundle: BundleContents) -> None:
             )
         if hashlib.sha256(array.data if array.size else b"").hexdigest() != spec.sha256:
             raise DigestError(f"parameter {spec.name!r}: its bytes differ from the manifest's SHA-256")
+        # Hashing read the pages of a mapped file; a small device need not hold the whole model for that.
         release_pages(array)
 
 
 def _read(folder: Path, name: str, limit: int) -> bytes:
     try:
         with open(folder / name, "rb") as file:
-            # Room is made for as much as is asked for, before anything is read.
+            # `read` allocates as much as it is asked for, so not simply `limit`; one byte more shows a file over it.
             data = file.read(min(limit, os.fstat(file.fileno()).st_size) + 1)
     except OSError as error:
         raise BundleError(f"{folder / name}: cannot be read ({error.strerror}); is {folder} a bundle?") from None

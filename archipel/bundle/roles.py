@@ -1,8 +1,8 @@
-"""Roles: what each input and output of a program means. They are all that an agent understands.
+"""Roles: what each input and output of a program means. An agent knows nothing else about a model.
 
 A port is one graph input or output. `name` is the graph's own name for it; `tensor` is the logical tensor that it
-reads or writes, the same in every program of a bundle. For `example`, `label` and `example_weight` the name is at
-the same time the name of the field in the local data.
+reads or writes, the same in every program of a bundle. For `example`, `label` and `example_weight` the name is also
+the name of the field in the local data.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Port(
 ):
     """One graph input or output. A `str` in `shape` is a symbolic dimension; the first axis of a field is the batch.
 
-    In a program of several steps an axis of that many comes before: of fields and noise, and of metrics.
+    In a program of several steps, fields, noise and metrics have one more axis before that, of the number of steps.
     """
 
     name: str
@@ -60,14 +60,14 @@ class ExampleWeight(Port, frozen=True, kw_only=True, tag="example_weight"):
 
 
 class Feature(Port, frozen=True, kw_only=True, tag="feature"):
-    """What `features` computes of each example once; a field of the batch for the programs that read it.
+    """What `features` computes once from each example; a field of the batch for the programs that read it.
 
-    Nothing that training moves enters it, so it stays the same for the whole round.
+    It depends on nothing that training changes, so it stays the same for the whole round.
     """
 
 
 class Parameter(Port, frozen=True, kw_only=True, tag="parameter"):
-    """A global model tensor; as an output its new value."""
+    """A tensor of the global model; as an output, its new value."""
 
     tensor: str
 
@@ -90,10 +90,10 @@ class Personal(Port, frozen=True, kw_only=True, tag="personal"):
 
 
 class State(Port, frozen=True, kw_only=True, tag="state"):
-    """Kept between steps: momentum, control variates, running statistics.
+    """A tensor kept between steps, such as momentum, control variates or running statistics.
 
-    `init` is the number that fills it, or the name of a tensor of weights.safetensors. `lifetime` says when it goes
-    back to that: `step` (before every step), `round` (before every round), `device` (never).
+    `init` is the number that fills it, or the name of a tensor of weights.safetensors. `lifetime` says when the runtime
+    resets it to that: `step` (before every step), `round` (before every round), `device` (never).
     """
 
     tensor: str
@@ -102,7 +102,7 @@ class State(Port, frozen=True, kw_only=True, tag="state"):
 
 
 class Broadcast(Port, frozen=True, kw_only=True, tag="broadcast"):
-    """Sent by the server this round and not updated. The server half of the strategy makes its first value."""
+    """A tensor that the server sends this round; devices do not change it. The strategy gives its first value."""
 
     tensor: str
 
@@ -116,7 +116,7 @@ class Hyperparameter(Port, frozen=True, kw_only=True, tag="hyperparameter"):
 
 
 class Count(Port, frozen=True, kw_only=True, tag="count"):
-    """How many examples the device trained on (each counted once), or how many steps it made, in this round."""
+    """How many examples the device trained on in this round (each counted once), or how many steps it made."""
 
     of: Literal["examples", "steps"]
 
@@ -126,16 +126,19 @@ class Step(Port, frozen=True, kw_only=True, tag="step"):
 
 
 class Seed(Port, frozen=True, kw_only=True, tag="seed"):
-    """Seed of the round for the counter-based hash; supplied by the runtime. In rounds it follows from a secret of the
-    device, so that nobody else can tell what a graph makes of it."""
+    """The round's seed for the counter-based hash; the runtime supplies it.
+
+    In rounds it is derived from a secret of the device, so that nobody else can predict what a graph derives from it.
+    """
 
 
 class Noise(Port, frozen=True, kw_only=True, tag="noise"):
     """Exact samples for differential privacy, drawn by the runtime from a cryptographic generator, never from `seed`.
 
     `scale` is the standard deviation (gaussian) or the parameter sigma (discrete_gaussian; Canonne et al. 2020).
-    `multiplier` is that over the L2 norm of what one example adds at most to what this noise is added to, in all the
-    program's noised tensors together; 0 where the publisher does not state it. All that the program writes has noise.
+    `multiplier` is `scale` divided by the sensitivity: the largest L2 norm that one example adds to all the program's
+    noised tensors together. It is 0 where the publisher does not state it. Everything that the program writes has
+    noise.
     """
 
     distribution: Literal["gaussian", "discrete_gaussian"]
@@ -148,22 +151,23 @@ class Output(Port, frozen=True, kw_only=True, tag="output"):
 
 
 class Derived(Port, frozen=True, kw_only=True, tag="derived"):
-    """Of `refresh`: the new value of the initializer `tensor` of the `predict` graph."""
+    """An output of `refresh`: the new value of the initializer `tensor` of the `predict` graph."""
 
     tensor: str
 
 
 class Update(Port, frozen=True, kw_only=True, tag="update"):
-    """What is uploaded: an entry of the vector that the server sums, in the order of the program's outputs.
+    """An entry of the uploaded vector, which the server sums. Entries have the order of the program's outputs.
 
-    `kind`: `delta` (the change of parameter `tensor`), `weight` (scalar: the weight that this device's entries were
-    multiplied with, so that the sum of weights travels too) or `value` (anything that the strategy's server half reads
-    by its name `tensor`). The graph has applied the weight and the clipping already. `clip` is the L2 norm that it
-    holds all entries of this kind with a clip to, together and before weighting: one number for the deltas and one for
-    the values of a program (None: not clipped). For the fixed-point encoding each element is clamped to
-    [-range, range] and rounded to `bits` bits. `lowest`, of a weight: the least that a device weighs, which is one with
-    a single example. `noise`: the standard deviation of the noise that the program has added to each element, after
-    clipping and weighting.
+    `kind`: `delta` (the change of parameter `tensor`), `weight` (scalar: the factor of this device's entries, so that
+    the server gets the sum of the weights, too) or `value` (anything that the strategy's server half reads by its name
+    `tensor`). The graph applies the weight and the clipping.
+
+    `clip` is the largest L2 norm of all clipped entries of this kind together, before weighting: one number for the
+    deltas and one for the values of a program (None: not clipped). For the fixed-point encoding each element is clamped
+    to [-range, range] and rounded to `bits` bits. `lowest`, of a weight, is the smallest one, of a device with a single
+    example. `noise` is the standard deviation of the noise that the program adds to each element, after clipping and
+    weighting.
     """
 
     tensor: str
@@ -177,7 +181,7 @@ class Update(Port, frozen=True, kw_only=True, tag="update"):
 
 
 class Metric(Port, frozen=True, kw_only=True, tag="metric"):
-    """A scalar (one for each of the program's steps), and how its values over steps or batches become one."""
+    """A scalar (one for each of the program's steps), and how its values over steps or batches are reduced to one."""
 
     reduction: Literal["sum", "mean", "last"]
 
@@ -223,7 +227,8 @@ ALLOWED: dict[str, tuple[frozenset[str], frozenset[str]]] = {
         frozenset({"update", "state", "personal", "metric"}),
     ),
     "refresh": (frozenset(_MODEL), frozenset({"derived"})),
-    # No seed: a number that differs from device to device would give each a place of its own in the sum.
+    # No seed: with a number that differs from device to device, a graph could write each device's data to another
+    # element of the sum, where it stands alone.
     "analyze": (frozenset({*_DATA, *_MODEL, "hyperparameter", "noise"}), frozenset({"update"})),
 }
 """Which roles each kind of program may read and write."""
@@ -233,10 +238,10 @@ class Program(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """A graph and the meaning of its inputs and outputs, each in the graph's own order.
 
     `file` is the name of the graph's file in the bundle; empty while the program is not in a bundle yet. `steps` is how
-    many minibatches a `train` program takes at once: with more than 1 its fields and noise have the shape
-    `[steps, ...]`, its metrics `[steps]`, and parameters and state are those after the last one. `repeats` then names
-    the program of one minibatch that it makes the same steps as: a runtime may run it wherever the schedule names that
-    one and `steps` batches of one size are left.
+    many minibatches a `train` program takes at once. With more than 1 its fields and noise have the shape
+    `[steps, ...]`, its metrics `[steps]`, and it returns parameters and state after the last step. `repeats` then names
+    the program of one minibatch whose steps it makes: a runtime may run it wherever the schedule names that program and
+    `steps` batches of one size are left.
     """
 
     kind: ProgramKind

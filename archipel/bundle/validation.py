@@ -1,4 +1,4 @@
-"""The rules of a manifest that its types cannot say, each with its own error."""
+"""The rules of a manifest that its types cannot express, each with its own error."""
 
 from __future__ import annotations
 
@@ -33,19 +33,20 @@ MAX_TENSOR_BYTES = 2 << 30
 MAX_RANK = 8
 MAX_BITS = 30
 MAX_QUERIES = 256
-"""Of one device in a period of the privacy policy: it keeps the devices of each."""
+"""Queries of one device in a period of the privacy policy. Bounded, as a device stores the cohort of each."""
 MAX_EPOCHS = 10_000
 MAX_STEPS = 10_000_000
 MAX_WHOLE = 2**53 - 1
 MAX_POPULATIONS = 64
 
 _PER_STEP = ("example", "label", "example_weight", "feature", "noise")
+"""Roles of inputs that differ from step to step, so that a program of several steps reads one of them for each."""
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def validate_manifest(manifest: Manifest) -> None:
-    """Check what the types cannot say. Raises ManifestError, UnsafePathError or TensorLayoutError."""
+    """Check what the types cannot express. Raises ManifestError, UnsafePathError or TensorLayoutError."""
     check_text("name", manifest.name)
     for path, digest in manifest.files.items():
         check_file_name(path)
@@ -53,6 +54,7 @@ def validate_manifest(manifest: Manifest) -> None:
             raise ManifestError(f"manifest: {path} cannot hold its own digest")
         check_digest(f"files[{path!r}]", digest)
     parameters = _validate_parameters(manifest.parameters)
+    # Over all programs: a tensor that two of them name must have one meaning.
     declared: dict[tuple[str, str], tuple[object, ...]] = {}
     for name, program in manifest.programs.items():
         _validate_program(name, program, manifest.files, parameters, declared)
@@ -63,7 +65,7 @@ def validate_manifest(manifest: Manifest) -> None:
             _validate_repeats(name, program, manifest.programs)
     for index, phase in enumerate(manifest.schedule):
         _validate_phase(index, phase, manifest.programs)
-    if len({each.name for each in manifest.statistics}) != len(manifest.statistics):
+    if len({statistic.name for statistic in manifest.statistics}) != len(manifest.statistics):
         raise ManifestError("manifest: two statistics have the same name")
     for statistic in manifest.statistics:
         _validate_statistic(statistic, manifest.programs)
@@ -77,7 +79,7 @@ def validate_manifest(manifest: Manifest) -> None:
 
 
 def check_file_name(path: str) -> None:
-    """A bundle is flat: plain names only, so that no path can leave it."""
+    """Raises UnsafePathError unless `path` is a plain name: a bundle is flat, so no path can leave it."""
     if not _FILE_NAME.fullmatch(path):
         raise UnsafePathError(f"bundle: file name {path!r} is not a plain name (letters, digits, '.', '_', '-')")
 
@@ -122,6 +124,7 @@ def _validate_program(
         names = [port.name for port in ports]
         if len(set(names)) != len(names):
             raise ManifestError(f"{where}: two {side} have the same name")
+        # A tensor may be there under two roles, such as a parameter and the value with which it started the round.
         tensors = [(role_of(port), t) for port in ports if (t := getattr(port, "tensor", None)) is not None]
         if len(set(tensors)) != len(tensors):
             raise ManifestError(f"{where}: two {side} have the same role and tensor")
@@ -155,10 +158,10 @@ def _validate_port(where: str, port: Port, parameters: dict[str, TensorSpec], st
             )
     if isinstance(port, Hyperparameter) and (port.shape != () or not port.minimum <= port.default <= port.maximum):
         raise ManifestError(f"{here}: must be a scalar with minimum <= default <= maximum")
-    several = (steps,) if steps > 1 else ()
-    if role == "metric" and port.shape != several:
-        raise ManifestError(f"{here}: must have shape {list(several)}, has {list(port.shape)}")
-    if role in _PER_STEP and port.shape[: len(several)] != several:
+    steps_axis = (steps,) if steps > 1 else ()
+    if role == "metric" and port.shape != steps_axis:
+        raise ManifestError(f"{here}: must have shape {list(steps_axis)}, has {list(port.shape)}")
+    if role in _PER_STEP and port.shape[: len(steps_axis)] != steps_axis:
         raise ManifestError(
             f"{here}: its first axis must be the program's {steps} steps, its shape is {list(port.shape)}"
         )
@@ -171,19 +174,20 @@ def _validate_port(where: str, port: Port, parameters: dict[str, TensorSpec], st
 
 
 def _validate_features(programs: dict[str, Program]) -> None:
-    made: dict[str, Port] = {}
+    sources: dict[str, Port] = {}
     makers = [name for name, program in programs.items() if program.kind == "features"]
     if len(makers) > 1:
         raise ManifestError(f"programs {', '.join(map(repr, sorted(makers)))}: one features program at most")
     for maker in makers:
-        made.update({port.name: port for port in programs[maker].outputs})
+        sources.update({port.name: port for port in programs[maker].outputs})
     for name, program in programs.items():
         for port in program.inputs:
             if not isinstance(port, Feature):
                 continue
-            source = made.get(port.name)
+            source = sources.get(port.name)
             if source is None:
                 raise ManifestError(f"program {name!r}: no features program makes {port.name!r}")
+            # Both shapes begin with the batch, whose size or name may differ from program to program.
             shape = port.shape[1:] if program.steps > 1 else port.shape
             if source.dtype != port.dtype or source.shape[1:] != shape[1:] or len(source.shape) != len(shape):
                 raise ManifestError(
@@ -194,11 +198,14 @@ def _validate_features(programs: dict[str, Program]) -> None:
 
 def _validate_repeats(name: str, program: Program, programs: dict[str, Program]) -> None:
     where = f"program {name!r}"
-    once = programs.get(program.repeats)
-    if once is None or once.kind != "train" or once.steps != 1:
+    single = programs.get(program.repeats)
+    if single is None or single.kind != "train" or single.steps != 1:
         raise ManifestError(f"{where}: repeats {program.repeats!r}, which is not a train program of 1 step")
-    for side, single, several in (("inputs", once.inputs, program.inputs), ("outputs", once.outputs, program.outputs)):
-        if [_stacked(port, program.steps) for port in single] != list(several):
+    for side, expected, ports in (
+        ("inputs", single.inputs, program.inputs),
+        ("outputs", single.outputs, program.outputs),
+    ):
+        if [_stacked(port, program.steps) for port in expected] != list(ports):
             raise ManifestError(f"{where}: its {side} are not those of {program.repeats!r}, {program.steps} times")
 
 
@@ -220,6 +227,7 @@ def _validate_self_test(manifest: Manifest) -> None:
 
 
 def _validate_update(here: str, port: Port) -> None:
+    # Server and devices derive the vector's layout from the manifest alone, so no size may depend on the data.
     if any(isinstance(dim, str) for dim in port.shape):
         raise ManifestError(f"{here}: an update's shape must be fixed, is {list(port.shape)}")
     if port.dtype != "float32":
@@ -241,27 +249,31 @@ def _validate_update(here: str, port: Port) -> None:
 
 
 def _validate_bounds(where: str, program: Program, trains: bool) -> None:
-    """What the bounds of sums are computed with. `trains`: the sum is what a strategy makes its next step of."""
+    """Checks what `protocol.bounds` computes with. `trains`: a strategy computes its next step from the sum."""
     updates = [port for port in program.outputs if isinstance(port, Update)]
     for kind in ("delta", "value"):
         clips = {port.clip for port in updates if port.kind == kind and port.clip is not None}
         if len(clips) > 1:
             raise ManifestError(f"{where}: its {kind} entries are clipped together, to one norm, not {sorted(clips)}")
+    # Only a training's sum is divided by the sum of the weights and moves the model.
     if not trains or program.kind != "finish":
         return
     for port in updates:
+        # As protocol.bounds.step; a smaller weight could be encoded as 0.
         step = port.range / ((1 << (port.bits - 1)) - 1)
         if port.kind == "weight" and port.lowest < step:
             raise ManifestError(
                 f"{where}: update {port.name!r}: lowest is {port.lowest:g}, must be at least a step ({step:g}); "
-                "without a least weight one device could make the sum of weights as small as it likes"
+                "otherwise one device could make the sum of weights as small as it likes"
             )
+    # The bound of a sum allows for the stated noise; with noise that is not stated it would refuse honest sums.
     if any(role_of(port) == "noise" for port in program.inputs) and not any(port.noise for port in updates):
         raise ManifestError(f"{where}: reads noise; state in its update entries how much of it they have (noise)")
 
 
 def _declaration(port: Port) -> tuple[tuple[str, str], tuple[object, ...]]:
-    # What must agree wherever the same logical tensor appears: dtype, shape, and how it begins.
+    # A key for the logical tensor, and what must agree wherever it appears: dtype, shape, and how it begins. Fields and
+    # scalars have no tensor and agree with anything; a parameter's dtype and shape are compared with its TensorSpec.
     tensor = getattr(port, "tensor", None)
     shape = tuple(port.shape)
     if isinstance(port, Parameter) or (tensor is None and not isinstance(port, Hyperparameter)):
@@ -280,6 +292,7 @@ def _validate_phase(index: int, phase: Phase, programs: dict[str, Program]) -> N
     program = programs.get(phase.program)
     if program is None or program.kind != "train":
         raise ManifestError(f"{where}: {phase.program!r} is not a train program of this bundle")
+    # A schedule names programs of one step; a runtime itself finds the program that repeats one.
     if program.steps > 1:
         raise ManifestError(f"{where}: {phase.program!r} makes {program.steps} steps; name {program.repeats!r}")
     if (phase.epochs is None) == (phase.steps is None):
@@ -296,11 +309,11 @@ def _validate_phase(index: int, phase: Phase, programs: dict[str, Program]) -> N
 
 
 def validate_policy(policy: PrivacyPolicy) -> None:
-    """Check what the types of a privacy policy cannot say. Raises ManifestError."""
+    """Check what the types of a privacy policy cannot express. Raises ManifestError."""
     if not policy.modes:
         raise ManifestError("privacy: modes must name at least one of 'secure', 'plain'")
     if "secure" in policy.modes and not (policy.min_cohort >= 2 and 0.5 < policy.threshold <= 1):
-        # Above one half, or two disjoint groups could each unmask (Bonawitz et al. 2017, section 6.2).
+        # At one half or less two disjoint groups could each unmask a sum (Bonawitz et al. 2017, section 6.2).
         raise ManifestError("privacy: secure mode needs min_cohort >= 2 and threshold above 0.5 and at most 1")
     if not 0 <= policy.colluders < 1:
         raise ManifestError(f"privacy: colluders must be a share from 0 to below 1, is {policy.colluders}")
@@ -346,13 +359,13 @@ def _validate_statistic(statistic: Statistic, programs: dict[str, Program]) -> N
 
 
 def check_text(where: str, value: str) -> None:
-    """A name is short and printable. Raises ManifestError."""
+    """Raises ManifestError unless `value` has 1 to 256 printable characters, so that it can stand in logs."""
     if not 0 < len(value) <= 256 or not value.isprintable():
         raise ManifestError(f"{where}: expected 1 to 256 printable characters, got {value[:64]!r}")
 
 
 def check_digest(where: str, value: str) -> None:
-    """A SHA-256 in lower case. Raises ManifestError."""
+    """Raises ManifestError unless `value` is a SHA-256 in lower-case hexadecimal digits."""
     if not _SHA256.fullmatch(value):
         raise ManifestError(f"{where}: expected a SHA-256 in 64 hexadecimal digits, got {value[:80]!r}")
 

@@ -1,8 +1,8 @@
 """Tensors as safetensors: strict reading with limits before allocation, deterministic writing.
 
 The format: 8 bytes little-endian header length, a JSON header {name: {dtype, shape, data_offsets}}, then the bytes of
-all tensors without holes. The reader here adds what a hostile file calls for: bounds on everything, no duplicate or
-overlapping tensors, and data aligned to its element size so that it can be mapped in place.
+all tensors without holes. The reader also protects against hostile files: it bounds every size, refuses duplicate or
+overlapping tensors, and demands data aligned to its element size, so that it can be mapped in place.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from archipel.errors import TensorLayoutError
 
 MAX_HEADER_BYTES = 4 << 20
 MAX_NAME = 288
-"""Characters of a tensor's name: those of a manifest, and a prefix for what the device keeps of it."""
+"""Characters of a tensor's name: the manifest allows 256, and device state adds a prefix."""
 
 _DTYPES: dict[str, str] = {
     "F16": "float16", "F32": "float32", "F64": "float64", "I8": "int8", "U8": "uint8", "I16": "int16", "U16": "uint16",
@@ -51,7 +51,10 @@ class TensorPlace(msgspec.Struct, frozen=True):
 
 
 def write_weights(tensors: Mapping[str, np.ndarray]) -> bytes:
-    """Safetensors bytes; the same tensors give the same bytes. Raises TensorLayoutError for a dtype it cannot hold."""
+    """The tensors as safetensors bytes; equal tensors give equal bytes.
+
+    Raises TensorLayoutError for a dtype that a bundle cannot have.
+    """
     for name, array in tensors.items():
         if array.dtype.name not in ITEM_BYTES:
             raise TensorLayoutError(f"tensor {name!r}: dtype {array.dtype} cannot be stored in a bundle")
@@ -59,7 +62,10 @@ def write_weights(tensors: Mapping[str, np.ndarray]) -> bytes:
 
 
 def weights_layout(head: bytes, file_bytes: int) -> dict[str, TensorPlace]:
-    """Check the header of a file of `file_bytes` bytes. `head` holds at least its header. Raises TensorLayoutError."""
+    """Where the tensors lie, by name, from the checked header of a safetensors file.
+
+    `head` is the file's beginning with at least the header, `file_bytes` its size. Raises TensorLayoutError.
+    """
     if len(head) < 8:
         raise TensorLayoutError(f"weights: {len(head)} bytes, too short for a safetensors header")
     header_bytes = int.from_bytes(head[:8], "little")
@@ -76,6 +82,8 @@ def weights_layout(head: bytes, file_bytes: int) -> dict[str, TensorPlace]:
         raise TensorLayoutError(f"weights: header: {error}") from None
     start = 8 + header_bytes
     places = {name: _place(name, entry, start) for name, entry in entries.items()}
+    # In the order of their offsets each tensor must begin where the one before ends: no overlap, and no hole in which
+    # bytes could hide. An empty tensor sorts before the one at the same offset.
     end = start
     for name, place in sorted(places.items(), key=lambda item: (item[1].offset, item[1].nbytes)):
         if place.offset != end:
@@ -87,7 +95,14 @@ def weights_layout(head: bytes, file_bytes: int) -> dict[str, TensorPlace]:
 
 
 def read_weights(source: bytes | Path, max_bytes: int = MAX_TENSOR_BYTES) -> dict[str, np.ndarray]:
-    """Read-only arrays over the file's bytes (a path is mapped, not read). Raises TensorLayoutError."""
+    """The tensors of a safetensors file, by name, as read-only arrays over its bytes; nothing is copied.
+
+    Arguments:
+        source: the file's bytes, or its path: then the file is mapped into memory.
+        max_bytes: the largest file.
+
+    Raises TensorLayoutError.
+    """
     buffer: Any
     if isinstance(source, Path):
         try:
@@ -103,7 +118,7 @@ def read_weights(source: bytes | Path, max_bytes: int = MAX_TENSOR_BYTES) -> dic
         if size > max_bytes:
             raise TensorLayoutError(f"weights: {size} bytes, the limit is {max_bytes}")
         buffer = np.frombuffer(source, dtype=np.uint8)
-    # No more than the header: what is read here of a mapped file takes memory.
+    # Copy no more than the header. Its length is not checked yet, so it is bounded here as well.
     header_bytes = min(int.from_bytes(buffer[:8].tobytes(), "little"), MAX_HEADER_BYTES)
     head = buffer[: 8 + header_bytes].tobytes()
     arrays = {}
@@ -115,10 +130,11 @@ def read_weights(source: bytes | Path, max_bytes: int = MAX_TENSOR_BYTES) -> dic
 
 
 def release_pages(array: np.ndarray) -> None:
-    """Let go of the memory that reading a mapped file took, for all arrays of the file; they stay as they are.
+    """Release the memory that reading a mapped file took, of all its arrays. Their values are read again when needed.
 
-    Nothing happens for an array of another kind, or where the system cannot do it.
+    An array that is not mapped is left as it is, and so are all where the system has no such call.
     """
+    # The arrays are views of views; the map itself is at the end of the chain.
     owner: Any = array
     while isinstance(owner, np.ndarray):
         owner = owner.base
@@ -138,6 +154,7 @@ def _place(name: str, entry: _Entry, start: int) -> TensorPlace:
         )
     if len(entry.shape) > MAX_RANK or any(not 0 <= dim <= MAX_TENSOR_BYTES for dim in entry.shape):
         raise TensorLayoutError(f"weights: tensor {name!r} has shape {entry.shape[:16]}, rank at most {MAX_RANK}")
+    # Python's integers: a product of up to 8 large sizes does not overflow.
     nbytes = math.prod(entry.shape) * ITEM_BYTES[dtype]
     if nbytes > MAX_TENSOR_BYTES:
         raise TensorLayoutError(f"weights: tensor {name!r} has {nbytes} bytes, the limit is {MAX_TENSOR_BYTES} (2 GiB)")

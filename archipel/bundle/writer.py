@@ -31,7 +31,10 @@ from archipel.errors import BundleError, TensorLayoutError
 
 
 def parameter_specs(tensors: Mapping[str, np.ndarray], names: Sequence[str]) -> tuple[TensorSpec, ...]:
-    """The manifest's entries for the parameters `names`, whose values are in `tensors`."""
+    """The manifest's entries for the parameters `names`, whose values are in `tensors`.
+
+    Raises TensorLayoutError for a name without values.
+    """
     specs = []
     for name in names:
         if name not in tensors:
@@ -62,11 +65,22 @@ def write_bundle(
     not_after: int = 0,
     populations: Sequence[str] = (),
 ) -> Bundle:
-    """Write a new bundle folder, all or nothing, and read it back verified.
+    """Write and sign a new bundle folder, all or nothing, and read it back verified.
 
-    `graphs` maps the programs' file names to serialized ONNX whose external data is `weights` (safetensors bytes);
-    `self_test` comes with the contents of its file. `sequence`, `not_after` and `populations` are those of Manifest.
-    Raises BundleError if the folder exists, or what validation finds.
+    Arguments not named here are fields of Manifest.
+
+    Arguments:
+        folder: the new folder; its parents are made where they are missing.
+        graphs: serialized ONNX by the programs' file names, with external data in weights.safetensors only.
+        weights: the contents of weights.safetensors, see `write_weights`.
+        key: the publisher's private key.
+        self_test: the manifest's entry, and the contents of its file.
+
+    Returns:
+        The written bundle, verified.
+
+    Raises:
+        BundleError: the folder exists or cannot be written, or validation refuses the manifest or a file.
     """
     folder = Path(folder)
     if folder.exists():
@@ -100,7 +114,9 @@ def write_bundle(
             for path, data in contents.items():
                 with open(staging / path, "xb") as file:
                     file.write(data)
+            # Before the folder gets its name: nobody finds a bundle that does not open.
             verify_folder(staging, [key.public_key().public_bytes_raw()])
     except OSError as error:
         raise BundleError(f"{folder}: cannot be written ({error.strerror})") from None
+    # Once more, because the bundle that was verified above has the paths of the staging folder.
     return verify_folder(folder, [key.public_key().public_bytes_raw()])

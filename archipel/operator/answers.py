@@ -1,4 +1,4 @@
-"""What the operator's client says when there is no answer, or one that is an error."""
+"""The errors of the operator's client when there is no answer, or one that is an error."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from archipel.errors import RefusedError, UnreachableError
 from archipel.protocol.messages import Problem
 
 _UNKNOWN_AUTHORITY = {2, 18, 19, 20, 21}
-"""OpenSSL's X509_V_ERR codes of a chain that ends with nobody who is trusted."""
+"""OpenSSL's X509_V_ERR codes of a certificate chain that does not end with a trusted authority."""
 _PLAIN = "it speaks no TLS there; the address of a server without TLS starts with http://"
 _TLS = "the address of a server with TLS starts with https://"
 _ALERTS = {
@@ -23,13 +23,13 @@ _ALERTS = {
 }
 
 
-def unreachable(server: str, method: str, path: str, error: Exception) -> UnreachableError:
-    """The error for a request to which `error` was all that came back."""
+def unreachable_error(server: str, method: str, path: str, error: Exception) -> UnreachableError:
+    """The error for a request that `error` ended without an answer."""
     return UnreachableError(f"{server}: no answer to {method} {path} ({_reason(server, _innermost(error))})")
 
 
-def refused(response: urllib3.BaseHTTPResponse) -> RefusedError:
-    """The error that the server answered with."""
+def refused_error(response: urllib3.BaseHTTPResponse) -> RefusedError:
+    """The error for an answer with an error status."""
     retry_after = response.headers.get("Retry-After", "")
     seconds = float(retry_after) if retry_after.isdigit() else None
     try:
@@ -41,7 +41,7 @@ def refused(response: urllib3.BaseHTTPResponse) -> RefusedError:
 
 
 def _innermost(error: BaseException) -> BaseException:
-    # urllib3 wraps: in `reason`, in arguments, or as a cause.
+    # urllib3 wraps the system's error, which says what is wrong: in `reason`, in arguments, or as a cause.
     while True:
         wrapped = getattr(error, "reason", None)
         if not isinstance(wrapped, BaseException):

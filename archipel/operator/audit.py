@@ -1,4 +1,4 @@
-"""The audit log: who has changed what, in entries that hold the hash of the one before."""
+"""The audit log: who changed what and when, in entries that each have the hash of the one before."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from archipel.protocol.sealed import Sealed
 
 
 class Audit(Resource):
-    """`OperatorClient.audit`. All of it needs the role auditor or admin, and a token for all populations."""
+    """`OperatorClient.audit`. Every call needs the role auditor or admin, and a token for all populations."""
 
     def list(self, *, after: int = 0) -> Iterator[AuditEntry]:
         """Go through the audit log.
@@ -24,12 +24,12 @@ class Audit(Resource):
             The entries, oldest first, fetched as they are reached; `time` is in microseconds since 1970.
 
         Raises:
-            RefusedError: 403: the token has not the role auditor, or is for some populations only; at the first item.
+            RefusedError: 403: the token lacks the role auditor, or is for some populations only; at the first item.
         """
         return self._connection.pages("/v1/audit", AuditPage, after=after)
 
     def head(self) -> Sealed:
-        """Fetch the number and the hash of the newest entry, to keep: the log cannot be made anew then unseen.
+        """Fetch the number and the hash of the newest entry. Whoever keeps them notices when the log is rewritten.
 
         Route: GET /v1/audit/head
 
@@ -37,6 +37,6 @@ class Audit(Resource):
             An `AuditHead` that the server key signed (label "audit").
 
         Raises:
-            RefusedError: 403: the token has not the role auditor, or is for some populations only.
+            RefusedError: 403: the token lacks the role auditor, or is for some populations only.
         """
         return self._connection.get("/v1/audit/head", Sealed)

@@ -27,7 +27,7 @@ class Bundles(Resource):
 
         Raises:
             ClientError: the file cannot be read.
-            RefusedError: 403: the token has not the role operator, or is not for the population. 413: the file is
+            RefusedError: 403: the token lacks the role operator, or is not for the population. 413: the file is
                 larger than the server takes. 422: it is no bundle, or no key signed it that the server trusts.
         """
         path = Path(path)
@@ -65,7 +65,7 @@ class Bundles(Resource):
         return self._connection.download(make_path("bundles", digest))
 
     def pieces(self, digest: str) -> Pieces:
-        """Ask which parts of a .bundle file other files may have too, so that they need not be fetched again.
+        """Ask which parts of a .bundle file other files may have, too, so that nobody need fetch them again.
 
         Route: GET /v1/bundles/<digest>/pieces
 

@@ -1,4 +1,4 @@
-"""OperatorClient: one server, and a resource for each kind of thing that people deal with there."""
+"""OperatorClient: the API of one server, with one attribute for each kind of resource."""
 
 from __future__ import annotations
 
@@ -38,22 +38,22 @@ class OperatorClient(FormerNames):
         token: an access token.
         timeout: seconds that connecting, and each part of an answer, may take.
         tls: for https://, see archipel.protocol.tls.client_context; None: with the system's authorities.
-        on_outage: while the server is not to be reached, `tasks.wait` and `rollouts.wait` go on: this is called with
-            the error when that begins, and with None when it ends. May be replaced later.
-        allow_http: plain http:// also to another machine, where others may read the token.
+        on_outage: `tasks.wait` and `rollouts.wait` keep waiting while the server cannot be reached. They call this with
+            the error when an outage begins, and with None when it ends. It may be replaced later.
+        allow_http: allow plain http:// to another machine, where others may read the token.
 
-    Every call is one HTTP request; a list asks for the next 100 items when they are reached. What may be sent twice is
-    sent up to three times more where the server does not answer or is busy (429, 503): all but `bundles.upload`, which
-    may be repeated, and `tokens.create`.
+    Every call is one HTTP request; a list asks for the next 100 items when they are reached. Where the server does not
+    answer or is busy (429, 503), the client repeats a request up to three times, except for `bundles.upload`, which the
+    caller may repeat, and `tokens.create`.
 
     Raises:
-        ClientError: here, the address or the token can be none. From any call, an id or a name can be none, or the
+        ClientError: here, the address or the token is malformed. From any call, an id or a name is malformed, or the
             answer is not an archipel server's.
         UnreachableError: from any call, there was no answer.
         RefusedError: from any call, the server answered with an error, whose HTTP status is `status`. 401: it does not
             know the token, or the token has expired or was revoked. 403: the token's role does not allow the call. 422,
-            and 400: the request is not possible; the text says why. 429 and 503: come again after `retry_after`
-            seconds. The methods say which others they have.
+            and 400: the request is not possible; the text says why. 429 and 503: call again after `retry_after`
+            seconds. The methods list their other statuses.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class OperatorClient(FormerNames):
 
     @property
     def on_outage(self) -> OnOutage | None:
-        """What is called when the server is away while something is waited for, and when it is back."""
+        """The function that `tasks.wait` and `rollouts.wait` call when an outage begins, and when it ends."""
         return self._connection.on_outage
 
     @on_outage.setter

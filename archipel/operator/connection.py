@@ -13,7 +13,7 @@ import msgspec
 import urllib3
 
 from archipel.errors import ClientError
-from archipel.operator.answers import refused, unreachable
+from archipel.operator.answers import refused_error, unreachable_error
 from archipel.operator.former_names import FormerMethod
 from archipel.protocol.address import check_url
 from archipel.protocol.operator.tasks import IDEMPOTENCY_HEADER
@@ -24,15 +24,15 @@ Item = TypeVar("Item")
 Item_co = TypeVar("Item_co", covariant=True)
 OnOutage = Callable[[ClientError | None], None]
 PAGE = 100
-"""Items that are asked for at once."""
+"""Items of a list in one request."""
 PART = re.compile("[A-Za-z0-9][A-Za-z0-9._-]*")
-"""Of a path: ids and names are nothing else, so what stands for one in an address cannot lead elsewhere."""
+"""An id or a name in a path. It has no slash and is not "..", so it cannot lead to another path."""
 ACCESS_TOKEN = re.compile("[!-~]{1,256}")
-"""Printable ASCII without blanks: anything else is some other file's content."""
+"""Printable ASCII without blanks: anything else is the content of some other file."""
 
 
 class Page(Protocol[Item_co]):
-    """One part of a list; `next` is the `after` of the part that follows, None where there is none."""
+    """One part of a list; `next` is the query's `after` for the next part, None where this is the last."""
 
     @property
     def items(self) -> Sequence[Item_co]: ...
@@ -42,11 +42,11 @@ class Page(Protocol[Item_co]):
 
 
 class Connection:
-    """Sends what the resources ask for.
+    """Sends the requests of the resources.
 
     Every request raises UnreachableError where no answer comes, RefusedError where the answer is an error status, and
-    ClientError where the answer is not an archipel server's. Paths that hold an id or a name are made by the function
-    `make_path`. `on_outage` is for those who wait: see archipel.operator.waiting.
+    ClientError where the answer is not an archipel server's. `make_path` makes paths with an id or a name.
+    `on_outage` is used by archipel.operator.waiting.
     """
 
     def __init__(
@@ -71,11 +71,11 @@ class Connection:
         self._pool.clear()
 
     def get(self, path: str, kind: type[T], **query: str | int | None) -> T:
-        """The `kind` that is at `path`. What is None in the query is left out of it."""
+        """The `kind` that is at `path`. Values of None are left out of the query."""
         return self._decoded("GET", path + _query(query), kind, again=True)
 
     def pages(self, path: str, kind: type[Page[Item]], **query: str | int | None) -> Iterator[Item]:
-        """The items of a list, each part of which is a `kind`; parts are asked for when they are reached."""
+        """The items of a list, whose parts are of `kind`; each part is fetched when it is reached."""
         while True:
             page = self.get(path, kind, limit=PAGE, **query)
             yield from page.items
@@ -88,7 +88,7 @@ class Connection:
         return self._send("GET", path, again=True).data
 
     def post(self, path: str, kind: type[T], body: msgspec.Struct | None = None, *, key: str | None = None) -> T:
-        """Ask for a change that happens once, however often the request has to be sent.
+        """Ask for a change that the server makes once, however often the request has to be sent.
 
         `key` is the idempotency key, 16 to 64 letters, digits, "-" or "_"; None: a new one for this call.
         """
@@ -96,7 +96,7 @@ class Connection:
         return self._post(path, kind, body, headers, again=True)
 
     def post_once(self, path: str, kind: type[T], body: msgspec.Struct) -> T:
-        """Ask for a change that would happen again with every request, so that it is sent only once."""
+        """Ask for a change that the server would make again for every request, so that it is sent only once."""
         return self._post(path, kind, body, {}, again=False)
 
     def upload(self, path: str, kind: type[T], file: BinaryIO, *, size: int, media_type: str, **query: str | None) -> T:
@@ -137,6 +137,8 @@ class Connection:
         headers: Mapping[str, str] | None = None,
         again: bool,
     ) -> urllib3.BaseHTTPResponse:
+        # No redirect is followed: the token is for this address only. Statuses are not raised, so that the error shape
+        # of the last answer can be read.
         retries = urllib3.Retry(
             total=3,
             allowed_methods=None,
@@ -155,9 +157,9 @@ class Connection:
                 retries=retries if again else False,
             )
         except (urllib3.exceptions.HTTPError, OSError) as error:
-            raise unreachable(self._server, method, path, error) from None
+            raise unreachable_error(self._server, method, path, error) from None
         if response.status >= 300:
-            raise refused(response)
+            raise refused_error(response)
         return response
 
 
@@ -169,7 +171,7 @@ class Resource(FormerMethod):
 
 
 def make_path(*parts: str | int) -> str:
-    """The path of a route, of words, ids, names and numbers. Raises ClientError for what can be no id and no name."""
+    """The path of a route from words, ids, names and numbers. Raises ClientError for a part with other characters."""
     for part in map(str, parts):
         if not PART.fullmatch(part):
             raise ClientError(f"{part!r}: expected an id or a name of letters, digits, '.', '_' and '-'")

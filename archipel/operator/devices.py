@@ -1,4 +1,4 @@
-"""Devices that are enrolled, and those that were."""
+"""Enrolled devices, including revoked ones."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Devices(Resource):
             device_id: the device's id.
 
         Returns:
-            What the server knows of it; what a device tells about itself is not shown.
+            What the server knows of it, without the attributes that the device reports of itself.
 
         Raises:
             RefusedError: 404: there is no such device for this token.
@@ -57,12 +57,12 @@ class Devices(Resource):
             The device, now revoked.
 
         Raises:
-            RefusedError: 403: the token has not the role operator. 404: there is no such device for this token.
+            RefusedError: 403: the token lacks the role operator. 404: there is no such device for this token.
         """
         return self._connection.post(make_path("devices", device_id, "revoke"), DeviceInfo)
 
     def release(self, device_id: str) -> DeviceInfo:
-        """Let rounds take a device again that was set aside. Any other device stays as it is.
+        """Let rounds take a device again that the server has set aside. Any other device stays as it is.
 
         Route: POST /v1/devices/<device_id>/release
 
@@ -73,6 +73,6 @@ class Devices(Resource):
             The device, now without a quarantine.
 
         Raises:
-            RefusedError: 403: the token has not the role operator. 404: there is no such device for this token.
+            RefusedError: 403: the token lacks the role operator. 404: there is no such device for this token.
         """
         return self._connection.post(make_path("devices", device_id, "release"), DeviceInfo)

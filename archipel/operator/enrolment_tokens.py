@@ -1,4 +1,4 @@
-"""Enrolment tokens: made offline (`archipel token`), and refused by the server once they are revoked here."""
+"""Enrolment tokens: they are made offline (`archipel token`), and the server refuses those that are revoked here."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from archipel.protocol.sealed import Sealed
 
 
 class EnrolmentTokens(Resource):
-    """`OperatorClient.enrolment_tokens`. The server knows of one only when it was used or revoked."""
+    """`OperatorClient.enrolment_tokens`. The server knows a token only after it was used or revoked."""
 
     def revoke(self, *, certificate: Sealed | None = None, token_key: bytes | None = None) -> RevokedTokenInfo:
-        """Let nobody enrol with a token any more. A token that was revoked stays as it is.
+        """Let nobody enrol with a token any more. A revoked token stays as it is.
 
         Route: POST /v1/enrolment-tokens/revoke
 
         Args:
             certificate: the token's certificate (`EnrolmentToken.certificate`); either this or the key is given.
-            token_key: the token's public key, 32 bytes, where there is no certificate at hand.
+            token_key: the token's public key, 32 bytes, for a token whose certificate is missing.
 
         Returns:
             What the server remembers of it.
 
         Raises:
-            RefusedError: 403: the token of this client has not the role operator, or is not for the population; only
+            RefusedError: 403: the token of this client lacks the role operator, or is not for the population; only
                 one for all populations may give the key alone. 409: a device enrolled with it: revoke the device. 422:
                 both or none were given, or this server's enrolment key did not sign the certificate.
         """

@@ -1,6 +1,6 @@
-"""The names that OperatorClient's methods had before it had resources: they work, with a warning, until archipel 0.2.
+"""Deprecated names of OperatorClient's methods: they work, with a warning, until archipel 0.2.
 
-To end that: delete this file, and the two classes of it that others derive from.
+To remove them, delete this file and its two classes from the bases of other classes.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ MOVED = {
     "abort_rollout": "rollouts.abort",
     "wait_rollout": "rollouts.wait",
 }
-"""Methods of the client, and what they are now."""
+"""Deprecated methods of the client, and their replacements."""
 
 CALLED = {
     "server": "server.info",
@@ -66,13 +66,13 @@ CALLED = {
     "models": "models.list",
     "rollouts": "rollouts.list",
 }
-"""The same, of methods whose name is a resource's now: `client.tasks` is no method any more, but can be called."""
+"""Deprecated methods whose name is that of a resource: `client.tasks` is a resource, which can be called."""
 
 
 class FormerMethod:
-    """What may be called by the name of a method that it was."""
+    """Base of resources that can be called like the deprecated method of their name."""
 
-    if not TYPE_CHECKING:  # a type checker is to find what should be written in another way
+    if not TYPE_CHECKING:  # so that a type checker finds uses of deprecated names
         _former = ("", None)
 
         def __call__(self, *arguments: Any, **options: Any) -> Any:
@@ -83,7 +83,7 @@ class FormerMethod:
 
 
 class FormerNames:
-    """What has attributes that are there under another name."""
+    """Base of a client whose deprecated methods forward to their replacements."""
 
     if not TYPE_CHECKING:
 
@@ -95,11 +95,12 @@ class FormerNames:
 
 
 def keep_former_names(client: OperatorClient) -> None:
-    """Let the resources of a client be called whose names were methods."""
+    """Make those resources of a client callable whose names are deprecated methods."""
     for name, place in CALLED.items():
         resource: Any = getattr(client, name)
         home = getattr(client, place.partition(".")[0])
-        # A resource that knew itself or its client would keep the sockets of a client that is forgotten open.
+        # No reference of a resource to itself or to its client: such a cycle would keep the sockets of a client that is
+        # no longer used open until the garbage collector runs.
         resource._former = (name, None if home is resource else home)
 
 
@@ -110,4 +111,4 @@ def _call(resource: object, name: str, place: str, arguments: tuple[Any, ...], o
         stacklevel=3,
     )
     result = getattr(resource, place.partition(".")[2])(*arguments, **options)
-    return list(result) if name == "rounds" else result  # the only list that was no iterator
+    return list(result) if name == "rounds" else result  # the only deprecated method that returns a list

@@ -1,4 +1,4 @@
-"""Models and their versions: what the devices of a population run under a name."""
+"""Models and their versions, which the devices of a population run."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from archipel.protocol.operator.registry import (
 
 
 class Models(Resource):
-    """`OperatorClient.models`. `name` is everywhere a model's name, `number` the number of one of its versions."""
+    """`OperatorClient.models`. In all methods `name` is a model's name, `number` the number of one of its versions."""
 
     def create(self, name: str, population: str) -> ModelInfo:
-        """Make a model. One that is there already, of the same population, is only shown.
+        """Make a model. Where the population has one of this name already, return that.
 
         Route: POST /v1/models
 
         Args:
-            name: what the model is to be called, once in the whole server.
-            population: the one whose devices are to run it.
+            name: the model's name, which no other model of the server has.
+            population: the one whose devices are to run the model.
 
         Returns:
             The model, at first without versions.
 
         Raises:
-            RefusedError: 403: the token has not the role operator, or is not for the population. 409: another
+            RefusedError: 403: the token lacks the role operator, or is not for the population. 409: another
                 population's model has this name. 422: the population has as many models as one may have.
         """
         return self._connection.post("/v1/models", ModelInfo, ModelRequest(name=name, population=population))
@@ -71,7 +71,7 @@ class Models(Resource):
         return self._connection.get(make_path("models", name), ModelInfo)
 
     def register(self, name: str, request: VersionRequest) -> VersionInfo:
-        """Register a bundle, or what a training task made of it. Content that is registered already is only shown.
+        """Register a bundle, or the result of a training task, as a version. Registered content keeps its version.
 
         Route: POST /v1/models/<name>/versions
 
@@ -83,7 +83,7 @@ class Models(Resource):
             The version, with its number.
 
         Raises:
-            RefusedError: 403: the token has not the role operator. 404: there is no such model for this token. 422: the
+            RefusedError: 403: the token lacks the role operator. 404: there is no such model for this token. 422: the
                 bundle, the task or its version is not there, or the bundle has expired or is for other populations.
         """
         return self._connection.post(make_path("models", name, "versions"), VersionInfo, request)
@@ -122,7 +122,7 @@ class Models(Resource):
         return self._connection.get(make_path("models", name, "versions", number), VersionDetail)
 
     def promote(self, name: str, number: int, *, key: str | None = None) -> ModelInfo:
-        """Make a version the one for all devices, at once.
+        """Offer a version to all devices at once.
 
         Route: POST /v1/models/<name>/promote
 
@@ -136,7 +136,7 @@ class Models(Resource):
             The model, now with this version promoted.
 
         Raises:
-            RefusedError: 403: the token has not the role operator. 404: there is no such model for this token. 409: the
+            RefusedError: 403: the token lacks the role operator. 404: there is no such model for this token. 409: the
                 version is rejected, a rollout of the model is under way, or the key was used for another request. 422:
                 there is no such version, or its bundle has expired.
         """
@@ -145,7 +145,7 @@ class Models(Resource):
         )
 
     def roll_back(self, name: str, *, key: str | None = None) -> ModelInfo:
-        """Take back what came last: the rollout under way, else the last promotion.
+        """Undo the rollout under way, or without one the last promotion.
 
         Route: POST /v1/models/<name>/rollback
 
@@ -158,13 +158,13 @@ class Models(Resource):
             The model, now with an earlier version promoted.
 
         Raises:
-            RefusedError: 403: the token has not the role operator. 404: there is no such model for this token. 409:
+            RefusedError: 403: the token lacks the role operator. 404: there is no such model for this token. 409:
                 there is nothing to go back to, or the key was used for another request.
         """
         return self._connection.post(make_path("models", name, "rollback"), ModelInfo, key=key)
 
     def promotions(self, name: str) -> Iterator[PromotionInfo]:
-        """Go through which version was for all devices from when on.
+        """Go through the promotions: which version was for all devices, and from when on.
 
         Route: GET /v1/models/<name>/promotions
 
@@ -180,7 +180,7 @@ class Models(Resource):
         return self._connection.pages(make_path("models", name, "promotions"), PromotionPage)
 
     def reject(self, name: str, number: int, reason: str) -> VersionInfo:
-        """Let a version never be promoted, until it is restored.
+        """Mark a version as rejected: it cannot be promoted until it is restored.
 
         Route: POST /v1/models/<name>/versions/<number>/reject
 
@@ -193,7 +193,7 @@ class Models(Resource):
             The version, now rejected.
 
         Raises:
-            RefusedError: 403: the token has not the role operator. 404: there is no such model or version for this
+            RefusedError: 403: the token lacks the role operator. 404: there is no such model or version for this
                 token. 409: the version is promoted, or a rollout of it is under way.
         """
         return self._connection.post(
@@ -201,7 +201,7 @@ class Models(Resource):
         )
 
     def restore(self, name: str, number: int) -> VersionInfo:
-        """Take back that a version was rejected. Any other version stays as it is.
+        """Take back the rejection of a version. Any other version stays as it is.
 
         Route: POST /v1/models/<name>/versions/<number>/restore
 
@@ -213,7 +213,7 @@ class Models(Resource):
             The version, which may be promoted again.
 
         Raises:
-            RefusedError: 403: the token has not the role operator. 404: there is no such model or version for this
+            RefusedError: 403: the token lacks the role operator. 404: there is no such model or version for this
                 token.
         """
         return self._connection.post(make_path("models", name, "versions", number, "restore"), VersionInfo)

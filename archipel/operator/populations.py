@@ -1,4 +1,4 @@
-"""Populations: devices that are trained together, by name."""
+"""Populations: named groups of devices that train together."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from archipel.protocol.operator.devices import PopulationInfo, PopulationPage
 
 
 class Populations(Resource):
-    """`OperatorClient.populations`. There are those that a device is enrolled in, or a task was made for."""
+    """`OperatorClient.populations`. A population exists once a device has enrolled in it, or a task was made for it."""
 
     def list(self) -> Iterator[PopulationInfo]:
         """Go through the token's populations.

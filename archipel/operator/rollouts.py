@@ -1,4 +1,4 @@
-"""Rollouts: a version for more and more devices of a model's population, and a gate after each stage."""
+"""Rollouts: the server offers a version to more and more devices of a population, with a gate after each stage."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ class Rollouts(Resource):
     """`OperatorClient.rollouts`. `rollout_id` is a rollout's id, 32 hexadecimal digits (`RolloutInfo.rollout_id`)."""
 
     def create(self, request: RolloutRequest, *, key: str | None = None) -> RolloutInfo:
-        """Begin to bring a version to more and more devices.
+        """Begin to offer a version to more and more devices.
 
         Route: POST /v1/rollouts
 
         Args:
-            request: which version, in which stages, and what it has to pass; times in it are in seconds.
+            request: which version, in which stages, and through which gate; times in it are in seconds.
             key: with the same key (16 to 64 letters, digits, "-" or "_") the same rollout is made only once, however
                 often this is called; None: once for this call, however often it has to be sent.
 
@@ -26,7 +26,7 @@ class Rollouts(Resource):
             The rollout, in its first stage.
 
         Raises:
-            RefusedError: 403: the token has not the role operator, or the gate is over devices with an eligibility,
+            RefusedError: 403: the token lacks the role operator, or the gate is over devices with an eligibility,
                 which needs the role admin. 409: no version is promoted, this one is promoted already or is rejected,
                 another rollout is under way, or the key was used for another request. 422: the rollout is not possible;
                 the text says why.
@@ -47,7 +47,7 @@ class Rollouts(Resource):
         return self._connection.pages("/v1/rollouts", RolloutPage)
 
     def get(self, rollout_id: str) -> RolloutInfo:
-        """Look at one rollout, with what was found in each stage.
+        """Look at one rollout, with the results of each stage.
 
         Route: GET /v1/rollouts/<rollout_id>
 
@@ -74,7 +74,7 @@ class Rollouts(Resource):
             The rollout, now paused.
 
         Raises:
-            RefusedError: 403: the token has not the role operator. 404: there is no such rollout for this token. 409:
+            RefusedError: 403: the token lacks the role operator. 404: there is no such rollout for this token. 409:
                 the rollout has ended.
         """
         return self._connection.post(make_path("rollouts", rollout_id, "pause"), RolloutInfo)
@@ -91,7 +91,7 @@ class Rollouts(Resource):
             The rollout, no longer paused.
 
         Raises:
-            RefusedError: 403: the token has not the role operator. 404: there is no such rollout for this token. 409:
+            RefusedError: 403: the token lacks the role operator. 404: there is no such rollout for this token. 409:
                 the rollout has ended.
         """
         return self._connection.post(make_path("rollouts", rollout_id, "resume"), RolloutInfo)
@@ -108,7 +108,7 @@ class Rollouts(Resource):
             The rollout, now ended.
 
         Raises:
-            RefusedError: 403: the token has not the role operator. 404: there is no such rollout for this token.
+            RefusedError: 403: the token lacks the role operator. 404: there is no such rollout for this token.
         """
         return self._connection.post(make_path("rollouts", rollout_id, "abort"), RolloutInfo)
 
@@ -120,7 +120,7 @@ class Rollouts(Resource):
         poll: float = 0.5,
         on_change: Callable[[RolloutInfo], None] | None = None,
     ) -> RolloutInfo:
-        """Wait until a rollout has ended, whichever way.
+        """Wait until a rollout has ended, with or without success.
 
         Calls: get
 

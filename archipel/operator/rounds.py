@@ -27,7 +27,7 @@ class Rounds(Resource):
         return self._connection.get(make_path("rounds", round_id, "participants"), RoundInfo)
 
     def status(self, round_id: str) -> RoundStatus:
-        """Ask for a round's phase alone, which costs the server little.
+        """Ask for a round's phase only, which costs the server little.
 
         Route: GET /v1/rounds/<round_id>
 

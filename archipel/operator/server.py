@@ -9,7 +9,7 @@ from archipel.protocol.operator.tasks import Health, ServerInfo
 
 
 class Server(Resource):
-    """`OperatorClient.server`. What is here needs no role."""
+    """`OperatorClient.server`. These calls need no role."""
 
     def health(self) -> Health:
         """Ask whether the server can use its database and its storage.

@@ -1,4 +1,4 @@
-"""Tasks: what devices are to train, or which question they are to answer, for a number of rounds."""
+"""Tasks: trainings, evaluations and analyses that devices do for a number of rounds."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from archipel.protocol.operator.tasks import RoundInfo, RoundPage, TaskInfo, Tas
 
 
 class Tasks(Resource):
-    """`OperatorClient.tasks`. `task_id` is everywhere a task's id, 32 hexadecimal digits (`TaskInfo.task_id`)."""
+    """`OperatorClient.tasks`. In all methods `task_id` is a task's id, 32 hexadecimal digits (`TaskInfo.task_id`)."""
 
     def create(self, request: TaskRequest, *, key: str | None = None) -> TaskInfo:
-        """Have a bundle trained, evaluated or analysed over a population.
+        """Have the devices of a population train or evaluate a bundle, or analyse data with it.
 
         Route: POST /v1/tasks
 
         Args:
-            request: what is to be done; times in it are in seconds.
+            request: the task; times in it are in seconds.
             key: with the same key (16 to 64 letters, digits, "-" or "_") the same task is made only once, however often
                 this is called; None: once for this call, however often it has to be sent.
 
         Returns:
-            The task as it was made: running, or proposed where queries need an approval.
+            The new task: running, or proposed where queries need an approval.
 
         Raises:
             RefusedError: 403: a training needs the role operator, an evaluation or analysis the role analyst, and the
@@ -48,7 +48,7 @@ class Tasks(Resource):
         return self._connection.pages("/v1/tasks", TaskPage)
 
     def get(self, task_id: str) -> TaskInfo:
-        """Look at one task: what was asked for, and how far it is.
+        """Look at one task: its request, and its progress.
 
         Route: GET /v1/tasks/<task_id>
 
@@ -75,13 +75,13 @@ class Tasks(Resource):
             The task, now running.
 
         Raises:
-            RefusedError: 403: the token has not the role analyst, or it is the one that asked. 404: there is no such
+            RefusedError: 403: the token lacks the role analyst, or it is the one that asked. 404: there is no such
                 task for this token. 409: the task is not proposed, or the rollout that it is for is paused.
         """
         return self._connection.post(make_path("tasks", task_id, "approve"), TaskInfo)
 
     def cancel(self, task_id: str) -> TaskInfo:
-        """Stop a task for good; the round under way is thrown away. A task that has ended stays as it is.
+        """Stop a task for good; the server discards the round under way. A task that has ended stays as it is.
 
         Route: POST /v1/tasks/<task_id>/cancel
 
@@ -98,7 +98,7 @@ class Tasks(Resource):
         return self._connection.post(make_path("tasks", task_id, "cancel"), TaskInfo)
 
     def pause(self, task_id: str) -> TaskInfo:
-        """Open no further rounds; the round under way is finished.
+        """Let the server open no further rounds; it finishes the round under way.
 
         Route: POST /v1/tasks/<task_id>/pause
 
@@ -115,7 +115,7 @@ class Tasks(Resource):
         return self._connection.post(make_path("tasks", task_id, "pause"), TaskInfo)
 
     def resume(self, task_id: str) -> TaskInfo:
-        """Open rounds of a paused task again.
+        """Let the server open rounds of a paused task again.
 
         Route: POST /v1/tasks/<task_id>/resume
 
@@ -148,7 +148,7 @@ class Tasks(Resource):
         return self._connection.pages(make_path("tasks", task_id, "rounds"), RoundPage)
 
     def metrics(self, task_id: str) -> Iterator[RoundMetrics]:
-        """Go through what the committed rounds of a task came to, without who took part.
+        """Go through the results of a task's committed rounds, without their participants.
 
         Route: GET /v1/tasks/<task_id>/metrics
 
@@ -171,7 +171,7 @@ class Tasks(Resource):
         poll: float = 0.5,
         on_change: Callable[[TaskInfo], None] | None = None,
     ) -> TaskInfo:
-        """Wait until a task has ended, whichever way.
+        """Wait until a task has ended, with or without success.
 
         Calls: get
 
@@ -191,7 +191,7 @@ class Tasks(Resource):
         """
         return wait_until_ended(
             lambda: self.get(task_id),
-            _news,
+            _progress,
             lambda task: (
                 f"task {task.name!r} is {task.state}: {task.rounds_committed} of {task.rounds} rounds, "
                 + (task.waiting_for or f"{_few(task.waiting)} devices waiting, at least {task.min_cohort} needed")
@@ -203,8 +203,9 @@ class Tasks(Resource):
         )
 
 
-def _news(task: TaskInfo) -> object:
-    """What is told of a task when it changes. Devices come and go, so of what it waits for only the words count."""
+def _progress(task: TaskInfo) -> object:
+    """The parts of a task whose change `wait` reports. Of the text that says what the task waits for, numbers do not
+    count: they change whenever a device comes or goes."""
     waits = re.sub(r"[0-9]+", "", task.waiting_for)
     return task.state, task.rounds_committed, task.failed_rounds, task.model, waits
 

@@ -9,21 +9,21 @@ from archipel.protocol.operator.tasks import NewToken, TokenInfo, TokenPage, Tok
 
 
 class Tokens(Resource):
-    """`OperatorClient.tokens`. All of it needs the role admin."""
+    """`OperatorClient.tokens`. Every call needs the role admin."""
 
     def create(self, request: TokenRequest) -> NewToken:
-        """Make an access token. It is sent only once: if no answer comes, list the tokens and revoke what is not used.
+        """Make an access token. The request is sent only once: without an answer, list the tokens and revoke a new one.
 
         Route: POST /v1/tokens
 
         Args:
-            request: for whom and for what it is; `seconds` says for how long.
+            request: the token's owner, role and populations; it is valid for `seconds`.
 
         Returns:
             The token, which is shown nowhere else and never again, and what it is for.
 
         Raises:
-            RefusedError: 403: the token of this client has not the role admin. 422: an admin's token cannot be bound to
+            RefusedError: 403: the token of this client lacks the role admin. 422: an admin's token cannot be bound to
                 populations.
         """
         return self._connection.post_once("/v1/tokens", NewToken, request)
@@ -37,7 +37,7 @@ class Tokens(Resource):
             What the tokens are for, newest first, fetched as they are reached.
 
         Raises:
-            RefusedError: 403: the token of this client has not the role admin; at the first item.
+            RefusedError: 403: the token of this client lacks the role admin; at the first item.
         """
         return self._connection.pages("/v1/tokens", TokenPage)
 
@@ -53,6 +53,6 @@ class Tokens(Resource):
             The token, now revoked.
 
         Raises:
-            RefusedError: 403: the token of this client has not the role admin. 404: there is no such token.
+            RefusedError: 403: the token of this client lacks the role admin. 404: there is no such token.
         """
         return self._connection.post(make_path("tokens", token_id, "revoke"), TokenInfo)

@@ -1,4 +1,4 @@
-"""Waiting for what ends some time: tasks and rollouts."""
+"""Waits for the end of a task or a rollout."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from archipel.operator.connection import OnOutage
 from archipel.protocol.problems import TELLS_WHEN
 
 OUTAGE_SECONDS = 600.0
-"""How long a server that is away is waited for where the caller gives no time."""
+"""How long to wait for a server that does not answer, where the caller gives no timeout."""
 
 
 class Ending(Protocol):
-    """`ended`: when it ended, in Unix seconds; None until then."""
+    """A task or a rollout; `ended` is when it ended, in Unix seconds, and None until then."""
 
     @property
     def ended(self) -> float | None: ...
@@ -34,18 +34,20 @@ def wait_until_ended(
     on_change: Callable[[E], None] | None,
     on_outage: OnOutage | None = None,
 ) -> E:
-    """Ask every `poll` seconds until `ended` of the answer is set; `on_change` sees each with another `state`.
+    """Call `ask` every `poll` seconds until `ended` of its answer is set; return that answer.
 
-    A server that has answered once and does so no more is asked until `timeout`, without one for OUTAGE_SECONDS.
-    Raises ClientError, with what `describe` says, after `timeout` seconds.
+    `on_change` is called with each answer whose `state` differs from that of the one before. Where the server has
+    answered once and then stops, this keeps asking until `timeout`, or for OUTAGE_SECONDS without a timeout. Raises
+    ClientError, with the text of `describe`, after `timeout` seconds.
     """
     deadline = None if timeout is None else time.monotonic() + timeout
     give_up: float | None = None
     seen: object = None
     while True:
         try:
-            found = ask()
+            answer = ask()
         except (UnreachableError, RefusedError) as error:
+            # The first call must succeed: a wrong address or token should not look like an outage.
             if seen is None or (isinstance(error, RefusedError) and error.status not in TELLS_WHEN):
                 raise
             if give_up is None:
@@ -60,11 +62,12 @@ def wait_until_ended(
             give_up = None
             if on_outage is not None:
                 on_outage(None)
-        if on_change is not None and state(found) != seen:
-            on_change(found)
-        seen = state(found)
-        if found.ended is not None:
-            return found
+        if on_change is not None and state(answer) != seen:
+            on_change(answer)
+        seen = state(answer)
+        # Before the deadline, so that an end that came in time is never reported as a timeout.
+        if answer.ended is not None:
+            return answer
         if deadline is not None and time.monotonic() > deadline:
-            raise ClientError(f"after {timeout:g} s {describe(found)}")
+            raise ClientError(f"after {timeout:g} s {describe(answer)}")
         time.sleep(poll)

@@ -44,12 +44,12 @@ class Weights(Resource):
 
         Raises:
             RefusedError: 404: there are no such weights for this token.
-            TensorLayoutError: what came is no file of weights.
+            TensorLayoutError: the server sent something else than a file of weights.
         """
         return read_weights(self.download(digest))
 
     def pieces(self, digest: str) -> Pieces:
-        """Ask which parts of a file of weights other files may have too, so that they need not be fetched again.
+        """Ask which parts of a file of weights other files may have, too, so that nobody need fetch them again.
 
         Route: GET /v1/blobs/<digest>/pieces
 

@@ -1,4 +1,4 @@
-"""The weights log: where the weights come from that devices are given, for whoever audits the server."""
+"""The weights log, for people who audit the server: it says where the weights come from that devices get."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from archipel.protocol.sealed import Sealed
 
 
 class WeightsLogs(Resource):
-    """`OperatorClient.weights_log`. There is one log for each bundle and population. The server signs every entry, and
-    the devices of a secure round sign the evidence of theirs; archipel.protocol.provenance says how both are checked.
+    """`OperatorClient.weights_log`. There is one log for each bundle and population.
+
+    The server signs every entry, and the devices of a secure round sign the evidence for its entry.
+    archipel.protocol.provenance checks both.
     """
 
     def list(self, name: str, digest: str, *, after: int = 0) -> Iterator[Sealed]:
@@ -34,12 +36,12 @@ class WeightsLogs(Resource):
         while True:
             log = self._connection.get(make_path("populations", name, "weights-log", digest), WeightsLog, after=after)
             yield from log.entries
-            after += len(log.entries)  # they are numbered without a gap
+            after += len(log.entries)  # their numbers have no gaps
             if not log.entries or after >= log.newest:
                 return
 
     def endorsement(self, name: str, digest: str, number: int) -> Endorsement:
-        """Fetch what the devices of a secure round have signed, which is evidence of one entry.
+        """Fetch the evidence for one entry, which the devices of a secure round have signed.
 
         Route: GET /v1/populations/<name>/weights-log/<digest>/<number>/endorsement
 

@@ -1,4 +1,4 @@
-"""The address of a server, as devices and operators give it."""
+"""Checks the address of a server that devices and operators give."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from archipel.errors import ClientError
 def check_url(url: str, name: str = "server", *, allow_http: bool = False, setting: str = "allow_http") -> None:
     """Raises ClientError, which begins with `name`, unless `url` is such as https://federation.example:8443.
 
-    Plain http:// is for servers on this very machine, elsewhere only with `allow_http`: tokens and sessions would be
-    there to read for everybody on the way. `setting` is what `allow_http` is called where the address was given.
+    Plain http:// is for servers on this machine. For others it needs `allow_http`, as everybody on the way can read
+    tokens and sessions. `setting` is the name of `allow_http` where the address was given, for the error.
     """
     if not url.startswith(("http://", "https://")):
         raise ClientError(f"{name}: expected a URL that starts with https:// or http://, got {url[:100]!r}")
@@ -23,7 +23,7 @@ def check_url(url: str, name: str = "server", *, allow_http: bool = False, setti
     except ValueError:
         host, right = "", False
     if not right or not url.isprintable() or " " in url:
-        # What was given is not shown: somebody may have put credentials into it.
+        # The address is not shown: somebody may have put credentials into it.
         raise ClientError(f"{name}: expected a host and maybe a port, such as https://federation.example:8443")
     if url.startswith("http://") and not allow_http and not _is_loopback(host):
         raise ClientError(
@@ -33,7 +33,7 @@ def check_url(url: str, name: str = "server", *, allow_http: bool = False, setti
 
 
 def _is_loopback(host: str) -> bool:
-    """Whether that is this machine, whatever resolves names: RFC 6761 keeps `localhost` for it."""
+    """Whether `host` is this machine on every system: RFC 6761 reserves `localhost` for that."""
     if host == "localhost":
         return True
     try:

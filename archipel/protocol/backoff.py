@@ -1,4 +1,4 @@
-"""Waits after attempts that failed: each longer than the one before, or as long as the server asks for."""
+"""Waits after failed attempts: each is longer than the one before, or as long as the server asks for."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class Backoff:
     """`first` seconds after the first failure, `growth` times as long after each further one, at most `longest`.
 
-    `longest_asked`: at most so many seconds where the server says how long; None: `longest`. `jitter`: each wait is
+    `longest_asked` is the most seconds where the server says how long to wait; None: `longest`. `jitter`: each wait is
     longer or shorter by up to this share of it (from 0 to below 1), so that devices do not ask all at once.
     """
 
@@ -20,10 +20,10 @@ class Backoff:
     longest_asked: float | None = None
 
     def after(self, failures: int, *, retry_after: float | None = None, draw: float = 0.5) -> float:
-        """Seconds to wait after `failures` (from 1) attempts in a row have failed: before attempt `failures` + 1.
+        """Seconds to wait after `failures` (from 1) attempts in a row have failed.
 
-        `retry_after`: what the server asked for in place of that (Retry-After, in seconds). `draw` is uniform in
-        [0, 1); a half leaves the wait as it is.
+        `retry_after` is the wait that the server asks for instead (Retry-After, in seconds). `draw` is uniform in
+        [0, 1); 0.5 leaves the wait as it is.
         """
         if retry_after is not None:
             most = self.longest if self.longest_asked is None else self.longest_asked

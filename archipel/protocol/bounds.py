@@ -1,8 +1,8 @@
-"""What devices that keep to their signed program can send, and so what the sum of a cohort's updates can be.
+"""Bounds of an update of a device that runs its signed program, and of the sum of a cohort's updates.
 
-Every entry of an update has a bound that the manifest states (bundle.roles.Update), and a bound of one device is one
-of the sum: the triangle inequality holds for L2 norms as for absolute values. With w the device's weight (1 where the
-entry is not weighted, or the program uploads no weight), k devices and W the sum of their weights as decoded:
+The manifest states a bound for every entry of an update (bundle.roles.Update). The devices' bounds add up to a bound of
+the sum, because the triangle inequality holds for L2 norms as for absolute values. With w the device's weight (1 where
+the entry is not weighted, or the program uploads no weight), k devices and W the sum of their weights as decoded:
 
 | entries | one device | the sum |
 |---|---|---|
@@ -12,10 +12,10 @@ entry is not weighted, or the program uploads no weight), k devices and W the su
 
 Rounding to fixed point moves an element by half a step at most, so the sum's norm by k sqrt(sum of (step / 2)^2), and
 the sum of weights by k half steps: W' = W + k step / 2. Noise of standard deviation s in each of n elements has a norm
-of at most s sqrt(k) (sqrt(n) + 12), and an element of at most 12 s sqrt(k), but for one sum in 10^30. Graphs clip in
-float32 and sum squares in any order: SLACK.
+of at most s sqrt(k) (sqrt(n) + 12), and an element of at most 12 s sqrt(k), except in one sum of 10^30. SLACK allows
+for graphs, which clip in float32 and add up squares in any order.
 
-NumPy only, and nothing about the model but its manifest: server and devices compute the same.
+This module needs NumPy only and reads only the manifest, so that server and devices compute the same bounds.
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ from archipel.bundle.roles import Update
 from archipel.errors import BoundError
 
 SLACK = 1e-3
-"""Relative: what float32 arithmetic in graphs may be off by."""
+"""The relative error that float32 arithmetic in graphs may make."""
 _TINY = 1e-12
+"""The absolute error allowed: where a bound is 0, a relative one allows none."""
 _TAIL = 12.0
-"""In standard deviations: so far Gaussian noise goes in less than one of 10^30 cases."""
+"""In standard deviations: Gaussian noise exceeds this in less than one of 10^30 cases."""
 
 Updates = Sequence[Update]
 Arrays = Mapping[str, NDArray[Any]]
@@ -43,8 +44,10 @@ Arrays = Mapping[str, NDArray[Any]]
 
 @dataclass(frozen=True)
 class Group:
-    """Entries with one bound: those that are clipped together (`norm` is their clip), or one entry that is not (`norm`
-    is None and its range the bound of each element). `weighted`: one device's bound is to be multiplied by its weight.
+    """Entries with one bound: those that the program clips together, or one entry without a clip.
+
+    `norm` is the clip, or None: then the entry's range bounds each element. Where `weighted`, one device's bound is
+    multiplied by its weight.
     """
 
     name: str
@@ -54,16 +57,17 @@ class Group:
 
     @property
     def bound(self) -> float:
-        """Of one device that weighs 1: the L2 norm, or the absolute value of an element."""
+        """The bound of one device of weight 1: of the L2 norm, or of the absolute value of an element."""
         return self.ports[0].range if self.norm is None else self.norm
 
     @property
     def norm_bound(self) -> float:
-        """As an L2 norm in both cases."""
+        """`bound` as one of the L2 norm in both cases."""
+        # n elements of at most r have a norm of at most r sqrt(n).
         return self.bound if self.norm is not None else self.bound * math.sqrt(entries(self.ports[0]))
 
     def measure(self, arrays: Arrays) -> float:
-        """The L2 norm, or the largest absolute value. `arrays` by port name."""
+        """What `bound` limits: the L2 norm, or the largest absolute value. `arrays` by port name."""
         parts = [arrays[port.name] for port in self.ports]
         if self.norm is None:
             return max((float(np.abs(part).max()) for part in parts if part.size), default=0.0)
@@ -74,6 +78,8 @@ class Group:
         deviations = [port.noise for port in self.ports]
         if not any(deviations):
             return 0.0
+        # The norm of n standard normals is about sqrt(n) and, as a function with Lipschitz constant 1, exceeds it by t
+        # with probability exp(-t^2 / 2) at most (Gaussian concentration).
         spread = math.sqrt(sum(entries(port) for port in self.ports)) if self.norm is not None else 0.0
         return max(deviations) * math.sqrt(cohort) * (spread + _TAIL)
 
@@ -85,42 +91,44 @@ class Group:
 
 
 def entries(port: Update) -> int:
-    """Number of elements."""
+    """Number of elements of an update port."""
     return math.prod(int(dim) for dim in port.shape)
 
 
 def largest(port: Update) -> int:
-    """M, the whole number that `range` becomes."""
+    """M, the integer that encodes `range`."""
     return (1 << (port.bits - 1)) - 1
 
 
 def step(port: Update) -> float:
-    """What one step of the fixed-point encoding is worth."""
+    """The value of one step of the fixed-point encoding."""
     return port.range / largest(port)
 
 
 def weight_port(updates: Updates) -> Update | None:
+    """The port that uploads the device's weight; None where the program uploads none."""
     return next((port for port in updates if port.kind == "weight"), None)
 
 
 def groups(updates: Updates) -> list[Group]:
-    """All entries but the weight, by what bounds them."""
+    """All entries but the weight, grouped by their bound."""
     has_weight = weight_port(updates) is not None
-    found: dict[tuple[str, float | None, bool], list[Update]] = {}
+    ports_by_bound: dict[tuple[str, float | None, bool], list[Update]] = {}
     for port in updates:
         if port.kind == "weight":
             continue
         weighted = has_weight and port.weighting != "uniform"
+        # A clip bounds the norm over all deltas (or all values) together; without one each tensor is its own group.
         name = f"{port.kind}s" if port.clip is not None else repr(port.tensor)
-        found.setdefault((name, port.clip, weighted), []).append(port)
-    return [Group(name, tuple(ports), clip, weighted) for (name, clip, weighted), ports in found.items()]
+        ports_by_bound.setdefault((name, port.clip, weighted), []).append(port)
+    return [Group(name, tuple(ports), clip, weighted) for (name, clip, weighted), ports in ports_by_bound.items()]
 
 
 def weight_sums(updates: Updates, cohort: int) -> tuple[float, float]:
-    """The least and the most that the decoded sum of weights of `cohort` devices can be.
+    """The smallest and the largest possible decoded sum of the weights of `cohort` devices.
 
-    A device without examples takes no part in a training (the runtime refuses to train on none), so each weighs at
-    least what one with a single example does. Both are whole numbers of steps, computed in integers.
+    The runtime refuses to train without examples, so each device weighs at least as much as one with a single example.
+    Both sums are whole numbers of steps, computed in integers.
     """
     port = weight_port(updates)
     if port is None:
@@ -141,11 +149,11 @@ def sum_bound(updates: Updates, group: Group, cohort: int, weight_sum: float) ->
 
 
 def mean_bound(updates: Updates, group: Group, cohort: int) -> float:
-    """The most that `group` measures in a sum divided by the sum of weights (by `cohort`, where none are uploaded).
+    """The most that `group` measures in a sum divided by the sum of weights (by `cohort` without uploaded weights).
 
-    sum_bound is c W + d with c and d not negative, so divided by W it is largest for the least W. Infinite where the
-    manifest states no least weight.
+    Infinite where the manifest states no smallest weight.
     """
+    # sum_bound is c W + d with c and d not negative, so divided by W it is largest for the smallest W.
     least, _ = weight_sums(updates, cohort)
     if least <= 0:
         return math.inf
@@ -153,34 +161,35 @@ def mean_bound(updates: Updates, group: Group, cohort: int) -> float:
 
 
 def check_sum(updates: Updates, sums: Arrays, cohort: int) -> None:
-    """Raises BoundError unless `cohort` devices that keep to their program can have sent this sum.
+    """Raises BoundError unless `cohort` devices that run their signed program can have sent this sum.
 
-    `sums`: float64 by port name, the weight among them.
+    `sums`: float64 by port name, with the weight.
     """
     port = weight_port(updates)
     weights = float(cohort)
     if port is not None:
+        # First the weight: the other bounds scale with it, so too large a weight would loosen them all.
         weights = float(sums[port.name])
         least, most = weight_sums(updates, cohort)
         if not least * (1 - SLACK) - _TINY <= weights <= most * (1 + SLACK):
             _reject(cohort, f"the sum of weights is {weights:.6g}, which is not from {least:.6g} to {most:.6g}")
     for group in groups(updates):
-        found, bound = group.measure(sums), sum_bound(updates, group, cohort, weights)
-        if not found <= bound + _TINY:  # nor a NaN
+        size, bound = group.measure(sums), sum_bound(updates, group, cohort, weights)
+        if not size <= bound + _TINY:  # negated, so that a NaN is refused
             what = "an entry of" if group.norm is None else "the norm of the"
             limit = f"{'range' if group.norm is None else 'clip'} {group.bound:g}"
             over = f"weights {weights:.6g}" if group.weighted else f"{cohort} devices"
             _reject(
                 cohort,
-                f"{what} {group.name} is {found:.6g}, and can be {bound:.6g} at most ({limit} times {over}, rounding "
+                f"{what} {group.name} is {size:.6g}, and can be {bound:.6g} at most ({limit} times {over}, rounding "
                 f"{group.rounding(cohort):.2g}, noise {group.noise(cohort):.2g})",
             )
 
 
 def check_update(updates: Updates, arrays: Arrays) -> None:
-    """Raises BoundError unless one device's `arrays` (by port name, finite) keep to what the manifest states of them.
+    """Raises BoundError unless one device's `arrays` (by port name, finite) are within the manifest's bounds.
 
-    Elements without a clip are left alone: the encoding clamps them, see `clamp`.
+    Entries without a clip are not checked: the encoding clamps them, see `clamp`.
     """
     port = weight_port(updates)
     weight = 1.0
@@ -195,28 +204,28 @@ def check_update(updates: Updates, arrays: Arrays) -> None:
         if group.norm is None:
             continue
         bound = group.norm * (weight if group.weighted else 1.0)
-        found = group.measure(arrays)
-        if not found <= bound * (1 + SLACK) + group.noise(1) + _TINY:
+        norm = group.measure(arrays)
+        if not norm <= bound * (1 + SLACK) + group.noise(1) + _TINY:
             times = f"clip {group.norm:g} times weight {weight:g}" if group.weighted else f"clip {group.norm:g}"
             raise BoundError(
-                f"update: the norm of its {group.name} is {found:g}, at most {bound:g} ({times}) is allowed; the "
-                "program that made it does not keep to its manifest"
+                f"update: the norm of its {group.name} is {norm:g}, at most {bound:g} ({times}) is allowed; the "
+                "program that made it breaks the bound that its manifest states"
             )
 
 
 def clamp(updates: Updates, arrays: Arrays) -> dict[str, float]:
-    """By port name: what each element is to be clamped to. A value that was weighted has its range times the weight."""
-    port = weight_port(updates)
-    weight = 1.0 if port is None else float(arrays[port.name])
-    limits = {each.name: each.range for each in updates}
+    """The absolute value to clamp each port's elements to, by port name: a weighted value's range times the weight."""
+    weight_of = weight_port(updates)
+    weight = 1.0 if weight_of is None else float(arrays[weight_of.name])
+    limits = {port.name: port.range for port in updates}
     for group in groups(updates):
         if group.weighted and group.norm is None:
-            each = group.ports[0]
-            limits[each.name] = min(each.range, each.range * weight + each.noise * _TAIL)
+            port = group.ports[0]
+            limits[port.name] = min(port.range, port.range * weight + port.noise * _TAIL)
     return limits
 
 
 def _reject(cohort: int, what: str) -> None:
     raise BoundError(
-        f"rejected: {what}, of {cohort} devices that keep to their program; at least one of them sent something else"
+        f"rejected: {what}, of {cohort} devices that run the signed program; at least one of them sent something else"
     )

@@ -11,9 +11,9 @@ Grammar, `not` binding tighter than `and`, `and` than `or`:
     op      = "==" | "!=" | "<" | "<=" | ">" | ">="
     literal = number [unit] | "text" | true | false          unit: kB MB GB TB (powers of 1000), KiB MiB GiB TiB
 
-Texts that are versions ("1.4", "12.0.3") are ordered as versions; other texts are only equal or not. What cannot be
-told (an attribute that is missing or of another kind) is unknown, as in SQL: unknown stays unknown under `not`, and a
-device is eligible only where the whole expression is true.
+Texts that are versions ("1.4", "12.0.3") are ordered as versions; other texts are only equal or not. A comparison with
+an attribute that is missing or of another kind is unknown, as in SQL: `not` of it is unknown, too, and a device is
+eligible only where the whole expression is true.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _SLIPS: Final = (
     ("=", 'write "=="'),
     *((mark, 'a text stands in double quotes: "text"') for mark in ("'", "`", "\u2018", "\u2019", "\u201c", "\u201d")),
 )
-"""What other languages have, and what it is here; the first that fits."""
+"""Signs of other languages, and a hint for each; the first that fits is shown."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,10 @@ class Eligibility:
 def parse_eligibility(text: str) -> Eligibility:
     """Read an expression; an empty one is true for every device.
 
-    Raises EligibilityError with the text and a mark under the place where it is wrong.
+    Raises EligibilityError, which shows the text and marks the place where it is wrong.
+
+    Example:
+        parse_eligibility("ram >= 512MiB and charging")({"ram": 2.0**30, "charging": True})
     """
     if len(text) > MAX_CHARACTERS:
         raise EligibilityError(f"eligibility: {len(text)} characters, at most {MAX_CHARACTERS} are allowed")
@@ -94,7 +97,7 @@ def parse_eligibility(text: str) -> Eligibility:
     parser = _Parser(text)
     test = parser.any_of(0)
     if parser.token.kind != "end":
-        parser.wrong('expected "and", "or" or the end')
+        parser.fail('expected "and", "or" or the end')
     return Eligibility(text, frozenset(parser.names), test)
 
 
@@ -107,11 +110,11 @@ class _Token:
 
 
 class _Parser:
-    """Recursive descent, one token ahead."""
+    """A recursive-descent parser that looks one token ahead; its methods make closures, which are the test."""
 
     def __init__(self, text: str) -> None:
         self._text = text
-        self._tokens = _tokens(text)
+        self._tokens = _tokenize(text)
         self.names: set[str] = set()
         self._last = self.token = next(self._tokens)
 
@@ -128,18 +131,19 @@ class _Parser:
         return parts[0] if len(parts) == 1 else lambda attributes: _join(parts, attributes, decisive)
 
     def _one(self, depth: int) -> Test:
+        # Bounded, so that no expression from outside exhausts Python's stack, here or when it is evaluated.
         if depth >= MAX_DEPTH:
-            self.wrong(f"nested more than {MAX_DEPTH} deep")
+            self.fail(f"nested more than {MAX_DEPTH} deep")
         if self._take("not"):
             inner = self._one(depth + 1)
-            return lambda attributes: None if (found := inner(attributes)) is None else not found
+            return lambda attributes: None if (result := inner(attributes)) is None else not result
         if self._take("("):
             inner = self.any_of(depth + 1)
             self._need(")")
             return inner
         token = self.token
         if token.kind != "name" or token.text in _WORDS:
-            self.wrong("expected the name of an attribute")
+            self.fail("expected the name of an attribute")
         self._next()
         self.names.add(token.text)
         return self._about(token.text)
@@ -150,7 +154,7 @@ class _Parser:
             self._next()
             place, literal = self.token, self._literal()
             if operator not in ("==", "!=") and not _ordered(literal):
-                self.wrong('only numbers and versions such as "1.4" have an order', place)
+                self.fail('only numbers and versions such as "1.4" have an order', place)
             return lambda attributes: _compare(attributes.get(name), operator, literal)
         if self._take("in"):
             return self._among(name)
@@ -158,8 +162,8 @@ class _Parser:
             self._next()
             self._need("in")
             inner = self._among(name)
-            return lambda attributes: None if (found := inner(attributes)) is None else not found
-        return lambda attributes: found if isinstance(found := attributes.get(name), bool) else None
+            return lambda attributes: None if (result := inner(attributes)) is None else not result
+        return lambda attributes: value if isinstance(value := attributes.get(name), bool) else None
 
     def _among(self, name: str) -> Test:
         self._need("[")
@@ -183,67 +187,71 @@ class _Parser:
             if token.kind == "name" and token.text not in _WORDS:
                 finite = token.text.lower() not in ("nan", "inf", "infinity")
                 message += f'; a text stands in quotes: "{token.text}"' if finite else f"; {token.text} is not finite"
-            self.wrong(message + ('; unequal is "!="' if self._last.text + token.text == "<>" else ""))
+            self.fail(message + ('; unequal is "!="' if self._last.text + token.text == "<>" else ""))
         if token.unit in ("e", "E"):
-            self.wrong("a number has no exponent, write its digits or a unit")
+            self.fail("a number has no exponent, write its digits or a unit")
         if token.unit and token.unit not in UNITS:
-            self.wrong(f"unknown unit {token.unit!r}, there are {', '.join(UNITS)}")
+            self.fail(f"unknown unit {token.unit!r}, there are {', '.join(UNITS)}")
         number = float(token.text) * UNITS.get(token.unit, 1)
         if not math.isfinite(number):
-            self.wrong("the number is too large to be finite")
+            self.fail("the number is too large to be finite")
         self._next()
         return number
 
     def _take(self, text: str) -> bool:
-        found = self.token.kind in ("name", "sign") and self.token.text == text
-        if found:
+        matches = self.token.kind in ("name", "sign") and self.token.text == text
+        if matches:
             self._next()
-        return found
+        return matches
 
     def _need(self, text: str) -> None:
         if not self._take(text):
-            self.wrong(f'expected "{text}"')
+            self.fail(f'expected "{text}"')
 
     def _next(self) -> None:
         self._last, self.token = self.token, next(self._tokens)
 
-    def wrong(self, message: str, token: _Token | None = None) -> NoReturn:
+    def fail(self, message: str, token: _Token | None = None) -> NoReturn:
+        """Raise EligibilityError at `token` (None: the present one), with a hint where the mistake is a usual one."""
         token = token or self.token
-        for each in (token, self._last):
-            word = each.text.lower()
-            if each.kind == "name" and word in _WORDS and each.text != word:
-                _wrong(self._text, each.at, f'write "{word}", in small letters')
+        # AND for `and` is a name to the parser, which fails there or at the token after it.
+        for suspect in (token, self._last):
+            word = suspect.text.lower()
+            if suspect.kind == "name" and word in _WORDS and suspect.text != word:
+                _fail(self._text, suspect.at, f'write "{word}", in small letters')
         if token.kind == "name" and token.text in UNITS and self._last.kind == "number":
             message += f"; a unit follows its number at once: {self._last.text}{token.text}"
-        _wrong(self._text, token.at, message)
+        _fail(self._text, token.at, message)
 
 
-def _tokens(text: str) -> Iterator[_Token]:
+def _tokenize(text: str) -> Iterator[_Token]:
     at = 0
     while True:
-        found = _TOKEN.match(text, at)
-        if found is None:
+        match = _TOKEN.match(text, at)
+        if match is None:
             start = at + len(text[at:]) - len(text[at:].lstrip(" \t\r\n"))
             slip = next((hint for sign, hint in _SLIPS if text.startswith(sign, start)), "")
             what = 'a text that does not end with "' if text[start] == '"' else "not understood"
-            _wrong(text, start, f"{what}; {slip}" if slip else what)
-        kind = found.lastgroup if found.lastgroup != "unit" else "number"
-        token = _Token(str(kind), found.group(str(kind)), found.group("unit") or "", found.start(str(kind)))
-        at = found.end()
+            _fail(text, start, f"{what}; {slip}" if slip else what)
+        # `lastgroup` is the group that matched last: for a number that is its unit, which may be empty.
+        kind = match.lastgroup if match.lastgroup != "unit" else "number"
+        token = _Token(str(kind), match.group(str(kind)), match.group("unit") or "", match.start(str(kind)))
+        at = match.end()
         yield token
+        # The end again and again: the parser may look beyond it.
         while kind == "end":
             yield token
 
 
 def _join(parts: list[Test], attributes: Attributes, decisive: bool) -> bool | None:
-    """`or` (decisive is True) and `and` (False): a decisive part decides, else an unknown one."""
-    found: bool | None = not decisive
+    """Kleene's three-valued `or` (`decisive` True) and `and` (False): a decisive part decides, else an unknown one."""
+    joined: bool | None = not decisive
     for part in parts:
         result = part(attributes)
         if result is decisive:
             return decisive
-        found = None if result is None else found
-    return found
+        joined = None if result is None else joined
+    return joined
 
 
 def _compare(value: Literal | None, operator: str, literal: Literal) -> bool | None:
@@ -263,11 +271,12 @@ def _equal(name: str, literal: Literal) -> Test:
 
 
 def _kind(value: Literal) -> str:
+    # Python's bool is an int, and True == 1; here `charging == 1` is unknown.
     return "bool" if isinstance(value, bool) else "text" if isinstance(value, str) else "number"
 
 
 def _ordered(value: Literal) -> tuple[float, ...] | None:
-    """A number, or the numbers of a version without final zeros ("1.0" is "1"), to be compared; else None."""
+    """A key by which numbers, or versions without final zeros ("1.0" is "1"), are ordered; None for anything else."""
     if isinstance(value, bool):
         return None
     if isinstance(value, str):
@@ -280,7 +289,7 @@ def _ordered(value: Literal) -> tuple[float, ...] | None:
     return (float(value),) if math.isfinite(value) else None
 
 
-def _wrong(text: str, at: int, message: str) -> NoReturn:
-    # White space of any kind as one blank each, so that the mark stands where it belongs.
+def _fail(text: str, at: int, message: str) -> NoReturn:
+    # White space of any kind as one blank each, so that the mark stands below its place.
     line = re.sub(r"\s", " ", text)
     raise EligibilityError(f"eligibility: {message}\n  {line}\n  {' ' * at}^")

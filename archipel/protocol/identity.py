@@ -1,10 +1,10 @@
-"""Who a device is: enrolment key -> one-time token -> device key, a chain that every peer can check.
+"""Who a device is: enrolment key -> one-time token -> device key, a chain of certificates that every peer can check.
 
 The enrolment key is kept offline, so an online server cannot invent participants: it has no tokens.
 
-A device that replaces its key has the old one sign the new one, and that certificate becomes the chain's next link. Its
-id stays the one that its first key gave it, so a chain can neither be shortened to look like another device nor be
-joined to another one's. Whether a chain is the newest one only the server knows: it answers to the newest key alone.
+A device that replaces its key has the old one sign the new one, and that certificate becomes the chain's next link. The
+device's id is derived from its first key and stays, so nobody can shorten a chain to look like another device or join
+it to another device's chain. Only the server knows whether a chain is the newest: it answers only to the newest key.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Kind = Literal["device", "aggregator"]
 
 @dataclass(frozen=True)
 class VerifiedDevice:
-    """What a chain proves. Keys are raw 32-byte Ed25519 public keys; `device_key` is the one at its end."""
+    """What a verified chain proves. Keys are raw 32-byte Ed25519 public keys; `device_key` is the one at its end."""
 
     device_id: str
     device_key: bytes
@@ -49,7 +49,7 @@ class VerifiedDevice:
 
 
 class EnrolmentToken(Message, frozen=True, kw_only=True):
-    """The token file that an owner gets. `seed` is the token's private half: who holds it can enrol one device."""
+    """The token file that an owner gets. `seed` is the token's private half, with which one device can enrol."""
 
     server: str
     server_key: Key
@@ -60,6 +60,7 @@ class EnrolmentToken(Message, frozen=True, kw_only=True):
     certificate: Sealed
 
     def __repr__(self) -> str:
+        # Without the seed, which must not reach a log or a traceback.
         return f"EnrolmentToken(server={self.server!r}, population={self.population!r}, seed=...)"
 
 
@@ -76,7 +77,10 @@ def token_id(token_key: bytes) -> str:
 def mint_token(
     enrolment_key: Ed25519PrivateKey, *, population: str, not_after: int, seed: bytes, kind: Kind = "device"
 ) -> Sealed:
-    """The certificate of the token whose private key is `seed` (32 random bytes). `not_after` is in Unix seconds."""
+    """The certificate of the token whose private key is `seed` (32 random bytes). `not_after` is in Unix seconds.
+
+    Raises CertificateError for a seed of another length.
+    """
     certificate = TokenCertificate(
         kind=kind, token_key=public_bytes(_token_key(seed)), population=population, not_after=not_after
     )
@@ -84,7 +88,7 @@ def mint_token(
 
 
 def issue_identity(token_seed: bytes, certificate: Sealed, device_key: bytes) -> Chain:
-    """The token signs `device_key` (raw 32-byte public key)."""
+    """The chain of a device's first key, `device_key` (raw 32-byte public key), which the token signs."""
     identity = seal("identity", IdentityCertificate(device_key=device_key), _token_key(token_seed))
     return Chain(token=certificate, identity=identity)
 
@@ -92,15 +96,25 @@ def issue_identity(token_seed: bytes, certificate: Sealed, device_key: bytes) ->
 def verify_chain(
     chain: Chain, enrolment_key: bytes, *, population: str | None = None, now: float | None = None
 ) -> VerifiedDevice:
-    """Check every link. The token's expiry is checked only when `now` (Unix seconds) is given: at enrolment.
+    """What `chain` proves, once every link is checked.
 
-    Raises CertificateError (a link does not verify, another population, expired) or MessageError (not a chain).
+    Arguments:
+        chain: the certificates of the token, of the first device key, and of each replacement of it.
+        enrolment_key: the raw 32-byte Ed25519 key that must have signed the token.
+        population: the device's population must be this one; None: any.
+        now: Unix seconds; the token must not have expired by then. None: expiry is not checked, as after enrolment.
+
+    Raises:
+        CertificateError: a link does not verify, or the population or the expiry is wrong.
+        MessageError: the messages are not certificates.
     """
     limit = MAX_STATEMENT_BYTES
+    # Each link is verified with the key that the one before has proved; nothing is read before that.
     token = unseal("token", chain.token, enrolment_key, TokenCertificate, limit=limit)
     identity = unseal("identity", chain.identity, token.token_key, IdentityCertificate, limit=limit)
     name = device_id(identity.device_key)
     keys = [identity.device_key]
+    # A rotation names the device and its own number, so none can be left out, moved or taken from another chain.
     for number, sealed in enumerate(chain.rotations, start=1):
         rotation = unseal("rotation", sealed, keys[-1], RotationCertificate, limit=limit)
         if (rotation.device, rotation.number) != (name, number):
@@ -120,7 +134,7 @@ def verify_chain(
 
 
 def read_chain(chain: Chain) -> tuple[str, bytes]:
-    """Device id and newest key of a chain that the caller verified when it came. Raises MessageError."""
+    """Device id and newest key of a chain that the caller has verified before. Raises MessageError."""
     first = decode("identity", chain.identity.body, IdentityCertificate).device_key
     newest = decode("rotation", chain.rotations[-1].body, RotationCertificate).device_key if chain.rotations else first
     return device_id(first), newest
@@ -129,9 +143,9 @@ def read_chain(chain: Chain) -> tuple[str, bytes]:
 def rotation_request(
     chain: Chain, old: Ed25519PrivateKey, new: Ed25519PrivateKey, server_key: bytes
 ) -> RotationRequest:
-    """What a device sends to replace its key `old`, the one at the end of `chain`, by `new`; always the same bytes.
+    """The request with which a device replaces its key `old`, the last of `chain`, by `new`; always the same bytes.
 
-    Raises CertificateError when it may not do so once more.
+    Raises CertificateError when the key was replaced as often as it may be.
     """
     if len(chain.rotations) >= MAX_ROTATIONS:
         raise CertificateError(
@@ -141,24 +155,28 @@ def rotation_request(
         device=read_chain(chain)[0], number=len(chain.rotations) + 1, device_key=public_bytes(new)
     )
     certificate = seal("rotation", rotation, old)
+    # Signed by the new key: the old one alone could name a key whose private half the device does not have.
     proof = RotationProof(server_key=server_key, certificate=_digest(certificate))
     return RotationRequest(certificate=certificate, proof=seal("rotated", proof, new))
 
 
 def extend_chain(chain: Chain, certificate: Sealed) -> Chain:
-    """`chain` with one more rotation. Nothing is verified."""
+    """`chain` with one more rotation, which is not verified."""
     return Chain(token=chain.token, identity=chain.identity, rotations=[*chain.rotations, certificate])
 
 
 def verify_rotation(
     request: RotationRequest, chain: Chain, enrolment_key: bytes, server_key: bytes
 ) -> tuple[Chain, VerifiedDevice]:
-    """The chain with the new key at its end, and what it proves. `chain` is the one so far, or the one that ends with
-    this very rotation, where the answer to an earlier request was lost.
+    """The chain with the new key at its end, and what it proves.
 
-    Raises CertificateError or MessageError: the old key did not sign it, its place is not the next (or the last), the
-    device does not hold the new key, or means another server.
+    `chain` is the device's present chain. It may end with this very rotation already, where the answer to an earlier
+    request was lost.
+
+    Raises CertificateError or MessageError where the old key did not sign the rotation, its number is not the next (or
+    the last), or the device does not have the new key or means another server.
     """
+    # Not verified yet: of this only the number is used, to find the place in the chain.
     claimed = decode("rotation", request.certificate.body, RotationCertificate)
     kept = chain.rotations[: claimed.number - 1]
     if len(kept) != claimed.number - 1 or len(chain.rotations) - len(kept) > 1:
@@ -175,7 +193,7 @@ def verify_rotation(
 
 
 def enrolment_request(token: EnrolmentToken, device_private_key: Ed25519PrivateKey) -> EnrolmentRequest:
-    """What a device sends once. Raises CertificateError when the token file contradicts itself."""
+    """The request with which a device enrols. Raises CertificateError when the token file contradicts itself."""
     certificate = unseal("token", token.certificate, token.enrolment_key, TokenCertificate)
     if certificate.token_key != public_bytes(_token_key(token.seed)):
         raise CertificateError("enrolment token: its certificate is for another token's key; ask for a new token")
@@ -189,14 +207,15 @@ def enrolment_request(token: EnrolmentToken, device_private_key: Ed25519PrivateK
 
 
 def verify_enrolment(request: EnrolmentRequest, enrolment_key: bytes, server_key: bytes, now: float) -> VerifiedDevice:
-    """Check the chain, its expiry at `now` (Unix seconds) and that the device holds the private half of its key.
+    """Check the chain, its expiry at `now` (Unix seconds) and that the device has the private half of its key.
 
-    That a token enrols once is for the caller to check, by `token_key`. Raises CertificateError or MessageError.
+    The caller must check by `token_key` that a token enrols only once. Raises CertificateError or MessageError.
     """
     if request.chain.rotations:
         raise CertificateError("a device enrols with its first key; this chain has rotations")
     device = verify_chain(request.chain, enrolment_key, now=now)
     proof = unseal("enrol", request.proof, device.device_key, EnrolmentProof)
+    # Otherwise one server could enrol the device at another with the request that it got.
     if proof.server_key != server_key:
         raise CertificateError(
             f"device {device.device_id}: its enrolment is meant for server {proof.server_key.hex()[:16]}..., "

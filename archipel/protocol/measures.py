@@ -1,12 +1,12 @@
-"""What a device's evaluation comes to, under the names that tasks and gates ask for.
+"""The results of a device's evaluation, under the names that tasks and gates ask for.
 
-| the program's metric | is asked for as | and is, on each device |
+| metric of the program | name | value on each device |
 |---|---|---|
-| reduced by sum, such as `loss` | its own name | its sum divided by the labels that count |
-| `correct`, reduced by sum | `accuracy` | the share of those labels |
-| reduced by mean, or the last one | its own name | itself |
+| reduced by sum, such as `loss` | its own | its sum divided by the number of labels |
+| `correct`, reduced by sum | `accuracy` | the share of the labels |
+| reduced by mean, or the last one | its own | itself |
 
-The labels that count are the program's own `count`, where it has one, else the examples.
+The number of labels is the program's metric `count`, where it has one, else the number of examples.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ COUNT, CORRECT, ACCURACY = "count", "correct", "accuracy"
 
 @dataclass(frozen=True)
 class Measured:
-    """`values` are means over `count` labels; without any there are none."""
+    """`values` are means over `count` labels; with a count of 0 there are no values."""
 
     values: Mapping[str, float]
     count: int
 
 
 def measures(program: Program) -> dict[str, str]:
-    """The metric of an `evaluate` program behind each name that can be asked for."""
+    """The metrics of an `evaluate` program by the names that tasks and gates ask for."""
     ports = _metrics(program)
     return {
         ACCURACY if name == CORRECT and port.reduction == "sum" and ACCURACY not in ports else name: name
@@ -39,7 +39,7 @@ def measures(program: Program) -> dict[str, str]:
 
 
 def measured(program: Program, metrics: Mapping[str, float], examples: int) -> Measured:
-    """Of `metrics` as the runtime's `evaluate` gives them for so many examples."""
+    """The results from `metrics`, as the runtime's `evaluate` gives them for so many examples."""
     ports = _metrics(program)
     counts = COUNT in ports and ports[COUNT].reduction == "sum"
     count = round(metrics[COUNT]) if counts and examples else examples

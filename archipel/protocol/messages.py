@@ -1,7 +1,7 @@
 """Every message between device and server, and between devices through the server.
 
-JSON by msgspec; `bytes` travel as base64. Structs that are signed are marked with their label (see `sealed`). Keys are
-raw 32-byte public keys, digests are SHA-256 in hexadecimal, times are Unix seconds.
+They are JSON by msgspec, with `bytes` as base64. The docstring of a signed struct begins with its label (see `sealed`).
+Keys are raw 32-byte public keys, digests are SHA-256 in hexadecimal, times are Unix seconds.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from archipel.protocol.sealed import Sealed
 
 Key = Annotated[bytes, Meta(min_length=32, max_length=32)]
 Signature = Annotated[bytes, Meta(min_length=64, max_length=64)]
-# Python's `$` also matches before a final newline: the lengths and the look-ahead shut that out.
+# Python's `$` also matches before a final newline; the lengths and the look-ahead exclude that.
 Digest = Annotated[str, Meta(max_length=64, pattern="^[0-9a-f]{64}$")]
 DeviceId = Annotated[str, Meta(max_length=32, pattern="^[0-9a-f]{32}$")]
 RoundId = Annotated[str, Meta(max_length=32, pattern="^[0-9a-f]{32}$")]
 BearerToken = Annotated[str, Meta(max_length=1024, pattern="^[A-Za-z0-9._~+/=-]+$(?!\\n)")]
-"""It becomes part of a header, so it must not be able to end one."""
+"""It becomes part of an HTTP header, so it must have no character that ends one."""
 Name = Annotated[str, Meta(min_length=1, max_length=128, pattern="^[A-Za-z0-9][A-Za-z0-9._-]*$(?!\\n)")]
 
-# Exact in every JSON reader, JavaScript's included.
+# Integers up to this are exact in every JSON reader, also in JavaScript, whose numbers are float64.
 Whole = Annotated[int, Meta(ge=0, le=2**53 - 1)]
 
 Metrics = Annotated[
@@ -33,30 +33,30 @@ Metrics = Annotated[
 
 MAX_COHORT = 4096
 KEY_PATH_BYTES = 12 * 32
-"""Of the Merkle path to one of at most MAX_COHORT keys."""
+"""The longest Merkle path, to one of MAX_COHORT = 2^12 keys."""
 MAX_ROTATIONS = 8
-"""How often a device may replace its key: every peer in a cohort checks the whole chain."""
+"""How often a device may replace its key. Bounded, as every peer in a cohort checks the whole chain."""
 MAX_PIECES = 4096
-"""Of one file."""
+"""Pieces of one file."""
 MAX_ENTRIES = 256
-"""Of a weights log, in one answer."""
+"""Entries of a weights log in one answer."""
 MAX_MODELS = 16
-"""Of one population, and so on one device."""
+"""Models of one population, and so on one device."""
 MAX_REVOKED = 14_000
-"""Devices, and as many tokens, in one list of revocations: it stays within what a sealed statement may have."""
+"""Devices, and as many tokens, in one list of revocations, so that it fits into a sealed statement."""
 MAX_REVOCATION_BYTES = 2 << 20
 VersionNumber = Annotated[int, Meta(ge=1, le=1_000_000_000)]
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Base of all messages: strict."""
+    """Base of all messages. Unknown fields are an error."""
 
 
 # --- identity -------------------------------------------------------------------------------------------------
 
 
 class TokenCertificate(Message, frozen=True, kw_only=True):
-    """Label "token"; sealed offline by the enrolment key. Lets one device enrol, until `not_after`."""
+    """Label "token"; sealed offline by the enrolment key. It lets one device enrol, until `not_after`."""
 
     kind: Literal["device", "aggregator"]
     token_key: Key
@@ -65,13 +65,13 @@ class TokenCertificate(Message, frozen=True, kw_only=True):
 
 
 class IdentityCertificate(Message, frozen=True, kw_only=True):
-    """Label "identity"; sealed by the token key. Binds the device's own key."""
+    """Label "identity"; sealed by the token key. It certifies the device's first key."""
 
     device_key: Key
 
 
 class RotationCertificate(Message, frozen=True, kw_only=True):
-    """Label "rotation"; sealed by the device's key so far. Its `number`-th replacement, from 1; the id stays."""
+    """Label "rotation"; sealed by the device's key so far. It is the `number`-th replacement, from 1; the id stays."""
 
     device: DeviceId
     number: Annotated[int, Meta(ge=1, le=MAX_ROTATIONS)]
@@ -87,7 +87,7 @@ class Chain(Message, frozen=True, kw_only=True):
 
 
 class EnrolmentRequest(Message, frozen=True, kw_only=True):
-    """`proof` is label "enrol", an EnrolmentProof sealed by the device key: it holds the private half."""
+    """`proof` is an EnrolmentProof, label "enrol", sealed by the device key: the device has the private half."""
 
     chain: Chain
     proof: Sealed
@@ -104,7 +104,7 @@ class EnrolmentResponse(Message, frozen=True, kw_only=True):
 
 
 class RotationProof(Message, frozen=True, kw_only=True):
-    """Label "rotated"; sealed by the new key: the device holds its private half, and means this server.
+    """Label "rotated"; sealed by the new key: the device has its private half, and means this server.
     `certificate` is the SHA-256 of the rotation certificate's body."""
 
     server_key: Key
@@ -213,8 +213,8 @@ class RoundPlan(Message, frozen=True, kw_only=True):
 
 
 class Revocations(Message, frozen=True, kw_only=True):
-    """Label "revocations"; sealed by the server key: ids of devices of `population`, and of enrolment tokens, that are
-    members no longer. `epoch` is how many there ever were; it never goes back, nor is an entry taken back."""
+    """Label "revocations"; sealed by the server key: ids of revoked devices of `population`, and of revoked enrolment
+    tokens. `epoch` is the number of revocations so far; neither it nor the list ever shrinks."""
 
     population: Name
     epoch: Whole
@@ -225,21 +225,21 @@ class Revocations(Message, frozen=True, kw_only=True):
 LeaveReason = Literal[
     "cohort", "kind", "pace", "population", "privacy", "publisher", "size", "policy", "bundle", "other",
 ]  # fmt: skip
-"""Why a device takes no part: limits of its owner (privacy: a plain round, or an epsilon; pace: rounds a day; size: of
-what is fetched, held or sent), a plan outside the publisher's policy, a bundle that is not what it should be. Never
-more than this: free text could tell about the device's data."""
+"""Why a device takes no part: a limit of its owner (privacy: a plain round, or an epsilon; pace: rounds a day; size:
+bytes to fetch, store or send), a plan outside the publisher's policy, or a damaged bundle. There is no free text, which
+could reveal something about the device's data."""
 
 
 class LeaveRequest(Message, frozen=True, kw_only=True):
-    """Without a `reason` where the owner does not want it told."""
+    """`reason` is missing where the owner does not want the server to know it."""
 
     reason: LeaveReason | None = None
 
 
 class CheckIn(Message, frozen=True, kw_only=True):
-    """`attributes` are what the owner chose to tell. `versions` are the models that the device was offered, each with
-    the number of the version that it fetched last, whether it runs that or not; where they are there, even if there are
-    none, the device wants to be offered others."""
+    """`attributes` are those that the owner chose to report. `versions` are the models that the device was offered,
+    each with the number of the version that it fetched last, whether it runs that or not. With `versions`, even empty
+    ones, the device asks for offers; with null it wants none."""
 
     attributes: dict[str, str | float | bool] = {}
     versions: Annotated[dict[Name, VersionNumber], Meta(max_length=MAX_MODELS)] | None = None
@@ -253,11 +253,11 @@ class SetAside(Message, frozen=True, kw_only=True):
 
 
 class CheckInResponse(Message, frozen=True, kw_only=True):
-    """Assigned when `plan` is there; else check in again after `retry_after` seconds. `set_aside` is there while no
-    round takes the device.
+    """With a `plan` the device is assigned to a round; else it checks in again after `retry_after` seconds. `set_aside`
+    is there while no round takes the device.
 
-    `offers` (label "offer") are for a device that told its `versions`: one for each model of which it is to run another
-    version than it fetched last. A device that has fetched what it is to run is offered nothing.
+    `offers` (label "offer") are for a device that sent its `versions`: one for each model of which it should run
+    another version than it fetched last.
     """
 
     plan: Sealed | None = None
@@ -269,9 +269,9 @@ class CheckInResponse(Message, frozen=True, kw_only=True):
 class Offer(Message, frozen=True, kw_only=True):
     """Label "offer"; sealed by the server key: the version of `model` that devices of `population` are to run.
 
-    `weights` is the digest of its parameters (safetensors), None for those in the bundle. `rollout` is there while the
-    version is tried on a part of the devices. `serial` grows with every change of what the population is offered: an
-    offer with a smaller one than a device has seen is an old one, sent again.
+    `weights` is the digest of its parameters (safetensors), None for those in the bundle. `rollout` is there while a
+    rollout offers the version to a part of the devices. `serial` grows with every change of the population's offers: a
+    device that has seen a greater one knows that this offer is old.
     """
 
     population: Name
@@ -285,8 +285,8 @@ class Offer(Message, frozen=True, kw_only=True):
 
 class RoundStatus(Message, frozen=True, kw_only=True):
     """`phase_ends` is when the phase's deadline passes, Unix seconds by the server's clock; `staleness` the number of
-    versions that an asynchronous task has made since this round's model; `complaints` the number of devices that are
-    accused, from phase masking on: where there are none, there is no list to fetch."""
+    versions that an asynchronous task has made since this round's model; `complaints` the number of accused devices,
+    from phase masking on: with 0 there is no list to fetch."""
 
     round_id: RoundId
     phase: Phase
@@ -298,10 +298,10 @@ class RoundStatus(Message, frozen=True, kw_only=True):
 
 
 class Advertisement(Message, frozen=True, kw_only=True):
-    """Label "advertisement"; sealed by the device key. X25519 public keys made for this round alone.
+    """Label "advertisement"; sealed by the device key. Its X25519 public keys are for this round only.
 
-    `cipher_key` is what the device seals its envelopes with, `mask_key` is for masks. For the envelopes that it gets it
-    has a key for each possible sender; `envelope_root` is the root of their Merkle tree (see secagg.key_tree).
+    With `cipher_key` the device seals its envelopes, with `mask_key` it makes masks. For the envelopes that it receives
+    it has one key for each possible sender; `envelope_root` is the root of their Merkle tree (see secagg.key_tree).
     """
 
     round_id: RoundId
@@ -312,7 +312,7 @@ class Advertisement(Message, frozen=True, kw_only=True):
 
 
 class Member(Message, frozen=True, kw_only=True):
-    """One participant as its peers see it. `chain` proves who it is, `advertisement` brings its round keys."""
+    """One participant as its peers see it. `chain` proves who it is; `advertisement` has its keys for the round."""
 
     chain: Chain
     advertisement: Sealed
@@ -353,15 +353,15 @@ class EncryptedShare(Message, frozen=True, kw_only=True):
 
 
 class Shares(Message, frozen=True, kw_only=True):
-    """What a device sends to all peers, or (from the server) what all peers sent to it: U2 and their shares."""
+    """The envelopes of a device for all its peers, or (from the server) those for it from all its peers in U2."""
 
     shares: Annotated[list[EncryptedShare], Meta(max_length=MAX_COHORT)]
 
 
 class Complaint(Message, frozen=True, kw_only=True):
-    """What shows everybody that `accused` signed an envelope for `complainer` in which there are no shares.
+    """A proof for everybody that `accused` signed an envelope for `complainer` that has no shares in it.
 
-    `ciphertext` and `signature` are that envelope; `key` is the X25519 private key that opens it and no other one;
+    `ciphertext` and `signature` are that envelope; `key` is the X25519 private key that opens this envelope only;
     `path` leads from its public half to the root that the complainer advertised.
     """
 
@@ -374,25 +374,25 @@ class Complaint(Message, frozen=True, kw_only=True):
 
 
 class Complaints(Message, frozen=True, kw_only=True):
-    """Sorted by accused device, one for each. From a device: its own, mostly none. From the server: the round's; the
-    accused are out of it."""
+    """Sorted by accused device, one for each. From a device: its own complaints, mostly none. From the server: those of
+    the round, which excludes the accused devices."""
 
     complaints: Annotated[list[Complaint], Meta(max_length=MAX_COHORT)]
 
 
 class Survivors(Message, frozen=True, kw_only=True):
-    """U3: whose masked updates are in the sum, sorted."""
+    """U3: the devices whose masked updates are in the sum, sorted."""
 
     devices: Annotated[list[DeviceId], Meta(max_length=MAX_COHORT)]
 
 
 class Confirmation(Message, frozen=True, kw_only=True):
-    """Label "confirmation"; sealed by the device key: "I was told that these are the survivors".
+    """Label "confirmation"; sealed by the device key: "The server showed me these survivors".
 
-    `cohort` is the digest of U1 with the keys made for this session: a confirmation from an earlier attempt at the same
-    round is worthless, even if the server sends one plan twice. `plan` is the digest of the plan, `complaints` that of
-    the list of complaints: of two members that were shown different lists at most one unmasks. So the confirmations of
-    a round prove to others which weights it began with.
+    `cohort` is the digest of U1 with the keys made for this session, so a confirmation from an earlier attempt at the
+    same round does not count, even if the server sends one plan twice. `complaints` is the digest of the list of
+    complaints: of two members that saw different lists at most one unmasks. `plan` is the digest of the plan, so the
+    confirmations of a round prove to others with which weights it began.
     """
 
     round_id: RoundId
@@ -426,7 +426,7 @@ class RevealedShare(Message, frozen=True, kw_only=True):
 
 
 class Unmasking(Message, frozen=True, kw_only=True):
-    """For each survivor the share of its self-mask seed, for each dropped device that of its mask key. Never both."""
+    """For each survivor the share of its self-mask seed, for each dropped device that of its mask key; never both."""
 
     self_seeds: Annotated[list[RevealedShare], Meta(max_length=MAX_COHORT)]
     mask_keys: Annotated[list[RevealedShare], Meta(max_length=MAX_COHORT)]
@@ -439,9 +439,9 @@ class WeightsStatement(Message, frozen=True, kw_only=True):
     """Label "weights"; sealed by the server key: entry `number`, from 1, of the log of one bundle in one population.
 
     `previous` is the SHA-256 of the body of the entry before, 64 zeros in the first one. `start` (of task `task_id`)
-    names the bundle's own weights, `rollback` weights that were logged before. `step` says that a round changed
-    `parent` into `weights`: `round_id`, the digest of its `plan`, that of the decoded `sum`, how many `devices` are in
-    it, and what the strategy's server half was given.
+    names the bundle's own weights, `rollback` weights of an earlier entry. `step` says that a round changed `parent`
+    into `weights`: it has the `round_id`, the digests of its `plan` and of its decoded `sum`, the number of `devices`
+    in the sum, and the `hyperparameters` of the strategy's server half.
     """
 
     population: Name
@@ -461,22 +461,22 @@ class WeightsStatement(Message, frozen=True, kw_only=True):
 
 
 class WeightsLog(Message, frozen=True, kw_only=True):
-    """Entries of a log in their order, each a sealed WeightsStatement; `newest` is the number of the last there is."""
+    """Entries of a log in their order, each a sealed WeightsStatement; `newest` is the number of the log's last one."""
 
     entries: Annotated[list[Sealed], Meta(max_length=MAX_ENTRIES)]
     newest: Whole
 
 
 class Endorser(Message, frozen=True, kw_only=True):
-    """A device that signed the round's confirmation, with its chain as it was then."""
+    """A device that signed the round's confirmation, with its chain at that time."""
 
     chain: Chain
     signature: Annotated[bytes, Meta(min_length=64, max_length=64)]
 
 
 class Endorsement(Message, frozen=True, kw_only=True):
-    """What shows that a secure round took place: its sealed plan, its survivors (U3), the body of the Confirmation
-    that they signed, and their signatures."""
+    """The evidence of a secure round: its sealed plan, its survivors (U3), the body of the Confirmation that they
+    signed, and their signatures."""
 
     plan: Sealed
     survivors: Survivors
@@ -499,8 +499,8 @@ class Piece(Message, frozen=True, kw_only=True):
 
 
 class Pieces(Message, frozen=True, kw_only=True):
-    """Parts of a file of `size` bytes that other files may have too, so that a device need not fetch them again. Of
-    the rest nothing is said."""
+    """Parts of a file of `size` bytes that other files may have, too, so that a device need not fetch them again. They
+    need not cover the file."""
 
     size: Whole
     pieces: Annotated[list[Piece], Meta(max_length=MAX_PIECES)]

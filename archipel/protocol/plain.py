@@ -1,7 +1,7 @@
 """Updates of rounds with privacy "plain": safetensors with one array for each update output, checked before they count.
 
-What a check can find is that an update keeps its own bundle's bounds: names, dtypes, shapes, finite numbers, each entry
-within its range, norms within clip times weight (protocol.bounds). Both sides derive them from the signed manifest.
+The checks are of the bounds that the bundle's signed manifest states, from which both sides derive them: names, dtypes,
+shapes, finite numbers, each entry within its range, norms within clip times weight (protocol.bounds).
 """
 
 from __future__ import annotations
@@ -24,21 +24,22 @@ Arrays = dict[str, NDArray[Any]]
 
 
 def encode_plain(layout: Layout, arrays: Mapping[str, NDArray[Any]], scale: float = 1.0) -> bytes:
-    """The arrays (by output name) with every entry clamped to its range, deltas multiplied by `scale`.
+    """The update's bytes: the arrays (by output name) with every entry clamped to its range, deltas times `scale`.
 
     Raises ProtocolError for a missing, unknown or misshapen array, and for NaN or infinity; BoundError where the arrays
-    do not keep to what the manifest states.
+    exceed the norms that the manifest states.
     """
     checked = layout.check(arrays)
-    limits, made = clamp(layout.updates, checked), {}
+    limits, clamped = clamp(layout.updates, checked), {}
     for port in layout.updates:
         factor, limit = scale if port.kind == "delta" else 1.0, limits[port.name]
-        made[port.name] = np.clip(checked[port.name] * factor, -limit, limit).astype(port.dtype)
-    return write_weights(made)
+        clamped[port.name] = np.clip(checked[port.name] * factor, -limit, limit).astype(port.dtype)
+    return write_weights(clamped)
 
 
 def plain_size(layout: Layout) -> int:
-    """Bytes of every plain update of this layout: the encoding has one form."""
+    """The number of bytes of every plain update of this layout."""
+    # Safetensors has one encoding of given names, dtypes and shapes, whatever the values are.
     return len(write_weights({port.name: np.zeros(tuple(map(int, port.shape)), port.dtype) for port in layout.updates}))
 
 
@@ -52,13 +53,14 @@ def decode_plain(source: bytes | Path, layout: Layout) -> Arrays:
     ports = {port.name: port for port in layout.updates}
     if arrays.keys() != ports.keys():
         raise MessageError(f"update: has the arrays {sorted(arrays)[:16]}, expected {sorted(ports)[:16]}")
+    # First dtypes, shapes and finite numbers, which `check_update` relies on.
     for name, array in arrays.items():
         _check_array(ports[name], array, ports[name].range)
     try:
         check_update(layout.updates, arrays)
     except BoundError as error:
         raise MessageError(str(error)) from None
-    # A weight within its bounds by now: what was multiplied with it is bounded by it.
+    # The weight is checked by now, so it can bound the values that were multiplied with it.
     for name, limit in clamp(layout.updates, arrays).items():
         _check_array(ports[name], arrays[name], limit)
     return arrays
@@ -72,7 +74,7 @@ def _check_array(port: Update, array: NDArray[Any], limit: float) -> None:
         )
     if array.size:
         largest = float(np.abs(array).max())
-        # A NaN is not below anything.
+        # Negated, because no comparison with a NaN is true.
         if not largest <= limit * (1 + SLACK) + 1e-12:
             raise MessageError(f"update {port.name!r}: an entry of {largest} is not a number up to {limit}")
 
@@ -89,7 +91,7 @@ class PlainSum:
             self.arrays.setdefault(port.name, np.zeros(tuple(map(int, port.shape)), np.float64))
 
     def add(self, update: Mapping[str, NDArray[Any]], scale: float = 1.0) -> None:
-        """`scale` multiplies the deltas: a stale update counts less."""
+        """Add one decoded update, its deltas times `scale`: a stale update counts less."""
         for port in self.layout.updates:
             part = update[port.name]
             if port.kind == "delta" and scale != 1.0:
@@ -97,7 +99,7 @@ class PlainSum:
             self.arrays[port.name] += part
 
     def decoded(self) -> DecodedSum:
-        """By tensor name, as the strategies take it."""
+        """The sums by tensor name, as strategies take them."""
         deltas: dict[str, NDArray[np.float64]] = {}
         values: dict[str, NDArray[np.float64]] = {}
         weight: float | None = None
@@ -113,7 +115,7 @@ class PlainSum:
 
     @classmethod
     def decode(cls, data: bytes, layout: Layout) -> PlainSum:
-        """What `encode` gave. Raises MessageError."""
+        """The inverse of `encode`. Raises MessageError."""
         try:
             arrays = {name: np.array(array, np.float64) for name, array in read_weights(data).items()}
         except BundleError as error:

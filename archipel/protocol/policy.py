@@ -1,4 +1,4 @@
-"""Whether a round's plan keeps to the privacy policy that the publisher signed."""
+"""Checks that a round's plan is within the privacy policy that the publisher signed."""
 
 from __future__ import annotations
 
@@ -18,28 +18,31 @@ _DENOMINATOR = 1_000_000
 
 
 def plan_digest(sealed: Sealed) -> str:
-    """SHA-256 (hex) of the plan's bytes as signed: what devices bind their messages of the round to."""
+    """SHA-256 (hex) of the plan's signed bytes, to which devices bind their messages of the round."""
     return hashlib.sha256(sealed.body).hexdigest()
 
 
 def colluders_of(policy: PrivacyPolicy, max_cohort: int) -> int:
     """How many of `max_cohort` devices may work with the server: C = floor(policy.colluders x max_cohort), exact."""
-    # A third as a float is a little less than one, and of 12 devices four are a third.
+    # As an exact fraction: 1 / 3 as a float is a little less than a third, and its floor for 12 devices would be 3.
     return math.floor(Fraction(str(policy.colluders)).limit_denominator(_DENOMINATOR) * max_cohort)
 
 
 def splits(threshold: int, devices: int, colluders: int) -> bool:
-    """Whether a server with so many colluders can have two halves of the cohort confirm different survivors.
+    """Whether a server with so many colluders can have two groups of the cohort confirm different survivors.
 
-    The colluders confirm to both; the others confirm once. Two groups of `threshold` then need
-    2 threshold - colluders devices, so there are none if threshold > (devices + colluders) / 2.
+    The colluders confirm to both groups, other devices to one. Two groups of `threshold` then need
+    2 threshold - colluders devices, so they are impossible if threshold > (devices + colluders) / 2.
     """
     return 2 * threshold <= devices + colluders
 
 
 def check_validity(manifest: Manifest, population: str, now: float, *, least: int = 0) -> None:
-    """Whether its publisher means the bundle to be used now (Unix seconds) by devices of the population, where a
-    sequence of `least` is known. Raises PolicyError. Who only predicts with it need not ask."""
+    """Raises PolicyError unless devices of the population may use the bundle in rounds now (Unix seconds).
+
+    `least` is the greatest sequence that the caller has seen of the bundle's publisher and name. Predictions need no
+    check.
+    """
     what = f"bundle {manifest.name!r}"
     if manifest.populations and population not in manifest.populations:
         raise PolicyError(f"{what}: its publisher made it for {list(manifest.populations)}, not for {population!r}")
@@ -74,7 +77,7 @@ def check_plan(plan: RoundPlan, policy: PrivacyPolicy, layout: Layout) -> None:
 
 
 def _check_floors(plan: RoundPlan, policy: PrivacyPolicy) -> None:
-    """What hides a device in a sum are those of the others that do not collude."""
+    """Checks that enough devices hide each other in a sum: the colluders hide nobody, so they do not count."""
     less = f", less {plan.colluders} that may collude," if plan.colluders else ""
     floors = {"the policy's": policy.min_cohort, "the plan's min_contributors": plan.min_contributors}
     for whose, floor in floors.items():
@@ -86,8 +89,8 @@ def _check_floors(plan: RoundPlan, policy: PrivacyPolicy) -> None:
 
 
 def _check_threshold(plan: RoundPlan, policy: PrivacyPolicy) -> None:
-    # Exact: 0.56 is meant as 56/100, and 0.56 * 25 in floating point is above 14. Against max_cohort, so that the
-    # ratio holds whoever shows up.
+    # Exact: 0.56 is meant as 56/100, and 0.56 * 25 in floating point is above 14. Of max_cohort, so that the ratio
+    # holds for a cohort of any size.
     needed = Fraction(str(policy.threshold)) * plan.max_cohort
     if plan.threshold < needed:
         _refuse(

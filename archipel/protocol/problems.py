@@ -1,6 +1,6 @@
-"""What the HTTP statuses of errors mean, for the server, which answers with them, and for its clients.
+"""The meaning of the HTTP statuses of errors, for the server, which answers with them, and for its clients.
 
-The server's exceptions and their statuses are its own: `archipel.server.http.problems`.
+`archipel.server.http.problems` has the server's exceptions and their statuses.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ KINDS: Mapping[int, str] = MappingProxyType(
 """`type` of the error shape (`messages.Problem`), by status."""
 
 TELLS_WHEN = frozenset({429, 503})
-"""The server answers with Retry-After: it has done nothing, and will when it is less busy, or back."""
+"""The server answers with Retry-After: it did nothing, and says when to ask again."""
 
 TRY_AGAIN = TELLS_WHEN | {500, 502, 504}
-"""The same request may be answered later; 502 and 504 are proxies'. For what may be sent twice: whether the server did
-it already is not known."""
+"""The same request may succeed later; 502 and 504 come from proxies. Only for requests that may be sent twice: the
+client does not know whether the server has acted on the first."""

@@ -1,10 +1,11 @@
 """Where weights come from: the log in which a server accounts for every change of a bundle's weights.
 
-A bundle's weights begin as the publisher signed them. Each training round is one entry of the log, signed by the server
-and holding the hash of the entry before, so that a server cannot show one device two pasts. The entry of a secure round
-is endorsed: at least `threshold` devices have signed that they were in that round, so that the server cannot invent
-steps without rounds. And no step is larger than honest devices can make it: the strategy states a bound, from the
-signed manifest alone, and a device compares weights with others that it had against the bounds of the steps between.
+A bundle's weights begin as the publisher signed them. Each training round is one entry of the log. The server signs it,
+and it has the hash of the entry before, so a server cannot show one device two histories. The entry of a secure round
+is endorsed: at least `threshold` devices have signed that they were in that round, so the server cannot invent steps
+without rounds. And no step is larger than honest devices can make it: the strategy computes a bound from the signed
+manifest alone, and a device checks how far new weights are from weights that it has against the bounds of the steps
+between them.
 
 A server may still lie about a round's sum, within the bound.
 """
@@ -41,20 +42,24 @@ from archipel.protocol.secagg.checks import survivors_digest
 from archipel.protocol.uploads import upload_layout
 
 FIRST = "0" * 64
-"""What the first entry has for the hash of the one before."""
+"""The first entry's hash of the entry before."""
 MAX_NODES = 1024
+"""How many entries a device remembers of one log."""
 MAX_TASKS = 256
-"""Of so many tasks the newest entry is kept however old it is."""
+"""For how many tasks a device remembers the newest entry, however old that is."""
 MAX_ENTRY_BYTES = 1 << 14
 
 Bound = Callable[[WeightsStatement], float]
-"""How far a step can be, as an L2 norm over all parameters, by the strategy's own account. Raises ArchipelError."""
+"""How long a step can be, as an L2 norm over all parameters, as the strategy computes it. Raises ArchipelError."""
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One entry that was checked. `parent` is the number of the entry that it changed, 0 for a start; `bound` how far
-    its weights can be from the bundle's. `plain`: a step on the way was no secure round. `again`: the newest entry that
-    goes back to it, else its own number."""
+    """One checked entry.
+
+    `parent` is the number of the entry that it changed, 0 for a start; `bound` how far its weights can be from the
+    bundle's, as an L2 norm. `plain`: a step from the bundle's weights to these was not a secure round. `again`: the
+    number of the newest rollback to it, else its own number.
+    """
 
     number: Whole
     weights: Digest
@@ -67,7 +72,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class History(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a device knows of one log: the hash of entry `number`, and MAX_NODES entries, oldest first."""
+    """What a device remembers of one log: the hash of entry `number`, and up to MAX_NODES entries, oldest first."""
 
     population: Name
     bundle: Digest
@@ -77,7 +82,14 @@ class History(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class LogReader:
-    """Reads on in a log from where `history` ends. `own` is the digest of the bundle's own weights."""
+    """Reads a log on from where `history` ends, and checks each entry.
+
+    Arguments:
+        history: what the device remembers; of a new log only population and bundle.
+        own: the digest of the bundle's own weights.
+        server_key: the server's raw 32-byte public key.
+        bound: how long the step of an entry can be.
+    """
 
     def __init__(self, history: History, own: str, server_key: bytes, bound: Bound) -> None:
         self._population, self._bundle = history.population, history.bundle
@@ -93,11 +105,14 @@ class LogReader:
 
     @property
     def history(self) -> History:
-        """What is kept of it: the newest entries, and two kinds that a later entry may name however old they are: the
-        bundle's own weights, to which devices may be sent back, and the newest entry of a task that was paused."""
+        """What a device remembers: the newest entries, and two kinds that a later entry may name however old they are.
+
+        These are the bundle's own weights, to which a rollback may go, and the newest entry of a paused task.
+        """
         starts = [node.number for node in self._nodes.values() if not node.parent]
         newest = sorted({node.task: node.number for node in self._nodes.values()}.values())
         kept = {*starts[-1:], *newest[-MAX_TASKS:]}
+        # The index is negative, as MAX_NODES is more than MAX_TASKS + 1: the newest of the others fill what is left.
         kept |= set(sorted(self._nodes.keys() - kept)[len(kept) - MAX_NODES :])
         return History(
             population=self._population,
@@ -108,10 +123,10 @@ class LogReader:
         )
 
     def add(self, sealed: Sealed) -> WeightsStatement:
-        """The next entry, once it is checked.
+        """Checks and adds the next entry; returns its statement.
 
-        Raises ProvenanceError unless it follows the last one and its weights follow from logged ones, CertificateError
-        or MessageError where it is none.
+        Raises ProvenanceError unless it follows the last entry and its weights follow from logged ones,
+        CertificateError or MessageError where it is not an entry that the server signed.
         """
         entry = unseal("weights", sealed, self._server_key, WeightsStatement, limit=MAX_ENTRY_BYTES)
         where = f"weights log of bundle {self._bundle[:16]}..., entry {self.number + 1}"
@@ -130,11 +145,12 @@ class LogReader:
             self._nodes[node.number] = msgspec.structs.replace(node, again=entry.number)
         else:
             self._step(entry, where)
+        # Last: after an entry that is refused the reader still stands at the entry before.
         self.number, self._head = entry.number, entry_hash(sealed)
         return entry
 
     def find(self, weights: str, task: str = "") -> Node:
-        """The newest entry with these weights, of one task or of any. Raises ProvenanceError."""
+        """The newest entry with these weights, of `task` or of any. Raises ProvenanceError where there is none."""
         node = self.newest(weights, task)
         if node is None:
             raise ProvenanceError(
@@ -144,25 +160,28 @@ class LogReader:
         return node
 
     def newest(self, weights: str, task: str = "") -> Node | None:
-        """As `find`; None where there is none, or not among the entries that are kept."""
+        """As `find`, but None where the device remembers no such entry."""
         number = self._newest.get((weights, task))
         return None if number is None else self._nodes[number]
 
     def bound_between(self, one: Node, other: Node) -> float:
-        """How far apart the weights of two entries can be."""
+        """How far apart the weights of two entries can be, as an L2 norm."""
+        # Through their nearest common ancestor: `bound` adds up the steps from the start.
         common = max(self._path(one) & self._path(other), default=None)
-        # Without one that is still known: both come from the bundle's own weights.
+        # Where the device remembers no common ancestor, they are as far apart as through the bundle's own weights.
         shared = 0.0 if common is None else self._nodes[common].bound
         return one.bound + other.bound - 2 * shared
 
     def steps_to(self, node: Node) -> int:
-        """How many rounds lead from the bundle's own weights to these, or more where old entries are forgotten."""
+        """How many rounds lead from the bundle's own weights to these; an upper bound where entries are forgotten."""
+        # A path that reaches a start has each round once; else the log has no more rounds than entries.
         path = self._path(node)
         return len(path) - 1 if self._nodes[min(path)].parent == 0 else node.number
 
     def _step(self, entry: WeightsStatement, where: str) -> None:
         if entry.parent is None or entry.round_id is None or entry.task_id is None or entry.plan is None:
             raise ProvenanceError(f"{where}: a step names its task, round, plan and parent")
+        # A round's endorsement vouches for one step: used twice, it would allow two steps of full length.
         if entry.round_id in self._rounds:
             raise ProvenanceError(f"{where}: round {entry.round_id} has made a step already")
         parent = self.find(entry.parent, entry.task_id)
@@ -188,6 +207,7 @@ class LogReader:
         self._name(node)
 
     def _name(self, node: Node) -> None:
+        # Nodes come in the order of their numbers, so the newest overwrites older ones. "" stands for any task.
         self._newest[node.weights, node.task] = self._newest[node.weights, ""] = node.number
 
     def _path(self, node: Node) -> set[int]:
@@ -199,7 +219,7 @@ class LogReader:
 
 
 def entry_hash(sealed: Sealed) -> str:
-    """SHA-256 (hex) of the entry's body: what the next entry holds."""
+    """SHA-256 (hex) of the entry's body, which the next entry has as `previous`."""
     return hashlib.sha256(sealed.body).hexdigest()
 
 
@@ -212,8 +232,12 @@ def check_endorsement(
     server_key: bytes,
     enrolment_key: bytes,
 ) -> None:
-    """Whether a secure round of this bundle, within its privacy policy, with at least `threshold` devices that signed
-    for it, began with the weights that `entry` has changed. Raises the ProtocolError that says what is missing."""
+    """Checks that a secure round made the step of `entry`.
+
+    The round's plan must be of this bundle, within its privacy policy, and begin with the weights that `entry` changed;
+    at least `threshold` of its survivors must have signed that they were in it. Raises a ProtocolError that says what
+    is missing.
+    """
     where = f"weights log, entry {entry.number}, round {entry.round_id}"
     if plan_digest(evidence.plan) != entry.plan:
         raise ProvenanceError(f"{where}: the server shows another plan than the entry names")
@@ -233,18 +257,21 @@ def check_endorsement(
             f"{where}: {len(survivors)} survivors; the entry names {entry.devices}, the plan needs "
             f"{max(plan.threshold, plan.min_cohort)}"
         )
+    # All confirmations of a round are the same bytes (secagg.checks), so one body and the signatures are enough.
     confirmed = decode("confirmation", evidence.confirmation, Confirmation)
-    told = (plan.round_id, entry.plan, survivors_digest(evidence.survivors))
-    if (confirmed.round_id, confirmed.plan, confirmed.survivors) != told:
+    expected = (plan.round_id, entry.plan, survivors_digest(evidence.survivors))
+    if (confirmed.round_id, confirmed.plan, confirmed.survivors) != expected:
         raise ProvenanceError(f"{where}: what the devices signed is of another round, plan or survivor set")
     signed = signed_bytes("confirmation", evidence.confirmation)
+    # A set: one device that signs twice counts once. Its signature counts only under a chain of the enrolment key, so
+    # that the server cannot invent devices.
     counted: set[str] = set()
-    for each in evidence.endorsers:
-        device = verify_chain(each.chain, enrolment_key, population=entry.population)
+    for endorser in evidence.endorsers:
+        device = verify_chain(endorser.chain, enrolment_key, population=entry.population)
         if device.device_id not in survivors:
             raise ProvenanceError(f"{where}: {device.device_id}, which signed, is not one of the survivors")
         try:
-            Ed25519PublicKey.from_public_bytes(device.device_key).verify(each.signature, signed)
+            Ed25519PublicKey.from_public_bytes(device.device_key).verify(endorser.signature, signed)
         except (InvalidSignature, ValueError):
             raise CertificateError(f"{where}: the confirmation of {device.device_id} does not verify") from None
         counted.add(device.device_id)
@@ -257,11 +284,14 @@ def check_endorsement(
 def check_distance(
     what: str, weights: Mapping[str, np.ndarray], others: Mapping[str, np.ndarray], bound: float, steps: int
 ) -> None:
-    """Whether two sets of the same tensors are at most `bound` apart, as an L2 norm over all of them, and what `steps`
-    additions in float32 can round. Raises ProvenanceError."""
+    """Checks that two sets of the same tensors are at most `bound` apart, as an L2 norm over all elements.
+
+    It also allows for the rounding of `steps` additions in float32. Raises ProvenanceError where they are farther apart
+    or where names, shapes or dtypes differ.
+    """
     if weights.keys() != others.keys():
         raise ProvenanceError(f"{what}: its tensors are {sorted(weights)[:3]}..., expected {sorted(others)[:3]}...")
-    far = size = 0.0
+    distance = size = 0.0  # both squared
     for name, array in weights.items():
         other = others[name]
         if array.shape != other.shape or array.dtype != other.dtype:
@@ -270,12 +300,13 @@ def check_distance(
                 f"expected {other.dtype}{list(other.shape)}"
             )
         one, two = array.astype(np.float64).ravel(), other.astype(np.float64).ravel()
-        far += float(np.sum((one - two) ** 2))
+        distance += float(np.sum((one - two) ** 2))
         size += float(max(np.dot(one, one), np.dot(two, two)))
-    # Half a unit in the last place of each element and step, and the same again for what is in between.
+    # A step rounds each element by half a unit in the last place, 2^-24 of it; twice that, and `bound` added to the
+    # size, covers steps whose elements were larger than at either end.
     allowed = bound + steps * 2.0**-23 * (math.sqrt(size) + bound)
-    if not math.isfinite(size) or math.sqrt(far) > allowed:
+    if not math.isfinite(size) or math.sqrt(distance) > allowed:
         raise ProvenanceError(
-            f"{what}: {math.sqrt(far):.4g} away from weights that this device knows, where {steps} rounds can move "
-            f"them by {allowed:.4g} at most; these are not the weights that the server says they are"
+            f"{what}: {math.sqrt(distance):.4g} away from weights that this device knows, where {steps} rounds can "
+            f"move them by {allowed:.4g} at most; these are not the weights that the server says they are"
         )

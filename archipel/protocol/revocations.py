@@ -1,7 +1,7 @@
-"""Who is a member no longer, as devices believe it: a list that only ever grows.
+"""The list of revoked devices and tokens, as devices check it: it only ever grows.
 
-Its entries come from the server, which may keep one back; but what it has once told a device it cannot take back, and a
-list that a device has never seen must hold all that it has. A list that is full, MAX_REVOKED of a kind, takes no more.
+The server makes the list and may keep an entry back. But a device never accepts a list without an entry that it has
+seen, so the server cannot take a revocation back. A full list, with MAX_REVOKED of a kind, takes no further entries.
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ class Revoked:
     tokens: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, found: Revocations | None) -> Revoked:
-        """Nobody where there is no list."""
-        return NOBODY if found is None else cls(frozenset(found.devices), frozenset(found.tokens))
+    def of(cls, revocations: Revocations | None) -> Revoked:
+        """The ids in the server's list; none where there is no list."""
+        if revocations is None:
+            return NOBODY
+        return cls(frozenset(revocations.devices), frozenset(revocations.tokens))
 
     def require_member(self, device: VerifiedDevice) -> None:
-        """Raises CertificateError for a device that was revoked, or enrolled with a token that was."""
+        """Raises CertificateError for a revoked device, or one that enrolled with a revoked token."""
         if device.device_id in self.devices:
             raise CertificateError(f"cohort: device {device.device_id} was revoked")
         if token_id(device.token_key) in self.tokens:
@@ -36,16 +38,17 @@ class Revoked:
 NOBODY = Revoked()
 
 
-def check_successor(before: Revocations | None, found: Revocations | None, population: str) -> None:
-    """Whether `found` may follow the last list that the device has seen. Raises CertificateError."""
-    if found is not None and found.population != population:
-        raise CertificateError(f"revocations: for population {found.population!r}, expected {population!r}")
+def check_successor(before: Revocations | None, after: Revocations | None, population: str) -> None:
+    """Raises CertificateError unless the list `after` may follow `before`, the last one that the device has seen."""
+    if after is not None and after.population != population:
+        raise CertificateError(f"revocations: for population {after.population!r}, expected {population!r}")
     if before is None:
         return
-    if found is None or found.epoch < before.epoch:
-        told = "there is none" if found is None else f"the server's is {found.epoch}"
-        raise CertificateError(f"revocations: this device has seen epoch {before.epoch}, {told}; it never goes back")
-    for what, old, new in (("device", before.devices, found.devices), ("token", before.tokens, found.tokens)):
+    if after is None or after.epoch < before.epoch:
+        epoch = "there is none" if after is None else f"the server's is {after.epoch}"
+        raise CertificateError(f"revocations: this device has seen epoch {before.epoch}, {epoch}; it never goes back")
+    # The epoch alone proves nothing: a server can drop an entry and count on.
+    for what, old, new in (("device", before.devices, after.devices), ("token", before.tokens, after.tokens)):
         lost = sorted(set(old) - set(new))
         if lost:
             raise CertificateError(f"revocations: {what} {lost[0]} is not in the server's list any more")

@@ -1,7 +1,7 @@
 """The settings of a program: one TOML file, each setting overridable by an environment variable.
 
-A struct says which settings there are; a field that is a struct itself is a table of the file. What is wrong is said in
-one line: in which file or variable, which setting, what was expected, what came.
+A struct defines the settings; a field that is a struct itself is a table of the file. An error is one line: in which
+file or variable, which setting, what was expected, what came.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ MAX_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Place:
-    """Where a setting is written: `table` is empty at the top of the file. `kind` is its type with its bounds."""
+    """Where a setting is written: `table` is empty at the top of the file. `kind` is its type with its bounds.
+
+    `listed`: an environment variable has the setting as a list, separated by commas.
+    """
 
     table: str
     name: str
@@ -50,18 +53,26 @@ def load(
     given: Mapping[str, object] | None = None,
     only_given: Mapping[str, str] | None = None,
 ) -> T:
-    """Read the settings in the file `path`, then those in the environment, then what is `given` by the caller.
+    """The settings in the file `path`, overridden by those in the environment, and these by `given`.
 
-    Paths start in the file's folder. The variable PREFIX + NAME sets NAME, PREFIX + TABLE_NAME one in a table; lists
-    are separated by commas, and mappings are in the file only. `remedy`: what to do where there is no file.
-    `only_given`: settings that neither the file nor the environment can set, each with the reason. Raises ValueError,
-    one line, also for the ArchipelErrors that the structs raise of their own.
+    Arguments:
+        path: a TOML file. Relative paths in it, and in the environment, start in its folder.
+        kind: the struct of the settings.
+        prefix: the variable PREFIX + NAME sets NAME, PREFIX + TABLE_NAME a setting in a table; lists are separated by
+            commas, and a mapping can only be in the file.
+        environment: variables by name, such as `os.environ`.
+        remedy: advice for the error where the file cannot be read.
+        given: settings by name that the caller overrides.
+        only_given: settings that neither the file nor the environment may set, each with the reason.
+
+    Raises ValueError with one line, also for ArchipelErrors that the structs themselves raise.
     """
     hook = partial(_read_path, path.parent)
     values = _read(path, remedy)
     for name, reason in (only_given or {}).items():
         if name in values:
             raise ValueError(f"{path}: {name!r} {reason}")
+    # By setting, which variable set it: only there can an error that `convert` finds later be mended.
     sources: dict[str, str] = {}
     for place, variable, value in _from_environment(environment, prefix, kind, only_given or {}, hook):
         table = values.setdefault(place.table, {}) if place.table else values
@@ -75,8 +86,8 @@ def load(
     try:
         return written.convert(values, kind, hook)
     except (ValueError, ArchipelError) as error:
-        said = " ".join(str(error).split())
-        raise ValueError(f"{_source(said, sources) or path}: {said}") from None
+        text = " ".join(str(error).split())
+        raise ValueError(f"{_source(text, sources) or path}: {text}") from None
 
 
 def _read(path: Path, remedy: str) -> dict[str, Any]:
@@ -94,7 +105,7 @@ def _read(path: Path, remedy: str) -> dict[str, Any]:
     except RecursionError:
         raise ValueError(f"{path}: nested too deeply for a file of settings") from None
     except ValueError as error:
-        # Of TOML, or of Python for a number with thousands of digits.
+        # tomllib's own error, or Python's for a number with thousands of digits.
         raise ValueError(f"{path}: {' '.join(str(error).split())}") from None
 
 
@@ -106,21 +117,23 @@ def _from_environment(
         if not variable.startswith(prefix):
             continue
         if variable not in known:
-            hint = written.near(variable, sorted(known))
+            hint = written.suggest(variable, sorted(known))
             raise ValueError(f"environment variable {variable}: no such setting; {hint}")
         place = known[variable]
+        # Not strict below: the text of a number or a boolean counts as one.
         raw: object = [each for each in text.split(",") if each] if place.listed else text
         name = f"environment variable {variable}"
         yield place, variable, written.convert_one(name, raw, place.kind, hook, strict=False)
 
 
 def _places(kind: type[msgspec.Struct], table: str = "") -> Iterator[Place]:
-    """Where a variable can set something: everywhere but in mappings."""
+    """The settings that a variable can set: all but those in mappings."""
     hints = written.type_hints(kind)
     info = inspect.type_info(kind)
     assert isinstance(info, inspect.StructType)
     for field in info.fields:
         types = field.type.types if isinstance(field.type, inspect.UnionType) else (field.type,)
+        # A table may be optional, which is a union of a struct and None.
         structs = [each.cls for each in types if isinstance(each, inspect.StructType)]
         if structs:
             yield from _places(structs[0], field.name)
@@ -129,11 +142,11 @@ def _places(kind: type[msgspec.Struct], table: str = "") -> Iterator[Place]:
             yield Place(table, field.name, hints[field.name], listed)
 
 
-def _source(said: str, sources: Mapping[str, str]) -> str:
-    """The variable that set what an error is about, which begins with the setting's name; empty if none did."""
-    about = said.split(" ", 1)[0].rstrip(":")
-    # What a table's own struct says of a setting begins with its name alone.
-    return next((source for name, source in sources.items() if about in (name, name.rpartition(".")[2])), "")
+def _source(text: str, sources: Mapping[str, str]) -> str:
+    """The variable that set the setting with whose name the error `text` begins; empty where no variable did."""
+    setting = text.split(" ", 1)[0].rstrip(":")
+    # An error that a table's own struct raises begins with the name alone, without the table's.
+    return next((source for name, source in sources.items() if setting in (name, name.rpartition(".")[2])), "")
 
 
 def _read_path(folder: Path, kind: type, value: Any) -> Any:

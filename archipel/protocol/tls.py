@@ -1,6 +1,6 @@
-"""TLS as both ends of a connection use it: 1.2 or newer, and files that are checked before anything is sent.
+"""TLS for both ends of a connection: version 1.2 or newer, and files that are checked before anything is sent.
 
-All files are PEM. Certificates may be followed by those between them and the authority; a private key may be in the
+All files are PEM. After a certificate its file may have those between it and the authority. A private key may be in the
 same file as its certificate, and must not be encrypted.
 """
 
@@ -20,15 +20,17 @@ _MAX_FILE_BYTES = 1 << 20
 
 
 def server_context(certificate: Path, key: Path, client_authority: Path | None = None) -> ssl.SSLContext:
-    """Of a server; with `client_authority` every client must have a certificate by one of the authorities in that file.
+    """The TLS settings of a server with this certificate and private key.
 
-    Raises TlsError, which names the file and says what is wrong with it.
+    With `client_authority` every client must have a certificate by one of the authorities in that file. Raises
+    TlsError, which names the file and says what is wrong with it.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = OLDEST
     _load(context, certificate, key)
     if client_authority is not None:
         _trust(context, client_authority)
+        # Without this the authorities are loaded, but no certificate is asked for.
         context.verify_mode = ssl.CERT_REQUIRED
     return context
 
@@ -36,8 +38,12 @@ def server_context(certificate: Path, key: Path, client_authority: Path | None =
 def client_context(
     authority: Path | None = None, certificate: Path | None = None, key: Path | None = None
 ) -> ssl.SSLContext:
-    """Of a client, which checks the server's name and certificate: against the authorities in the file `authority`, or
-    against those of the system.
+    """The TLS settings of a client, which checks the server's name and certificate.
+
+    Arguments:
+        authority: a file with the authorities that may have signed it; None: the system's.
+        certificate: the client's own certificate, where the server asks for one.
+        key: its private key; None: it is in the same file.
 
     Raises TlsError, which names the file and says what is wrong with it.
     """
@@ -53,6 +59,7 @@ def client_context(
 
 
 def _trust(context: ssl.SSLContext, file: Path) -> None:
+    # Only to check the file first: OpenSSL's own errors name no file.
     _certificates(file)
     try:
         context.load_verify_locations(cafile=file)
@@ -73,10 +80,11 @@ def _load(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
         raise TlsError(f"{key}: the private key is encrypted; a server that starts by itself cannot ask") from None
     except ValueError:
         raise TlsError(f"{key}: no private key in PEM") from None
-    mine, theirs = (
+    # OpenSSL finds a wrong pair, too, but its error names no file.
+    of_key, of_certificate = (
         each.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo) for each in (public, own.public_key())
     )
-    if mine != theirs:
+    if of_key != of_certificate:
         raise TlsError(f"{key}: not the key of the certificate in {certificate}")
     if key.stat().st_mode & 0o007:
         raise TlsError(f"{key}: everybody on this machine may use the private key; run: chmod o-rwx {key}")

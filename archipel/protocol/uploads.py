@@ -28,7 +28,7 @@ from archipel.protocol.vector import Layout
 EXAMPLES = "archipel/examples"
 """The entry of an evaluation with the weight."""
 CLAMPED = "archipel/clamped/"
-"""Begins the entry that says of a metric whether it was clamped."""
+"""Prefix of the entry that says whether a metric was clamped."""
 CONTRIBUTORS = "archipel/contributors"
 """The entry of an analysis or evaluation that is 1 of a device with examples, 0 of one without: their sum is exact."""
 
@@ -41,19 +41,22 @@ _KINDS = {"training": "finish", "evaluation": "evaluate", "analytics": "analyze"
 
 
 def upload_program(manifest: Manifest, kind: Kind, name: str = "") -> Program:
-    """The program whose outputs are uploaded. Raises ProtocolError unless `name` or the kind says which one it is."""
-    wanted = _KINDS[kind]
-    programs = {key: program for key, program in manifest.programs.items() if program.kind == wanted}
+    """The program whose outputs devices upload.
+
+    Raises ProtocolError where there is none of that `name`, or where without a name the kind has not exactly one.
+    """
+    required = _KINDS[kind]
+    programs = {key: program for key, program in manifest.programs.items() if program.kind == required}
     if name:
         if name not in programs:
             raise ProtocolError(
-                f"bundle {manifest.name!r} has no program {name!r} of kind {wanted!r}; it has: {sorted(programs)}"
+                f"bundle {manifest.name!r} has no program {name!r} of kind {required!r}; it has: {sorted(programs)}"
             )
         return programs[name]
     if len(programs) != 1:
         hint = "; name one" if programs else ""
         raise ProtocolError(
-            f"bundle {manifest.name!r} has {len(programs)} {wanted} programs; a task of kind {kind} needs one{hint}"
+            f"bundle {manifest.name!r} has {len(programs)} {required} programs; a task of kind {kind} needs one{hint}"
         )
     return next(iter(programs.values()))
 
@@ -106,6 +109,7 @@ def metric_arrays(
 
     Raises ProtocolError for a metric that is missing or not a finite number.
     """
+    # Means are uploaded times the weight, so that the server can divide their sum by the sum of the weights.
     weight = min(examples, max_examples) / max_examples
     entries = {EXAMPLES: weight}
     for name, bound in ranges.items():
@@ -125,8 +129,9 @@ def _evaluation_layout(manifest: Manifest, program: Program, metrics: Mapping[st
         if name not in known:
             raise ProtocolError(f"metric {name!r}: bundle {manifest.name!r} computes {sorted(known)}")
     bits = manifest.privacy.max_bits
-    asked = sorted(metrics)
-    ranges = {**{name: metrics[name] for name in asked}, **{CLAMPED + name: 1.0 for name in asked}, EXAMPLES: 1.0}
+    # Sorted, so that server and device derive one order from a mapping.
+    names = sorted(metrics)
+    ranges = {**{name: metrics[name] for name in names}, **{CLAMPED + name: 1.0 for name in names}, EXAMPLES: 1.0}
     return Layout(
         tuple(
             Update(

@@ -2,7 +2,7 @@
 
 Fixed point: an element x of an update port with `range` R and `bits` k becomes the nearest integer to x / step (ties to
 even), clamped to [-M, M], where M = 2^(k-1) - 1 and step = R / M in float64. It is stored modulo 2^b (two's
-complement), so that zero is exact and sums need no knowledge of who took part.
+complement). So zero is exact, and a sum decodes without knowing which devices took part, as no offset adds up.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Vector = NDArray[np.uint32]
 class DecodedSum:
     """Sums over the cohort, by tensor name, float64 in the shape of the update.
 
-    `deltas` were weighted on the device; dividing them by `weight` (the sum of the weights) gives the weighted mean.
+    Devices weight their `deltas`; dividing the sums by `weight` (the sum of the weights) gives the weighted mean.
     `weight` is None when the program uploads none.
     """
 
@@ -42,7 +42,7 @@ class Layout:
 
     @classmethod
     def of(cls, program: Program) -> Layout:
-        """Raises ProtocolError when the program uploads nothing, or more than one weight."""
+        """The layout of `program`. Raises ProtocolError when it uploads nothing, or more than one weight."""
         updates = tuple(port for port in program.outputs if isinstance(port, Update))
         if not updates:
             raise ProtocolError(f"a {program.kind} program without update outputs has nothing to upload")
@@ -56,7 +56,10 @@ class Layout:
         return sum(entries(port) for port in self.updates)
 
     def modulus_bits(self, max_cohort: int) -> int:
-        """The smallest whole number of bytes, in bits (8 to 32), in which `max_cohort` devices cannot overflow."""
+        """The smallest of 8, 16, 24 and 32 bits in which a sum of `max_cohort` devices cannot overflow.
+
+        Raises ProtocolError where 32 bits are too few.
+        """
         for bits in (8, 16, 24, 32):
             if self.fits(bits, max_cohort):
                 return bits
@@ -66,10 +69,20 @@ class Layout:
         )
 
     def encode(self, arrays: Mapping[str, NDArray[Any]], *, modulus_bits: int, max_cohort: int) -> Vector:
-        """Fixed point of `arrays` (by output name, floating point, in the declared shapes): uint32 [length].
+        """Fixed point of one device's update, before masking.
 
-        Raises ProtocolError for a missing, unknown or misshapen array, for NaN or infinity, or when the modulus could
-        overflow; BoundError where the arrays do not keep to what the manifest states, see protocol.bounds.
+        Arguments:
+            arrays: by output name, floating point, in the shapes that the program declares.
+            modulus_bits: b, from the plan.
+            max_cohort: how many devices the sum may have.
+
+        Returns:
+            uint32 [length], every entry below 2^b.
+
+        Raises:
+            ProtocolError: an array is missing, unknown or of another shape, has NaN or infinity, or the modulus could
+                overflow.
+            BoundError: the arrays exceed a bound of the manifest, see protocol.bounds.
         """
         self._check_modulus(modulus_bits, max_cohort)
         checked = self.check(arrays)
@@ -84,8 +97,10 @@ class Layout:
         return vector
 
     def check(self, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        """The update outputs among `arrays`: all of them, in their shapes, finite, within the norms that the manifest
-        states. Raises ProtocolError, BoundError."""
+        """`arrays` once they are checked: all update outputs, in their shapes, finite, within the manifest's norms.
+
+        Raises ProtocolError or BoundError, as `encode`.
+        """
         unknown = set(arrays) - {port.name for port in self.updates}
         if unknown:
             raise ProtocolError(f"update: {sorted(unknown)} are not update outputs of the program")
@@ -94,7 +109,7 @@ class Layout:
         return checked
 
     def check_sum(self, total: DecodedSum, cohort: int) -> None:
-        """Raises BoundError unless `cohort` devices that keep to their program can have sent updates of this sum."""
+        """Raises BoundError unless `cohort` devices that run the signed program can have sent updates of this sum."""
         sums: dict[str, NDArray[Any]] = {}
         for port in self.updates:
             if port.kind == "weight":
@@ -104,12 +119,19 @@ class Layout:
         check_sum(self.updates, sums, cohort)
 
     def decode_sum(self, total: Vector, *, cohort: int, modulus_bits: int) -> DecodedSum:
-        """Back from the sum modulo 2^b of the vectors of `cohort` devices. uint32 [length].
+        """The sums in floating point, from `total`, the sum of the unmasked vectors modulo 2^b.
 
-        Raises ProtocolError when an entry is beyond what that many devices can sum to: then it is no sum of theirs.
+        Arguments:
+            total: uint32 [length], every entry below 2^b.
+            cohort: how many devices' vectors are in the sum.
+            modulus_bits: b, from the plan.
+
+        Raises ProtocolError when an entry is beyond what that many devices can sum to: then it is not their sum.
         """
         self._check_modulus(modulus_bits, cohort)
         check_vector("sum", total, modulus_bits, self.length)
+        # Two's complement of b bits: residues from 2^(b-1) on stand for negative sums. `_check_modulus` has shown that
+        # no true sum of the cohort reaches that far.
         signed = total.astype(np.int64)
         signed[signed >= 1 << (modulus_bits - 1)] -= 1 << modulus_bits
         deltas: dict[str, NDArray[np.float64]] = {}
@@ -121,6 +143,7 @@ class Layout:
             part = signed[start:stop]
             start = stop
             limit = cohort * largest(port)
+            # A mask that is left makes entries uniform modulo 2^b, most of them beyond the limit where b leaves room.
             if part.size and max(int(part.max()), -int(part.min())) > limit:
                 raise ProtocolError(
                     f"sum: an entry of {port.tensor!r} is beyond ±{limit}, the most that {cohort} devices can sum to; "
@@ -146,14 +169,21 @@ class Layout:
 
 
 def pack(vector: Vector, modulus_bits: int) -> bytes:
-    """Little-endian, ceil(modulus_bits / 8) bytes per entry, no header. Raises ProtocolError for a wrong vector."""
+    """The bytes of a vector: little-endian, ceil(modulus_bits / 8) bytes per entry, no header.
+
+    Raises ProtocolError for a wrong vector.
+    """
     check_vector("vector", vector, modulus_bits)
     width = -(-modulus_bits // 8)
+    # Each entry as four bytes, the low ones first, of which the first `width` are kept.
     return vector.astype("<u4").view(np.uint8).reshape(-1, 4)[:, :width].tobytes()
 
 
 def unpack(data: bytes, length: int, modulus_bits: int) -> Vector:
-    """The uint32 [length] that `pack` made. Raises MessageError for any other number of bytes or an entry >= 2^b."""
+    """The vector, uint32 [length], from the bytes of `pack`.
+
+    Raises MessageError for any other number of bytes or an entry >= 2^b.
+    """
     width = -(-modulus_bits // 8)
     if len(data) != length * width:
         raise MessageError(
@@ -181,7 +211,7 @@ def check_vector(where: str, vector: Vector, modulus_bits: int, length: int | No
 def _check_array(port: Update, array: NDArray[Any] | None) -> NDArray[Any]:
     here = f"update {port.name!r}"
     if array is None:
-        raise ProtocolError(f"{here}: missing; every update output of the program must be there")
+        raise ProtocolError(f"{here}: missing; an update has every update output of the program")
     array = np.asarray(array)
     if array.shape != tuple(port.shape) or not np.issubdtype(array.dtype, np.floating):
         raise ProtocolError(f"{here}: expected floating point {list(port.shape)}, got {array.dtype}{list(array.shape)}")
@@ -192,11 +222,13 @@ def _check_array(port: Update, array: NDArray[Any] | None) -> NDArray[Any]:
 
 def _quantize(port: Update, array: NDArray[Any], limit: float) -> Vector:
     steps = array.astype(np.float64).reshape(-1)
+    # `limit` is below the range where an element may be at most the device's weight times the range.
     if limit < port.range:
         np.clip(steps, -limit, limit, out=steps)
     steps /= step(port)
     np.rint(steps, out=steps)
     np.clip(steps, -largest(port), largest(port), out=steps)
+    # The view turns negative numbers into their residues modulo 2^32, which `encode` reduces modulo 2^b.
     return steps.astype(np.int32).view(np.uint32)
 
 

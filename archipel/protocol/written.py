@@ -1,4 +1,4 @@
-"""Values that people write into files or code: what is wrong with them, by the name of the field and with a way out."""
+"""Checks values that people write into files or code; errors name the field and what may be there instead."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _LONGEST = 100
 
 
 def read_path(kind: type, value: Any) -> Any:
-    """What msgspec asks for types that it does not know: a path is written as a text."""
+    """msgspec's hook for types that it does not know: a path is written as a text. Raises ValueError for others."""
     if kind is not Path or not isinstance(value, str | os.PathLike):
         raise ValueError(f"expected a {kind.__name__.lower()}, got {value!r:.100}")
     if value == "":
@@ -34,7 +34,8 @@ def read_path(kind: type, value: Any) -> Any:
 
 
 def convert(values: Mapping[str, Any], kind: type[T], hook: Hook = read_path) -> T:
-    """`values` as a `kind`, strictly. Raises ValueError that names the field, what may be there, and what came."""
+    """`values` as a `kind`, strictly. Raises ValueError that names the field, what was expected, and what came."""
+    # TOML has inf and nan, which no setting means; a bound such as ge=0 would let both pass.
     for name, value in _numbers(values, ""):
         _check_finite(name, value)
     try:
@@ -46,23 +47,23 @@ def convert(values: Mapping[str, Any], kind: type[T], hook: Hook = read_path) ->
 def convert_one(name: str, value: Any, kind: Any, hook: Hook = read_path, *, strict: bool = True) -> Any:
     """`value` as a `kind`; unless `strict` it may be the text of one. Raises ValueError, which begins with `name`."""
     try:
-        found = msgspec.convert(value, kind, dec_hook=hook, strict=strict)
+        converted = msgspec.convert(value, kind, dec_hook=hook, strict=strict)
     except msgspec.ValidationError as error:
         raise ValueError(explain(error, kind, name, value)) from None
-    for where, number in _numbers(found, name):
+    for where, number in _numbers(converted, name):
         _check_finite(where, number)
-    return found
+    return converted
 
 
 def conform(struct: msgspec.Struct) -> None:
-    """Let the fields of a struct be what their types say, where code made it: msgspec looks at what it decodes only.
+    """Check and convert the fields of a struct that code made: msgspec checks only what it decodes.
 
-    A text becomes the path, a list the tuple, and another library's number the number that the type asks for. A mapping
-    stays the caller's own object, which may change later, and nothing in it is looked at. Raises ValueError that names
-    the field.
+    A text becomes a path, a list a tuple, and a number of NumPy a Python number, where the field's type asks for it. A
+    mapping stays the caller's own object and is not checked. Raises ValueError that names the field.
     """
     for name, kind in type_hints(type(struct)).items():
         value = getattr(struct, name)
+        # msgspec takes Python's own numbers only; NumPy registers its numbers with these abstract types.
         if isinstance(value, Real) and not isinstance(value, bool):
             value = int(value) if isinstance(value, Integral) else float(value)
         if not isinstance(value, Mapping):
@@ -77,36 +78,37 @@ def type_hints(kind: type[msgspec.Struct]) -> dict[str, Any]:
 
 
 def explain(error: msgspec.ValidationError, kind: Any, name: str = "", value: Any = None) -> str:
-    """What `error` says of `value`, in words for people. `name`: what the value is called, if it is a single one."""
-    found = _PLACE.fullmatch(str(error))
-    assert found is not None
-    said, path = found[1], found["path"] or ""
+    """The text of `error`, reworded for people. `name` is that of a single value; else the error's path names it."""
+    # msgspec's errors have only a text: "Expected `int`, got `str` - at `$.stages[0].percent`".
+    match = _PLACE.fullmatch(str(error))
+    assert match is not None
+    text, path = match[1], match["path"] or ""
     place = path.lstrip(".") if not name else f"{name}{path}"
     where = f"{place}: " if place else ""
-    if unknown := re.fullmatch("Object contains unknown field `(.*)`", said):
-        return f"{where}unknown field {_instead(unknown[1], _fields(kind, path))}"
-    if missing := re.fullmatch("Object missing required field `(.*)`", said):
+    if unknown := re.fullmatch("Object contains unknown field `(.*)`", text):
+        return f"{where}unknown field {_quote_with_hint(unknown[1], _field_names(kind, path))}"
+    if missing := re.fullmatch("Object missing required field `(.*)`", text):
         return f"{where}the field {missing[1]!r} is missing"
-    if wrong := re.fullmatch("Invalid enum value '(.*)'", said):
-        return f"{where}unknown value {_instead(wrong[1], _values(kind, path, bool(found['key'])))}"
-    given = None if found["key"] else _at(value, path)
-    if digits := _DIGITS.search(said):
-        return f"{where}expected {digits[1]} hexadecimal digits{_got_digits(given, int(digits[1]))}"
-    if "regex '^[A-Za-z0-9]" in said:
+    if wrong := re.fullmatch("Invalid enum value '(.*)'", text):
+        return f"{where}unknown value {_quote_with_hint(wrong[1], _literals(kind, path, bool(match['key'])))}"
+    given = None if match["key"] else _value_at(value, path)
+    if digits := _DIGITS.search(text):
+        return f"{where}expected {digits[1]} hexadecimal digits{_describe_digits(given, int(digits[1]))}"
+    if "regex '^[A-Za-z0-9]" in text:
         return f"{where}expected {_NAMES}" + (f", got {given[:_LONGEST]!r}" if isinstance(given, str) else "")
-    if said.startswith("Expected ") and "got " not in said and "regex" not in said:
-        said += _got(given, "of length" in said)
-    return f"{where}{said[0].lower()}{said[1:]}" if where else said
+    if text.startswith("Expected ") and "got " not in text and "regex" not in text:
+        text += _describe_given(given, "of length" in text)
+    return f"{where}{text[0].lower()}{text[1:]}" if where else text
 
 
-def near(given: str, allowed: list[str]) -> str:
-    """What may have been meant, else everything that there is."""
-    found = get_close_matches(given, allowed, n=1)
-    return f"did you mean {found[0]!r}?" if found else f"there are: {', '.join(allowed)}"
+def suggest(given: str, allowed: list[str]) -> str:
+    """A hint with the allowed name that is closest to `given`, or with all of them where none is close."""
+    close = get_close_matches(given, allowed, n=1)
+    return f"did you mean {close[0]!r}?" if close else f"there are: {', '.join(allowed)}"
 
 
-def _instead(given: str, allowed: list[str]) -> str:
-    return f"{given!r}; {near(given, allowed)}"
+def _quote_with_hint(given: str, allowed: list[str]) -> str:
+    return f"{given!r}; {suggest(given, allowed)}"
 
 
 def _check_finite(name: str, value: float) -> None:
@@ -125,8 +127,8 @@ def _numbers(value: Any, name: str) -> Iterator[tuple[str, float]]:
             yield from _numbers(each, f"{name}[{number}]")
 
 
-def _at(value: Any, path: str) -> Any:
-    """What is at `path` in `value`; None where the path does not say in which entry."""
+def _value_at(value: Any, path: str) -> Any:
+    """The value at `path` in `value`; None where the path does not say in which entry ("[...]")."""
     for name, index in _STEP.findall(path):
         if name and isinstance(value, Mapping):
             value = value.get(name)
@@ -137,46 +139,48 @@ def _at(value: Any, path: str) -> Any:
     return value
 
 
-def _got(value: Any, length: bool) -> str:
+def _describe_given(value: Any, length: bool) -> str:
     if length:
         return f", got {len(value)}" if isinstance(value, str | list | tuple | Mapping) else ""
     return f", got {value}" if isinstance(value, int | float | str) else ""
 
 
-def _got_digits(value: Any, expected: int) -> str:
-    # What was given is not shown: somebody may have put a secret where a digest or a public key belongs.
+def _describe_digits(value: Any, expected: int) -> str:
+    # The value is not shown: somebody may have put a secret where a digest or a public key belongs.
     if not isinstance(value, str):
         return ""
     return f", got {len(value)} characters" if len(value) != expected else ", got other characters among them"
 
 
 def _types(kind: Any, path: str) -> list[inspect.Type]:
-    """What may be at `path`, such as .stages[0] or .deadlines[...]."""
-    there = _each(inspect.type_info(kind))
+    """The types that a value at `path`, such as .stages[0] or .deadlines[...], may have."""
+    types = _alternatives(inspect.type_info(kind))
     for name, index in _STEP.findall(path):
         below: list[inspect.Type] = []
-        for each in there:
-            if isinstance(each, inspect.StructType) and name:
-                below += [field.type for field in each.fields if field.encode_name == name]
-            elif isinstance(each, inspect.DictType):
-                below.append(each.value_type)
-            elif isinstance(each, inspect.ListType | inspect.VarTupleType) and index:
-                below.append(each.item_type)
-        there = [one for each in below for one in _each(each)]
-    return there
+        for outer in types:
+            if isinstance(outer, inspect.StructType) and name:
+                below += [field.type for field in outer.fields if field.encode_name == name]
+            elif isinstance(outer, inspect.DictType):
+                below.append(outer.value_type)
+            elif isinstance(outer, inspect.ListType | inspect.VarTupleType) and index:
+                below.append(outer.item_type)
+        types = [alternative for inner in below for alternative in _alternatives(inner)]
+    return types
 
 
-def _each(found: inspect.Type) -> list[inspect.Type]:
-    return list(found.types) if isinstance(found, inspect.UnionType) else [found]
+def _alternatives(kind: inspect.Type) -> list[inspect.Type]:
+    """The members of a union; any other type alone."""
+    return list(kind.types) if isinstance(kind, inspect.UnionType) else [kind]
 
 
-def _fields(kind: Any, path: str) -> list[str]:
+def _field_names(kind: Any, path: str) -> list[str]:
     structs = (each for each in _types(kind, path) if isinstance(each, inspect.StructType))
     return [field.encode_name for struct in structs for field in struct.fields]
 
 
-def _values(kind: Any, path: str, key: bool) -> list[str]:
-    there = _types(kind, path)
+def _literals(kind: Any, path: str, key: bool) -> list[str]:
+    """The literals that are allowed at `path`; with `key`, as keys of the mapping there."""
+    types = _types(kind, path)
     if key:
-        there = [each.key_type for each in there if isinstance(each, inspect.DictType)]
-    return [str(value) for each in there if isinstance(each, inspect.LiteralType) for value in each.values]
+        types = [each.key_type for each in types if isinstance(each, inspect.DictType)]
+    return [str(value) for each in types if isinstance(each, inspect.LiteralType) for value in each.values]

@@ -1,4 +1,4 @@
-"""The server half of federated averaging, which the algorithms that differ on the device alone share."""
+"""The server half of federated averaging. Algorithms that differ on the device only share it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from archipel.bundle import Manifest
 from archipel.protocol.vector import DecodedSum
-from archipel.strategies.strategy import StepBound, Tensors, groups_of, mean_norm, server_rate, training_layout
+from archipel.strategies.strategy import StepBound, Tensors, mean_norm, select_groups, server_rate, training_layout
 
 HYPERPARAMETERS = {"server_lr": 1.0}
 
@@ -26,27 +26,28 @@ def update(
     """
     weight = float(cohort) if total.weight is None else total.weight
     if weight <= 0:
-        # Every survivor had no examples: there is nothing to average, and nothing to divide by.
+        # No survivor has examples: there is nothing to average, and nothing to divide by.
         return dict(parameters), state
-    return add(parameters, total, hyperparameters.get("server_lr", 1.0) / weight), state
+    return add_deltas(parameters, total, hyperparameters.get("server_lr", 1.0) / weight), state
 
 
-def add(parameters: Mapping[str, np.ndarray], total: DecodedSum, scale: float) -> Tensors:
-    """Each parameter plus `scale` times the sum of its deltas, in its own type."""
+def add_deltas(parameters: Mapping[str, np.ndarray], total: DecodedSum, scale: float) -> Tensors:
+    """Each parameter plus `scale` times the sum of its deltas, in the parameter's dtype."""
+    # Computed in float64, the type of the sums, and rounded once.
     return {name: (array + scale * total.deltas[name]).astype(array.dtype) for name, array in parameters.items()}
 
 
 def step_bound(manifest: Manifest, hyperparameters: Mapping[str, float] | None, cohort: int) -> StepBound:
     """The step is server_lr D / W, with D the sum of the deltas and W that of the weights.
 
-    check_sum lets pass |D| <= clip (W + k h) + r + n: k devices, h half a step of the weight's encoding, r the rounding
-    of the deltas, n the noise. So |D| / W <= clip + (clip k h + r + n) / W, largest for the least W, which is k lowest:
+    check_sum accepts |D| <= clip (W + k h) + r + n: k devices, h half a step of the weight's encoding, r the rounding
+    of the deltas, n the noise. So |D| / W <= clip + (clip k h + r + n) / W, largest for the smallest W, k lowest:
 
         server_lr (clip (1 + h / lowest) + r / (k lowest) + n / (k lowest))
 
-    r is k half steps times the root of the number of entries, so without noise the cohort's size drops out. Where all
-    weigh 1, W is k and h is 0.
+    r is k half steps times the root of the number of entries, so without noise the bound does not depend on the
+    cohort's size. Where all devices weigh 1, W is k and h is 0.
     """
     layout = training_layout(manifest)
-    mean = mean_norm(layout.updates, groups_of(layout, "delta"), cohort)
+    mean = mean_norm(layout.updates, select_groups(layout, "delta"), cohort)
     return StepBound(server_rate(manifest, hyperparameters) * mean)

@@ -1,7 +1,7 @@
-"""The device half of a federated algorithm, described: which tensors it is about, what a step adds, which phases.
+"""A description of the device half of a federated algorithm: which tensors it trains, what a step adds, which phases.
 
-A strategy says here what is to happen; the converter makes train programs and roles of it. `begin` and `finish` are
-written as ONNX by the strategy itself, as they need no gradients. Nothing in this file needs onnx.
+The converter makes train programs and roles from it. The strategy itself writes `begin` and `finish` as ONNX, because
+they need no gradients. Nothing in this file needs onnx.
 """
 
 from __future__ import annotations
@@ -23,15 +23,18 @@ if TYPE_CHECKING:
     import onnx
 
 COPY = "own/"
-"""What the name of a device's own copy of a parameter begins with."""
+"""Prefix of the name of a device's own copy of a parameter."""
 CORRECTION = "correction"
-"""Round state CORRECTION/PARAMETER is what `Correction` adds to the gradient of the parameter."""
+"""`Correction` adds the round state CORRECTION/PARAMETER to the gradient of the parameter."""
 MAX_BITS = 30
 
 
 @dataclass(frozen=True)
 class Pull:
-    """Gradient + s (tensor - the parameter at the round's start); s is hyperparameter `name`, by default `strength`."""
+    """Adds s (tensor - the parameter at the round's start) to the gradient.
+
+    s is the hyperparameter `name`, whose default is `strength`.
+    """
 
     name: str
     strength: float
@@ -39,12 +42,12 @@ class Pull:
 
 @dataclass(frozen=True)
 class Correction:
-    """Gradient + the round state CORRECTION/name of each parameter, which `begin` makes."""
+    """Adds the round state CORRECTION/PARAMETER, which `begin` makes, to the gradient of each parameter."""
 
 
 @dataclass(frozen=True)
 class ClipExamples:
-    """Each example's gradient is held to the L2 norm `clip`; their sum gets noise of deviation noise * clip."""
+    """Clips each example's gradient to the L2 norm `clip` and adds noise of deviation noise * clip to their sum."""
 
     clip: float
     noise: float
@@ -52,9 +55,10 @@ class ClipExamples:
 
 @dataclass(frozen=True)
 class Adapters:
-    """Low-rank adapters on the weights of Gemm, MatMul and Conv that match `targets`; `full` is trained as it is.
+    """Low-rank adapters on the weights of Gemm, MatMul and Conv that match `targets`.
 
-    A weight is W + alpha / rank * B A; only A and B (and what matches `full`) are parameters.
+    A weight is W + alpha / rank * B A; only A and B, and tensors that match `full`, are parameters. `seed` is that of
+    A's first values.
     """
 
     targets: tuple[str, ...]
@@ -69,7 +73,7 @@ class Part:
     """One phase of the local round, and its train program.
 
     `trains`: "all" tensors, the "shared" ones, the "personal" ones, or "copies" of all parameters that stay on the
-    device. `epochs` None: as many as `convert` was asked for.
+    device. `epochs` None: the number that `convert` got. `terms` are added to the gradient.
     """
 
     program: str = "train"
@@ -80,9 +84,9 @@ class Part:
 
 @dataclass(frozen=True)
 class LocalTraining:
-    """What `begin` and `finish` may have to know of the model and its train programs.
+    """The facts about the model and its train programs that `begin` and `finish` may need.
 
-    `parameters` are the shared ones, those that are uploaded; `hyperparameters` the train programs' ports by name;
+    `parameters` are the shared ones, which devices upload; `hyperparameters` the train programs' ports by name;
     `momentum` is that of the optimizer.
     """
 
@@ -97,10 +101,11 @@ MakeProgram = Callable[[LocalTraining], "tuple[onnx.ModelProto, Program]"]
 
 @dataclass(frozen=True)
 class DeviceHalf:
-    """All that a device does in a round.
+    """Everything that a device does in a round.
 
-    `personal` are globs of tensors that stay on the device, and so do the weights of `personal_operators`. `optimizer`
-    says what `finish` can account for: "any", "sgd" (plain, at a constant rate) or "momentum" (SGD with or without it).
+    `personal` are globs of tensors that stay on the device, as the weights of `personal_operators` do. `optimizer` says
+    with which optimizers `finish` is right: "any", "sgd" (plain, at a constant rate) or "momentum" (SGD with or without
+    momentum).
     """
 
     finish: MakeProgram
@@ -114,12 +119,17 @@ class DeviceHalf:
 
 @dataclass(frozen=True)
 class Upload:
-    """How an update travels, for every strategy the same options.
+    """How an update is clipped, weighted and encoded: options that every strategy has.
 
-    `clip` bounds the L2 norm of all delta entries together; `value_range` (default: `clip`) bounds one element in the
-    fixed-point encoding, whose `bits` it decides the resolution of. With `weighting` examples a device with
-    `weight_cap` examples or more weighs 1, one with fewer its share of that; with uniform each weighs 1. Raises
-    ConversionError for values out of bounds.
+    Arguments:
+        strategy: the strategy's name, for errors.
+        clip: the bound of the L2 norm of all delta entries together.
+        value_range: the bound of one element in the fixed-point encoding; None: `clip`.
+        bits: bits of an element in that encoding, from 2 to 30.
+        weight_cap: with `weighting` "examples", a device with n examples weighs min(n, weight_cap) / weight_cap.
+        weighting: "examples", or "uniform", where each device weighs 1.
+
+    Raises ConversionError for values out of bounds.
     """
 
     strategy: str
@@ -130,13 +140,13 @@ class Upload:
     weighting: Literal["examples", "uniform"] = "examples"
 
     def __post_init__(self) -> None:
-        positive(self.strategy, "clip", self.clip)
+        check_positive(self.strategy, "clip", self.clip)
         if self.value_range is not None:
-            positive(self.strategy, "value_range", self.value_range)
-        if whole(self.strategy, "bits", self.bits, 2) > MAX_BITS:
+            check_positive(self.strategy, "value_range", self.value_range)
+        if check_whole(self.strategy, "bits", self.bits, 2) > MAX_BITS:
             raise ConversionError(f"strategy {self.strategy!r}: bits must be at most {MAX_BITS}, is {self.bits}")
-        # So that the weight of a single example is a step of the encoding at least.
-        if whole(self.strategy, "weight_cap", self.weight_cap, 1).bit_length() + 1 > MAX_BITS:
+        # So that the weight of a single example, 1 / weight_cap, is at least a step of the encoding.
+        if check_whole(self.strategy, "weight_cap", self.weight_cap, 1).bit_length() + 1 > MAX_BITS:
             raise ConversionError(f"strategy {self.strategy!r}: weight_cap must be below {1 << (MAX_BITS - 1)}")
         if self.weighting not in ("examples", "uniform"):
             raise ConversionError(
@@ -145,6 +155,7 @@ class Upload:
 
     @property
     def range(self) -> float:
+        """The bound of one element in the fixed-point encoding."""
         return float(self.clip if self.value_range is None else self.value_range)
 
 
@@ -153,15 +164,16 @@ MakeDevice = Callable[..., DeviceHalf]
 
 
 def describe(name: str, make: MakeDevice, options: Mapping[str, Any]) -> DeviceHalf:
-    """The device half with these options. Raises ConversionError for one that it does not have, or of a wrong value."""
+    """The device half with these options. Raises ConversionError for unknown or missing options and wrong values."""
     common = {f.name for f in fields(Upload)} - {"strategy"}
+    # The strategy's own options are the arguments of its `device` function, after the Upload.
     own = {p.name: p for p in list(inspect.signature(make).parameters.values())[1:]}
     if not isinstance(options, Mapping):
         raise ConversionError(f"strategy_options must be a mapping from name to value, is {options!r}")
     for option in options:
         if option not in common and option not in own:
-            there = ", ".join(sorted(common | own.keys()))
-            raise ConversionError(f"strategy {name!r}: no option {option!r}; it has {there}")
+            known = ", ".join(sorted(common | own.keys()))
+            raise ConversionError(f"strategy {name!r}: no option {option!r}; it has {known}")
     for option, parameter in own.items():
         if parameter.default is parameter.empty and option not in options:
             raise ConversionError(f"strategy {name!r}: needs the option {option!r}; pass strategy_options={{...}}")
@@ -169,29 +181,29 @@ def describe(name: str, make: MakeDevice, options: Mapping[str, Any]) -> DeviceH
     return make(upload, **{key: value for key, value in options.items() if key in own})
 
 
-def positive(strategy: str, option: str, value: object) -> float:
+def check_positive(strategy: str, option: str, value: object) -> float:
     """`value` as a float, finite and above 0."""
     return _number(strategy, option, value, "above 0", lambda x: x > 0)
 
 
-def not_negative(strategy: str, option: str, value: object) -> float:
+def check_not_negative(strategy: str, option: str, value: object) -> float:
     """`value` as a float, finite and at least 0."""
     return _number(strategy, option, value, "at least 0", lambda x: x >= 0)
 
 
-def whole(strategy: str, option: str, value: object, low: int) -> int:
+def check_whole(strategy: str, option: str, value: object, low: int) -> int:
     """`value` as an int of `low` or more."""
     if isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= low:
         return int(value)
     raise ConversionError(f"strategy {strategy!r}: {option} must be a whole number of {low} or more, is {value!r}")
 
 
-def patterns(strategy: str, option: str, value: str | Sequence[str]) -> tuple[str, ...]:
+def check_patterns(strategy: str, option: str, value: str | Sequence[str]) -> tuple[str, ...]:
     """One glob or several over tensor names, as a tuple."""
-    found = (value,) if isinstance(value, str) else value
-    if not isinstance(found, Sequence) or not all(isinstance(pattern, str) for pattern in found):
+    globs = (value,) if isinstance(value, str) else value
+    if not isinstance(globs, Sequence) or not all(isinstance(pattern, str) for pattern in globs):
         raise ConversionError(f"strategy {strategy!r}: {option} must be a pattern or a list of them, is {value!r}")
-    return tuple(found)
+    return tuple(globs)
 
 
 def _number(strategy: str, option: str, value: object, bounds: str, holds: Callable[[float], bool]) -> float:

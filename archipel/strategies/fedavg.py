@@ -1,6 +1,6 @@
 """Federated averaging (McMahan et al. 2017, algorithm 1), with clipped and weighted updates.
 
-Device half: delta = end - start over all parameters, held to an L2 norm of `clip`, times the device's weight
+Device half: delta = end - start over all parameters, clipped to an L2 norm of `clip`, times the device's weight
 min(examples, weight_cap) / weight_cap. The weight itself is one more entry of the update.
 Server half: parameters + server_lr * sum of deltas / sum of weights.
 """

@@ -1,7 +1,7 @@
 """FedBN (Li et al. 2021, "FedBN: federated learning on non-IID features via local batch normalization").
 
-Device half: scale and bias of every BatchNormalization are personal; its running statistics never leave a device in any
-strategy. Server half: that of federated averaging, over the rest.
+Device half: scale and bias of every BatchNormalization are personal. (Its running statistics stay on the device in
+every strategy.) Server half: federated averaging of the other parameters.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from archipel.strategies import averaging
-from archipel.strategies.device import DeviceHalf, Upload, patterns
+from archipel.strategies.device import DeviceHalf, Upload, check_patterns
 from archipel.strategies.finish import weighted_deltas
 from archipel.strategies.strategy import Strategy
 
 
 def device(upload: Upload, *, personal: str | Sequence[str] = ()) -> DeviceHalf:
-    """`personal` are globs of further tensors that stay, such as those of a LayerNormalization."""
+    """`personal` are globs of further tensors that stay on the device, such as those of a LayerNormalization."""
     return DeviceHalf(
         finish=weighted_deltas(upload),
-        personal=patterns(upload.strategy, "personal", personal),
+        personal=check_patterns(upload.strategy, "personal", personal),
         personal_operators=("BatchNormalization",),
     )
 

@@ -1,9 +1,9 @@
 """FedNova (Wang et al. 2020, "Tackling the objective inconsistency problem", section 4).
 
-Devices with more steps would pull the average towards their own objective. Device half: delta divided by a, the L1 norm
-of the weights with which SGD sums up its gradients: the number of steps t, or with momentum m
-(t - m (1 - m^t) / (1 - m)) / (1 - m). `clip` holds the norm of that quotient. a travels too, weighted like the deltas.
-Server half: parameters + server_lr * (weighted mean of a) * (weighted mean of the quotients).
+In plain averaging, devices with more steps pull the model towards their own objective. Device half: delta divided by a,
+the L1 norm of the weights with which SGD sums up its gradients: the number of steps t, or with momentum m
+(t - m (1 - m^t) / (1 - m)) / (1 - m). `clip` bounds the norm of that quotient. The device uploads a, too, weighted like
+the deltas. Server half: parameters + server_lr * (weighted mean of a) * (weighted mean of the quotients).
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from archipel.bundle import Manifest, Program
 from archipel.bundle.roles import Count, Update
 from archipel.protocol.vector import DecodedSum
 from archipel.strategies import averaging
-from archipel.strategies.device import DeviceHalf, LocalTraining, MakeProgram, Upload, whole
+from archipel.strategies.device import DeviceHalf, LocalTraining, MakeProgram, Upload, check_whole
 from archipel.strategies.finish import (
+    add_clip_factor,
     add_constants,
+    add_delta,
     add_examples,
-    delta,
-    example_weight,
-    limit,
-    square,
+    add_square,
+    add_weight,
     upload_deltas,
     upload_weight,
 )
@@ -33,8 +33,8 @@ from archipel.strategies.strategy import (
     StepBound,
     Strategy,
     Tensors,
-    groups_of,
     mean_norm,
+    select_groups,
     server_rate,
     training_layout,
 )
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     import onnx
 
 STEPS = "fednova/steps"
-"""The update's entry with a times the weight."""
+"""The name of the update's entry with a times the weight."""
 
 
 def update(
@@ -53,28 +53,28 @@ def update(
     cohort: int,
     hyperparameters: Mapping[str, float],
 ) -> tuple[Tensors, Tensors]:
-    """See the file's description; equation 6 of the paper with tau_eff = the weighted mean of a."""
+    """The server half, equation 6 of the paper with tau_eff = the weighted mean of a."""
     weight = float(cohort) if total.weight is None else total.weight
     if weight <= 0:
         return dict(parameters), state
     steps = float(total.values[STEPS]) / weight
-    return averaging.add(parameters, total, hyperparameters.get("server_lr", 1.0) * steps / weight), state
+    return averaging.add_deltas(parameters, total, hyperparameters.get("server_lr", 1.0) * steps / weight), state
 
 
 def step_bound(manifest: Manifest, hyperparameters: Mapping[str, float] | None, cohort: int) -> StepBound:
     """The step is server_lr (A / W) (D / W): D / W as in federated averaging, A the sum of the weighted a.
 
-    check_sum lets pass |A| <= step_cap (W + k h) + r, so |A| / W is largest for the least W too, and both factors are
-    bounded on their own: server_lr (step_cap ...) (clip ...). Honest devices that make step_cap steps can go that far.
+    check_sum accepts |A| <= step_cap (W + k h) + r, so |A| / W is largest for the smallest W, too. Each factor has its
+    own bound: server_lr (step_cap ...) (clip ...). Honest devices that make step_cap steps can reach the product.
     """
     layout = training_layout(manifest)
-    deltas, steps = (mean_norm(layout.updates, groups_of(layout, kind), cohort) for kind in ("delta", "value"))
+    deltas, steps = (mean_norm(layout.updates, select_groups(layout, kind), cohort) for kind in ("delta", "value"))
     return StepBound(server_rate(manifest, hyperparameters) * steps * deltas)
 
 
 def device(upload: Upload, *, step_cap: int = 256) -> DeviceHalf:
     """`step_cap` bounds a, and is its range in the fixed-point encoding."""
-    cap = whole(upload.strategy, "step_cap", step_cap, 1)
+    cap = check_whole(upload.strategy, "step_cap", step_cap, 1)
     return DeviceHalf(finish=_finish(upload, cap), optimizer="momentum")
 
 
@@ -83,14 +83,15 @@ def _finish(upload: Upload, cap: int) -> MakeProgram:
         graph = ProgramGraph("finish", upload.strategy)
         add_constants(graph, upload)
         steps = _gradient_weights(graph, local.momentum, cap)
+        # The quotient is clipped, not the delta: the server multiplies the mean quotient with the mean of a.
         squares = []
         for name in local.parameters:
-            mean = graph.node("Div", [delta(graph, local, name), steps], f"{name}.per_step")
-            squares.append(square(graph, mean, f"{name}.square"))
-        factor = limit(graph, squares, graph.own("clip"))
+            mean = graph.node("Div", [add_delta(graph, local, name), steps], f"{name}.per_step")
+            squares.append(add_square(graph, mean, f"{name}.square"))
+        factor = add_clip_factor(graph, squares, graph.own("clip"))
         if upload.weighting == "examples":
             add_examples(graph)
-            weight = example_weight(graph)
+            weight = add_weight(graph)
             factor = graph.node("Mul", [factor, weight], graph.own("factor"))
             steps = graph.node("Mul", [steps, weight], graph.own("weighted_steps"))
         upload_deltas(graph, local, upload, factor, upload.weighting, of="per_step")
@@ -107,9 +108,10 @@ def _finish(upload: Upload, cap: int) -> MakeProgram:
 
 
 def _gradient_weights(graph: ProgramGraph, momentum: float, cap: int) -> str:
-    """min(a, cap), and at least a tiny number: no step, no delta."""
+    """min(a, cap), but at least a tiny number: a device without steps has the delta 0, which it divides by this."""
     count = graph.input(Count(name=graph.own("count"), dtype="int64", shape=(), of="steps"))
     value = steps = graph.node("Cast", [count], graph.own("count_float"), to=1)
+    # With momentum m a = (t - m (1 - m^t) / (1 - m)) / (1 - m), see above.
     if momentum:
         power = graph.node("Pow", [graph.constant("momentum", momentum), steps], graph.own("power"))
         decayed = graph.node("Sub", [graph.own("one"), power], graph.own("decayed"))

@@ -1,6 +1,6 @@
-"""What the `finish` programs of strategies share: deltas, held to a norm, weighted by examples, and their ports.
+"""Parts that the `finish` programs of strategies share: clipped deltas, weighted by examples, and their ports.
 
-Also the whole `finish` of every algorithm that uploads just that.
+`weighted_deltas` is the whole `finish` of every algorithm that uploads only those.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ Weighting = Literal["examples", "uniform"]
 def weighted_deltas(upload: Upload) -> MakeProgram:
     """`finish` of federated averaging.
 
-    Inputs `NAME.start` and `NAME` of every parameter and the count of examples; outputs the `NAME.update`s, which are
-    delta * min(1, clip / |all deltas|) * weight, and the weight itself, min(examples, weight_cap) / weight_cap. Where
-    every device weighs the same there is neither count nor weight.
+    Its inputs are `NAME.start` and `NAME` of every parameter, and the count of examples. Its outputs are `NAME.update`
+    = delta * min(1, clip / |all deltas|) * weight, and the weight, min(examples, weight_cap) / weight_cap. With uniform
+    weighting it has neither count nor weight.
     """
 
     def make(local: LocalTraining) -> tuple[onnx.ModelProto, Program]:
         graph = ProgramGraph("finish", upload.strategy)
-        squares = [square(graph, delta(graph, local, name), f"{name}.square") for name in local.parameters]
+        squares = [add_square(graph, add_delta(graph, local, name), f"{name}.square") for name in local.parameters]
         add_constants(graph, upload)
-        factor = limit(graph, squares, graph.own("clip"))
+        factor = add_clip_factor(graph, squares, graph.own("clip"))
         if upload.weighting == "examples":
             add_examples(graph)
-            factor = graph.node("Mul", [factor, example_weight(graph)], graph.own("factor"))
+            factor = graph.node("Mul", [factor, add_weight(graph)], graph.own("factor"))
         upload_deltas(graph, local, upload, factor, upload.weighting)
         upload_weight(graph, upload)
         return graph.build()
@@ -42,8 +42,8 @@ def weighted_deltas(upload: Upload) -> MakeProgram:
     return make
 
 
-def delta(graph: ProgramGraph, local: LocalTraining, name: str) -> str:
-    """end - start of a parameter. Raises ConversionError for another type than float32."""
+def add_delta(graph: ProgramGraph, local: LocalTraining, name: str) -> str:
+    """Add end - start of a parameter. Raises ConversionError for another type than float32."""
     array = local.parameters[name]
     if array.dtype.name != "float32":
         raise ConversionError(
@@ -54,13 +54,13 @@ def delta(graph: ProgramGraph, local: LocalTraining, name: str) -> str:
     return graph.node("Sub", [end, start], f"{name}.delta")
 
 
-def square(graph: ProgramGraph, value: str, output: str) -> str:
-    """The sum of its squared elements."""
+def add_square(graph: ProgramGraph, value: str, output: str) -> str:
+    """Add the sum of the squared elements of `value`."""
     return graph.node("ReduceSumSquare", [value], output, keepdims=0)
 
 
 def add_examples(graph: ProgramGraph) -> str:
-    """The count of the round's examples as an input."""
+    """Add the count of the round's examples as an input."""
     return graph.input(Count(name=graph.own("examples"), dtype="int64", shape=(), of="examples"))
 
 
@@ -72,19 +72,20 @@ def add_constants(graph: ProgramGraph, upload: Upload) -> None:
     graph.constant("tiny", 1e-12)
 
 
-def limit(graph: ProgramGraph, squares: list[str], bound: str, prefix: str = "") -> str:
-    """min(1, bound / the norm whose squares are given): what to scale with to keep to the bound."""
+def add_clip_factor(graph: ProgramGraph, squares: list[str], bound: str, prefix: str = "") -> str:
+    """Add min(1, bound / norm), the factor that clips tensors to `bound`; the `squares` add up to norm^2."""
 
     def own(name: str) -> str:
         return graph.own(prefix + name)
 
     norm = graph.node("Sqrt", [graph.node("Sum", squares, own("squares"))], own("norm"))
+    # Never divide by a norm of 0: the ratio is then large, and the minimum gives 1.
     norm = graph.node("Max", [norm, graph.own("tiny")], own("norm_above_zero"))
     return graph.node("Min", [graph.node("Div", [bound, norm], own("ratio")), graph.own("one")], own("shrink"))
 
 
-def example_weight(graph: ProgramGraph) -> str:
-    """min(examples, cap) / cap."""
+def add_weight(graph: ProgramGraph) -> str:
+    """Add the device's weight, min(examples, cap) / cap."""
     examples = graph.node("Cast", [graph.own("examples")], graph.own("examples_float"), to=1)
     capped = graph.node("Min", [examples, graph.own("cap")], graph.own("examples_capped"))
     return graph.node("Div", [capped, graph.own("cap")], graph.own("weight"))
@@ -93,7 +94,7 @@ def example_weight(graph: ProgramGraph) -> str:
 def upload_deltas(
     graph: ProgramGraph, local: LocalTraining, upload: Upload, factor: str, weighting: Weighting, of: str = "delta"
 ) -> None:
-    """`NAME.OF` times the factor, as the update of each parameter."""
+    """Add the output `NAME.update` of each parameter: `NAME.OF` times the factor."""
     for name, array in local.parameters.items():
         entry = graph.node("Mul", [f"{name}.{of}", factor], f"{name}.update")
         graph.output(
@@ -105,9 +106,10 @@ def upload_deltas(
 
 
 def upload_weight(graph: ProgramGraph, upload: Upload) -> None:
-    """The weight, where devices have one; with as many bits as a device with a single example needs to count."""
+    """Add the weight as an output, where devices have one."""
     if upload.weighting == "uniform":
         return
+    # With enough bits that the weight of a single example, 1 / weight_cap, is at least a step of the encoding.
     weight = graph.own("weight")
     graph.output(
         Update(

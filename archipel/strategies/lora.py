@@ -1,8 +1,8 @@
 """Federated low-rank adapters (Hu et al. 2022, "LoRA"; averaged as in Zhang et al. 2024, "FedIT").
 
-Device half: weights W of Gemm, MatMul and Conv become W + alpha / rank * B A with W fixed; only the small A and B are
-trained, sent and received. `predict` keeps the plain layers, whose weights `refresh` merges. Server half: federated
-averaging of A and B, each on its own.
+Device half: weights W of Gemm, MatMul and Conv become W + alpha / rank * B A with W fixed; devices train, send and
+receive only the small A and B. `predict` keeps the plain layers, into whose weights `refresh` merges B A. Server half:
+federated averaging of A and of B, each on its own.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from archipel.strategies import averaging
-from archipel.strategies.device import Adapters, DeviceHalf, Upload, patterns, positive, whole
+from archipel.strategies.device import Adapters, DeviceHalf, Upload, check_patterns, check_positive, check_whole
 from archipel.strategies.finish import weighted_deltas
 from archipel.strategies.strategy import Strategy
 
@@ -24,20 +24,20 @@ def device(
     full: str | Sequence[str] = (),
     seed: int = 0,
 ) -> DeviceHalf:
-    """`targets` are globs of weights; `full` of tensors trained as they are, such as the output layer.
+    """`targets` are globs of weights that get adapters; `full` of tensors trained without, such as the output layer.
 
-    `alpha` None: as large as `rank`, so that B A is added as it is. `seed` is that of A's first values; B begins at 0.
+    `alpha` None: equal to `rank`, so that B A has the factor 1. `seed` is that of A's first values; B begins at 0.
     """
     name = upload.strategy
-    rank = whole(name, "rank", rank, 1)
+    rank = check_whole(name, "rank", rank, 1)
     return DeviceHalf(
         finish=weighted_deltas(upload),
         adapters=Adapters(
-            targets=patterns(name, "targets", targets),
+            targets=check_patterns(name, "targets", targets),
             rank=rank,
-            alpha=float(rank) if alpha is None else positive(name, "alpha", alpha),
-            full=patterns(name, "full", full),
-            seed=whole(name, "seed", seed, 0),
+            alpha=float(rank) if alpha is None else check_positive(name, "alpha", alpha),
+            full=check_patterns(name, "full", full),
+            seed=check_whole(name, "seed", seed, 0),
         ),
     )
 

@@ -1,4 +1,4 @@
-"""Write a small ONNX graph together with the roles of its ports: what `begin` and `finish` are made with."""
+"""Writes a small ONNX graph together with the roles of its ports, such as those of `begin` and `finish`."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _OPSET, _IR_VERSION = 21, 10
 
 
 class ProgramGraph:
-    """Nodes, constants and ports in the order in which they are added. `name` is the strategy's, for its own tensors.
+    """Collects nodes, constants and ports, in the order in which they are added.
 
-    Raises MissingExtraError where onnx is not installed.
+    `name` is the strategy's, the prefix of its own tensors. Raises MissingExtraError where onnx is not installed.
     """
 
     def __init__(self, kind: ProgramKind, name: str) -> None:
@@ -36,22 +36,25 @@ class ProgramGraph:
         self._outputs: list[Result] = []
 
     def own(self, name: str) -> str:
-        """A name in the strategy's own space: a slash keeps it apart from names like "weight" of a lone layer."""
+        """`name` with the strategy's prefix: the slash keeps it apart from the model's names, such as "weight"."""
         return f"{self.name}/{name}"
 
     def node(self, op_type: str, inputs: list[str], output: str, **attributes: Any) -> str:
-        """A standard operator with one output, whose name is returned."""
+        """Add a standard operator with the one output `output`, whose name is returned."""
         self._nodes.append(self._onnx.helper.make_node(op_type, inputs, [output], output, **attributes))
         return output
 
     def constant(self, name: str, value: float) -> str:
-        """A float32 scalar."""
+        """Add a float32 scalar; return its full name."""
         full = self.own(name)
         self._constants[full] = self._onnx.numpy_helper.from_array(np.array(value, np.float32), full)
         return full
 
     def input(self, port: Input) -> str:
-        """A graph input; the one there is if the same port was asked for before."""
+        """Add a graph input and return its name. Adding the same port again changes nothing.
+
+        Raises ConversionError where another port has this name.
+        """
         if self._inputs.setdefault(port.name, port) != port:
             raise ConversionError(
                 f"strategy {self.name!r}: two tensors of {self._kind} are called {port.name!r}; rename the model's"
@@ -59,7 +62,7 @@ class ProgramGraph:
         return port.name
 
     def output(self, port: Result) -> None:
-        """Make the value of the port's name an output."""
+        """Make the value with the port's name an output."""
         self._outputs.append(port)
 
     def build(self) -> tuple[onnx.ModelProto, Program]:

@@ -13,7 +13,7 @@ STRATEGIES: dict[str, Strategy] = {
 
 
 def get(name: str) -> Strategy:
-    """The strategy of that name. Raises ArchipelError that lists what there is."""
+    """The strategy of that name. Raises an ArchipelError that lists all names."""
     try:
         return STRATEGIES[name]
     except KeyError:

@@ -1,8 +1,8 @@
 """SCAFFOLD (Karimireddy et al. 2020, algorithm 1, option II): control variates against client drift.
 
 Device half: `begin` makes the correction c - c_i of every parameter, which each step adds to the gradient; `finish`
-sets c_i+ = c_i - c + (start - end) / (steps * lr). Uploaded are the delta, held to an L2 norm of `clip`, and
-c_i+ - c_i, held to `control_clip`; the device keeps c_i plus what it uploads, so that c stays the mean of all c_i.
+computes c_i+ = c_i - c + (start - end) / (steps * lr). The device uploads the delta, clipped to an L2 norm of `clip`,
+and c_i+ - c_i, clipped to `control_clip`. It keeps c_i plus the clipped change, so that c stays the mean of all c_i.
 Server half: parameters + server_lr * mean delta, c + sum of the changes / number of devices.
 """
 
@@ -25,16 +25,16 @@ from archipel.strategies.device import (
     MakeProgram,
     Part,
     Upload,
-    positive,
+    check_positive,
 )
-from archipel.strategies.finish import add_constants, delta, limit, square, upload_deltas
+from archipel.strategies.finish import add_clip_factor, add_constants, add_delta, add_square, upload_deltas
 from archipel.strategies.program import ProgramGraph
 from archipel.strategies.strategy import (
     StepBound,
     Strategy,
     Tensors,
-    groups_of,
     mean_norm,
+    select_groups,
     server_rate,
     training_layout,
 )
@@ -43,9 +43,9 @@ if TYPE_CHECKING:
     import onnx
 
 CONTROL = "control/"
-"""Name of c: a broadcast, the server's state, and the update's entry with the change of c_i."""
+"""Prefix of the names of c: a broadcast, the server's state, and the update's entry with the change of c_i."""
 OWN_CONTROL = "own_control/"
-"""Name of c_i, a state of the device."""
+"""Prefix of the names of c_i, a state of the device."""
 
 
 def init(parameters: Mapping[str, np.ndarray]) -> Tensors:
@@ -54,6 +54,7 @@ def init(parameters: Mapping[str, np.ndarray]) -> Tensors:
 
 
 def broadcast(state: Tensors) -> Tensors:
+    """c, which devices get with the parameters."""
     return dict(state)
 
 
@@ -67,28 +68,29 @@ def update(
     """Equation 5 of the paper. `population` is the number of all devices, 0 where each takes part in every round."""
     if cohort < 1:
         return dict(parameters), state
-    everyone = max(float(cohort), hyperparameters.get("population", 0.0))
+    # c is the mean over all devices, of which only the cohort's c_i changed.
+    devices = max(float(cohort), hyperparameters.get("population", 0.0))
     control = {
-        name: (array + total.values[name] / everyone).astype(array.dtype, copy=False) for name, array in state.items()
+        name: (array + total.values[name] / devices).astype(array.dtype, copy=False) for name, array in state.items()
     }
-    return averaging.add(parameters, total, hyperparameters.get("server_lr", 1.0) / cohort), control
+    return averaging.add_deltas(parameters, total, hyperparameters.get("server_lr", 1.0) / cohort), control
 
 
 def step_bound(manifest: Manifest, hyperparameters: Mapping[str, float] | None, cohort: int) -> StepBound:
     """The parameters move by server_lr D / k, as in federated averaging of devices that all weigh 1.
 
-    c moves by the sum of the changes over the number of devices, which is k or more: by the mean change at most, whose
-    norm is control_clip plus rounding.
+    c moves by the sum of the changes divided by the number of devices, which is at least k: so at most by the mean
+    change, whose norm is control_clip plus rounding.
     """
     layout = training_layout(manifest)
-    deltas, controls = (mean_norm(layout.updates, groups_of(layout, kind), cohort) for kind in ("delta", "value"))
+    deltas, controls = (mean_norm(layout.updates, select_groups(layout, kind), cohort) for kind in ("delta", "value"))
     return StepBound(server_rate(manifest, hyperparameters) * deltas, controls)
 
 
 def device(upload: Upload, *, control_clip: float = 10.0, control_range: float | None = None) -> DeviceHalf:
     """`control_clip` bounds the L2 norm of a change of c_i, `control_range` (default: the same) one element of it."""
-    limit_of_change = positive(upload.strategy, "control_clip", control_clip)
-    span = limit_of_change if control_range is None else positive(upload.strategy, "control_range", control_range)
+    limit_of_change = check_positive(upload.strategy, "control_clip", control_clip)
+    span = limit_of_change if control_range is None else check_positive(upload.strategy, "control_range", control_range)
     return DeviceHalf(
         begin=_begin(upload.strategy),
         parts=(Part(terms=(Correction(),)),),
@@ -113,30 +115,32 @@ def _finish(upload: Upload, control_clip: float, control_range: float) -> MakePr
     def make(local: LocalTraining) -> tuple[onnx.ModelProto, Program]:
         graph = ProgramGraph("finish", upload.strategy)
         add_constants(graph, upload)
+        # (end - start) / (steps lr) is minus the mean gradient of the round's steps of plain SGD.
         distance = _distance(graph, local)
         squares, changes = [], []
         for name in local.parameters:
-            moved = delta(graph, local, name)
-            squares.append(square(graph, moved, f"{name}.square"))
+            moved = add_delta(graph, local, name)
+            squares.append(add_square(graph, moved, f"{name}.square"))
             gradient = graph.node("Div", [moved, distance], f"{name}.mean_gradient")
-            # c_i+ - c_i = -c + (start - end) / (steps lr)
+            # c_i+ - c_i = -c + (start - end) / (steps lr) = -(c + (end - start) / (steps lr))
             control, _ = _controls(graph, local, name)
             added = graph.node("Add", [gradient, control], f"{name}.added")
             changes.append(graph.node("Neg", [added], f"{name}.change"))
-        shrink = limit(graph, squares, graph.own("clip"))
+        shrink = add_clip_factor(graph, squares, graph.own("clip"))
         upload_deltas(graph, local, upload, shrink, "uniform")
-        change_squares = [square(graph, change, f"{change}.square") for change in changes]
-        factor = limit(graph, change_squares, graph.constant("control_clip", control_clip), "control_")
+        change_squares = [add_square(graph, change, f"{change}.square") for change in changes]
+        factor = add_clip_factor(graph, change_squares, graph.constant("control_clip", control_clip), "control_")
         for (name, array), change in zip(local.parameters.items(), changes, strict=True):
-            kept = graph.node("Mul", [change, factor], f"{CONTROL}{name}.update")
+            clipped = graph.node("Mul", [change, factor], f"{CONTROL}{name}.update")
             graph.output(
                 Update(
-                    name=kept, tensor=CONTROL + name, dtype="float32", shape=array.shape, kind="value",
+                    name=clipped, tensor=CONTROL + name, dtype="float32", shape=array.shape, kind="value",
                     weighting="uniform", range=control_range, bits=upload.bits, clip=control_clip,
                 )
             )  # fmt: skip
+            # The clipped change, the same that the server adds to c: otherwise c would drift from the mean of the c_i.
             _, own = _controls(graph, local, name)
-            following = graph.node("Add", [own, kept], f"{own}.next")
+            following = graph.node("Add", [own, clipped], f"{own}.next")
             graph.output(_own_control(name, array, following))
         return graph.build()
 
@@ -144,7 +148,7 @@ def _finish(upload: Upload, control_clip: float, control_range: float) -> MakePr
 
 
 def _controls(graph: ProgramGraph, local: LocalTraining, name: str) -> tuple[str, str]:
-    """c and c_i of a parameter, as inputs."""
+    """Add c and c_i of a parameter as inputs; return their names."""
     array, control = local.parameters[name], CONTROL + name
     return (
         graph.input(Broadcast(name=control, tensor=control, dtype="float32", shape=array.shape)),
@@ -157,7 +161,7 @@ def _own_control(name: str, array: np.ndarray, port: str) -> State:
 
 
 def _distance(graph: ProgramGraph, local: LocalTraining) -> str:
-    """steps * lr, above 0: with a rate of 0 nothing moves, and nothing divided by a tiny number is nothing."""
+    """Add steps * lr, at least a tiny number: with a rate of 0 the deltas are 0, and so is their quotient."""
     rate = graph.input(local.hyperparameters["lr"])
     count = graph.input(Count(name=graph.own("count"), dtype="int64", shape=(), of="steps"))
     steps = graph.node("Cast", [count], graph.own("steps"), to=1)

@@ -1,4 +1,4 @@
-"""What every federated algorithm provides: an `init`/`update` pair on the server, a description of its device half."""
+"""The parts of a federated algorithm: an `init`/`update` pair on the server, and a description of its device half."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ UpdateModel = Callable[
 
 @dataclass(frozen=True)
 class StepBound:
-    """The largest L2 norms of what one step of the server can change: all parameters together, and all of the state.
+    """The largest L2 norms by which one step of the server can change all parameters together, and all of the state.
 
-    Not in it: that the new parameters are rounded to float32, by `storage_rounding` of them at most.
+    It does not include the rounding of the new parameters to float32, which `storage_rounding` bounds.
     """
 
     parameters: float
@@ -41,13 +41,13 @@ class StepBound:
 BoundStep = Callable[[Manifest, Mapping[str, float] | None, int], StepBound]
 """manifest, the server half's hyperparameters, cohort size -> how far a step can go whose sum passed Layout.check_sum.
 
-All that it rests on is signed: the update ports, and the policy's `max_server_lr`. Hyperparameters None: whatever the
-policy allows (what a device reckons with, which is not told them); a name that is missing has its default. Pure
-arithmetic. Raises PolicyError for hyperparameters beyond the policy.
+It reads only what the publisher signed: the update ports, and the policy's `max_server_lr`. Hyperparameters None: the
+largest that the policy allows, as a device assumes, which does not know them. A name that is missing has its default.
+Raises PolicyError for hyperparameters beyond the policy.
 """
 
 MakeBroadcast = Callable[[Tensors], Tensors]
-"""state -> what the devices get beside the parameters this round."""
+"""state -> the tensors that devices get beside the parameters this round."""
 
 
 def no_state(parameters: Mapping[str, np.ndarray]) -> Tensors:
@@ -60,7 +60,7 @@ def no_broadcast(state: Tensors) -> Tensors:
 
 @dataclass(frozen=True)
 class Strategy:
-    """One federated algorithm. The server half is NumPy only; `device` describes what the converter makes graphs of."""
+    """One federated algorithm. The server half needs NumPy only; the converter makes graphs from the `device` half."""
 
     name: str
     update: UpdateModel
@@ -69,9 +69,10 @@ class Strategy:
     init: InitState = no_state
     broadcast: MakeBroadcast = no_broadcast
     server_hyperparameters: Mapping[str, float] = field(default_factory=dict)
-    """Those that the server half reads, with their defaults; the others of a plan go to the devices."""
+    """Hyperparameters that the server half reads, with their defaults; a plan's others go to the devices."""
     asynchronous: bool = False
-    """Whether updates that began with different versions may be summed: only deltas matter, nothing is sent back."""
+    """Whether updates that began with different versions may be summed. The server must need deltas only, and devices
+    no tensors of its state."""
 
 
 def training_layout(manifest: Manifest) -> Layout:
@@ -79,7 +80,7 @@ def training_layout(manifest: Manifest) -> Layout:
 
 
 def server_rate(manifest: Manifest, hyperparameters: Mapping[str, float] | None) -> float:
-    """server_lr, or the largest that the policy allows where it is not told. Raises PolicyError beyond the policy."""
+    """server_lr; the largest that the policy allows where `hyperparameters` is None. Raises PolicyError beyond that."""
     most = manifest.privacy.max_server_lr
     if hyperparameters is None:
         return most
@@ -92,20 +93,22 @@ def server_rate(manifest: Manifest, hyperparameters: Mapping[str, float] | None)
 
 
 def mean_norm(updates: Sequence[Update], of: Sequence[Group], cohort: int) -> float:
-    """The largest L2 norm of these groups together, in a sum divided by the sum of weights."""
+    """The largest L2 norm of the groups `of` together, in a sum divided by the sum of weights."""
     squares = 0.0
     for group in of:
+        # A group without a clip has a bound for each element: n of at most b have a norm of at most b sqrt(n).
         elements = 1.0 if group.norm is not None else math.sqrt(entries(group.ports[0]))
         squares += (mean_bound(updates, group, cohort) * elements) ** 2
+    # The groups have no entries in common, so their norms add up as squares.
     return math.sqrt(squares)
 
 
-def groups_of(layout: Layout, kind: str) -> list[Group]:
-    """Those of the deltas, or of the values."""
+def select_groups(layout: Layout, kind: str) -> list[Group]:
+    """The groups of the entries of one `kind`, "delta" or "value"."""
     return [group for group in groups(layout.updates) if group.ports[0].kind == kind]
 
 
 def storage_rounding(parameters: Mapping[str, np.ndarray]) -> float:
-    """The largest norm of what rounding parameters of this size to float32 adds to a step: 2^-24 of their norm."""
+    """The largest L2 norm that rounding these parameters to float32 adds to a step: 2^-24 of their norm."""
     squares = sum(float(np.square(array, dtype=np.float64).sum()) for array in parameters.values())
     return 2.0**-24 * math.sqrt(squares)

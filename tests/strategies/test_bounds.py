@@ -148,7 +148,7 @@ def test_a_sum_beyond_the_bound_is_refused(finish_of: Callable[[str, str], Finis
         ]),
         changed(good, deltas={key: np.full_like(array, np.nan) for key, array in good.deltas.items()}),
     ):  # fmt: skip
-        with pytest.raises(BoundError, match=r"rejected: .* 10 devices that keep to their program"):
+        with pytest.raises(BoundError, match=r"rejected: .* 10 devices that run the signed program"):
             here.layout.check_sum(bad, cohort)
 
 

@@ -1,4 +1,4 @@
-"""What a bundle's graphs may hold, checked on their bytes alone, on devices and servers, without the ONNX package."""
+"""Checks a bundle's graphs by their bytes alone, on devices and servers, without the ONNX package."""
 
 from archipel.bundle.graphs.inspection import MAX_GRAPH_BYTES, inspect_graph
 from archipel.bundle.graphs.wire import WireError

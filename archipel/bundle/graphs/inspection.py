@@ -1,7 +1,7 @@
-"""Walk a graph before anything runs it: every node, subgraph, function body and tensor, with no ONNX package.
+"""Check a graph before anything runs it: every node, subgraph, function body and tensor, with no ONNX package.
 
-What passes reads no file but the bundle's weights and uses nothing but standard operators and functions of its own.
-ONNX Runtime checks most of this as well, in some versions and in others not; a device does not rest on that.
+A graph that passes reads no file but the bundle's weights and uses only standard operators and functions of its own.
+Some versions of ONNX Runtime check most of this themselves and others do not, so a device does not rely on it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from archipel.errors import UnsafeGraphError
 
 MAX_GRAPH_BYTES = 64 << 20
 MAX_NODES = 500_000
-"""Nodes of a graph once every call of a function is replaced by its body: ONNX Runtime does that."""
+"""Nodes of a graph once every call of a function is replaced by its body, as ONNX Runtime does."""
 MAX_DEPTH = 16
 """Subgraphs within subgraphs, types within types."""
 MAX_CALL_DEPTH = 32
@@ -29,7 +29,7 @@ Name = tuple[str, str, str]
 
 
 class _Scope(NamedTuple):
-    """Where the walk is: the graph's or function's name for messages, and the function, None in the main graph."""
+    """Where the walk is: a text for messages, the function (None in the main graph), and the depth of subgraphs."""
 
     where: str
     function: Name | None
@@ -37,8 +37,10 @@ class _Scope(NamedTuple):
 
 
 def inspect_graph(program: str, data: bytes, weights: tuple[str, int]) -> None:
-    """Check the serialized ModelProto `data` of `program`; `weights` is the name and the size in bytes of the only file
-    that it may refer to. Raises UnsafeGraphError, which names the program, the node, and what was expected.
+    """Check the serialized ModelProto `data` of `program`.
+
+    `weights` is the name and the size in bytes of the only file that the graph may refer to. Raises UnsafeGraphError,
+    which names the program, the node, and what was expected.
     """
     where = f"program {program!r}"
     if len(data) > MAX_GRAPH_BYTES:
@@ -58,7 +60,7 @@ class _Walk:
         self._where = where
         self._weights = weights
         self._functions: dict[Name, dict[str, Any]] = {}
-        # Per function (None: the main graph): its own nodes, and how often it calls which function.
+        # Per function (None: the main graph): the number of its own nodes, and how often it calls which function.
         self._nodes: dict[Name | None, int] = {}
         self._calls: dict[Name | None, dict[Name, int]] = {}
 
@@ -72,6 +74,7 @@ class _Walk:
         if "graph" not in model:
             raise UnsafeGraphError(f"{where}: its file holds no graph")
         self._metadata(model, where)
+        # The functions' names before any node: a node may call a function that stands later in the file.
         functions = [reader.read(schema.FUNCTION, span) for span in model.get("functions", [])]
         for function in functions:
             name = self._function_name(function)
@@ -83,6 +86,7 @@ class _Walk:
         self._graph(model["graph"], _Scope(where, None))
         for name, function in self._functions.items():
             self._function(name, function)
+        # Functions that nobody calls are counted, too: `_expanded` refuses their loops as well.
         known: dict[Name | None, int] = {}
         for caller in (None, *self._functions):
             self._expanded(caller, known, ())
@@ -117,7 +121,8 @@ class _Walk:
         self._calls.setdefault(name, {})
 
     def _expanded(self, name: Name | None, known: dict[Name | None, int], path: tuple[Name | None, ...]) -> int:
-        """Nodes of a function with all that it calls. Each function is looked at once."""
+        """The number of nodes of a function with all that it calls, kept in `known`. `path` leads to this call."""
+        # 20 functions that each call the next one three times are a small file, but 3^20 nodes once they are inlined.
         if name in path:
             raise UnsafeGraphError(f"{self._where}: function {_shown(name)} calls itself, in one step or in several")
         if len(path) > MAX_CALL_DEPTH:
@@ -197,7 +202,7 @@ class _Walk:
                 raise UnsafeGraphError(f"{where}: two attributes have the same name")
 
     def _attribute(self, span: Span, scope: _Scope, where: str) -> str:
-        """Checks the attribute; its name."""
+        """Check the attribute; return its name."""
         reader = self._reader
         attribute = reader.read(schema.ATTRIBUTE, span)
         name, kind = self._text(attribute, "name"), attribute.get("type", 0)
@@ -209,7 +214,8 @@ class _Walk:
             if scope.function is None or held:
                 raise UnsafeGraphError(f"{where}: attribute {name[:64]!r} refers to one of a function, outside of one")
             return name
-        # A list may be empty, and then nothing is there.
+        # The type must agree with the one field that has a value: of two values, readers could take different ones. An
+        # empty list is written as no field at all.
         if held != {expected} and (held or not expected.endswith("s") or expected == "s"):
             raise UnsafeGraphError(
                 f"{where}: attribute {name[:64]!r} is of type {kind} ({expected}) and has {sorted(held) or 'no value'}"
@@ -225,8 +231,8 @@ class _Walk:
             for graph in spans:
                 self._graph(graph, scope._replace(where=where, depth=scope.depth + 1))
         elif expected in ("tp", "type_protos"):
-            for each in spans:
-                self._type(each, where, 0)
+            for type_span in spans:
+                self._type(type_span, where, 0)
         return name
 
     # --- tensors and types --------------------------------------------------------------------------------------------
@@ -247,16 +253,16 @@ class _Walk:
         if depth > MAX_DEPTH:
             raise UnsafeGraphError(f"{where}: types more than {MAX_DEPTH} deep")
         reader = self._reader
-        found = reader.read(schema.TYPE, span)
-        kinds = found.keys() - {"denotation"}
+        fields = reader.read(schema.TYPE, span)
+        kinds = fields.keys() - {"denotation"}
         if len(kinds) > 1:
             raise UnsafeGraphError(f"{where}: a type is {' and '.join(sorted(kinds))} at once")
-        if "tensor_type" in found:
-            tensor = reader.read(schema.TENSOR_TYPE, found["tensor_type"])
+        if "tensor_type" in fields:
+            tensor = reader.read(schema.TENSOR_TYPE, fields["tensor_type"])
             for dimension in reader.read(schema.SHAPE, tensor.get("shape", _NONE)).get("dim", []):
                 reader.read(schema.DIMENSION, dimension)
         for kind in kinds - {"tensor_type"}:
-            element = reader.read(schema.ELEMENT_TYPE, found[kind])
+            element = reader.read(schema.ELEMENT_TYPE, fields[kind])
             self._type(element.get("elem_type", _NONE), where, depth + 1)
 
     # --- small things -------------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """ONNX's messages as tables of fields: number, name, wire type. Source: onnx/onnx.proto, IR version 10 to 13.
 
-Numbers in lists are packed where onnx.proto says so and one by one where it does not, as the official library writes
-them. A field that is known but that no bundle needs has the reason why it is refused.
+Lists of numbers are packed where onnx.proto says so and have one field per number elsewhere, as the official library
+writes them. A known field that no bundle needs has the reason why it is refused.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ _NO_QUANTIZATION = "quantization annotations are not part of bundles; quantize w
 
 
 def _table(**fields: tuple[int, int] | tuple[int, int, bool] | tuple[int, int, bool, str]) -> Table:
+    # Keyed by the tag as it stands in the file, so that a field of another wire type is unknown at once.
     entries = {}
     for name, (number, wire, *rest) in fields.items():
         entries[number * 8 + wire] = Field(name, wire, *rest)
@@ -133,7 +134,7 @@ ATTRIBUTE_VALUES: dict[int, str] = {
     1: "f", 2: "i", 3: "s", 4: "t", 5: "g", 6: "floats", 7: "ints", 8: "strings", 9: "tensors", 10: "graphs",
     13: "tp", 14: "type_protos",
 }  # fmt: skip
-"""AttributeProto.type, and the field that then holds the value."""
+"""The field that has the value, by AttributeProto.type."""
 
 STRING = 8
 EXTERNAL = 1
@@ -146,4 +147,4 @@ DATA_TYPES: dict[int, tuple[int, str]] = {
     16: (16, "int32_data"), 17: (8, "int32_data"), 18: (8, "int32_data"), 19: (8, "int32_data"), 20: (8, "int32_data"),
     21: (4, "int32_data"), 22: (4, "int32_data"),
 }  # fmt: skip
-"""TensorProto.data_type: bits of an element, and the field that holds its values where `raw_data` does not."""
+"""By TensorProto.data_type: bits of an element, and the field that has the values where `raw_data` does not."""

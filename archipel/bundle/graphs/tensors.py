@@ -17,7 +17,9 @@ _NUMBER = re.compile(r"0|[1-9][0-9]{0,18}")
 
 
 def check_tensor(reader: Reader, tensor: dict[str, Any], where: str, weights: tuple[str, int]) -> None:
-    """`tensor` is a TensorProto as it was read; `weights` the name and size (bytes) of the only file that it may refer
+    """Check that the tensor's bytes are in one place and fit its dtype and shape.
+
+    `tensor` has the fields of a TensorProto; `weights` is the name and size (bytes) of the only file that it may refer
     to. Raises UnsafeGraphError, WireError.
     """
     data_type = tensor.get("data_type", 0)
@@ -25,6 +27,7 @@ def check_tensor(reader: Reader, tensor: dict[str, Any], where: str, weights: tu
         raise UnsafeGraphError(f"{where}: data type {data_type}, expected one of {sorted(DATA_TYPES)}")
     bits, typed = DATA_TYPES[data_type]
     count = _count(tensor.get("dims", []), where)
+    # Elements of 4 bits are packed two in a byte.
     nbytes = (count * bits + 7) // 8
     if nbytes > MAX_TENSOR_BYTES:
         raise UnsafeGraphError(f"{where}: {nbytes} bytes, the limit is {MAX_TENSOR_BYTES} (2 GiB)")
@@ -46,35 +49,37 @@ def check_tensor(reader: Reader, tensor: dict[str, Any], where: str, weights: tu
         if stop - first != nbytes:
             raise UnsafeGraphError(f"{where}: {stop - first} bytes of raw_data, dtype and shape need {nbytes}")
         return
-    there, needed = _values(reader, tensor, typed), (count + 1) // 2 if bits == 4 else count
-    if there != needed:
-        raise UnsafeGraphError(f"{where}: {there} values in {typed}, dtype and shape need {needed}")
+    # int32_data has two elements of 4 bits in one number.
+    values, needed = _count_values(reader, tensor, typed), (count + 1) // 2 if bits == 4 else count
+    if values != needed:
+        raise UnsafeGraphError(f"{where}: {values} values in {typed}, dtype and shape need {needed}")
 
 
 def _count(dims: list[int], where: str) -> int:
-    """Elements of a tensor of that shape."""
+    """The number of elements of a tensor with the shape `dims`."""
     count = 1
     if len(dims) > MAX_RANK:
         raise UnsafeGraphError(f"{where}: rank {len(dims)}, the limit is {MAX_RANK}")
     for dim in dims:
-        # Negative ones are beyond the limit, too: 64 bits of two's complement, read as an unsigned number.
+        # Negative sizes exceed the limit, too: they are 64 bits of two's complement, read as an unsigned number.
         if dim > MAX_TENSOR_BYTES:
             raise UnsafeGraphError(f"{where}: its shape has a size that is not from 0 to {MAX_TENSOR_BYTES}")
         count *= dim
     return count
 
 
-def _values(reader: Reader, tensor: dict[str, Any], typed: str) -> int:
-    found = tensor.get(typed)
-    if found is None:
+def _count_values(reader: Reader, tensor: dict[str, Any], typed: str) -> int:
+    """The number of values in the field `typed`; -1, which fits no shape, where its last one is cut off."""
+    field = tensor.get(typed)
+    if field is None:
         return 0
     if typed == "string_data":
-        return len(found)
+        return len(field)
     if typed in ("float_data", "double_data"):
         size = 4 if typed == "float_data" else 8
-        whole, rest = divmod(found[1] - found[0], size)
+        whole, rest = divmod(field[1] - field[0], size)
         return -1 if rest else whole
-    return reader.count_varints(found)
+    return reader.count_varints(field)
 
 
 def _entries(reader: Reader, spans: list[tuple[int, int]], where: str) -> dict[str, str]:

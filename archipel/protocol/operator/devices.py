@@ -1,4 +1,4 @@
-"""What people see of devices, populations and enrolment tokens. What devices tell about themselves is not shown."""
+"""What people see of devices, populations and enrolment tokens. Attributes that devices report are not shown."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from archipel.protocol.operator.tasks import MAX_PAGE, PageQuery
 from archipel.protocol.sealed import Sealed
 
 DeviceState = Literal["active", "set-aside", "revoked"]
-"""Of a query: `active` devices are all that were not revoked, those that are set aside are among them."""
+"""The states of a query: `active` are all devices that were not revoked, including those that are set aside."""
 PAGE = 50
 
 
 class DeviceQuery(PageQuery, frozen=True, kw_only=True):
-    """Those of one population, in one state, or of all."""
+    """Devices of one population (null: of all), in one state (null: in any)."""
 
     population: Name | None = None
     state: DeviceState | None = None
@@ -24,7 +24,7 @@ class DeviceQuery(PageQuery, frozen=True, kw_only=True):
 
 class QuarantineInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
     """Why no round takes a device from `since` until `until`. `detail` is the evidence in words, `round_id` the round
-    whose end showed it, `times` how often the device was set aside by now."""
+    whose end showed it, `times` how often the server has set the device aside, this time included."""
 
     reason: str
     detail: str
@@ -35,8 +35,9 @@ class QuarantineInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
 
 
 class SuspicionInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
-    """What the search for whoever spoils rounds knows of a device: of the `rounds` that it was in since the search
-    began `spoiled` were. `odds`: an honest device comes to such evidence once in so many searches at most."""
+    """What the search for devices that spoil rounds knows of a device: it was in `rounds` rounds since the search
+    began, of which `spoiled` were spoiled. `odds`: at most one in so many searches finds such evidence against an
+    honest device."""
 
     rounds: int
     spoiled: int
@@ -44,10 +45,10 @@ class SuspicionInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
 
 
 class DeviceInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
-    """`last_seen`: when it last came and waited for work, null before the first time. `rotations`: how often it
+    """`last_seen`: when the device last waited for work, null before the first time. `rotations`: how often it
     replaced its key. `rounds`: how many it was assigned to. `faults`: how often it did something wrong that was
-    clearly its own doing. `quarantine` is null for a device that rounds may take, `suspicion` for one that was in no
-    spoiled round of late."""
+    clearly its own fault. `quarantine` is null for a device that rounds may take, `suspicion` for one that was in no
+    spoiled round lately."""
 
     device_id: DeviceId
     population: Name
@@ -71,15 +72,16 @@ class DevicePage(Message, frozen=True, kw_only=True, omit_defaults=False):
 
 
 class PopulationQuery(Message, frozen=True, kw_only=True):
-    """At most `limit` populations, those that follow the one named `after`."""
+    """At most `limit` populations, from the one that follows `after` by name."""
 
     limit: Annotated[int, Meta(ge=1, le=MAX_PAGE)] = PAGE
     after: Name | None = None
 
 
 class SearchInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
-    """A search for whoever spoils a population's rounds. `rounds` it learned from, `spoiled` of them, since `began`,
-    `quiet` good ones after the last of these; `suspects` were in a spoiled one, and are mixed with other devices."""
+    """A search for devices that spoil a population's rounds. It has learned from `rounds` rounds since `began`, of
+    which `spoiled` were spoiled; the last `quiet` were good. `suspects` devices were in a spoiled round; the server
+    mixes them with other devices."""
 
     began: float
     last_spoiled: float
@@ -91,7 +93,8 @@ class SearchInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
 
 class PopulationInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
     """Numbers of devices: `enrolled` and not revoked, `revoked`, `waiting` for work now, `in_rounds`, `set_aside` (no
-    round takes them now). `live_tasks`: those running or paused. `search` is null while no round is spoiled."""
+    round takes them now). `live_tasks` counts tasks that run or are paused. `search` is null while no round is
+    spoiled."""
 
     name: Name
     enrolled: int

@@ -1,4 +1,4 @@
-"""What the API speaks about models, their versions, rollouts and metrics."""
+"""Messages of the API about models, their versions, rollouts and metrics."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ Reason = Annotated[str, Meta(max_length=512)]
 
 
 class NameQuery(Message, frozen=True, kw_only=True):
-    """At most `limit` items, those that follow the one named `after`."""
+    """At most `limit` items, from the one that follows `after` by name."""
 
     limit: Annotated[int, Meta(ge=1, le=MAX_PAGE)] = 50
     after: Name | None = None
 
 
 class NumberQuery(Message, frozen=True, kw_only=True):
-    """At most `limit` items, those that follow the one with the number `after`."""
+    """At most `limit` items, from the one that follows number `after` in the list."""
 
     limit: Annotated[int, Meta(ge=1, le=MAX_PAGE)] = 50
     after: VersionNumber | None = None
 
 
 class ModelRequest(Message, frozen=True, kw_only=True):
-    """What the devices of `population` are to run under this name, which is one of the whole server."""
+    """A model that the devices of `population` are to run. No other model of the server has the same `name`."""
 
     name: Name
     population: Name
 
 
 class ModelInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
-    """`promoted` is the number of the version that is for all devices, `newest` that of the last one registered,
-    `rollout_id` the rollout under way; each null where there is none. `not_offered` says why the promoted version is
-    offered to no device: its bundle has expired; empty while it is offered."""
+    """`promoted` is the number of the version that is for all devices, `newest` that of the last registered one,
+    `rollout_id` the rollout under way; each null where there is none. `not_offered` says why the server offers the
+    promoted version to no device, such as an expired bundle; it is empty while the server offers it."""
 
     name: Name
     population: Name
@@ -62,8 +62,8 @@ class ModelPage(Message, frozen=True, kw_only=True, omit_defaults=False):
 
 
 class VersionRequest(Message, frozen=True, kw_only=True):
-    """Either an uploaded `bundle` as it is, or what the training task `task_id` made: version `task_version` of it
-    (null: its newest). `parent` is the number of the version that it was made from; null: as the lineage says."""
+    """Either an uploaded `bundle` as it is, or version `task_version` (null: the newest) of the training task
+    `task_id`. `parent` is the number of the version that it was made from; null: as the lineage says."""
 
     bundle: Digest | None = None
     task_id: RoundId | None = None
@@ -75,11 +75,11 @@ class VersionInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
     """A version: its content, and where it came from.
 
     `digest` is SHA-256 of the JSON of `bundle` and `weights` (keys sorted, no blanks; null: the bundle's own), so the
-    same content is the same version. Version `task_version` of task `task_id` was made by round `round_id` from the
-    updates of `cohort` devices. The last three are what the bundle says of itself: the bundle that it was made of, the
-    recipe, and what was measured then. `downloaded`: so many devices said within
-    the last 30 days that this is what they fetched last; whether they run it, none says. After
-    `not_after` (Unix seconds; 0: without end) its bundle has expired, and the version is offered to no device.
+    same content is the same version. Round `round_id` made version `task_version` of task `task_id` from the updates of
+    `cohort` devices. The last three fields are from the bundle's lineage: the bundle that it was made from, the recipe,
+    and the metrics measured then. `downloaded`: so many devices reported within the last 30 days that they fetched this
+    version last; they do not report whether they run it. After `not_after` (Unix seconds; 0: without end) the bundle
+    has expired, and the server offers the version to no device.
     """
 
     model: Name
@@ -103,8 +103,8 @@ class VersionInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
 
 
 class Evaluation(Message, frozen=True, kw_only=True, omit_defaults=False):
-    """What the devices of one round of an evaluation task found: means of `metrics` over `examples` examples, and what
-    was `clamped` (see RoundResult)."""
+    """The result of one round of an evaluation task: means of `metrics` over `examples` examples, and the shares that
+    were `clamped` (see RoundResult)."""
 
     task_id: RoundId
     round_id: RoundId
@@ -116,7 +116,7 @@ class Evaluation(Message, frozen=True, kw_only=True, omit_defaults=False):
 
 
 class VersionDetail(VersionInfo, frozen=True, kw_only=True, omit_defaults=False):
-    """With its `evaluations` over devices of the model's population, newest first, at most 100."""
+    """A version with its `evaluations` on devices of the model's population, newest first, at most 100."""
 
     evaluations: list[Evaluation]
 
@@ -137,7 +137,7 @@ class RejectionRequest(Message, frozen=True, kw_only=True):
 
 
 class PromotionInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
-    """From `created` on `version` was for all devices: promoted by hand, at the end of a rollout, or by a rollback."""
+    """From `created` on `version` is for all devices: promoted by hand, at the end of a rollout, or by a rollback."""
 
     number: int
     version: int
@@ -155,21 +155,22 @@ class PromotionPage(Message, frozen=True, kw_only=True, omit_defaults=False):
 
 
 class Stage(Message, frozen=True, kw_only=True):
-    """`percent` of the devices are offered the version for `soak_seconds` before it is evaluated on them."""
+    """The server offers the version to `percent` of the devices for `soak_seconds`, then evaluates it on them."""
 
     percent: Annotated[float, Meta(gt=0, le=100)]
     soak_seconds: Annotated[float, Meta(ge=0, le=MAX_SECONDS)]
 
 
 class Gate(Message, frozen=True, kw_only=True):
-    """What a stage's devices must find for the rollout to go on.
+    """The condition that an evaluation on a stage's devices must meet for the rollout to go on.
 
-    `metric` is one that an evaluation of the bundles can ask for, `range` the bound of its absolute value: beyond that
-    on any device the gate is not passed. With `max_loss` the version now promoted is evaluated after it, on those of
-    the same devices that still come, and the new one may be worse by so much; with `worst` its value is compared with
-    that. At least one of the two is there. At least `min_devices` are heard, at most `max_devices` asked (with privacy
-    secure at least the threshold of these that the bundle's policy demands), and they must have `min_examples`
-    together, of which `max_examples` are taken from each. Without a result within `seconds` the rollout is rolled back.
+    `metric` is one that an evaluation of the bundles can ask for, `range` the bound of its absolute value: a value
+    beyond it on any device fails the gate. With `max_loss` the server also evaluates the promoted version afterwards,
+    on those of the same devices that still come, and the new version may be worse by at most so much. With `worst` the
+    new version's value must not be worse than that. At least one of the two must be given. The server asks at most
+    `max_devices`, and at least `min_devices` must answer (with privacy secure also the share of `max_devices` that the
+    threshold of the bundle's policy demands). Together they must have `min_examples`; at most `max_examples` count of
+    each. Without a result within `seconds` the server rolls the rollout back.
     """
 
     metric: Annotated[str, Meta(min_length=1, max_length=128)]
@@ -187,11 +188,10 @@ class Gate(Message, frozen=True, kw_only=True):
 
 
 class RolloutRequest(Message, frozen=True, kw_only=True):
-    """Bring `version` of `model` to more and more devices, and to all of them after the last of `stages`.
+    """Offer `version` of `model` to more and more devices, and to all of them after the last of `stages`.
 
     `eligibility` is an expression over the attributes that devices report (docs/operations.md, "Whom a task takes"):
-    the percentages are of the devices for which it is true. That there is no `gate` between the stages has to be said:
-    "none".
+    the percentages are of the devices for which it is true. `gate` "none": no gate between the stages.
     """
 
     model: Name
@@ -202,7 +202,7 @@ class RolloutRequest(Message, frozen=True, kw_only=True):
 
 
 class StageEvaluation(Message, frozen=True, kw_only=True, omit_defaults=False):
-    """How the evaluation of `version` at the end of a stage goes; `value` is the gate's metric, null without one."""
+    """The evaluation of `version` at the end of a stage; `value` is the gate's metric, null without a result."""
 
     version: int
     task_id: RoundId
@@ -213,7 +213,7 @@ class StageEvaluation(Message, frozen=True, kw_only=True, omit_defaults=False):
 
 
 class StageInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
-    """`started` is null before it has begun, `passed` until there is a verdict."""
+    """`started` is null before the stage has begun, `passed` until the gate has decided."""
 
     percent: float
     soak_seconds: float
@@ -225,8 +225,9 @@ class StageInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
 
 
 class RolloutInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
-    """`stage` counts from 1; `state_ends` is when the state's time is over: a stage is then evaluated, an evaluation
-    without a result or a pause then ends in a rollback. `baseline` is the version that was promoted when it began."""
+    """`stage` counts from 1; `state_ends` is when the state's time is over: then a stage is evaluated, and an
+    evaluation without a result or a pause ends in a rollback. `baseline` is the version that was promoted when the
+    rollout began."""
 
     rollout_id: RoundId
     model: Name
@@ -252,8 +253,8 @@ class RolloutPage(Message, frozen=True, kw_only=True, omit_defaults=False):
 
 
 class RoundMetrics(Message, frozen=True, kw_only=True, omit_defaults=False):
-    """What the `devices` devices of a committed round came to: of training the version `weights_out` and the sum of
-    their weights, else the `result`."""
+    """The outcome of a committed round with `devices` devices: of training the new weights `weights_out` and the sum of
+    the devices' weights, else the `result`."""
 
     round_id: RoundId
     number: int

@@ -1,4 +1,4 @@
-"""What the operator's side of the API speaks; the devices' side is in archipel.protocol.messages."""
+"""Messages of the operator's side of the API; those of the devices' side are in archipel.protocol.messages."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ DeadlinePhase = Literal[
 
 
 class PageQuery(Message, frozen=True, kw_only=True):
-    """At most `limit` items, those that follow the item with the id `after`."""
+    """At most `limit` items, from the one that follows the item with the id `after`."""
 
     limit: Annotated[int, Meta(ge=1, le=MAX_PAGE)] = 50
     after: RoundId | None = None
 
 
 class EntryQuery(Message, frozen=True, kw_only=True):
-    """Entries that follow number `after`; from the first one with 0."""
+    """Entries that follow number `after`; 0: from the first one on."""
 
     after: Whole = 0
 
@@ -196,8 +196,8 @@ class TaskPage(Message, frozen=True, kw_only=True, omit_defaults=False):
 
 
 class ParticipantInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
-    """`furthest` is the last phase that the device answered in; `assigning`: it was not heard of since, but for that it
-    `left`, if it did."""
+    """`furthest` is the last phase in which the device answered; `assigning`: it has sent nothing since it got the
+    plan, except that it `left`, if it did."""
 
     device_id: DeviceId
     furthest: Phase
@@ -246,24 +246,25 @@ class RoundResult(Message, frozen=True, kw_only=True, omit_defaults=False):
 
 
 class FaultInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
-    """What a device did wrong in a round, clearly by itself."""
+    """Something that a device did wrong in a round, clearly by its own fault."""
 
     device_id: DeviceId
     reason: str
 
 
 class RoundInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
-    """`participants` are the devices that got their plan in this round, `survivors` those whose updates are in the sum,
-    in a task that is asynchronous and plain whichever round they got it in; `weight_sum` is the sum of their weights.
+    """`participants` are the devices that got their plan in this round, `survivors` those whose updates are in the sum.
+    In an asynchronous and plain task these may have got their plan in another round. `weight_sum` is the sum of their
+    weights.
 
     `number` is that of the model version which the round makes (in an asynchronous task: after which it began); a round
-    that repeats a failed one has the same. `spoiled`: it failed because of what somebody in it sent, and nobody can see
-    who; `faults` are those that are clearly some device's, `set_aside` the devices that no round takes because of what
-    this one showed; `suspects`: so many of those that waited were drawn with another chance than the others. `result`
-    is what an evaluation or analysis found (see RoundResult), null for training. `refused`: how many devices took no
-    part, by reason (LeaveReason, or "untold"). Of a training's committed round: `step_norm`, the L2 norm of the change
-    of the parameters, and `step_scale`, 1 or what the step was multiplied with because it was far beyond the task's
-    others (`reason` says so).
+    that repeats a failed one has the same. `spoiled`: the round failed because of an update, and nobody can see whose.
+    `faults` are those that are clearly one device's, `set_aside` the devices that no round takes because of evidence
+    from this one. `suspects`: so many of the waiting devices were drawn with another probability than the others.
+    `result` is that of an evaluation or analysis (see RoundResult), null for training. `refused`: how many devices took
+    no part, by reason (LeaveReason, or "untold"). Of a training's committed round: `step_norm`, the L2 norm of the
+    change of the parameters, and `step_scale`, 1 or the factor by which the server shortened a step that was far longer
+    than the task's others (`reason` says so).
     """
 
     round_id: RoundId
@@ -297,7 +298,7 @@ class RoundPage(Message, frozen=True, kw_only=True, omit_defaults=False):
 
 
 class TokenRequest(Message, frozen=True, kw_only=True):
-    """`populations`: those that the token may deal with, null: all. `seconds`: how long it is valid, null: for ever."""
+    """`populations`: those that the token is for, null: all. `seconds`: how long it is valid, null: for ever."""
 
     name: Name
     role: AccessRole
@@ -306,7 +307,7 @@ class TokenRequest(Message, frozen=True, kw_only=True):
 
 
 class TokenInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
-    """What a token is for; times in Unix seconds, null where it does not expire or was not revoked."""
+    """A token's purpose; times are in Unix seconds, null where it does not expire or was not revoked."""
 
     token_id: RoundId
     name: Name
@@ -351,7 +352,7 @@ class AuditEntry(Message, frozen=True, kw_only=True, omit_defaults=False):
 
 
 class AuditQuery(Message, frozen=True, kw_only=True):
-    """At most `limit` entries, those that follow number `after`."""
+    """At most `limit` entries, from the one that follows number `after`."""
 
     limit: Annotated[int, Meta(ge=1, le=MAX_PAGE)] = MAX_PAGE
     after: Annotated[int, Meta(ge=0, le=2**53 - 1)] = 0

@@ -17,7 +17,10 @@ from archipel.protocol.secagg.shamir import decode_share
 
 
 def survivors_digest(survivors: Survivors) -> str:
-    """SHA-256 (hex) over the JSON of U3. Raises ConsistencyError unless the devices are sorted and distinct."""
+    """SHA-256 (hex) over the JSON of U3, the set of survivors.
+
+    Raises ConsistencyError unless the devices are sorted and distinct.
+    """
     devices = survivors.devices
     if any(one >= after for one, after in pairwise(devices)):
         raise ConsistencyError("survivors: device ids must be sorted and distinct, so that a set has one spelling")
@@ -25,14 +28,19 @@ def survivors_digest(survivors: Survivors) -> str:
 
 
 def check_advertisement(sealed: Sealed, device_key: bytes, round_id: str, plan_digest: str) -> Advertisement:
-    """Raises CertificateError, MessageError, or SecureAggregationError when it is for another round or plan, or brings
-    a key of small order, with which every private key agrees on zero."""
+    """The advertisement, verified with the raw 32-byte `device_key`.
+
+    Raises CertificateError or MessageError where the signature or the JSON is wrong, SecureAggregationError where it
+    is for another round or plan or has a key of small order, with which every private key agrees on zero.
+    """
     advertisement = unseal("advertisement", sealed, device_key, Advertisement, limit=MAX_STATEMENT_BYTES)
     if (advertisement.round_id, advertisement.plan) != (round_id, plan_digest):
         raise SecureAggregationError(
             f"advertisement: expected round {round_id} and plan {plan_digest[:16]}..., "
             f"got round {advertisement.round_id} and plan {advertisement.plan[:16]}..."
         )
+    # When a device drops out, the server reconstructs its mask key. Were that also its cipher key, the server could
+    # open the device's envelopes, take the seed's shares from them and unmask the device's vector.
     if advertisement.cipher_key == advertisement.mask_key:
         raise SecureAggregationError("advertisement: the cipher key and the mask key must differ")
     for name in ("cipher_key", "mask_key"):
@@ -42,9 +50,13 @@ def check_advertisement(sealed: Sealed, device_key: bytes, round_id: str, plan_d
 
 
 def check_envelope_keys(advertisement: Advertisement, envelope_keys: bytes, leaves: int) -> KeyTree:
-    """The tree of the `leaves` keys. Raises MessageError when they are not those that were advertised, which the device
-    need not have sent, and SecureAggregationError when one that it signed is of small order."""
+    """The tree of the `leaves` keys, 32 bytes each, one after the other.
+
+    Raises MessageError when they are not the advertised ones, SecureAggregationError when one is of small order.
+    """
     tree = KeyTree(envelope_keys, leaves)
+    # The root first: the device signed only that. Keys under another root may come from somebody else, so they are no
+    # fault of the device; a key of small order under its own root is.
     if tree.root != advertisement.envelope_root:
         raise MessageError("envelope keys: they are not those under the advertised root")
     for place in range(leaves):
@@ -54,8 +66,10 @@ def check_envelope_keys(advertisement: Advertisement, envelope_keys: bytes, leav
 
 
 def check_shares(shares: Shares, sender: str, session: Session) -> None:
-    """One signed envelope of the right size for every member of U1 but the sender. Raises ShareError or
-    CertificateError."""
+    """There must be one signed envelope of the right size for every member of U1 (`session.peers`) but the sender.
+
+    Raises ShareError, which blames the sender, or CertificateError, which blames nobody.
+    """
     peers = [share.peer for share in shares.shares]
     _require_each_once(f"shares from {sender}", peers, set(session.peers) - {sender}, sender)
     device_key = session.peers[sender].device_key
@@ -69,8 +83,11 @@ def check_shares(shares: Shares, sender: str, session: Session) -> None:
 
 
 def check_confirmation(sealed: Sealed, device_key: bytes, expected: Confirmation) -> Confirmation:
-    """Raises CertificateError, MessageError, SecureAggregationError for another round, plan or cohort, or
-    ConsistencyError for other survivors or complaints than `expected`."""
+    """The confirmation, verified with the raw 32-byte `device_key`; it must say the same as `expected`.
+
+    Raises CertificateError, MessageError, SecureAggregationError for another round, plan or cohort, or
+    ConsistencyError for other survivors or complaints.
+    """
     confirmation = unseal("confirmation", sealed, device_key, Confirmation, limit=MAX_STATEMENT_BYTES)
     for name in ("round_id", "plan", "cohort"):
         _require_same(name, confirmation, expected, SecureAggregationError, "it is for another session")
@@ -83,17 +100,17 @@ def check_confirmation(sealed: Sealed, device_key: bytes, expected: Confirmation
 
 
 def _require_same(
-    name: str, found: Confirmation, expected: Confirmation, error: type[SecureAggregationError], meaning: str
+    name: str, confirmation: Confirmation, expected: Confirmation, error: type[SecureAggregationError], meaning: str
 ) -> None:
-    wanted, came = getattr(expected, name), getattr(found, name)
-    if wanted != came:
-        raise error(f"confirmation: expected {name} {wanted[:16]}..., got {came[:16]}...; {meaning}")
+    required, actual = getattr(expected, name), getattr(confirmation, name)
+    if required != actual:
+        raise error(f"confirmation: expected {name} {required[:16]}..., got {actual[:16]}...; {meaning}")
 
 
 def check_unmasking(message: Unmasking, answerer: str, sharers: Collection[str], survivors: Collection[str]) -> None:
-    """Of each survivor (U3) the share of the seed, of each dropped sharer (U2 - U3) that of the mask key; no more.
+    """The answer must have a share of each survivor's seed (U3) and of each dropped sharer's mask key (U2 - U3).
 
-    Raises ShareError.
+    Raises ShareError, which blames the answerer, where one is missing, repeated, malformed or not asked for.
     """
     if answerer not in survivors:
         raise ShareError(f"unmasking from {answerer}: it is not one of the survivors", [answerer])

@@ -1,9 +1,9 @@
 """Complaints: a device shows that a peer signed an envelope for it in which there are no shares.
 
-Nobody has to believe it. Each device has a key for each possible sender, all under the root that it advertised, and
-reveals the one for this sender; with it and the sender's advertised key everybody opens the envelope and sees. AES-GCM
-alone would not do: it does not commit to a key, and the device could name a wrong one. The revealed key opens this one
-envelope, and no other was ever sealed to it.
+Everybody can check a complaint. Each device has one key for each possible sender, all under the Merkle root that it
+advertised. It reveals the key for the accused sender, and with that and the sender's advertised key everybody can try
+to open the envelope. AES-GCM does not commit to a key, so without the tree the device could name a wrong key. The
+revealed key opens this one envelope only: no other is sealed to it.
 """
 
 from __future__ import annotations
@@ -21,8 +21,11 @@ from archipel.protocol.secagg.session import Session
 
 
 def check_complaint(complaint: Complaint, session: Session) -> None:
-    """Raises CertificateError where the accused did not sign the envelope, and ShareError where it opens, where the key
-    is not the one that the complainer advertised for this sender, or where one of the two is not in the cohort."""
+    """Returns where the complaint holds.
+
+    Raises CertificateError where the accused did not sign the envelope, ShareError where the envelope opens, where the
+    key is not the one that the complainer advertised for this sender, or where one of the two is not in the cohort.
+    """
     accused, complainer = complaint.accused, complaint.complainer
     what = f"complaint of {complainer} about {accused}"
     if accused == complainer or accused not in session.peers or complainer not in session.peers:
@@ -30,6 +33,8 @@ def check_complaint(complaint: Complaint, session: Session) -> None:
     sender, associated = session.peers[accused], session.associated(accused, complainer)
     check_signature(sender.device_key, complaint.signature, complaint.ciphertext, associated, accused)
     public = keys.public_key(complaint.key)
+    # X25519 ignores five bits of a private key. With one accepted spelling, a complaint cannot be varied into others
+    # that have another digest and are just as valid.
     if complaint.key != keys.clamp(complaint.key):
         raise ShareError(f"{what}: the key is not spelled as X25519 uses it")
     if not session.is_key_for(accused, complainer, public, complaint.path):
@@ -56,9 +61,10 @@ def check_complaints(complaints: Complaints, session: Session) -> frozenset[str]
 
 
 def merge_complaints(lists: Iterable[Complaints]) -> Complaints:
-    """One complaint about each accused device: one is enough, and the list stays as short as the cohort."""
+    """One complaint about each accused device: one proves the fault, and the list stays as short as the cohort."""
+    # The complainer with the smallest id, so that the result does not depend on the order in which complaints come.
     chosen: dict[str, Complaint] = {}
-    for complaint in (complaint for each in lists for complaint in each.complaints):
+    for complaint in (complaint for complaints in lists for complaint in complaints.complaints):
         known = chosen.setdefault(complaint.accused, complaint)
         if complaint.complainer < known.complainer:
             chosen[complaint.accused] = complaint

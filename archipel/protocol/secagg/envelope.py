@@ -1,6 +1,6 @@
-"""What one participant sends to one other through the server, unreadable to it: two secret shares under AES-256-GCM.
+"""Envelopes: two secret shares from one participant to another under AES-256-GCM, which the server cannot read.
 
-The sender signs it. So what does not open is its sender's doing, and whoever carried it cannot have made it.
+The sender signs the envelope. So an envelope that does not open is its sender's fault: the server cannot have made it.
 """
 
 from __future__ import annotations
@@ -13,19 +13,21 @@ from archipel.errors import CertificateError, ShareError
 from archipel.protocol.secagg.shamir import SHARE_BYTES, decode_share
 
 NONCE_BYTES = 12
+# 16 bytes for the tag of AES-GCM.
 ENVELOPE_BYTES = NONCE_BYTES + 2 * SHARE_BYTES + 16
 
 
 def associated_data(round_id: str, cohort: str, sender: str, recipient: str) -> bytes:
-    """Ids and digests are hexadecimal and of fixed length, so nothing can be read in two ways.
+    """The bytes that an envelope is bound to. `cohort` is the digest of U1.
 
-    `cohort` makes an envelope worthless to a peer that was told another U1 than the sender.
+    A recipient to which the server showed another U1 than to the sender cannot open the envelope. Ids and digests are
+    hexadecimal and of fixed length, so no two sets of arguments give the same bytes.
     """
     return b"archipel/v1/envelope\0" + bytes.fromhex(round_id + cohort + sender + recipient)
 
 
 def seal_shares(key: bytes, nonce: bytes, mask_key_share: bytes, seed_share: bytes, associated: bytes) -> bytes:
-    """Nonce, ciphertext, tag. `nonce` is 12 random bytes, `key` that of one direction between two participants."""
+    """Nonce, ciphertext, tag. `nonce` is 12 random bytes; `key` has 32 and serves one sender and one recipient."""
     return nonce + AESGCM(key).encrypt(nonce, mask_key_share + seed_share, associated)
 
 
@@ -47,16 +49,16 @@ def open_shares(key: bytes, ciphertext: bytes, associated: bytes, sender: str) -
 
 
 def sign_envelope(identity: Ed25519PrivateKey, ciphertext: bytes, associated: bytes) -> bytes:
-    """Ed25519, 64 bytes. The associated data begins with the label, and has one length."""
+    """The Ed25519 signature, 64 bytes, over the associated data, which has a fixed length, and the ciphertext."""
     return identity.sign(associated + ciphertext)
 
 
 def check_signature(device_key: bytes, signature: bytes, ciphertext: bytes, associated: bytes, sender: str) -> None:
-    """Raises CertificateError, which blames nobody: anybody can garble what another one signed."""
+    """Raises CertificateError, which blames nobody: the server can garble what the sender signed."""
     try:
         Ed25519PublicKey.from_public_bytes(device_key).verify(signature, associated + ciphertext)
     except (InvalidSignature, ValueError):
         raise CertificateError(
-            f"shares from {sender}: its signature does not verify; they were tampered with on the way, or it was told "
-            "another cohort"
+            f"shares from {sender}: the signature does not verify; the shares were tampered with on the way, or the "
+            "server showed the sender another cohort"
         ) from None

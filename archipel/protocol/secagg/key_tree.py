@@ -1,7 +1,7 @@
-"""A Merkle tree over a device's public keys: one signed root stands for a key for each possible sender.
+"""A Merkle tree over a device's public keys: the device signs one root for its keys for all possible senders.
 
-The number of leaves is fixed by the plan (`max_cohort`); the tree is filled up to a power of two, so that every path
-has the same length. Leaves and nodes are hashed under different labels: none can be taken for the other.
+The plan fixes the number of leaves (`max_cohort`); the tree is filled up to a power of two, so that every path has the
+same length. Leaves and nodes are hashed under different labels, so that a leaf cannot be passed off as a node.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _EMPTY = bytes(KEY_BYTES)
 
 
 class KeyTree:
-    """Of `keys`, 32 bytes each, one after the other. Raises MessageError for another length."""
+    """The tree of `keys`, 32 bytes each, one after the other. Raises MessageError for another length."""
 
     def __init__(self, keys: bytes, leaves: int) -> None:
         if len(keys) != KEY_BYTES * leaves:
@@ -24,6 +24,7 @@ class KeyTree:
                 "bytes"
             )
         self._keys = keys
+        # Level 0 has the leaves' hashes, the last level the root; each level is one run of 32-byte hashes.
         level = b"".join(_leaf(keys[start : start + KEY_BYTES]) for start in range(0, len(keys), KEY_BYTES))
         self._levels = [level + _EMPTY * ((1 << depth(leaves)) - leaves)]
         while len(self._levels[-1]) > KEY_BYTES:
@@ -37,7 +38,7 @@ class KeyTree:
 
     @property
     def size(self) -> int:
-        """Of the keys and hashes that it holds, in bytes."""
+        """Bytes of the keys and hashes that it holds."""
         return len(self._keys) + sum(map(len, self._levels))
 
     def key(self, index: int) -> bytes:
@@ -45,17 +46,18 @@ class KeyTree:
         return self._keys[KEY_BYTES * index : KEY_BYTES * (index + 1)]
 
     def path(self, index: int) -> bytes:
-        """The siblings on the way from the leaf at `index` to the root."""
-        found = []
+        """The siblings on the way from the leaf at `index` to the root, 32 bytes each."""
+        siblings = []
         for level in self._levels[:-1]:
-            sibling = KEY_BYTES * (index ^ 1)
-            found.append(level[sibling : sibling + KEY_BYTES])
+            # Two siblings differ in the lowest bit of their index, and their parent's index is what lies above it.
+            start = KEY_BYTES * (index ^ 1)
+            siblings.append(level[start : start + KEY_BYTES])
             index >>= 1
-        return b"".join(found)
+        return b"".join(siblings)
 
 
 def depth(leaves: int) -> int:
-    """How many siblings a path has."""
+    """The number of siblings in a path."""
     return (leaves - 1).bit_length()
 
 
@@ -63,12 +65,13 @@ def is_under(root: bytes, key: bytes, index: int, path: bytes, leaves: int) -> b
     """Whether `path` leads from `key` at `index` of `leaves` to `root`."""
     if not 0 <= index < leaves or len(path) != KEY_BYTES * depth(leaves):
         return False
-    found = _leaf(key)
+    node = _leaf(key)
     for start in range(0, len(path), KEY_BYTES):
         sibling = path[start : start + KEY_BYTES]
-        found = _node(sibling + found if index & 1 else found + sibling)
+        # An odd index is the right one of its pair.
+        node = _node(sibling + node if index & 1 else node + sibling)
         index >>= 1
-    return found == root
+    return node == root
 
 
 def _leaf(key: bytes) -> bytes:

@@ -1,6 +1,6 @@
 """Keys of one secure round: X25519 agreements, and HKDF-SHA256 with a label for every use.
 
-No secret is compared anywhere in this room: tags are checked by AES-GCM, public keys are public.
+Nothing in this package compares secrets, so it needs no comparison in constant time: AES-GCM checks the tags itself.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SMALL_ORDER = frozenset(
         *(2**255 - 19 + offset for offset in (-1, 0, 1)),
     )
 )
-"""Every spelling of a point of order 1, 2, 4 or 8 on the curve and its twist, but for the highest bit."""
+"""Every encoding of a point of order 1, 2, 4 or 8 on the curve and its twist, with the highest bit cleared."""
 
 
 def public_key(private: bytes) -> bytes:
@@ -33,7 +33,8 @@ def public_key(private: bytes) -> bytes:
 
 
 def is_small_order(public: bytes) -> bool:
-    """Whether every private key agrees with it on zero (RFC 7748, section 6.1; the highest bit does not count)."""
+    """Whether every private key agrees with this public key on zero (RFC 7748, section 6.1)."""
+    # X25519 ignores the highest bit of a public key (RFC 7748, section 5).
     return public[:-1] + bytes([public[-1] & 127]) in _SMALL_ORDER
 
 
@@ -49,19 +50,20 @@ def agree(private: bytes, peer: bytes) -> bytes:
 
 
 def round_salt(round_id: str, plan_digest: str) -> bytes:
-    """HKDF's salt: keys of one round and plan are worthless in another."""
+    """HKDF's salt, by which keys of one round and plan are unusable in another."""
+    # Fixed lengths, so that no two pairs give the same salt.
     if not re.fullmatch("[0-9a-f]{32}", round_id) or not re.fullmatch("[0-9a-f]{64}", plan_digest):
         raise MessageError("a round id has 32 hexadecimal digits, a plan's digest 64")
     return b"archipel/v1/secagg\0" + bytes.fromhex(round_id) + bytes.fromhex(plan_digest)
 
 
 def envelope_private_key(secret: bytes, salt: bytes, place: int) -> bytes:
-    """X25519 private key for the envelope from the member at `place` of the cohort, from 0; clamped."""
+    """The clamped X25519 private key for the envelope from the member at `place` of the sorted cohort, from 0."""
     return clamp(_derive(secret, salt, b"envelope-private", place.to_bytes(4, "big")))
 
 
 def clamp(private: bytes) -> bytes:
-    """The one spelling of an X25519 private key (RFC 7748, section 5): five of its bits do not count."""
+    """The canonical form of an X25519 private key: X25519 fixes five of its bits (RFC 7748, section 5)."""
     return bytes([private[0] & 248]) + private[1:-1] + bytes([private[-1] & 127 | 64])
 
 
@@ -71,7 +73,8 @@ def envelope_key(shared: bytes, salt: bytes, sender: bytes, recipient: bytes) ->
 
 
 def pairwise_mask_key(shared: bytes, salt: bytes, one: bytes, other: bytes) -> bytes:
-    """AES-256-CTR key of the mask between the owners of mask keys `one` and `other`, either way round."""
+    """AES-256-CTR key of the mask between the owners of mask keys `one` and `other`, in either order."""
+    # Sorted: both owners derive the same key, whichever of the two is their own.
     return _derive(shared, salt, b"pairwise-mask", *sorted((one, other)))
 
 

@@ -1,7 +1,7 @@
 """Masks modulo 2^b: the key stream of AES-256-CTR, four bytes (little-endian) for each entry.
 
 Arithmetic is modulo 2^32, which 2^b divides, and is reduced once at the end. Every key is derived for one pair (or one
-self mask) and one round and expands to one mask only, so no key ever sees two nonces: the nonce is zero.
+self mask) and one round and expands to one mask only, so a nonce of zero never repeats under a key.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ _ZEROS = bytes(4 * _CHUNK)
 
 
 def apply_mask(vector: Vector, key: bytes, sign: int) -> None:
-    """Add (`sign` 1) or subtract (-1) the mask of the 32-byte `key` in place, modulo 2^32; `reduce` afterwards."""
+    """Add (`sign` 1) or subtract (-1) the mask of the 32-byte `key` in place, modulo 2^32; call `reduce` afterwards."""
     stream = Cipher(AES256(key), CTR(bytes(16))).encryptor()
     operation = np.add if sign > 0 else np.subtract
+    # `update_into` demands 15 bytes (a block less one) more than it writes. Encrypted zeros are the key stream.
     buffer = bytearray(4 * min(_CHUNK, vector.size) + 15)
     for start in range(0, vector.size, _CHUNK):
         part = vector[start : start + _CHUNK]
@@ -45,5 +46,5 @@ def add_masked(total: Vector, vector: Vector, modulus_bits: int) -> None:
 
 
 def pairwise_sign(own: str, peer: str) -> int:
-    """Bonawitz et al. 2017, section 4: the one with the larger id adds the pair's mask, the other subtracts it."""
+    """The device with the larger id adds the pair's mask, the other subtracts it (Bonawitz et al. 2017, section 4)."""
     return 1 if own > peer else -1

@@ -56,11 +56,20 @@ _STEPS = ("advertise", "share", "complain", "mask", "confirm", "unmask", "done")
 class Participant:
     """One device in one secure round.
 
-    `plan` is verified and within policy already; `plan_digest` is `policy.plan_digest` of its Sealed. Cohorts with a
-    `revoked` member are refused. `randomness(n)` gives n bytes from a cryptographic generator (`secrets.token_bytes`).
-    A step that fails ends the participation: its secrets are dropped, and every later call raises
+    A step that fails ends the participation: the secrets are dropped, and every later call raises
     SecureAggregationError. A step out of order raises it, too, and changes nothing. Secrets live in memory only: after
     a restart the device leaves the round.
+
+    Arguments:
+        plan: the round's plan, which the caller has verified and checked against the policy.
+        plan_digest: `policy.plan_digest` of the plan's Sealed, 64 hexadecimal digits.
+        identity: the device's identity key.
+        chain: the certificates from the enrolment key to `identity`.
+        enrolment_key: the raw 32-byte public key at the start of every member's chain.
+        randomness: `randomness(n)` gives n bytes from a cryptographic generator (`secrets.token_bytes`).
+        revoked: cohorts with one of these members are refused.
+
+    Raises CertificateError (chain or identity) or PolicyError (not a plan that can be secure).
     """
 
     def __init__(
@@ -73,10 +82,10 @@ class Participant:
         randomness: Callable[[int], bytes],
         revoked: Revoked = NOBODY,
     ) -> None:
-        """Raises CertificateError (chain or identity) or PolicyError (not a plan that can be secure)."""
         self._own = verify_chain(chain, enrolment_key)
         if public_bytes(identity) != self._own.device_key:
             raise CertificateError(f"device {self._own.device_id}: its chain is for another identity key")
+        # The colluders' vectors are known to the server, so at least two others are needed to hide each other.
         if plan.privacy != "secure" or plan.min_cohort - plan.colluders < 2:
             raise PolicyError(
                 f"plan {plan.round_id}: expected a secure round with min_cohort of at least {2 + plan.colluders}, "
@@ -90,11 +99,12 @@ class Participant:
         self._revoked = revoked
         self._salt = keys.round_salt(plan.round_id, plan_digest)
         self._next = "advertise"
-        # Secrets of this round: raw X25519 private keys, that from which the envelope keys follow, the self-mask seed,
-        # shares held.
+        # Secrets of this round: two raw X25519 private keys, the secret from which the envelope keys are derived, the
+        # self-mask seed; and per dealer this device's shares of (mask key, seed).
         self._cipher_secret = self._mask_secret = self._envelope_secret = self._seed = b""
         self._held: dict[str, tuple[bytes, bytes]] = {}
-        # Public: the own envelope keys, U1, U2, whom this device accuses, U3 and what is signed of all that.
+        # Public: this device's envelope keys, U1, U2, the devices that it accuses, the digest of the complaints, U3,
+        # and the confirmation that it signs.
         self._tree = KeyTree(b"", 0)
         self._session = Session(plan.round_id, plan_digest, "", {}, plan.max_cohort)
         self._sharers: frozenset[str] = frozenset()
@@ -111,7 +121,11 @@ class Participant:
         return self._own.device_id
 
     def advertise(self) -> AdvertiseRequest:
-        """Round 0: fresh X25519 key pairs, one of them for each possible sender; the public halves, signed."""
+        """Step 0: makes the round's X25519 keys, an envelope key for each possible sender among them.
+
+        Returns the public halves: cipher key, mask key and the envelope keys' Merkle root signed, the envelope keys
+        beside them.
+        """
         with self._step("advertise"):
             self._cipher_secret = self._draw(keys.KEY_BYTES)
             self._mask_secret = self._draw(keys.KEY_BYTES)
@@ -131,7 +145,7 @@ class Participant:
             )
 
     def share(self, cohort: Cohort) -> Shares:
-        """Round 1: verify U1; shares of the mask key and of the self-mask seed, sealed for each peer and signed.
+        """Step 1: verifies U1; returns shares of the mask key and of the self-mask seed, sealed for each peer, signed.
 
         Raises CertificateError, MessageError, ConsistencyError or ThresholdError.
         """
@@ -143,6 +157,7 @@ class Participant:
             self._session = Session(plan.round_id, self._plan_digest, cohort_digest(cohort), peers, plan.max_cohort)
             self._check_cohort()
             envelope_keys = read_envelope_keys(cohort, self.device_id, self._session)
+            # Every check of U1 is done: only now are secrets split and leave the device.
             self._seed = self._draw(keys.KEY_BYTES)
             mask_key_shares = shamir.split(self._mask_secret, plan.threshold, len(peers), self._draw)
             seed_shares = shamir.split(self._seed, plan.threshold, len(peers), self._draw)
@@ -162,31 +177,35 @@ class Participant:
                 )
                 signature = sign_envelope(self._identity, ciphertext, associated)
                 shares.append(EncryptedShare(peer=peer.device_id, ciphertext=ciphertext, signature=signature))
+            # Each secret is dropped after its last use: what leaks from the device later opens no envelope.
             self._cipher_secret = b""
             return Shares(shares=shares)
 
     def complain(self, inbox: Shares) -> Complaints:
-        """Round 2: open what the other members of U2, the senders in `inbox`, have sealed for this device.
+        """Step 2: opens the envelopes in `inbox`, which the other members of U2 sealed for this device.
 
-        The answer names each sender whose signed envelope holds no shares, with what shows it; mostly none. Where a
-        signature does not verify nobody is accused: the server can have garbled it, and the device leaves. Raises
-        CertificateError, ShareError or ThresholdError.
+        Returns a complaint, with its proof, about each sender whose signed envelope holds no shares; mostly none. Where
+        a signature does not verify, the device accuses nobody and leaves, because the server may have garbled the
+        envelope. Raises CertificateError, ShareError or ThresholdError.
         """
         with self._step("complain"):
             self._check_senders([share.peer for share in inbox.shares])
             complaints = [complaint for share in inbox.shares if (complaint := self._receive(share)) is not None]
             self._accused = frozenset(complaint.accused for complaint in complaints)
+            # The accused stay in U2 until `mask`, where all members exclude the same devices.
             self._sharers = frozenset(self._held) | self._accused
             self._envelope_secret = b""
             self._require("devices that shared keys", len(self._sharers))
             return Complaints(complaints=sorted(complaints, key=lambda complaint: complaint.accused))
 
     def mask(self, vector: Vector, complaints: Complaints) -> Vector:
-        """Round 3: `vector` (uint32 [length], entries below 2^b) plus the self mask and the pairwise masks of U2.
+        """Step 3: masks `vector` (uint32 [length], entries below 2^b, the plan's modulus) and returns the result.
 
-        `complaints` are the round's. Each is verified; whom they accuse is out of U2: nothing is masked with it and no
-        share of it revealed. Raises ConsistencyError (a complaint of this device is missing, or it is accused itself),
-        ShareError, CertificateError, ThresholdError or ProtocolError.
+        The masks are the self mask and one for each other member of U2. `complaints` are the round's; the device
+        verifies each and takes the accused out of U2: it neither masks with them nor reveals shares of theirs.
+
+        Raises ConsistencyError (a complaint of this device is missing, or it is accused itself), ShareError,
+        CertificateError, ThresholdError or ProtocolError.
         """
         with self._step("mask"):
             check_vector("update", vector, self._plan.modulus_bits)
@@ -203,7 +222,7 @@ class Participant:
             return masked
 
     def confirm(self, survivors: Survivors) -> Sealed:
-        """Round 4: sign U3, the sorted list of those whose masked vectors are in the sum, and the list of complaints.
+        """Step 4: signs U3, the sorted list of devices whose masked vectors are in the sum, and the complaints.
 
         Raises ConsistencyError (unsorted, not within U2, this device not in it) or ThresholdError.
         """
@@ -226,12 +245,13 @@ class Participant:
             return seal("confirmation", self._confirmation, self._identity)
 
     def unmask(self, confirmations: Confirmations) -> Unmasking:
-        """Round 5: once `threshold` survivors signed the same, reveal one share for every member of U2.
+        """Step 5: reveals one share for every member of U2, once `threshold` survivors signed the same confirmation.
 
-        For a survivor it is that of the seed, for a dropped device that of the mask key; both together would bare a
-        single vector. Raises CertificateError, ConsistencyError or ThresholdError.
+        For a survivor it is the share of the seed, for a dropped device the share of the mask key. Shares of both would
+        let the server unmask that device's own vector. Raises CertificateError, ConsistencyError or ThresholdError.
         """
         with self._step("unmask"):
+            # First: without this check a server could show two survivor sets and get both shares of one device.
             self._check_confirmations(confirmations)
             survivors = self._survivors.devices
             dropped = sorted(self._sharers - set(survivors))
@@ -243,8 +263,9 @@ class Participant:
     def _check_cohort(self) -> None:
         plan, size = self._plan, len(self._session.peers)
         own = self._session.peers.get(self.device_id)
-        mine = (keys.public_key(self._cipher_secret), keys.public_key(self._mask_secret), self._tree.root)
-        if own is None or (own.cipher_key, own.mask_key, own.envelope_root) != mine:
+        # Its own advertisement, which is signed, may still be one of an earlier attempt, whose private keys are gone.
+        advertised = (keys.public_key(self._cipher_secret), keys.public_key(self._mask_secret), self._tree.root)
+        if own is None or (own.cipher_key, own.mask_key, own.envelope_root) != advertised:
             raise ConsistencyError("cohort: this device is not in it with the keys that it advertised")
         if size > plan.max_cohort:
             raise ConsistencyError(f"cohort: {size} devices, the plan allows {plan.max_cohort}")
@@ -265,9 +286,10 @@ class Participant:
             seen.add(sender)
 
     def _receive(self, share: EncryptedShare) -> Complaint | None:
-        """Keep the shares in it, or say what shows that there are none."""
+        """Keeps the envelope's two shares; returns a complaint where it holds none."""
         sender = share.peer
         peer, associated = self._session.peers[sender], self._session.associated(sender, self.device_id)
+        # The signature first: only an envelope that the sender signed proves anything against it.
         check_signature(peer.device_key, share.signature, share.ciphertext, associated, sender)
         private = self._envelope_private(peer.place)
         shared = keys.agree(private, peer.cipher_key)
@@ -289,6 +311,7 @@ class Participant:
         accused = check_complaints(complaints, self._session)
         if self.device_id in accused:
             raise ConsistencyError("complaints: this device is accused; leaving the round")
+        # The server may merge complaints, but must not suppress one: this device cannot reveal a share that it lacks.
         missing = sorted(self._accused - accused)
         if missing:
             raise ConsistencyError(f"complaints: nobody accuses {missing[:3]}, about which this device complained")
@@ -335,6 +358,7 @@ class Participant:
     def _step(self, name: str) -> Iterator[None]:
         if self._next != name:
             raise SecureAggregationError(f"step {name!r} in round {self._plan.round_id}: expected {self._next!r}")
+        # Before the step: an interrupted step cannot be repeated, such as `unmask` for other survivors.
         self._next = "nothing, the device left the round"
         try:
             yield

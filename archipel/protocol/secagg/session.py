@@ -12,7 +12,10 @@ from archipel.protocol.secagg.key_tree import is_under
 
 @dataclass(frozen=True)
 class Peer:
-    """A participant with the public keys that it made for the round. `position` is its x in secret sharing, from 1."""
+    """A participant with its identity key and the public keys that it made for the round, 32 bytes each.
+
+    `position` is its x in secret sharing, from 1.
+    """
 
     device_id: str
     device_key: bytes
@@ -23,14 +26,17 @@ class Peer:
 
     @property
     def place(self) -> int:
-        """Its index in the sorted cohort, and so that of the key which every other member has for its envelopes."""
+        """Its index in the sorted cohort, from 0. Every other member's envelope key for it has the same index."""
         return self.position - 1
 
 
 @dataclass(frozen=True)
 class Session:
-    """`peers` is U1 by device id, `plan` and `cohort` are digests, `leaves` is the plan's max_cohort: how many envelope
-    keys each member has."""
+    """What the members of one cohort agree on.
+
+    `peers` is U1 by device id, `plan` and `cohort` are digests (hex), `leaves` is the plan's max_cohort, the number of
+    envelope keys that each member has.
+    """
 
     round_id: str
     plan: str
@@ -43,7 +49,7 @@ class Session:
         return keys.round_salt(self.round_id, self.plan)
 
     def associated(self, sender: str, recipient: str) -> bytes:
-        """What the envelope from `sender` to `recipient` is bound to."""
+        """The bytes that the envelope from `sender` to `recipient` is bound to."""
         return associated_data(self.round_id, self.cohort, sender, recipient)
 
     def is_key_for(self, sender: str, recipient: str, public: bytes, path: bytes) -> bool:

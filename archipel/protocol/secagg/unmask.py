@@ -25,18 +25,29 @@ def unmask_sum(
     survivors: Sequence[str],
     answers: Mapping[str, Unmasking],
 ) -> Vector:
-    """The plain sum modulo 2^b, uint32 [length], from `total`, the sum of the survivors' masked vectors (not changed).
+    """The plain sum of the survivors' vectors.
 
-    `cohort` is U1 (verified by the caller when its members advertised), `sharers` U2 without those that complaints
-    exclude, `survivors` U3, `answers` what U5 revealed, by device. Of a dropped device the mask key is reconstructed,
-    of a survivor the seed, never both.
+    The function reconstructs a dropped device's mask key and a survivor's seed, never both of one device. A mask key
+    must fit its public key. Wrong shares of a seed are noticed when more than `threshold` devices answered; with fewer
+    they garble the sum. Devices do not commit to their seeds, because a device that would send a wrong share could as
+    well garble the sum with its own vector, and `Layout.decode_sum` refuses a sum that is out of range.
 
-    A mask key must fit its public key. Wrong shares of a seed are seen when more than `threshold` answered; with fewer
-    they garble the sum. Seeds are not committed to: whoever would send a wrong share can garble the sum as well by its
-    own vector, and `Layout.decode_sum` refuses a sum that is out of range.
+    Arguments:
+        total: the sum of the survivors' masked vectors, uint32 [length], below 2^b; it is not changed.
+        plan: the round's plan, whose `modulus_bits` are b.
+        cohort: U1, whose members the caller verified when they advertised.
+        sharers: U2 without the devices that complaints exclude.
+        survivors: U3.
+        answers: what the devices of U5 revealed, by device.
 
-    Raises ThresholdError (too few survivors or answers), ConsistencyError (the sets do not nest), ShareError (with the
-    devices to blame, where known: leave their answers out and try again).
+    Returns:
+        uint32 [length], modulo 2^b.
+
+    Raises:
+        ThresholdError: too few survivors or answers.
+        ConsistencyError: U5 is not within U3, U3 not within U2 or U2 not within U1.
+        ShareError: shares are missing or do not fit. It has the devices to blame, where they are known: leave their
+            answers out and try again.
     """
     check_vector("sum", total, plan.modulus_bits)
     peers = read_cohort(cohort)
@@ -46,11 +57,13 @@ def unmask_sum(
     dropped = [peers[device] for device in sorted(set(sharers) - set(survivors))]
     present = [peers[device] for device in sorted(survivors)]
     result = total.copy()
-    for gone in dropped:
-        private = recovery.mask_key(gone)
+    # The masks of a pair of survivors cancel in the sum. Those between a survivor and a dropped device remain, with the
+    # survivor's sign.
+    for absent in dropped:
+        private = recovery.mask_key(absent)
         for peer in present:
-            key = keys.pairwise_mask_key(keys.agree(private, peer.mask_key), salt, gone.mask_key, peer.mask_key)
-            apply_mask(result, key, -pairwise_sign(peer.device_id, gone.device_id))
+            key = keys.pairwise_mask_key(keys.agree(private, peer.mask_key), salt, absent.mask_key, peer.mask_key)
+            apply_mask(result, key, -pairwise_sign(peer.device_id, absent.device_id))
     for peer in present:
         apply_mask(result, keys.self_mask_key(recovery.seed(peer), salt, peer.mask_key), -1)
     reduce(result, plan.modulus_bits)
@@ -58,32 +71,35 @@ def unmask_sum(
 
 
 def liars(plan: RoundPlan) -> int:
-    """So many devices may lie together without an honest one being blamed: the policy's colluders, one at least."""
+    """How many devices may lie together without an honest one being blamed: the policy's colluders, at least one."""
     return max(plan.colluders, 1)
 
 
 def disputes(
     *, plan: RoundPlan, cohort: Cohort, answers: Mapping[str, Unmasking], doubted: Mapping[str, Unmasking]
 ) -> dict[str, list[str]]:
-    """By device of `doubted` the dealers whose shares in its answer do not fit those in `answers`, which fit together.
+    """For each device of `doubted`, the dealers whose shares in its answer do not fit the shares in `answers`.
 
-    Of each pair either the device or the dealer lies. Nothing is found where `answers` are fewer than the threshold and
-    `liars`: with threshold - 1 true shares any others can be made to fit, and then the next true one does not.
+    `answers` fit together. Of each pair (device, dealer) one lies. The result is empty where there are fewer `answers`
+    than the threshold plus `liars`: with threshold - 1 true shares the liars can make their own shares fit, and then
+    the next true share does not.
     """
     if not doubted or len(answers) - plan.threshold < liars(plan):
         return {}
     peers = read_cohort(cohort)
+    # Each doubted answer alone: the others fit together, so a misfit is due to this device or its dealer.
     return {
         device: _Recovery(plan, peers, {**answers, device: doubted[device]}).misfits() for device in sorted(doubted)
     }
 
 
 class _Recovery:
-    """The secrets behind the answers."""
+    """Reconstructs secrets from the shares in the answers."""
 
     def __init__(self, plan: RoundPlan, peers: Mapping[str, Peer], answers: Mapping[str, Unmasking]) -> None:
         self._liars = liars(plan)
         self._answerers = sorted(answers)
+        # Interpolation hashes it. It holds every share, so no device can choose its shares to pass the check.
         challenge = b"".join(encode(answers[device]) for device in self._answerers)
         self._interpolation = Interpolation([peers[d].position for d in self._answerers], plan.threshold, challenge)
         self._seeds = [{s.device: s.share for s in answers[d].self_seeds} for d in self._answerers]
@@ -95,7 +111,8 @@ class _Recovery:
     def mask_key(self, peer: Peer) -> bytes:
         private = self._secret("mask key", peer, [shares[peer.device_id] for shares in self._mask_keys])
         if keys.public_key(private) != peer.mask_key:
-            # Fewer could not make all shares fit together: then these are what was dealt.
+            # The shares lie on one polynomial. With so much surplus, `liars` devices cannot have made them do so: the
+            # dealer dealt them like that.
             dealt = self._interpolation.surplus >= self._liars
             raise ShareError(
                 f"mask key of {peer.device_id}: the shares give a key that does not fit the one it advertised; "
@@ -105,15 +122,15 @@ class _Recovery:
         return private
 
     def misfits(self) -> list[str]:
-        """Devices of whose shares those that are there do not lie on one polynomial."""
-        found = []
-        for each in (self._seeds, self._mask_keys):
-            for dealer in sorted(each[0]):
+        """Dealers whose shares do not lie on one polynomial."""
+        dealers = []
+        for answers in (self._seeds, self._mask_keys):
+            for dealer in sorted(answers[0]):
                 try:
-                    self._interpolation.secret([shares[dealer] for shares in each])
+                    self._interpolation.secret([shares[dealer] for shares in answers])
                 except ShareError:
-                    found.append(dealer)
-        return found
+                    dealers.append(dealer)
+        return dealers
 
     def _secret(self, what: str, peer: Peer, shares: Sequence[bytes]) -> bytes:
         try:
@@ -139,7 +156,9 @@ def _check_sets(
         if len(set(devices)) != len(devices):
             raise ConsistencyError(f"{name}: a device is listed twice")
     if not set(answers) <= set(survivors) <= set(sharers) <= set(peers):
-        raise ConsistencyError("those who answered must be survivors, survivors sharers, and sharers in the cohort")
+        raise ConsistencyError(
+            "expected answers from survivors, survivors among the sharers, and sharers in the cohort"
+        )
     needed = max(plan.threshold, plan.min_cohort)
     if len(survivors) < needed:
         raise ThresholdError(f"{len(survivors)} survivors, the plan needs {needed}; the round fails")
