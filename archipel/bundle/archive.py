@@ -20,6 +20,8 @@ MAX_MEMBERS = 64
 MAX_ARCHIVE_BYTES = 4 << 30
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 _CHUNK = 1 << 20
+_END, _LOCATOR, _END_64 = 22, 20, 56
+"""Bytes of a zip file's end record, and of the two records before it in a ZIP64 file (APPNOTE 4.3.14 to 4.3.16)."""
 
 
 def pack(folder: Path | str, file: Path | str) -> None:
@@ -102,19 +104,31 @@ def check_members(file: Path, members: list[zipfile.ZipInfo], size: int) -> None
 
 
 def check_directory_size(file: Path, size: int) -> None:
-    """Refuse too many members, or too large a central directory, before zipfile reads all of it into memory."""
-    # The end record: 22 bytes, with the number of members at 10 and the directory's size at 12, and a comment of up to
-    # 64 KiB.
+    """Refuse too many members, or too large a central directory, before zipfile reads all of it into memory.
+
+    `size` is the archive's, in bytes. Raises ArchiveError, also for a file that does not end with the end record:
+    bundles have no comment, and another end record in one would be read by one reader and not by another.
+    """
     with open(file, "rb") as source:
-        source.seek(max(0, size - (1 << 16) - 22))
+        source.seek(max(0, size - _END - _LOCATOR - _END_64))
         tail = source.read()
-    at = tail.rfind(b"PK\x05\x06")
-    if at < 0 or len(tail) - at < 22:
+    end = tail[-_END:]
+    if len(end) < _END or not end.startswith(b"PK\x05\x06") or end[-2:] != b"\0\0":
         raise ArchiveError(f"{file}: not a bundle file (no zip directory); expected a .bundle made by archipel")
-    count = struct.unpack_from("<H", tail, at + 10)[0]
-    directory_bytes = struct.unpack_from("<L", tail, at + 12)[0]
-    if count > MAX_MEMBERS or (directory_bytes > 512 * MAX_MEMBERS and directory_bytes != 0xFFFFFFFF):
-        raise ArchiveError(f"{file}: {count} members in {directory_bytes} bytes, at most {MAX_MEMBERS} are allowed")
+    counts: tuple[int, ...] = struct.unpack_from("<HH", end, 8)  # on this disk, and in all
+    directory_bytes = struct.unpack_from("<L", end, 12)[0]
+    if tail[-_END - _LOCATOR :].startswith(b"PK\x06\x07"):
+        # Archives beyond 2 GiB have a ZIP64 record, and then its numbers count, whatever the plain one says.
+        end_64 = tail[: -_END - _LOCATOR]
+        place = struct.unpack_from("<Q", tail, len(end_64) + 8)[0]
+        if not end_64.startswith(b"PK\x06\x06") or place != size - len(tail):
+            raise ArchiveError(f"{file}: not a bundle file (its ZIP64 directory is not where it says)")
+        counts = struct.unpack_from("<QQ", end_64, 24)
+        directory_bytes = struct.unpack_from("<Q", end_64, 40)[0]
+    if max(counts) > MAX_MEMBERS or directory_bytes > 512 * MAX_MEMBERS:
+        raise ArchiveError(
+            f"{file}: {max(counts)} members in {directory_bytes} bytes, at most {MAX_MEMBERS} are allowed"
+        )
 
 
 def _extract(archive: zipfile.ZipFile, info: zipfile.ZipInfo, target: Path) -> None:

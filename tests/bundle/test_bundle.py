@@ -56,6 +56,50 @@ def test_a_damaged_cached_copy_is_replaced(folder: Path, key: Any, tmp_path: Pat
     assert again.program_path("train").read_bytes() == b"\x08\x0a\x3a\x07\x12\x05train\x42\x02\x10\x15"
 
 
+def zip64(file: Path, members: int, plain_members: int, *, place: int = 0) -> None:
+    """Put a ZIP64 record before the end record of the zip file, as APPNOTE 4.3.14 lays it out."""
+    data = file.read_bytes()
+    end = data[-22:]
+    size, start = struct.unpack_from("<LL", end, 12)
+    record = struct.pack("<4sQHHLLQQQQ", b"PK\x06\x06", 44, 45, 45, 0, 0, members, members, size, start)
+    locator = struct.pack("<4sLQL", b"PK\x06\x07", 0, len(data) - 22 + place, 1)
+    plain = struct.pack("<4sHHHHLLH", b"PK\x05\x06", 0, 0, plain_members, plain_members, size, start, 0)
+    file.write_bytes(data[:-22] + record + locator + plain)
+
+
+def test_a_zip64_record_cannot_hide_how_many_members_there_are(
+    folder: Path, key: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    b.pack(folder, tmp_path / "true.bundle")
+    with zipfile.ZipFile(tmp_path / "true.bundle") as archive:
+        count = len(archive.infolist())
+    zip64(tmp_path / "true.bundle", count, count)
+    b.open_bundle(tmp_path / "true.bundle", [public(key)], cache=tmp_path / "cache")
+
+    with zipfile.ZipFile(tmp_path / "many.bundle", "w") as archive:
+        for number in range(5000):
+            archive.writestr(f"m{number}", b"")
+    zip64(tmp_path / "many.bundle", 5000, 2)
+    b.pack(folder, tmp_path / "elsewhere.bundle")
+    zip64(tmp_path / "elsewhere.bundle", count, count, place=-4)
+    b.pack(folder, tmp_path / "comment.bundle")
+    with open(tmp_path / "comment.bundle", "ab") as file:
+        file.seek(-2, os.SEEK_END)
+        file.write(b"\x01\x00c")
+
+    def not_before(*_: Any) -> None:
+        raise AssertionError("zipfile reads the whole directory into memory")
+
+    monkeypatch.setattr(zipfile, "ZipFile", not_before)
+    for name, words in (
+        ("many", "5000 members in .* at most 64 are allowed"),
+        ("elsewhere", "ZIP64 directory is not where it says"),
+        ("comment", "no zip directory"),
+    ):
+        with pytest.raises(ArchiveError, match=words):
+            b.open_bundle(tmp_path / f"{name}.bundle", [public(key)], cache=tmp_path / "cache")
+
+
 def test_the_file_is_a_deterministic_plain_zip(folder: Path, tmp_path: Path) -> None:
     b.pack(folder, tmp_path / "one")
     shutil.copytree(folder, tmp_path / "copy")
