@@ -129,7 +129,7 @@ def test_doctor_tells_what_protects_and_tries_it(tmp_path: Path) -> None:
 
 
 def test_doctor_names_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    from archipel.cli import doctor
+    from archipel.cli.start import doctor
 
     there = doctor._version
     monkeypatch.setattr(doctor, "_version", lambda name: None if name.lower() == "flask" else there(name))

@@ -1,0 +1,138 @@
+"""A device's local examples: a file of its owner's, or its encrypted store."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+
+import click
+import numpy as np
+
+from archipel.bundle import read_weights
+from archipel.cli.input_output.arrays import MAX_BYTES, read_arrays
+from archipel.client.memory.erasing import EXAMPLES
+from archipel.client.memory.folder import lock_folder
+from archipel.client.memory.keystore import DATA_KEY, FileKeys, data_key
+from archipel.client.settings import DeviceSettings, ExampleSettings, load_device_settings
+from archipel.errors import ArchipelError, ClientError, CommandError
+from archipel.lite_runtime.store.example_store import ExampleStore
+
+
+@click.group()
+def examples() -> None:
+    """Fill the device's encrypted store of examples (setting `examples.store`).
+
+    \b
+    archipel device examples add device.toml data.npz
+    """
+
+
+@examples.command()
+@click.argument("config", type=click.Path(path_type=Path))
+@click.argument("data", type=click.Path(path_type=Path))
+def add(config: Path, data: Path) -> None:
+    """Add the examples in DATA, an .npz or .safetensors file with an array for each field and one row for each example.
+
+    \b
+    archipel device examples add device.toml data.npz
+
+    An agent may be at work meanwhile. The oldest examples go when the store is full (`examples.max_bytes`). DATA stays
+    where it is: remove it if nobody else is to read it.
+    """
+    settings = load_device_settings(config)
+    if settings.examples is None or not settings.examples.store:
+        raise CommandError(f"{settings.file}: the device has no store; set store = true in [examples]")
+    arrays = _read(data)
+    with _store(settings.config.folder, settings.examples) as store:
+        ids = store.add_many(arrays)
+        click.echo(f"{len(ids)} examples added, {len(store)} in the store, {store.nbytes} bytes sealed")
+    strange = _not_finite(arrays)
+    if strange:
+        click.echo(f"{data}: {strange} of them have numbers that are not finite; training may stop at those", err=True)
+
+
+def _not_finite(arrays: Mapping[str, np.ndarray]) -> int:
+    """Of how many examples some number is NaN or infinite."""
+    found = [
+        ~np.isfinite(array).all(axis=tuple(range(1, array.ndim)))
+        for array in arrays.values()
+        if array.dtype.kind == "f"
+    ]
+    return int(np.logical_or.reduce(found).sum()) if found else 0
+
+
+class LocalExamples:
+    """What an agent calls for the local data."""
+
+    def __init__(self, settings: DeviceSettings) -> None:
+        """Raises CommandError where the settings name no examples."""
+        if settings.examples is None:
+            raise CommandError(
+                f'{settings.file}: no examples to learn from; set file = "data.npz" or store = true in [examples]'
+            )
+        self._where = settings.examples
+        self._config = settings.config
+        self._remedy = (
+            f"; put a file with an array for each field of the model there, or set another one in [examples] of "
+            f"{settings.file}"
+        )
+
+    def check(self) -> None:
+        """Raises ArchipelError where they cannot be read. A store may be empty yet."""
+        if self._where.store:
+            _store(self._config.folder, self._where).close()
+        else:
+            _read(Path(self._where.file), self._remedy)
+
+    def __call__(self) -> Mapping[str, np.ndarray]:
+        try:
+            if not self._where.store:
+                return _read(Path(self._where.file), self._remedy)
+            with _store(self._config.folder, self._where) as store:
+                return store.arrays(limit_bytes=self._config.max_peak_bytes)
+        except ArchipelError as error:
+            # Then the device leaves the round, with the reason, and the agent goes on: its owner may put this right.
+            raise ClientError(f"examples: {error}") from None
+
+
+def _store(folder: Path, settings: ExampleSettings) -> ExampleStore:
+    keys = FileKeys(folder)
+    if keys.load(DATA_KEY) is None:
+        # Only who has the folder makes its key. An agent that has it has made one.
+        with suppress(ClientError):
+            lock = lock_folder(folder)
+            try:
+                data_key(keys)
+            finally:
+                os.close(lock)
+    return ExampleStore.open(
+        folder / EXAMPLES,
+        data_key(keys),
+        max_bytes=settings.max_bytes,
+        max_age=timedelta(seconds=settings.max_age),
+    )
+
+
+def _read(path: Path, remedy: str = "") -> dict[str, np.ndarray]:
+    try:
+        return _arrays(path)
+    except OSError as error:
+        raise CommandError(f"{path}: cannot be read ({error.strerror}){remedy}") from None
+
+
+def _arrays(path: Path) -> dict[str, np.ndarray]:
+    if path.suffix == ".safetensors":
+        # Copied: a mapped file that is cut short meanwhile would end the process.
+        arrays = {name: np.array(array) for name, array in read_weights(path, MAX_BYTES).items()}
+    else:
+        found = read_arrays(path)
+        if isinstance(found, np.ndarray):
+            raise CommandError(f"{path}: one array without a name; give an .npz with one for each field")
+        arrays = found
+    counts = {name: len(array) if array.ndim else 0 for name, array in arrays.items()}
+    if not arrays or len(set(counts.values())) != 1 or not min(counts.values()):
+        raise CommandError(f"{path}: each array needs one row for each example, they have {counts}")
+    return arrays

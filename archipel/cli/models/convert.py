@@ -1,0 +1,168 @@
+"""`archipel convert`: a model file becomes a signed bundle."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import click
+
+from archipel.bundle import Bundle, load_private_key
+from archipel.cli.models.compress import data_options, how_to_go_on, progress_line, read_sets, stoppable, told
+from archipel.compression.recipe import check_sets, load_recipe
+from archipel.converter import Compression, Signing, Training
+from archipel.converter.options import DAY, VALID_DAYS
+from archipel.converter.pipeline import make_bundle
+from archipel.converter.request import Request
+from archipel.errors import CommandError
+from archipel.strategies.registry import STRATEGIES
+from archipel.training import losses, optimizers
+from archipel.training.optimizers import Optimizer
+
+LOSSES = ("cross_entropy", "binary_cross_entropy", "mse", "l1", "huber", "kl_divergence")
+OPTIMIZERS = ("sgd", "adam", "adamw", "adagrad", "rmsprop")
+
+
+@click.command("convert")
+@click.argument("source", type=click.Path(path_type=Path))
+@click.option("-o", "--output", type=click.Path(path_type=Path), required=True,
+              help="The bundle: a file if it ends in .bundle, else a folder; must not exist.")  # fmt: skip
+@click.option("--key", "key_file", type=click.Path(path_type=Path), required=True,
+              help="The publisher's private key (FILE of `archipel keys`).")  # fmt: skip
+@click.option(
+    "--loss", type=click.Choice(LOSSES), help="The loss that devices train with. Without it they only predict."
+)
+@click.option(
+    "--optimizer",
+    type=click.Choice(OPTIMIZERS),
+    default="sgd",
+    show_default=True,
+    help="The optimizer that devices train with.",
+)
+@click.option("--lr", type=click.FloatRange(0, min_open=True), help="Learning rate. Default: the optimizer's.")
+@click.option("--momentum", type=click.FloatRange(0, 1, max_open=True), help="Momentum of sgd.")
+@click.option("--weight-decay", type=click.FloatRange(0), help="Weight decay of the optimizer.")
+@click.option("--trainable", multiple=True, default=("*",), show_default=True, metavar="GLOB",
+              help="Parameters that devices train; may be given several times.")  # fmt: skip
+@click.option("--strategy", type=click.Choice(sorted(STRATEGIES)), default="fedavg", show_default=True,
+              help="The federated algorithm.")  # fmt: skip
+@click.option("--epochs", type=click.IntRange(1), default=1, show_default=True, help="Epochs of a device in one round.")
+@click.option(
+    "--batch-size",
+    type=click.IntRange(1),
+    default=16,
+    show_default=True,
+    help="Examples in one training step of a device.",
+)
+@click.option("--name", help="The bundle's name. Default: the output's.")
+@click.option(
+    "--population",
+    "populations",
+    multiple=True,
+    help="A population that may use it; may be given several times. Default: any.",
+)
+@click.option("--valid-days", type=click.IntRange(0, 36500), default=VALID_DAYS, show_default=True,
+              help="How many days devices train with it and adopt it; predicting has no end. 0: no end.")  # fmt: skip
+@click.option("--sequence", type=click.IntRange(0), default=0, show_default=True,
+              help="A greater number ends the use of all bundles of this name with a smaller one.")  # fmt: skip
+@data_options
+def convert_command(
+    source: Path,
+    output: Path,
+    key_file: Path,
+    loss: str | None,
+    optimizer: str,
+    lr: float | None,
+    momentum: float | None,
+    weight_decay: float | None,
+    trainable: tuple[str, ...],
+    strategy: str,
+    epochs: int,
+    batch_size: int,
+    name: str | None,
+    populations: tuple[str, ...],
+    valid_days: int,
+    sequence: int,
+    data: Path | None,
+    calibration: Path | None,
+    validation: Path | None,
+    recipe: Path | None,
+    work: Path | None,
+    seed: int,
+) -> None:
+    """Make a signed bundle from SOURCE, an ONNX file or a program that torch.export.save wrote (.pt2).
+
+    \b
+    archipel keys publisher
+    archipel convert model.onnx -o model.bundle --key publisher
+    archipel convert model.onnx -o model.bundle --key publisher --loss cross_entropy --lr 0.05 --trainable "head.*"
+    archipel convert model.onnx -o model.bundle --key publisher --recipe recipe.toml --data train.npz
+
+    A recipe compresses the model first, as `archipel compress` does. With a loss, devices train the float parameters of
+    the compressed model, and the bundle rounds them anew after training.
+    """
+    key = load_private_key(key_file)
+    if output.exists():
+        raise CommandError(f"{output}: exists already; remove it or choose another name")
+    if recipe is None and any((data, calibration, validation, work)):
+        raise CommandError("--data, --calibration, --validation and --work are for compression; give --recipe")
+    rule = _optimizer(optimizer, lr=lr, momentum=momentum, weight_decay=weight_decay)
+    training = None
+    if loss is not None:
+        training = Training(
+            getattr(losses, loss)(),
+            rule,
+            trainable=trainable,
+            strategy=strategy,
+            epochs=epochs,
+            batch_size=batch_size,
+        )
+    signing = Signing(
+        key,
+        sequence=sequence,
+        not_after=0 if not valid_days else (int(time.time()) // DAY + valid_days) * DAY,
+        populations=populations,
+    )
+    with stoppable(how_to_go_on(work)) as check, progress_line() as show:
+        compression = None
+        if recipe is not None:
+            parts = load_recipe(recipe)
+            check_sets(parts, {"data": data, "calibration": calibration, "validation": validation})
+            sets = read_sets(data, calibration, validation)
+            compression = Compression(parts, **sets, seed=seed, folder=work, on_progress=told(check, show))
+        # No call of `convert`: limits of a bundle that only predicts follow --batch-size as well.
+        bundle = make_bundle(
+            Request(
+                source,
+                output,
+                signing,
+                training=training,
+                compression=compression,
+                name=name,
+                batch_size=batch_size,
+            )
+        )
+    click.echo(_summary(bundle, output))
+
+
+def _optimizer(name: str, **options: float | None) -> Optimizer:
+    given = {option: value for option, value in options.items() if value is not None}
+    if name != "sgd" and "momentum" in given:
+        raise CommandError(f"--momentum is of sgd; {name} has its own")
+    made: Optimizer = getattr(optimizers, name)(**given)
+    return made
+
+
+def _summary(bundle: Bundle, output: Path) -> str:
+    manifest = bundle.manifest
+    size = sum(path.stat().st_size for path in ([output] if output.is_file() else output.rglob("*")) if path.is_file())
+    lines = [f"{output}: {manifest.name!r}, {size:,} bytes, digest {bundle.digest}"]
+    found = manifest.lineage.metrics
+    if "nbytes_before" in found:
+        lines.append(f"predict: {found['nbytes_before']:,.0f} -> {found['nbytes_after']:,.0f} bytes")
+    if "accuracy_before" in found:
+        lines.append(f"accuracy: {100 * found['accuracy_before']:.2f} -> {100 * found['accuracy_after']:.2f} %")
+    lines.append(f"programs {', '.join(sorted(manifest.programs))}; {len(manifest.parameters)} parameters")
+    if "train" not in {program.kind for program in manifest.programs.values()}:
+        lines.append("it predicts only; with --loss devices can train it")
+    return "\n".join(lines)
