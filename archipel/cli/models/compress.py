@@ -5,20 +5,16 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-import signal
-import sys
-import time
 import typing
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType, UnionType
+from types import UnionType
 from typing import Any
 
 import click
 
-from archipel.cli.input_output.arrays import read_arrays
-from archipel.compression import Progress, StaticInt8, compress, load_recipe
+from archipel.cli.models.option_groups import CompressionOptions, compression_options, option_group
+from archipel.cli.models.progress import part_text, progress_callback, progress_line, resume_hint, stoppable
+from archipel.compression import StaticInt8, compress, load_recipe
 from archipel.compression.part import Part
 from archipel.compression.recipe import PARTS, kind_of
 from archipel.compression.search.point import short
@@ -36,61 +32,62 @@ def _list_parts(ctx: click.Context, parameter: click.Parameter, value: bool) -> 
         ctx.exit()
 
 
-DATA_OPTIONS = (
-    click.option("--data", type=click.Path(path_type=Path),
-                 help='Training data: an .npz with an entry for each input of the model and "label".'),
-    click.option("--calibration", type=click.Path(path_type=Path),
-                 help="Examples (.npz or .npy, labels optional) for the ranges of activations. Default: --data."),
-    click.option("--validation", type=click.Path(path_type=Path), help="Labelled .npz on which accuracy is measured."),
-    click.option("--recipe", type=click.Path(path_type=Path), help="A recipe in TOML; --list shows what it may have."),
-    click.option("--work", type=click.Path(path_type=Path),
-                 help="A folder for progress; after an interruption the same command continues from it."),
-    click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of every random choice."),
-)  # fmt: skip
+@dataclasses.dataclass(frozen=True)
+class SearchOptions:
+    """The target of a search, None where there is no search, and how long it may take."""
+
+    target: str | None
+    trials: int
+    minutes: float | None
 
 
-def data_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The options of commands that compress."""
-    for option in reversed(DATA_OPTIONS):
-        function = option(function)
-    return function
+@dataclasses.dataclass(frozen=True)
+class ResultOptions:
+    """What the command writes and prints beside the small model."""
+
+    trainable: Path | None
+    report_file: Path | None
+    as_json: bool
+
+
+search_options = option_group(
+    "searching",
+    SearchOptions,
+    click.option("--target", help='Search for a recipe that meets this, such as "size<100kB, accuracy>=-0.5".'),
+    click.option(
+        "--trials", type=click.IntRange(1), default=TRIALS, show_default=True, help="How many recipes a search tries."
+    ),
+    click.option(
+        "--minutes", type=click.FloatRange(0, min_open=True), help="A search begins no recipe after this many minutes."
+    ),
+)
+result_options = option_group(
+    "results",
+    ResultOptions,
+    click.option(
+        "--trainable", type=click.Path(path_type=Path), help="Also write the graph with its float parameters here."
+    ),
+    click.option(
+        "--report", "report_file", type=click.Path(path_type=Path), help="Write a page with tables and plots here."
+    ),
+    click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON object."),
+)
 
 
 @click.command("compress")
 @click.argument("model", type=click.Path(path_type=Path))
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="The small model, plain ONNX.")
-@data_options
-@click.option("--target", help='Search for a recipe that meets this, such as "size<100kB, accuracy>=-0.5".')
-@click.option(
-    "--trials", type=click.IntRange(1), default=TRIALS, show_default=True, help="How many recipes a search tries."
-)
-@click.option(
-    "--minutes", type=click.FloatRange(0, min_open=True), help="A search begins no recipe after this many minutes."
-)
-@click.option(
-    "--trainable", type=click.Path(path_type=Path), help="Also write the graph with its float parameters here."
-)
-@click.option(
-    "--report", "report_file", type=click.Path(path_type=Path), help="Write a page with tables and plots here."
-)
-@click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON object.")
+@compression_options
+@search_options
+@result_options
 @click.option("--list", is_flag=True, is_eager=True, expose_value=False, callback=_list_parts,
               help="List every part of a recipe with its fields, and exit.")  # fmt: skip
 def compress_command(
     model: Path,
     output: Path,
-    data: Path | None,
-    calibration: Path | None,
-    validation: Path | None,
-    recipe: Path | None,
-    work: Path | None,
-    seed: int,
-    target: str | None,
-    trials: int,
-    minutes: float | None,
-    trainable: Path | None,
-    report_file: Path | None,
-    as_json: bool,
+    compression: CompressionOptions,
+    searching: SearchOptions,
+    results: ResultOptions,
 ) -> None:
     """Make MODEL (an ONNX file from any tool) small, by a recipe or by a search for one.
 
@@ -107,34 +104,41 @@ def compress_command(
 
     Ctrl-C stops at the next step; with --work the same command continues from there.
     """
-    if target is not None and recipe is not None:
+    if searching.target is not None and compression.recipe is not None:
         raise CommandError("--recipe and --target: a search makes the recipe; give one of them")
-    if target is None and minutes is not None:
+    if searching.target is None and searching.minutes is not None:
         raise CommandError("--minutes is for a search; give --target")
-    if target is not None:
-        # Before the data are read.
-        parse_target(target)
-        if validation is None:
+    if searching.target is not None:
+        # A wrong target is an error before the data are read, which may take long.
+        parse_target(searching.target)
+        if compression.validation is None:
             raise CommandError("--target needs --validation, labelled examples that accuracy is measured on")
-    sets = read_sets(data, calibration, validation)
+    sets = compression.read_sets()
     source = Model.from_onnx(model)
-    if target is not None:
-        folder = work or output.with_name(output.name + ".search")
-        _search(source, output, sets, target, folder, seed, trials, minutes, trainable, report_file, as_json)
+    if searching.target is not None:
+        folder = compression.work or output.with_name(output.name + ".search")
+        _search(source, output, sets, folder, compression.seed, searching.target, searching, results)
         return
-    parts = list(DEFAULT_RECIPE) if recipe is None else load_recipe(recipe)
-    if recipe is None:
+    parts = list(DEFAULT_RECIPE) if compression.recipe is None else load_recipe(compression.recipe)
+    if compression.recipe is None:
         click.echo("no --recipe: static_int8 with its defaults", err=True)
-    with stoppable(how_to_go_on(work)) as check, progress_line() as show:
-        small, report = compress(source, parts, **sets, seed=seed, folder=work, on_progress=told(check, show))
+    with stoppable(resume_hint(compression.work)) as check, progress_line() as show:
+        small, report = compress(
+            source,
+            parts,
+            **sets,
+            seed=compression.seed,
+            folder=compression.work,
+            on_progress=progress_callback(check, show),
+        )
     small.save(output)
-    if trainable is not None:
-        small.save(trainable, trainable=True)
-    if report_file is not None:
+    if results.trainable is not None:
+        small.save(results.trainable, trainable=True)
+    if results.report_file is not None:
         from archipel.compression.html import write_report
 
-        write_report(report, report_file, f"{model.name}, compressed")
-    if as_json:
+        write_report(report, results.report_file, f"{model.name}, compressed")
+    if results.as_json:
         click.echo(json.dumps({"output": str(output), **report.to_dict()}, allow_nan=False, default=str))
         return
     click.echo(report)
@@ -145,28 +149,25 @@ def _search(
     source: Model,
     output: Path,
     sets: dict[str, Any],
-    target: str,
     folder: Path,
     seed: int,
-    trials: int,
-    minutes: float | None,
-    trainable: Path | None,
-    report_file: Path | None,
-    as_json: bool,
+    target: str,
+    searching: SearchOptions,
+    results: ResultOptions,
 ) -> None:
-    with stoppable(how_to_go_on(folder)) as check, progress_line() as show:
+    with stoppable(resume_hint(folder)) as check, progress_line() as show:
 
         def on_progress(progress: SearchProgress) -> None:
-            show(f"recipe {progress.trial}/{progress.trials}, {_text(progress.inner)}")
+            show(f"recipe {progress.trial}/{progress.trials}, {part_text(progress.inner)}")
             check()
 
-        result = search(source, target, **sets, folder=folder, trials=trials, minutes=minutes, seed=seed,
-                        on_progress=on_progress)  # fmt: skip
-    if report_file is not None:
+        result = search(source, target, **sets, folder=folder, trials=searching.trials, minutes=searching.minutes,
+                        seed=seed, on_progress=on_progress)  # fmt: skip
+    if results.report_file is not None:
         from archipel.compression.html import write_search_report
 
-        write_search_report(result, report_file, f"{output.name}, searched")
-    if as_json:
+        write_search_report(result, results.report_file, f"{output.name}, searched")
+    if results.as_json:
         click.echo(json.dumps({"output": str(output), **result.to_dict()}, allow_nan=False))
     else:
         click.echo(result)
@@ -175,78 +176,10 @@ def _search(
         where = "" if nearest is None else f" ({nearest.folder}); {output} was not written"
         raise CommandError(result.verdict() + where)
     output.write_bytes((best.folder / "model.onnx").read_bytes())
-    if trainable is not None:
-        trainable.write_bytes((best.folder / "trainable.onnx").read_bytes())
-    if not as_json:
+    if results.trainable is not None:
+        results.trainable.write_bytes((best.folder / "trainable.onnx").read_bytes())
+    if not results.as_json:
         click.echo(f"{result.verdict()}\nwritten to {output}; every point is in {folder / 'points'}")
-
-
-def read_sets(data: Path | None, calibration: Path | None, validation: Path | None) -> dict[str, Any]:
-    """The arrays of the files by what they are for. Raises CommandError, OSError."""
-    files = {"data": data, "calibration": calibration, "validation": validation}
-    return {what: None if path is None else read_arrays(path) for what, path in files.items()}
-
-
-def how_to_go_on(folder: Path | None) -> str:
-    if folder is None:
-        return "nothing was kept; with --work FOLDER an interrupted run can go on"
-    return f"what is done is in {folder}; run the same command again to go on from it"
-
-
-@contextmanager
-def stoppable(hint: str) -> Iterator[Callable[[], None]]:
-    """Ctrl-C ends the block at its next call of what this gives; a second one at once. Prints the hint, aborts."""
-    before = signal.getsignal(signal.SIGINT)
-    asked = False
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        nonlocal asked
-        asked = True
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-    def check() -> None:
-        if asked:
-            raise KeyboardInterrupt
-
-    signal.signal(signal.SIGINT, handle)
-    try:
-        yield check
-    except KeyboardInterrupt:
-        click.echo(f"\n{hint}", err=True)
-        raise click.Abort from None
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-@contextmanager
-def progress_line() -> Iterator[Callable[[str], None]]:
-    """A line on stderr that is written anew ten times a second; none where stderr is no terminal."""
-    shown = 0.0
-
-    def show(text: str) -> None:
-        nonlocal shown
-        now = time.monotonic()
-        if sys.stderr.isatty() and now - shown >= 0.1:
-            shown = now
-            click.echo(f"\r{text[:76]:<76}", nl=False, err=True)
-
-    yield show
-    if shown:
-        click.echo(f"\r{'':<76}\r", nl=False, err=True)
-
-
-def told(check: Callable[[], None], show: Callable[[str], None]) -> Callable[[Progress], None]:
-    """What `compress` tells its progress to."""
-
-    def on_progress(progress: Progress) -> None:
-        show(_text(progress))
-        check()
-
-    return on_progress
-
-
-def _text(progress: Progress) -> str:
-    return f"part {progress.part}/{progress.parts}, {progress.what}, {progress.done}/{progress.total}"
 
 
 def parts_text() -> str:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from archipel.bundle import Bundle, load_private_key
-from archipel.cli.models.compress import data_options, how_to_go_on, progress_line, read_sets, stoppable, told
+from archipel.cli.models.option_groups import CompressionOptions, compression_options, option_group
+from archipel.cli.models.progress import progress_callback, progress_line, resume_hint, stoppable
+from archipel.compression import Progress
 from archipel.compression.recipe import check_sets, load_recipe
 from archipel.converter import Compression, Signing, Training
 from archipel.converter.options import DAY, VALID_DAYS
@@ -23,72 +28,124 @@ LOSSES = ("cross_entropy", "binary_cross_entropy", "mse", "l1", "huber", "kl_div
 OPTIMIZERS = ("sgd", "adam", "adamw", "adagrad", "rmsprop")
 
 
+@dataclass(frozen=True)
+class TrainingOptions:
+    """How devices train the model. Without a loss they only predict."""
+
+    loss: str | None
+    optimizer: str
+    lr: float | None
+    momentum: float | None
+    weight_decay: float | None
+    trainable: tuple[str, ...]
+    strategy: str
+    epochs: int
+    batch_size: int
+
+    def training(self) -> Training | None:
+        """The same for `convert`, None without a loss. Raises ArchipelError."""
+        # Made without a loss, too: a wrong option of the optimizer is an error either way.
+        optimizer = self._optimizer()
+        if self.loss is None:
+            return None
+        return Training(
+            getattr(losses, self.loss)(),
+            optimizer,
+            trainable=self.trainable,
+            strategy=self.strategy,
+            epochs=self.epochs,
+            batch_size=self.batch_size,
+        )
+
+    def _optimizer(self) -> Optimizer:
+        options = {"lr": self.lr, "momentum": self.momentum, "weight_decay": self.weight_decay}
+        given = {option: value for option, value in options.items() if value is not None}
+        if self.optimizer != "sgd" and "momentum" in given:
+            raise CommandError(f"--momentum is of sgd; {self.optimizer} has its own")
+        optimizer: Optimizer = getattr(optimizers, self.optimizer)(**given)
+        return optimizer
+
+
+@dataclass(frozen=True)
+class ValidityOptions:
+    """Which devices may use the bundle, until when, and which bundles it replaces."""
+
+    populations: tuple[str, ...]
+    valid_days: int
+    sequence: int
+
+    def signing(self, key: Ed25519PrivateKey) -> Signing:
+        """The same for `convert`, with the publisher's key. Raises ConversionError."""
+        # A whole number of days, so that bundles that are made on one day are the same.
+        end = (int(time.time()) // DAY + self.valid_days) * DAY if self.valid_days else 0
+        return Signing(key, sequence=self.sequence, not_after=end, populations=self.populations)
+
+
+training_options = option_group(
+    "training",
+    TrainingOptions,
+    click.option(
+        "--loss", type=click.Choice(LOSSES), help="The loss that devices train with. Without it they only predict."
+    ),
+    click.option(
+        "--optimizer",
+        type=click.Choice(OPTIMIZERS),
+        default="sgd",
+        show_default=True,
+        help="The optimizer that devices train with.",
+    ),
+    click.option("--lr", type=click.FloatRange(0, min_open=True), help="Learning rate. Default: the optimizer's."),
+    click.option("--momentum", type=click.FloatRange(0, 1, max_open=True), help="Momentum of sgd."),
+    click.option("--weight-decay", type=click.FloatRange(0), help="Weight decay of the optimizer."),
+    click.option("--trainable", multiple=True, default=("*",), show_default=True, metavar="GLOB",
+                 help="Parameters that devices train; may be given several times."),
+    click.option("--strategy", type=click.Choice(sorted(STRATEGIES)), default="fedavg", show_default=True,
+                 help="The federated algorithm."),
+    click.option(
+        "--epochs", type=click.IntRange(1), default=1, show_default=True, help="Epochs of a device in one round."
+    ),
+    click.option(
+        "--batch-size",
+        type=click.IntRange(1),
+        default=16,
+        show_default=True,
+        help="Examples in one training step of a device.",
+    ),
+)  # fmt: skip
+validity_options = option_group(
+    "validity",
+    ValidityOptions,
+    click.option(
+        "--population",
+        "populations",
+        multiple=True,
+        help="A population that may use it; may be given several times. Default: any.",
+    ),
+    click.option("--valid-days", type=click.IntRange(0, 36500), default=VALID_DAYS, show_default=True,
+                 help="How many days devices train with it and adopt it; predicting has no end. 0: no end."),
+    click.option("--sequence", type=click.IntRange(0), default=0, show_default=True,
+                 help="A greater number ends the use of all bundles of this name with a smaller one."),
+)  # fmt: skip
+
+
 @click.command("convert")
 @click.argument("source", type=click.Path(path_type=Path))
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True,
               help="The bundle: a file if it ends in .bundle, else a folder; must not exist.")  # fmt: skip
 @click.option("--key", "key_file", type=click.Path(path_type=Path), required=True,
               help="The publisher's private key (FILE of `archipel keys`).")  # fmt: skip
-@click.option(
-    "--loss", type=click.Choice(LOSSES), help="The loss that devices train with. Without it they only predict."
-)
-@click.option(
-    "--optimizer",
-    type=click.Choice(OPTIMIZERS),
-    default="sgd",
-    show_default=True,
-    help="The optimizer that devices train with.",
-)
-@click.option("--lr", type=click.FloatRange(0, min_open=True), help="Learning rate. Default: the optimizer's.")
-@click.option("--momentum", type=click.FloatRange(0, 1, max_open=True), help="Momentum of sgd.")
-@click.option("--weight-decay", type=click.FloatRange(0), help="Weight decay of the optimizer.")
-@click.option("--trainable", multiple=True, default=("*",), show_default=True, metavar="GLOB",
-              help="Parameters that devices train; may be given several times.")  # fmt: skip
-@click.option("--strategy", type=click.Choice(sorted(STRATEGIES)), default="fedavg", show_default=True,
-              help="The federated algorithm.")  # fmt: skip
-@click.option("--epochs", type=click.IntRange(1), default=1, show_default=True, help="Epochs of a device in one round.")
-@click.option(
-    "--batch-size",
-    type=click.IntRange(1),
-    default=16,
-    show_default=True,
-    help="Examples in one training step of a device.",
-)
+@training_options
 @click.option("--name", help="The bundle's name. Default: the output's.")
-@click.option(
-    "--population",
-    "populations",
-    multiple=True,
-    help="A population that may use it; may be given several times. Default: any.",
-)
-@click.option("--valid-days", type=click.IntRange(0, 36500), default=VALID_DAYS, show_default=True,
-              help="How many days devices train with it and adopt it; predicting has no end. 0: no end.")  # fmt: skip
-@click.option("--sequence", type=click.IntRange(0), default=0, show_default=True,
-              help="A greater number ends the use of all bundles of this name with a smaller one.")  # fmt: skip
-@data_options
+@validity_options
+@compression_options
 def convert_command(
     source: Path,
     output: Path,
     key_file: Path,
-    loss: str | None,
-    optimizer: str,
-    lr: float | None,
-    momentum: float | None,
-    weight_decay: float | None,
-    trainable: tuple[str, ...],
-    strategy: str,
-    epochs: int,
-    batch_size: int,
+    training: TrainingOptions,
     name: str | None,
-    populations: tuple[str, ...],
-    valid_days: int,
-    sequence: int,
-    data: Path | None,
-    calibration: Path | None,
-    validation: Path | None,
-    recipe: Path | None,
-    work: Path | None,
-    seed: int,
+    validity: ValidityOptions,
+    compression: CompressionOptions,
 ) -> None:
     """Make a signed bundle from SOURCE, an ONNX file or a program that torch.export.save wrote (.pt2).
 
@@ -104,53 +161,32 @@ def convert_command(
     key = load_private_key(key_file)
     if output.exists():
         raise CommandError(f"{output}: exists already; remove it or choose another name")
-    if recipe is None and any((data, calibration, validation, work)):
+    if compression.recipe is None and any((*compression.files.values(), compression.work)):
         raise CommandError("--data, --calibration, --validation and --work are for compression; give --recipe")
-    rule = _optimizer(optimizer, lr=lr, momentum=momentum, weight_decay=weight_decay)
-    training = None
-    if loss is not None:
-        training = Training(
-            getattr(losses, loss)(),
-            rule,
-            trainable=trainable,
-            strategy=strategy,
-            epochs=epochs,
-            batch_size=batch_size,
-        )
-    signing = Signing(
-        key,
-        sequence=sequence,
-        not_after=0 if not valid_days else (int(time.time()) // DAY + valid_days) * DAY,
-        populations=populations,
-    )
-    with stoppable(how_to_go_on(work)) as check, progress_line() as show:
-        compression = None
-        if recipe is not None:
-            parts = load_recipe(recipe)
-            check_sets(parts, {"data": data, "calibration": calibration, "validation": validation})
-            sets = read_sets(data, calibration, validation)
-            compression = Compression(parts, **sets, seed=seed, folder=work, on_progress=told(check, show))
+    trained, signing = training.training(), validity.signing(key)
+    with stoppable(resume_hint(compression.work)) as check, progress_line() as show:
         # No call of `convert`: limits of a bundle that only predicts follow --batch-size as well.
         bundle = make_bundle(
             Request(
                 source,
                 output,
                 signing,
-                training=training,
-                compression=compression,
+                training=trained,
+                compression=_compression(compression, progress_callback(check, show)),
                 name=name,
-                batch_size=batch_size,
+                batch_size=training.batch_size,
             )
         )
     click.echo(_summary(bundle, output))
 
 
-def _optimizer(name: str, **options: float | None) -> Optimizer:
-    given = {option: value for option, value in options.items() if value is not None}
-    if name != "sgd" and "momentum" in given:
-        raise CommandError(f"--momentum is of sgd; {name} has its own")
-    made: Optimizer = getattr(optimizers, name)(**given)
-    return made
+def _compression(options: CompressionOptions, on_progress: Callable[[Progress], None]) -> Compression | None:
+    if options.recipe is None:
+        return None
+    parts = load_recipe(options.recipe)
+    # Which files are missing is known before any of them is read.
+    check_sets(parts, options.files)
+    return Compression(parts, **options.read_sets(), seed=options.seed, folder=options.work, on_progress=on_progress)
 
 
 def _summary(bundle: Bundle, output: Path) -> str:
