@@ -56,6 +56,11 @@ def test_every_command_is_in_exactly_one_group() -> None:
     assert len(set(grouped)) == len(grouped)
 
 
+def test_the_folder_of_a_command_is_its_group() -> None:
+    folders = {name: target.partition(".")[0] for name, (target, _) in cli.COMMANDS.items()}
+    assert folders == {name: title.lower() for title, names in cli.GROUPS.items() for name in names}
+
+
 def loaded(name: str) -> click.Command:
     command = cli.LazyGroup.get_command(cli.archipel, click.Context(cli.archipel), name)  # type: ignore[arg-type]
     assert command is not None

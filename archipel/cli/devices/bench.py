@@ -20,8 +20,9 @@ import numpy as np
 
 from archipel.bundle import Program, load_public_key
 from archipel.bundle.roles import Example, Label, Port
-from archipel.cli.devices.run import DELEGATES, KEYS, open_runtime
+from archipel.cli.devices.run import DELEGATES, open_runtime
 from archipel.cli.input_output.arrays import check_fields, read_fields
+from archipel.cli.input_output.publisher_keys import publisher_keys
 from archipel.errors import CommandError
 from archipel.lite_runtime import ModelRuntime
 from archipel.lite_runtime.training.driver import need_program
@@ -54,7 +55,7 @@ class Row:
 
 @click.command()
 @click.argument("bundle", type=click.Path(path_type=Path))
-@KEYS
+@publisher_keys
 @click.option("--input", "inputs", type=click.Path(path_type=Path),
               help=".npy or .npz with examples; the first ones are used. Default: random numbers.")  # fmt: skip
 @click.option(

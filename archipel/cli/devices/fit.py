@@ -17,8 +17,9 @@ import click
 import numpy as np
 
 from archipel.bundle.roles import Example, ExampleWeight, Label
-from archipel.cli.devices.run import DELEGATES, KEYS, open_runtime
+from archipel.cli.devices.run import DELEGATES, open_runtime
 from archipel.cli.input_output.arrays import check_fields, read_fields
+from archipel.cli.input_output.publisher_keys import publisher_keys
 from archipel.errors import CommandError
 from archipel.lite_runtime import Control, History, ModelRuntime, Progress
 from archipel.lite_runtime.training.driver import need_program
@@ -26,7 +27,7 @@ from archipel.lite_runtime.training.driver import need_program
 
 @click.command()
 @click.argument("bundle", type=click.Path(path_type=Path))
-@KEYS
+@publisher_keys
 @click.option("--data", type=click.Path(path_type=Path), required=True,
               help=".npz with an entry for each field of the bundle, first axis = examples.")  # fmt: skip
 @click.option(

@@ -13,18 +13,11 @@ import numpy as np
 from archipel.bundle import load_public_key
 from archipel.bundle.roles import Example, ExampleWeight, Label
 from archipel.cli.input_output.arrays import check_fields, read_fields, write_arrays
+from archipel.cli.input_output.publisher_keys import publisher_keys
 from archipel.errors import CommandError, RuntimeInputError
 from archipel.lite_runtime import ModelRuntime, Runtime, load
 from archipel.lite_runtime.training.driver import need_program
 
-KEYS = click.option(
-    "--key",
-    "key_files",
-    type=click.Path(path_type=Path),
-    multiple=True,
-    required=True,
-    help="The publisher's public key (FILE.pub of `archipel keys`); may be given several times.",
-)
 DELEGATES = click.option(
     "--delegate",
     "delegates",
@@ -44,7 +37,7 @@ def open_runtime(
 
 @click.command()
 @click.argument("bundle", type=click.Path(path_type=Path))
-@KEYS
+@publisher_keys
 @click.option("--input", "inputs", type=click.Path(path_type=Path), required=True,
               help=".npy (the only field) or .npz (an entry for each field), first axis = examples.")  # fmt: skip
 @click.option(

@@ -7,20 +7,13 @@ from pathlib import Path
 import click
 
 from archipel.bundle import load_public_key, open_bundle
+from archipel.cli.input_output.publisher_keys import publisher_keys
 from archipel.errors import ArchipelError, CommandError
 from archipel.lite_runtime.learned import BUNDLE_FOLDER, LEARNED_FILE
 from archipel.lite_runtime.slots.folder import SlotFolder, SlotName
 from archipel.lite_runtime.slots.model_slots import Slots
 
 _FOLDER = click.argument("folder", type=click.Path(path_type=Path))
-_KEYS = click.option(
-    "--key",
-    "key_files",
-    type=click.Path(path_type=Path),
-    multiple=True,
-    required=True,
-    help="The publisher's public key (FILE.pub of `archipel keys`); may be given several times.",
-)
 _THREADS = click.option("--threads", default=1, show_default=True, help="Threads that run one operator together.")
 
 
@@ -87,7 +80,7 @@ def show(folder: Path, key_files: tuple[Path, ...]) -> None:
 @slots.command()
 @_FOLDER
 @click.argument("bundle", type=click.Path(path_type=Path))
-@_KEYS
+@publisher_keys
 @click.option(
     "--memory-limit", type=int, help="Refuse a bundle whose manifest says that it needs more bytes of memory."
 )
@@ -107,7 +100,7 @@ def install(folder: Path, bundle: Path, key_files: tuple[Path, ...], memory_limi
 
 @slots.command()
 @_FOLDER
-@_KEYS
+@publisher_keys
 @_THREADS
 def switch(folder: Path, key_files: tuple[Path, ...], threads: int) -> None:
     """Load the installed model, run its self-test, and make it the active one, on trial.
@@ -138,7 +131,7 @@ def confirm(folder: Path) -> None:
 
 @slots.command()
 @_FOLDER
-@_KEYS
+@publisher_keys
 @click.option(
     "--reason",
     default="rolled back by hand",

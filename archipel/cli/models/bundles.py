@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import click
-
 from archipel.bundle import Bundle, decode_manifest, load_public_key, open_bundle, unpack
 from archipel.bundle.manifest import MANIFEST_FILE, MAX_MANIFEST_BYTES
 from archipel.bundle.reader import BundleContents, UnverifiedBundle
@@ -19,14 +17,6 @@ from archipel.lite_runtime.learned import BUNDLE_FOLDER, is_slot
 
 if TYPE_CHECKING:
     from archipel.graph import Model
-
-KEYS = click.option(
-    "--key",
-    "key_files",
-    type=click.Path(path_type=Path),
-    multiple=True,
-    help="The publisher's public key (FILE.pub of `archipel keys`); may be given several times. Needed for bundles.",
-)
 
 
 def is_bundle(path: Path) -> bool:

@@ -14,7 +14,8 @@ import click
 import numpy as np
 
 from archipel.cli.input_output.arrays import read_arrays
-from archipel.cli.models.bundles import KEYS, is_bundle, label_field, open_verified, read_predict
+from archipel.cli.input_output.publisher_keys import keys_for_bundles
+from archipel.cli.models.bundles import is_bundle, label_field, open_verified, read_predict
 from archipel.errors import CommandError, CompressionError
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ _LABELS = ("label", "labels")
 @click.argument("b", type=click.Path(path_type=Path))
 @click.option("--data", type=click.Path(path_type=Path), required=True,
               help=".npy (the only input) or .npz (an entry for each input of A, and `label` for labels).")  # fmt: skip
-@KEYS
+@keys_for_bundles
 @click.option("--rows", type=click.IntRange(0), default=256, show_default=True,
               help="Examples for the inner values; outputs and accuracy use all examples.")  # fmt: skip
 @click.option("--layers", type=click.IntRange(1), help="Print at most this many inner values. Default: all.")

@@ -15,7 +15,8 @@ import numpy as np
 from archipel.bundle import Bundle, Program
 from archipel.bundle.reader import BundleContents
 from archipel.bundle.roles import Parameter, role_of
-from archipel.cli.models.bundles import KEYS, is_bundle, open_unverified, open_verified, read_program
+from archipel.cli.input_output.publisher_keys import keys_for_bundles
+from archipel.cli.models.bundles import is_bundle, open_unverified, open_verified, read_program
 from archipel.cli.models.inspect_text import bundle_text, onnx_text
 from archipel.errors import ArchipelError, CommandError
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("source", metavar="BUNDLE|ONNX", type=click.Path(path_type=Path))
-@KEYS
+@keys_for_bundles
 @click.option("--unverified", is_flag=True, help="Show a bundle without verifying it; do not rely on anything in it.")
 @click.option(
     "--layers", is_flag=True, help="List every layer with its FLOPs, their share, and zeros among its weights."

@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from archipel.bundle import Bundle, Limits, load_public_key
-from archipel.cli.devices.run import KEYS
+from archipel.cli.input_output.publisher_keys import publisher_keys
 from archipel.cli.models.bundles import open_verified, read_program
 from archipel.errors import (
     ArchipelError,
@@ -55,7 +55,7 @@ class Check:
 
 @click.command()
 @click.argument("bundle", type=click.Path(path_type=Path))
-@KEYS
+@publisher_keys
 @click.option("--no-run", is_flag=True, help="Leave out the self-test, which predicts.")
 @click.option("--json", "as_json", is_flag=True, help="Print the checks as one JSON object.")
 def verify(bundle: Path, key_files: tuple[Path, ...], no_run: bool, as_json: bool) -> None:
