@@ -200,9 +200,9 @@ def _measure(requests: Sequence[dict[str, Any]], rows: Sequence[Row], processes:
     answers: list[list[dict[str, Any]]] = [[] for _ in requests]
     for number in range(processes):
         # In turns: a slow phase of the machine meets every row.
-        for request, row, got in zip(requests, rows, answers):
+        for request, row, collected in zip(requests, rows, answers):
             click.echo(f"{row.what}, threads {row.threads}: process {number + 1} of {processes}", err=True)
-            got.append(_ask(request))
+            collected.append(_ask(request))
     return answers
 
 

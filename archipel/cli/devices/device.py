@@ -124,13 +124,15 @@ def run(config: Path, once: bool, as_json: bool) -> None:
     stop = Stop(supervisor.beat, supervisor.beat_seconds)
     with unmendable():
         settings = load_device_settings(config)
-        told, conditions = settings.prepared()
+        agent_config, conditions = settings.prepared()
         data = LocalExamples(settings)
-    with Agent(told, examples=data, conditions=conditions, on_event=log) as agent, unmendable():
+    with Agent(agent_config, examples=data, conditions=conditions, on_event=log) as agent, unmendable():
         if not agent.device_id:
-            raise CommandError(f"{told.folder}: not enrolled yet; run: archipel device enroll {config} TOKEN_FILE")
+            raise CommandError(
+                f"{agent_config.folder}: not enrolled yet; run: archipel device enroll {config} TOKEN_FILE"
+            )
         data.check()
-        log.line("started", {"folder": str(told.folder)}, {"device": agent.device_id})
+        log.line("started", {"folder": str(agent_config.folder)}, {"device": agent.device_id})
         supervisor.ready()
         if once:
             signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -182,8 +184,8 @@ def _token(file: Path) -> EnrolmentToken:
 
 
 def _expiry(token: EnrolmentToken) -> str:
-    found = unseal("token", token.certificate, token.enrolment_key, TokenCertificate)
-    return moment(found.not_after) if found.not_after < time.time() else ""
+    certificate = unseal("token", token.certificate, token.enrolment_key, TokenCertificate)
+    return moment(certificate.not_after) if certificate.not_after < time.time() else ""
 
 
 TEMPLATE = """\

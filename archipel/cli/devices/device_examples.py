@@ -49,19 +49,21 @@ def add(config: Path, data: Path) -> None:
     with _store(settings.config.folder, settings.examples) as store:
         ids = store.add_many(arrays)
         click.echo(f"{len(ids)} examples added, {len(store)} in the store, {store.nbytes} bytes sealed")
-    strange = _not_finite(arrays)
-    if strange:
-        click.echo(f"{data}: {strange} of them have numbers that are not finite; training may stop at those", err=True)
+    not_finite = _not_finite(arrays)
+    if not_finite:
+        click.echo(
+            f"{data}: {not_finite} of them have numbers that are not finite; training may stop at those", err=True
+        )
 
 
 def _not_finite(arrays: Mapping[str, np.ndarray]) -> int:
     """Of how many examples some number is NaN or infinite."""
-    found = [
+    unusable = [
         ~np.isfinite(array).all(axis=tuple(range(1, array.ndim)))
         for array in arrays.values()
         if array.dtype.kind == "f"
     ]
-    return int(np.logical_or.reduce(found).sum()) if found else 0
+    return int(np.logical_or.reduce(unusable).sum()) if unusable else 0
 
 
 class LocalExamples:
@@ -128,10 +130,10 @@ def _arrays(path: Path) -> dict[str, np.ndarray]:
         # Copied: a mapped file that is cut short meanwhile would end the process.
         arrays = {name: np.array(array) for name, array in read_weights(path, MAX_BYTES).items()}
     else:
-        found = read_arrays(path)
-        if isinstance(found, np.ndarray):
+        content = read_arrays(path)
+        if isinstance(content, np.ndarray):
             raise CommandError(f"{path}: one array without a name; give an .npz with one for each field")
-        arrays = found
+        arrays = content
     counts = {name: len(array) if array.ndim else 0 for name, array in arrays.items()}
     if not arrays or len(set(counts.values())) != 1 or not min(counts.values()):
         raise CommandError(f"{path}: each array needs one row for each example, they have {counts}")

@@ -51,7 +51,7 @@ def status(place: Path, last: int, delta: float, as_json: bool) -> None:
     FOLDER_OR_CONFIG is the device's folder, or its file of settings; with the settings the conditions are shown as
     well. An agent may be at work meanwhile. The command does not ask the server.
     """
-    folder, conditions = _opened(place)
+    folder, conditions = _open_place(place)
     view = look(folder, conditions, last=last, delta=delta)
     show(view, as_json, _lines(view))
 
@@ -67,7 +67,7 @@ def pause(place: Path, duration: str | None) -> None:
     \b
     archipel device pause device.toml --for 2h
     """
-    folder, _ = _opened(place)
+    folder, _ = _open_place(place)
     pause_folder(folder, None if duration is None else time.time() + seconds(duration))
     click.echo(paused(folder))
 
@@ -80,7 +80,7 @@ def resume(place: Path) -> None:
     \b
     archipel device resume device.toml
     """
-    folder, _ = _opened(place)
+    folder, _ = _open_place(place)
     click.echo("resumed" if resume_folder(folder) else "it was not paused")
 
 
@@ -96,30 +96,31 @@ def erase(place: Path, yes: bool) -> None:
     Others keep what they have: updates that were summed, and the server's record of this device. The device can take
     part again only with a new token. A file of examples outside the folder stays.
     """
-    folder, _ = _opened(place)
+    folder, _ = _open_place(place)
     click.echo(f"{folder}: this destroys, for good:")
-    for line in _what_goes(folder):
+    for line in _erased_lines(folder):
         click.echo(f"  {line}")
-    if not yes and not _confirmed():
+    if not yes and not _confirm():
         raise CommandError("nothing was erased; --yes does it without asking")
+    # `erase_folder` takes the folder's lock itself; asking here gives an error that says what to do.
     if running(folder):
         raise CommandError(f"{folder}: its agent is running; stop that first. Nothing was erased")
     erase_folder(folder)
     click.echo("erased")
 
 
-def _confirmed() -> bool:
+def _confirm() -> bool:
     try:
         return click.confirm("Erase?")
     except click.Abort:
-        # Nobody is there to answer.
+        # Ctrl-C, or standard input has ended, as in a script.
         return False
 
 
-def _opened(place: Path) -> tuple[Path, Conditions | None]:
+def _open_place(place: Path) -> tuple[Path, Conditions | None]:
     """A device's folder, and its conditions where `place` is its file of settings."""
     if place.is_dir():
-        # Nothing is written into folders that are somebody else's.
+        # A mistyped folder is refused: pausing writes into it, and erasing would destroy what is there.
         if not any((place / name).exists() for name in ("device.key", "device.json", "rounds", "lock", MARK)):
             raise CommandError(f"{place}: not a device's folder; give that, or the device's file of settings")
         return place, None
@@ -131,7 +132,7 @@ def _opened(place: Path) -> tuple[Path, Conditions | None]:
     return settings.config.folder, settings.prepared()[1]
 
 
-def _what_goes(folder: Path) -> Iterator[str]:
+def _erased_lines(folder: Path) -> Iterator[str]:
     try:
         record = read_record(folder)
         yield (
@@ -141,7 +142,7 @@ def _what_goes(folder: Path) -> Iterator[str]:
         )
         yield f"journal of {rounds(folder)[1].totals.rounds} rounds"
     except ClientError as error:
-        # What is damaged can be erased, too.
+        # A damaged record or journal is named and can be erased all the same.
         yield f"device and journal ({error})"
     for name, what in (
         ("examples", "examples in the store"),
@@ -171,7 +172,7 @@ def _lines(view: OwnerView) -> Iterator[str]:
         rows = [
             (
                 each.name,
-                "-" if each.value is None else _value(each.value),
+                "-" if each.value is None else _value_text(each.value),
                 "yes" if each.holds else f"no: {each.why_not}",
             )
             for each in view.conditions
@@ -206,44 +207,44 @@ def _lines(view: OwnerView) -> Iterator[str]:
     yield from _privacy(view.privacy)
 
 
-def _privacy(found: Privacy) -> Iterator[str]:
+def _privacy(privacy: Privacy) -> Iterator[str]:
     yield ""
-    if not found.tasks:
+    if not privacy.tasks:
         yield "privacy     nothing spent: no update was sent"
         return
     head = ("task", "model", "kind", "secure", "hidden among", "plain", "unsure", "sent", "noise", "epsilon")
-    yield from table(head, map(_spent, found.tasks))
+    yield from table(head, map(_privacy_row, privacy.tasks))
     yield "secure: the server saw the sum over so many devices. plain: it saw this device's update, or may have."
     yield "unsure: the masked update was sent, and is in a sum or lost."
-    if found.epsilon is not None:
+    if privacy.epsilon is not None:
         yield (
-            f"noise: in {found.noised} of {found.rounds} rounds, which are together differentially private for each "
-            f"example with epsilon {found.epsilon:.3g} at most, at delta {found.delta:g}"
+            f"noise: in {privacy.noised} of {privacy.rounds} rounds, which are together differentially private for "
+            f"each example with epsilon {privacy.epsilon:.3g} at most, at delta {privacy.delta:g}"
         )
-    if found.noised < found.rounds:
+    if privacy.noised < privacy.rounds:
         yield (
-            f"no epsilon: {found.rounds - found.noised} rounds added no noise, or none of a strength that the bundle "
-            "states; what hides an example there is the sum alone"
+            f"no epsilon: {privacy.rounds - privacy.noised} rounds added no noise, or none of a strength that the "
+            "bundle states; what hides an example there is the sum alone"
         )
 
 
-def _spent(task: TaskPrivacy) -> Sequence[str]:
-    each = task.spent
+def _privacy_row(task: TaskPrivacy) -> Sequence[str]:
+    spent = task.spent
     return (
-        each.task_id[:8] or "(older)", each.model or "-", each.kind, str(each.secure), _cohorts(each), str(each.plain),
-        str(each.unsure), f"{each.sent:,}", f"{each.noised} of {each.rounds}",
+        spent.task_id[:8] or "(older)", spent.model or "-", spent.kind, str(spent.secure), _cohort_text(spent),
+        str(spent.plain), str(spent.unsure), f"{spent.sent:,}", f"{spent.noised} of {spent.rounds}",
         "-" if task.epsilon is None else f"{task.epsilon:.3g}",
     )  # fmt: skip
 
 
-def _cohorts(spent: Spent) -> str:
+def _cohort_text(spent: Spent) -> str:
     if not spent.told:
         return "not told" if spent.secure else "-"
     untold = f", {spent.secure - spent.told} not told" if spent.secure > spent.told else ""
     return f"{spent.smallest} at least, {spent.devices / spent.told:.3g} on average{untold}"
 
 
-def _value(value: str | float | bool) -> str:
+def _value_text(value: str | float | bool) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):

@@ -127,10 +127,10 @@ class Log:
         self._last = ("", "")
 
     def __call__(self, event: Event) -> None:
-        said = (event.name, event.round_id + str(event.detail.get("reason", "")))
-        if event.name in _QUIET and said == self._last:
+        key = (event.name, event.round_id + str(event.detail.get("reason", "")))
+        if event.name in _QUIET and key == self._last:
             return
-        self._last = said
+        self._last = key
         counts = {"sent": event.bytes_sent, "received": event.bytes_received}
         self.line(event.name, event.detail, {"device": event.device_id, "round": event.round_id, **counts})
 

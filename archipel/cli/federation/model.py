@@ -43,8 +43,8 @@ def create(client: OperatorClient, name: str, population: str, as_json: bool) ->
     \b
     archipel model create digits --population pupils
     """
-    made = client.models.create(name, population)
-    show(made, as_json, _model(made))
+    info = client.models.create(name, population)
+    show(info, as_json, _model(info))
 
 
 @model.command("list")
@@ -56,13 +56,13 @@ def list_(client: OperatorClient, as_json: bool) -> None:
     \b
     archipel model list
     """
-    found = list(client.models.list())
+    infos = list(client.models.list())
     rows = [
         (each.name, each.population, _or_dash(each.promoted), _or_dash(each.newest), _or_dash(each.rollout_id))
-        for each in found
+        for each in infos
     ]
-    withheld = [f"{each.name}: {each.not_offered}" for each in found if each.not_offered]
-    show(found, as_json, [*table(("model", "population", "promoted", "newest", "rollout"), rows), *withheld])
+    withheld = [f"{each.name}: {each.not_offered}" for each in infos if each.not_offered]
+    show(infos, as_json, [*table(("model", "population", "promoted", "newest", "rollout"), rows), *withheld])
 
 
 @model.command("show")
@@ -75,8 +75,8 @@ def show_(client: OperatorClient, name: str, as_json: bool) -> None:
     \b
     archipel model show digits
     """
-    found = client.models.get(name)
-    show(found, as_json, _model(found))
+    info = client.models.get(name)
+    show(info, as_json, _model(info))
 
 
 @model.command()
@@ -107,8 +107,8 @@ def register(
     if bundle is not None and not (len(bundle) == 64 and DIGITS.issuperset(bundle)):
         bundle = client.bundles.upload(Path(bundle), client.models.get(name).population).digest
     request = VersionRequest(bundle=bundle, task_id=task_id, task_version=number, parent=parent)
-    made = client.models.register(name, request)
-    show(made, as_json, _version(made))
+    info = client.models.register(name, request)
+    show(info, as_json, _version(info))
 
 
 @model.command()
@@ -122,17 +122,17 @@ def versions(client: OperatorClient, name: str, as_json: bool) -> None:
     \b
     archipel model versions digits
     """
-    found = list(client.models.versions(name))
+    infos = list(client.models.versions(name))
     rows = [
         (
             str(each.number), each.state, each.digest[:12], _or_dash(each.parent), _origin(each),
             "few" if each.downloaded is None else str(each.downloaded),
             moment(each.created), _expires(each), each.reason,
         )
-        for each in found
+        for each in infos
     ]  # fmt: skip
     head = ("version", "state", "digest", "parent", "from", "downloaded", "registered", "expires", "reason")
-    show(found, as_json, table(head, rows))
+    show(infos, as_json, table(head, rows))
 
 
 @model.command()
@@ -146,8 +146,8 @@ def version(client: OperatorClient, name: str, number: int, as_json: bool) -> No
     \b
     archipel model version digits 2
     """
-    found = client.models.version(name, number)
-    show(found, as_json, [*_version(found), *_evaluations(found)])
+    info = client.models.version(name, number)
+    show(info, as_json, [*_version(info), *_evaluations(info)])
 
 
 @model.command()
@@ -162,10 +162,10 @@ def download(client: OperatorClient, name: str, number: int, file: Path) -> None
     \b
     archipel model download digits 2 weights.safetensors
     """
-    found = client.models.version(name, number)
-    weights = found.weights
+    info = client.models.version(name, number)
+    weights = info.weights
     if weights is None:
-        save(file, lambda: client.bundles.download(found.bundle))
+        save(file, lambda: client.bundles.download(info.bundle))
     else:
         save(file, lambda: client.weights.download(weights), weights)
 
@@ -181,8 +181,8 @@ def promote(client: OperatorClient, name: str, number: int, as_json: bool) -> No
     \b
     archipel model promote digits 2
     """
-    done = client.models.promote(name, number)
-    show(done, as_json, _promoted(done))
+    info = client.models.promote(name, number)
+    show(info, as_json, _promoted(info))
 
 
 @model.command()
@@ -195,8 +195,8 @@ def rollback(client: OperatorClient, name: str, as_json: bool) -> None:
     \b
     archipel model rollback digits
     """
-    done = client.models.roll_back(name)
-    show(done, as_json, _promoted(done))
+    info = client.models.roll_back(name)
+    show(info, as_json, _promoted(info))
 
 
 @model.command()
@@ -209,12 +209,12 @@ def history(client: OperatorClient, name: str, as_json: bool) -> None:
     \b
     archipel model history digits
     """
-    found = list(client.models.promotions(name))
+    infos = list(client.models.promotions(name))
     rows = [
         (str(each.number), str(each.version), each.how, each.actor, moment(each.created), _or_dash(each.rollout_id))
-        for each in found
+        for each in infos
     ]
-    show(found, as_json, table(("number", "version", "by", "who", "since", "rollout"), rows))
+    show(infos, as_json, table(("number", "version", "by", "who", "since", "rollout"), rows))
 
 
 @model.command()
@@ -244,32 +244,32 @@ def restore(client: OperatorClient, name: str, number: int) -> None:
     click.echo(client.models.restore(name, number).state)
 
 
-def _promoted(done: ModelInfo) -> list[str]:
+def _promoted(info: ModelInfo) -> list[str]:
     return [
-        f"model {done.name}: version {done.promoted} is promoted",
-        *([done.not_offered] if done.not_offered else []),
+        f"model {info.name}: version {info.promoted} is promoted",
+        *([info.not_offered] if info.not_offered else []),
     ]
 
 
-def _model(found: ModelInfo) -> list[str]:
-    return fields(found, times=("created",))
+def _model(info: ModelInfo) -> list[str]:
+    return fields(info, times=("created",))
 
 
-def _version(found: VersionInfo) -> list[str]:
-    if not found.not_after:
-        return fields(found, times=("created",), without=("evaluations", "not_after"))
-    return fields(found, times=("created", "not_after"), without=("evaluations",))
+def _version(info: VersionInfo) -> list[str]:
+    if not info.not_after:
+        return fields(info, times=("created",), without=("evaluations", "not_after"))
+    return fields(info, times=("created", "not_after"), without=("evaluations",))
 
 
-def _evaluations(found: VersionDetail) -> list[str]:
-    if not found.evaluations:
+def _evaluations(info: VersionDetail) -> list[str]:
+    if not info.evaluations:
         return []
     rows = [
         (
             each.task_id, str(each.devices), f"{each.examples:.0f}", moment(each.ended),
             metrics_line(dict(sorted(each.metrics.items())), each.clamped),
         )
-        for each in found.evaluations
+        for each in info.evaluations
     ]  # fmt: skip
     return ["", *table(("evaluated by task", "devices", "examples", "ended", "metrics"), rows)]
 

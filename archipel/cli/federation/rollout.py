@@ -50,8 +50,8 @@ def create(client: OperatorClient, file: Path, key: str | None, as_json: bool) -
     \b
     archipel rollout create rollout.toml
     """
-    made = client.rollouts.create(read_request(file, RolloutRequest), key=key)
-    show(made, as_json, _lines(made))
+    info = client.rollouts.create(read_request(file, RolloutRequest), key=key)
+    show(info, as_json, _lines(info))
 
 
 @rollout.command("list")
@@ -63,15 +63,15 @@ def list_(client: OperatorClient, as_json: bool) -> None:
     \b
     archipel rollout list
     """
-    found = list(client.rollouts.list())
+    infos = list(client.rollouts.list())
     rows = [
         (
             each.rollout_id, each.model, str(each.version), each.state, f"{each.stage}/{len(each.stages)}",
             f"{each.stages[each.stage - 1].percent:g} %", moment(each.created), each.reason,
         )
-        for each in found
+        for each in infos
     ]  # fmt: skip
-    show(found, as_json, table(("rollout", "model", "version", "state", "stage", "share", "began", "reason"), rows))
+    show(infos, as_json, table(("rollout", "model", "version", "state", "stage", "share", "began", "reason"), rows))
 
 
 @rollout.command("show")
@@ -84,8 +84,8 @@ def show_(client: OperatorClient, rollout_id: str, as_json: bool) -> None:
     \b
     archipel rollout show ID
     """
-    found = client.rollouts.get(rollout_id)
-    show(found, as_json, _lines(found))
+    info = client.rollouts.get(rollout_id)
+    show(info, as_json, _lines(info))
 
 
 @rollout.command()
@@ -98,18 +98,18 @@ def watch(client: OperatorClient, rollout_id: str, timeout: float | None) -> Non
     \b
     archipel rollout watch ID --timeout 3600
     """
-    said = ""
+    last_line = ""
 
     def changed(now: RolloutInfo) -> None:
-        nonlocal said
+        nonlocal last_line
         line = f"{now.state}: stage {now.stage} of {len(now.stages)}, {now.stages[now.stage - 1].percent:g} %"
-        if line != said:
+        if line != last_line:
             click.echo(line)
-        said = line
+        last_line = line
 
-    done = client.rollouts.wait(rollout_id, timeout=timeout, on_change=changed)
-    if done.state != "completed":
-        raise CommandError(f"rollout of {done.model} version {done.version} {done.state}: {done.reason}")
+    final = client.rollouts.wait(rollout_id, timeout=timeout, on_change=changed)
+    if final.state != "completed":
+        raise CommandError(f"rollout of {final.model} version {final.version} {final.state}: {final.reason}")
 
 
 @rollout.command()
@@ -148,24 +148,24 @@ def abort(client: OperatorClient, rollout_id: str) -> None:
     click.echo(client.rollouts.abort(rollout_id).state)
 
 
-def _lines(found: RolloutInfo) -> list[str]:
+def _lines(info: RolloutInfo) -> list[str]:
     rows = [
         (
             str(number), f"{each.percent:g} %", moment(each.started), _result(each.candidate), _result(each.baseline),
             _verdict(each),
         )
-        for number, each in enumerate(found.stages, start=1)
+        for number, each in enumerate(info.stages, start=1)
     ]  # fmt: skip
-    head = ("stage", "share", "began", f"version {found.version}", f"version {found.baseline}", "gate")
-    return [*fields(found, times=("state_ends", "created", "ended"), without=("stages",)), "", *table(head, rows)]
+    head = ("stage", "share", "began", f"version {info.version}", f"version {info.baseline}", "gate")
+    return [*fields(info, times=("state_ends", "created", "ended"), without=("stages",)), "", *table(head, rows)]
 
 
-def _result(found: StageEvaluation | None) -> str:
-    if found is None:
+def _result(info: StageEvaluation | None) -> str:
+    if info is None:
         return "-"
-    if found.value is None:
-        return found.state
-    return f"{found.value:.6g} ({found.devices} devices, {found.examples or 0:.0f} examples)"
+    if info.value is None:
+        return info.state
+    return f"{info.value:.6g} ({info.devices} devices, {info.examples or 0:.0f} examples)"
 
 
 def _verdict(stage: StageInfo) -> str:

@@ -37,15 +37,15 @@ def list_(client: OperatorClient, task_id: str, as_json: bool) -> None:
     asynchronous and plain these may come from other devices: an update comes into the round that is open when it
     arrives.
     """
-    found = list(client.tasks.rounds(task_id))
+    infos = list(client.tasks.rounds(task_id))
     rows = [
         (
             each.round_id, str(each.number), each.phase, str(len(each.participants)), str(len(each.survivors)),
             moment(each.started), each.reason or result_line(each.result),
         )
-        for each in found
+        for each in infos
     ]  # fmt: skip
-    show(found, as_json, table(("round", "number", "phase", "devices", "in the sum", "started", ""), rows))
+    show(infos, as_json, table(("round", "number", "phase", "devices", "in the sum", "started", ""), rows))
 
 
 @round.command("show")
@@ -58,33 +58,31 @@ def show_(client: OperatorClient, round_id: str, as_json: bool) -> None:
     \b
     archipel round show ROUND
     """
-    found = client.rounds.get(round_id)
-    show(found, as_json, [*_head(found), "", *_devices(found), *_notes(found), *_result(found.result)])
+    info = client.rounds.get(round_id)
+    show(info, as_json, [*_head(info), "", *_devices(info), *_notes(info), *_result(info.result)])
 
 
-def _head(found: RoundInfo) -> list[str]:
+def _head(info: RoundInfo) -> list[str]:
     rows = {
-        "round": found.round_id,
-        "task": found.task_id,
-        "number": str(found.number),
-        "phase": found.phase + (f": {found.reason}" if found.reason else ""),
+        "round": info.round_id,
+        "task": info.task_id,
+        "number": str(info.number),
+        "phase": info.phase + (f": {info.reason}" if info.reason else ""),
         **(
-            {"spoiled": "by one of its devices or several, which cannot be seen from one round"}
-            if found.spoiled
-            else {}
+            {"spoiled": "by one of its devices or several, which cannot be seen from one round"} if info.spoiled else {}
         ),
-        "refused": ", ".join(f"{why} {count}" for why, count in found.refused.items()) or "-",
-        "started": moment(found.started),
-        "ended": moment(found.ended),
-        "weights in": found.weights_in,
-        "weights out": found.weights_out or "-",
-        "step": "-" if found.step_norm is None else f"{found.step_norm:.4g}",
+        "refused": ", ".join(f"{why} {count}" for why, count in info.refused.items()) or "-",
+        "started": moment(info.started),
+        "ended": moment(info.ended),
+        "weights in": info.weights_in,
+        "weights out": info.weights_out or "-",
+        "step": "-" if info.step_norm is None else f"{info.step_norm:.4g}",
     }
     return [f"{name:<12}{value}" for name, value in rows.items()]
 
 
-def _devices(found: RoundInfo) -> list[str]:
-    counted = set(found.survivors)
+def _devices(info: RoundInfo) -> list[str]:
+    counted = set(info.survivors)
     rows: list[tuple[str, str, str, str]] = [
         (
             each.device_id,
@@ -92,20 +90,20 @@ def _devices(found: RoundInfo) -> list[str]:
             str(each.bytes_uploaded),
             "yes" if each.device_id in counted else "",
         )
-        for each in found.participants
+        for each in info.participants
     ]
     # Of an asynchronous task: they began in an earlier round.
-    began = {each.device_id for each in found.participants}
-    rows += [(device, "began earlier", "", "yes") for device in found.survivors if device not in began]
+    began = {each.device_id for each in info.participants}
+    rows += [(device, "began earlier", "", "yes") for device in info.survivors if device not in began]
     return table(("device", "furthest", "bytes", "in the sum"), rows)
 
 
-def _notes(found: RoundInfo) -> list[str]:
+def _notes(info: RoundInfo) -> list[str]:
     """What devices did wrong, and what was done about it."""
-    lines = [f"{each.device_id}: {each.reason}" for each in found.faults]
-    lines += [f"{device} was set aside" for device in found.set_aside]
-    if found.suspects:
-        lines.append(f"drawn with few of the {found.suspects} suspects that waited, to find out who spoils rounds")
+    lines = [f"{each.device_id}: {each.reason}" for each in info.faults]
+    lines += [f"{device} was set aside" for device in info.set_aside]
+    if info.suspects:
+        lines.append(f"drawn with few of the {info.suspects} suspects that waited, to find out who spoils rounds")
     return ["", *lines] if lines else []
 
 

@@ -66,8 +66,8 @@ def create(client: OperatorClient, file: Path, bundle: Path | None, key: str | N
     request = read_request(file, TaskRequest, **({} if bundle is None else {"bundle": "0" * 64}))
     if bundle is not None:
         request = msgspec.structs.replace(request, bundle=client.bundles.upload(bundle, request.population).digest)
-    made = client.tasks.create(request, key=key)
-    show(made, as_json, _lines(made))
+    info = client.tasks.create(request, key=key)
+    show(info, as_json, _lines(info))
 
 
 @task.command("list")
@@ -75,15 +75,15 @@ def create(client: OperatorClient, file: Path, bundle: Path | None, key: str | N
 @remote
 def list_(client: OperatorClient, as_json: bool) -> None:
     """List every task, newest first."""
-    found = list(client.tasks.list())
+    infos = list(client.tasks.list())
     rows = [
         (
             each.task_id, each.name, each.population, each.state, f"{each.rounds_committed}/{each.rounds}",
             _few(each.waiting), moment(each.created),
         )
-        for each in found
+        for each in infos
     ]  # fmt: skip
-    show(found, as_json, table(("task", "name", "population", "state", "rounds", "waiting", "created"), rows))
+    show(infos, as_json, table(("task", "name", "population", "state", "rounds", "waiting", "created"), rows))
 
 
 @task.command("show")
@@ -96,8 +96,8 @@ def show_(client: OperatorClient, task_id: str, as_json: bool) -> None:
     \b
     archipel task show ID
     """
-    found = client.tasks.get(task_id)
-    show(found, as_json, _lines(found))
+    info = client.tasks.get(task_id)
+    show(info, as_json, _lines(info))
 
 
 @task.command()
@@ -125,9 +125,9 @@ def watch(client: OperatorClient, task_id: str, timeout: float | None, as_json: 
         if now.spoiled_rounds:
             click.echo(f"  {now.search}")
 
-    done = client.tasks.wait(task_id, timeout=timeout, on_change=changed)
-    if done.state != "completed":
-        raise CommandError(f"task {done.name!r} {done.state}: {done.reason}")
+    final = client.tasks.wait(task_id, timeout=timeout, on_change=changed)
+    if final.state != "completed":
+        raise CommandError(f"task {final.name!r} {final.state}: {final.reason}")
 
 
 @task.command()
@@ -140,15 +140,15 @@ def metrics(client: OperatorClient, task_id: str, as_json: bool) -> None:
     \b
     archipel task metrics ID
     """
-    found = list(client.tasks.metrics(task_id))
+    infos = list(client.tasks.metrics(task_id))
     rows = [
         (
             str(each.number), each.round_id, str(each.devices), moment(each.ended),
             "-" if each.weight_sum is None else f"{each.weight_sum:.6g}", _step(each), result_line(each.result),
         )
-        for each in found
+        for each in infos
     ]  # fmt: skip
-    show(found, as_json, table(("number", "round", "devices", "ended", "weight", "step", "result"), rows))
+    show(infos, as_json, table(("number", "round", "devices", "ended", "weight", "step", "result"), rows))
 
 
 def _step(each: RoundMetrics) -> str:
@@ -169,10 +169,10 @@ def download(client: OperatorClient, task_id: str, file: Path) -> None:
     \b
     archipel task download ID weights.safetensors
     """
-    found = client.tasks.get(task_id)
-    if found.model is None:
-        raise CommandError(f"task {found.name!r} has no weights yet: no round was opened")
-    digest = found.model
+    info = client.tasks.get(task_id)
+    if info.model is None:
+        raise CommandError(f"task {info.name!r} has no weights yet: no round was opened")
+    digest = info.model
     save(file, lambda: client.weights.download(digest), digest)
 
 
@@ -224,8 +224,8 @@ def cancel(client: OperatorClient, task_id: str) -> None:
     click.echo(client.tasks.cancel(task_id).state)
 
 
-def _lines(found: TaskInfo) -> list[str]:
-    return fields(found, times=("created", "ended"))
+def _lines(info: TaskInfo) -> list[str]:
+    return fields(info, times=("created", "ended"))
 
 
 def _few(count: int | None) -> str:

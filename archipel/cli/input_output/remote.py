@@ -1,4 +1,4 @@
-"""What the commands share that talk to a server as an operator: where it is, the token, and results."""
+"""Commands that talk to a server as an operator: its address, the token, files of requests, and results as text."""
 
 from __future__ import annotations
 
@@ -38,7 +38,18 @@ def _file(name: str, variable: str, text: str) -> Callable[[Callable[..., Any]],
 
 
 def remote(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Options of a command whose first argument is then a connected OperatorClient."""
+    """Decorate a command that needs a server: adds the options of the connection.
+
+    The function gets a connected OperatorClient as its first argument, and none of these options.
+
+    Example:
+        @click.command()
+        @as_json
+        @remote
+        def tasks(client: OperatorClient, as_json: bool) -> None: ...
+
+    The command raises CommandError or ProtocolError for an address, a token or a certificate that cannot be used.
+    """
 
     # With `show_envvar` the error for a missing one names the variable, too.
     @click.option("--server", envvar=SERVER, show_envvar=True, required=True, help="The server's address.")
@@ -83,13 +94,13 @@ def _tls(server: str, ca: Path | None, certificate: Path | None, key: Path | Non
     given = (("--ca", CA, ca), ("--client-certificate", CERTIFICATE, certificate), ("--client-key", KEY, key))
     for name, variable, file in given:
         if file is not None:
-            # Whoever gives one expects TLS, and the token would go out in clear.
+            # Somebody who gives one of these expects TLS; over http:// the token would be sent in the clear.
             raise CommandError(f"{name} or {variable} is for https://, and the server's address is {server}")
     return None
 
 
 def _token(file: Path | None) -> str:
-    # Never an option: a command line is there for every user of the machine to see.
+    # There is no option for the token itself: every user of the machine can see the command lines of all processes.
     if file is None:
         name, token = TOKEN, os.environ.get(TOKEN, "").strip()
     else:
@@ -98,8 +109,8 @@ def _token(file: Path | None) -> str:
     if not token:
         raise CommandError(f"no access token: set {TOKEN}, or name a file with --token-file")
     if not ACCESS_TOKEN.fullmatch(token):
-        # What it holds may be another secret, and is not shown.
-        raise CommandError(f"{name}: no access token, which is one line of printable ASCII without blanks")
+        # The file may hold another secret, such as a private key, so the message does not show its content.
+        raise CommandError(f"{name}: expected an access token, one line of printable ASCII without blanks")
     return token
 
 
@@ -107,20 +118,23 @@ def _outage(error: ClientError | None) -> None:
     click.echo("the server is back" if error is None else f"{error}; trying again", err=True)
 
 
-def request_key(made: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """The option --key of a command that makes a `made`."""
+def request_key(noun: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """The option --key of a command that creates a `noun`, such as a task. A retry with the key creates no second one."""
 
     def check(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
         if value is not None and not KEY_PATTERN.fullmatch(value):
             raise click.BadParameter(f"expected 16 to 64 letters, digits, '-' or '_', got {value[:100]!r}")
         return value
 
-    text = f"With the same key (16 to 64 letters, digits, - or _) the same {made} is made only once."
+    text = f"With the same key (16 to 64 letters, digits, - or _) the same {noun} is made only once."
     return click.option("--key", callback=check, help=text)
 
 
 def read_request(file: Path, kind: type[T], **more: object) -> T:
-    """The request in `file` (TOML), with the fields `more`. Raises CommandError where it is none."""
+    """Read a request of type `kind` from `file` (TOML); `more` adds or replaces fields.
+
+    Raises CommandError that names the file and the field that is wrong, OSError.
+    """
     try:
         return written.convert({**read_toml(file), **more}, kind)
     except ValueError as error:
@@ -128,7 +142,7 @@ def read_request(file: Path, kind: type[T], **more: object) -> T:
 
 
 def read_toml(file: Path) -> dict[str, Any]:
-    """Raises CommandError where it is no TOML."""
+    """The table in `file`. Raises CommandError that names file and line where it is not TOML."""
     try:
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except UnicodeDecodeError:
@@ -138,9 +152,15 @@ def read_toml(file: Path) -> dict[str, Any]:
 
 
 def save(file: Path, fetch: Callable[[], bytes], digest: str | None = None) -> None:
-    """Write what `fetch` gives into a new file, which is there only when all of it is. `digest`: its SHA-256."""
+    """Write the bytes that `fetch` returns into the new file `file`, whole or not at all.
+
+    `digest` is the SHA-256 that they must have, None for a bundle, whose digest is not that of its file.
+
+    Raises CommandError for a file that exists already and for other bytes, OSError.
+    """
     if file.exists():
         raise CommandError(f"{file}: exists already; choose another name")
+    # Fetched after that check, since a download may take minutes.
     data = fetch()
     if digest is not None and hashlib.sha256(data).hexdigest() != digest:
         raise CommandError(f"{file}: not written, the server sent other bytes than those with SHA-256 {digest}")
@@ -149,7 +169,7 @@ def save(file: Path, fetch: Callable[[], bytes], digest: str | None = None) -> N
 
 
 def result_line(result: RoundResult | None) -> str:
-    """Metrics and statistics of a round that are single numbers."""
+    """The metrics and statistics of a round that are single numbers, in one line."""
     if result is None:
         return ""
     single = {name: each.value for name, each in result.statistics.items() if each.value is not None}
@@ -157,15 +177,18 @@ def result_line(result: RoundResult | None) -> str:
 
 
 def metrics_line(metrics: Mapping[str, float], clamped: Mapping[str, float]) -> str:
-    """Names and numbers, and which of them are no measurements."""
+    """Names and numbers in one line, with a mark at each that some device had to clamp (`clamped`: share by name)."""
     beyond = {name: " (beyond its range)" for name, share in clamped.items() if share}
     return ", ".join(f"{name} {value:.6g}{beyond.get(name, '')}" for name, value in metrics.items())
 
 
 def fields(values: msgspec.Struct, *, times: Collection[str] = (), without: Collection[str] = ()) -> list[str]:
-    """Name and value of each field, one a line, those of a table below its name; what is empty is left out.
+    """Lines with the name and the value of each field; nested fields are indented, empty ones left out.
 
-    The fields `times` are Unix seconds.
+    Arguments:
+        values: the struct to show.
+        times: fields that are Unix seconds, shown as dates.
+        without: fields that are not shown.
     """
     shown = {name: value for name, value in msgspec.to_builtins(values).items() if name not in without}
     shown.update({name: moment(shown[name]) for name in times if shown[name] is not None})

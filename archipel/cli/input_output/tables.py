@@ -15,7 +15,13 @@ as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, for 
 
 
 def show(values: msgspec.Struct | Sequence[msgspec.Struct], as_json: bool, lines: Iterable[str]) -> None:
-    """`values` as JSON, or `lines` for people."""
+    """Print `values` as JSON, or `lines` for people.
+
+    Arguments:
+        values: the struct or the list of structs that the lines show.
+        as_json: the value of the option --json.
+        lines: the same as text; not read where JSON is printed.
+    """
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(values), indent=2).decode())
         return
@@ -24,17 +30,20 @@ def show(values: msgspec.Struct | Sequence[msgspec.Struct], as_json: bool, lines
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Columns as wide as they must be."""
+    """The lines of a table, each column as wide as its widest cell. All rows have as many cells as `head`."""
     everything = [head, *rows]
     widths = [max(len(row[column]) for row in everything) for column in range(len(head))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in everything]
 
 
-def protection_rows(found: Iterable[Holding]) -> list[tuple[str, str, str]]:
-    """Rows of the table of what protects a machine."""
-    return [(each.name, "yes" if each.holds else "no", each.what) for each in found]
+def protection_rows(protections: Iterable[Holding]) -> list[tuple[str, str, str]]:
+    """Rows for `table`: name, whether it holds, and what it is, for each protection of this machine."""
+    return [(each.name, "yes" if each.holds else "no", each.what) for each in protections]
 
 
 def one_line(text: str) -> str:
-    """What a server said, harmless in a terminal and in a log."""
+    """A server's text, harmless in a terminal and in a log: "?" for line breaks and for other control characters.
+
+    Without this a server could move the cursor, hide text, or write lines of its own into a device's log.
+    """
     return "".join(each if each.isprintable() else "?" for each in text)

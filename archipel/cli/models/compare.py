@@ -127,10 +127,10 @@ def summary(result: Comparison) -> list[str]:
     if result.agreement is not None:
         lines.append(f"the same class: {result.agreement:.2%}")
     if result.accuracy is not None:
-        found = result.accuracy
+        accuracy = result.accuracy
         lines.append(
-            f"accuracy: {found.a:.2%} -> {found.b:.2%}, {100 * found.difference:+.2f} points, 95% interval "
-            f"[{100 * found.low:+.2f}, {100 * found.high:+.2f}] ({found.labels} labels; {found.method})"
+            f"accuracy: {accuracy.a:.2%} -> {accuracy.b:.2%}, {100 * accuracy.difference:+.2f} points, 95% interval "
+            f"[{100 * accuracy.low:+.2f}, {100 * accuracy.high:+.2f}] ({accuracy.labels} labels; {accuracy.method})"
         )
     return lines
 
@@ -162,9 +162,9 @@ def _fields(path: Path, model: Model, labels: list[str]) -> dict[str, np.ndarray
         data = {**data, names[0]: data[others[0]]}
     elif missing:
         raise CommandError(f"{path}: no entry {missing[0]!r}, which is an input; it has {', '.join(sorted(data))}")
-    found = {name: data[name] for name in names}
+    fields = {name: data[name] for name in names}
     label = _first(data, [name for name in labels if name not in names])
-    return found if label is None else {**found, "label": label}
+    return fields if label is None else {**fields, "label": label}
 
 
 def _first(data: Mapping[str, np.ndarray], names: list[str]) -> np.ndarray | None:

@@ -193,11 +193,11 @@ def _summary(bundle: Bundle, output: Path) -> str:
     manifest = bundle.manifest
     size = sum(path.stat().st_size for path in ([output] if output.is_file() else output.rglob("*")) if path.is_file())
     lines = [f"{output}: {manifest.name!r}, {size:,} bytes, digest {bundle.digest}"]
-    found = manifest.lineage.metrics
-    if "nbytes_before" in found:
-        lines.append(f"predict: {found['nbytes_before']:,.0f} -> {found['nbytes_after']:,.0f} bytes")
-    if "accuracy_before" in found:
-        lines.append(f"accuracy: {100 * found['accuracy_before']:.2f} -> {100 * found['accuracy_after']:.2f} %")
+    metrics = manifest.lineage.metrics
+    if "nbytes_before" in metrics:
+        lines.append(f"predict: {metrics['nbytes_before']:,.0f} -> {metrics['nbytes_after']:,.0f} bytes")
+    if "accuracy_before" in metrics:
+        lines.append(f"accuracy: {100 * metrics['accuracy_before']:.2f} -> {100 * metrics['accuracy_after']:.2f} %")
     lines.append(f"programs {', '.join(sorted(manifest.programs))}; {len(manifest.parameters)} parameters")
     if "train" not in {program.kind for program in manifest.programs.values()}:
         lines.append("it predicts only; with --loss devices can train it")

@@ -117,14 +117,14 @@ def check_opening(path: Path, key_files: Sequence[Path], folder: str) -> tuple[l
     manifest = bundle.manifest
     size = sum((bundle.folder / name).stat().st_size for name in manifest.files)
     values = sum(spec.nbytes for spec in manifest.parameters)
-    found = {
+    texts = {
         "archive": "a folder" if path.is_dir() else f"{path.stat().st_size:,} bytes",
         "signature": f"by one of {len(key_files)} keys" if len(key_files) > 1 else f"by {key_files[0]}",
         "manifest": f"format {manifest.format}, {len(manifest.programs)} programs",
         "digests": f"{len(manifest.files)} files, {size:,} bytes",
         "parameters": f"{len(manifest.parameters)} tensors, {values:,} bytes",
     }
-    return [Check(name, True, text) for name, text in found.items()], bundle
+    return [Check(name, True, text) for name, text in texts.items()], bundle
 
 
 def check_contents(bundle: Bundle, run: bool = True) -> list[Check]:
@@ -172,8 +172,8 @@ def _check_limits(bundle: Bundle) -> Check:
     ]
     if low:
         return Check("limits", False, f"too low for batches of {batch}: {'; '.join(low)}; convert the model again")
-    told = ", ".join(f"{text} {need:,} of {limit:,}" for text, (limit, need) in pairs.items())
-    return Check("limits", True, f"computed again for batches of {batch}: {told}")
+    margins = ", ".join(f"{text} {need:,} of {limit:,}" for text, (limit, need) in pairs.items())
+    return Check("limits", True, f"computed again for batches of {batch}: {margins}")
 
 
 def compute(bundle: Bundle, batch_size: int) -> Limits:

@@ -73,11 +73,11 @@ def create(
         )
     except msgspec.ValidationError as error:
         raise CommandError(str(error)) from None
-    # Before the token is made: there is no second chance to keep it.
+    # The file comes before the token: the server shows a token once, and one that cannot be stored is lost.
     with creating(output) as file:
-        made = client.tokens.create(request)
-        file.write(made.token.encode() + b"\n")
-    show(made.info, as_json, [f"token {made.info.token_id} ({role}) written to {output}"])
+        created = client.tokens.create(request)
+        file.write(created.token.encode() + b"\n")
+    show(created.info, as_json, [f"token {created.info.token_id} ({role}) written to {output}"])
 
 
 @access.command("list")
@@ -85,15 +85,15 @@ def create(
 @remote
 def list_(client: OperatorClient, as_json: bool) -> None:
     """List every token and what it is for, newest first."""
-    found = list(client.tokens.list())
+    infos = list(client.tokens.list())
     rows = [
         (
             each.token_id, each.name, each.role, "all" if each.populations is None else ", ".join(each.populations),
             moment(each.created), moment(each.expires), moment(each.revoked),
         )
-        for each in found
+        for each in infos
     ]  # fmt: skip
-    show(found, as_json, table(("token", "name", "role", "populations", "created", "expires", "revoked"), rows))
+    show(infos, as_json, table(("token", "name", "role", "populations", "created", "expires", "revoked"), rows))
 
 
 @access.command()

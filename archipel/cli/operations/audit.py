@@ -43,15 +43,15 @@ def list_(client: OperatorClient, limit: int | None, as_json: bool) -> None:
     archipel audit list --limit 20
     """
     newest = 0 if limit is None else decode("audit head", client.audit.head().body, AuditHead).seq
-    found = list(client.audit.list(after=max(0, newest - (limit or 0))))
+    entries = list(client.audit.list(after=max(0, newest - (limit or 0))))
     rows = [
         (
             str(each.seq), moment(each.time / 1e6), each.actor, each.action, each.subject,
             " ".join(f"{name}={value}" for name, value in each.detail.items() if value not in ("", None)),
         )
-        for each in found
+        for each in entries
     ]  # fmt: skip
-    show(found, as_json, table(("no", "time", "actor", "action", "subject", "detail"), rows))
+    show(entries, as_json, table(("no", "time", "actor", "action", "subject", "detail"), rows))
 
 
 @audit.command()
@@ -72,23 +72,28 @@ def verify(client: OperatorClient, server_key: Path, heads: Path | None) -> None
     With --head the command adds the log's newest entry to the file, for the next check.
     """
     key = load_public_key(server_key)
-    kept = _read(heads, key) if heads and heads.exists() else []
+    kept_heads = _read_heads(heads, key) if heads and heads.exists() else []
+    # The head comes before the entries: entries that are added meanwhile then only make the log longer than its head.
     sealed = client.audit.head()
-    told = unseal("audit", sealed, key, AuditHead)
-    seq, newest = verify_chain(client.audit.list(), heads=[(head.seq, head.hash) for head in (*kept, told) if head.seq])
-    if heads is not None and told.seq and told.seq not in {head.seq for head in kept}:
+    head_now = unseal("audit", sealed, key, AuditHead)
+    # The head of an empty log has number 0 and says nothing about an entry.
+    known = [(head.seq, head.hash) for head in (*kept_heads, head_now) if head.seq]
+    seq, newest = verify_chain(client.audit.list(), heads=known)
+    if heads is not None and head_now.seq and head_now.seq not in {head.seq for head in kept_heads}:
+        # Appended after the check alone: a head that is kept is one that its log agreed with.
         with open(heads, "ab") as file:
             file.write(encode(sealed) + b"\n")
             sync_open(file)
         sync_folder(heads.parent)
-    click.echo(f"good: {seq} entries, {len(kept)} kept heads, newest {newest}")
+    click.echo(f"good: {seq} entries, {len(kept_heads)} kept heads, newest {newest}")
 
 
-def _read(file: Path, key: bytes) -> list[AuditHead]:
-    kept = []
+def _read_heads(file: Path, key: bytes) -> list[AuditHead]:
+    """The heads in the file, each with the server's signature checked. Raises CommandError that names the line."""
+    heads = []
     for number, line in enumerate(file.read_bytes().splitlines(), start=1):
         try:
-            kept.append(unseal("audit", decode("kept head", line, Sealed), key, AuditHead))
+            heads.append(unseal("audit", decode("kept head", line, Sealed), key, AuditHead))
         except ProtocolError as error:
-            raise CommandError(f"{file}, line {number}: no head that this server signed ({error})") from None
-    return kept
+            raise CommandError(f"{file}, line {number}: expected a head that this server signed ({error})") from None
+    return heads

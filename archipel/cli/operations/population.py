@@ -1,4 +1,4 @@
-"""`archipel population`: who is enrolled, who was set aside, and the end of it."""
+"""`archipel population`: list, release and revoke devices, and revoke enrolment tokens."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def population() -> None:
 @remote
 def list_(client: OperatorClient, as_json: bool) -> None:
     """List every population with its numbers of devices."""
-    found = list(client.populations.list())
-    show(found, as_json, table(("population", *_COUNTS), (_row(each) for each in found)))
+    infos = list(client.populations.list())
+    show(infos, as_json, table(("population", *_COUNTS), (_row(each) for each in infos)))
 
 
 @population.command("show")
@@ -52,9 +52,9 @@ def show_(client: OperatorClient, name: str, as_json: bool) -> None:
     \b
     archipel population show pupils
     """
-    found = client.populations.get(name)
-    lines = [f"{label:<12}{value}" for label, value in zip(("population", *_COUNTS), _row(found))]
-    show(found, as_json, [*lines, *_search(found)])
+    info = client.populations.get(name)
+    lines = [f"{label:<12}{value}" for label, value in zip(("population", *_COUNTS), _row(info))]
+    show(info, as_json, [*lines, *_search(info)])
 
 
 @population.command()
@@ -68,18 +68,18 @@ def devices(client: OperatorClient, name: str | None, state: DeviceState | None,
     \b
     archipel population devices pupils --state set-aside
     """
-    found = list(client.devices.list(population=name, state=state))
-    if name is not None and not found:
-        client.populations.get(name)  # one of which nothing is known is an error
+    infos = list(client.devices.list(population=name, state=state))
+    if name is not None and not infos:
+        client.populations.get(name)  # the list is empty for an unknown population, too; this raises for one
     rows = [
         (
             each.device_id, each.population, each.kind, _state(each), moment(each.enrolled), moment(each.last_seen),
             str(each.rounds), str(each.faults), str(each.rotations),
         )
-        for each in found
+        for each in infos
     ]  # fmt: skip
     head = ("device", "population", "kind", "state", "enrolled", "last seen", "rounds", "faults", "rotations")
-    show(found, as_json, table(head, rows))
+    show(infos, as_json, table(head, rows))
 
 
 @population.command("show-device")
@@ -92,8 +92,8 @@ def show_device(client: OperatorClient, device_id: str, as_json: bool) -> None:
     \b
     archipel population show-device ID
     """
-    found = client.devices.get(device_id)
-    show(found, as_json, _lines(found))
+    info = client.devices.get(device_id)
+    show(info, as_json, _lines(info))
 
 
 @population.command()
@@ -138,11 +138,12 @@ def revoke_token(client: OperatorClient, tokens: tuple[str, ...], as_json: bool)
     """
     ended = []
     for token in tokens:
-        key = _key(token)
+        # A file that is named like 64 hexadecimal digits can be given as ./NAME.
+        key = _key_bytes(token)
         if key is not None:
             ended.append(client.enrolment_tokens.revoke(token_key=key))
         else:
-            ended.append(client.enrolment_tokens.revoke(certificate=_read(Path(token)).certificate))
+            ended.append(client.enrolment_tokens.revoke(certificate=_read_token(Path(token)).certificate))
     lines = (f"{each.token_id} revoked {moment(each.revoked)}" for each in ended)
     show(ended, as_json, lines)
 
@@ -156,27 +157,28 @@ def revoked_tokens(client: OperatorClient, as_json: bool) -> None:
     \b
     archipel population revoked-tokens
     """
-    found = list(client.enrolment_tokens.revoked())
-    rows = [(each.token_id, each.token_key.hex(), each.population or "-", moment(each.revoked)) for each in found]
-    show(found, as_json, table(("token", "public key", "population", "revoked"), rows))
+    infos = list(client.enrolment_tokens.revoked())
+    rows = [(each.token_id, each.token_key.hex(), each.population or "-", moment(each.revoked)) for each in infos]
+    show(infos, as_json, table(("token", "public key", "population", "revoked"), rows))
 
 
 _COUNTS = ("enrolled", "waiting", "in rounds", "set aside", "revoked", "live tasks")
 
 
-def _row(found: PopulationInfo) -> tuple[str, ...]:
+def _row(info: PopulationInfo) -> tuple[str, ...]:
     counts = (
-        found.enrolled, found.waiting, found.in_rounds, found.set_aside, found.revoked, found.live_tasks
+        info.enrolled, info.waiting, info.in_rounds, info.set_aside, info.revoked, info.live_tasks
     )  # fmt: skip
-    return (found.name, *map(str, counts))
+    return (info.name, *map(str, counts))
 
 
-def _state(found: DeviceInfo) -> str:
-    return "set aside" if found.state == "active" and found.quarantine is not None else found.state
+def _state(info: DeviceInfo) -> str:
+    # The server knows `active` and `revoked`; being set aside is a quarantine of an active device.
+    return "set aside" if info.state == "active" and info.quarantine is not None else info.state
 
 
-def _search(found: PopulationInfo) -> list[str]:
-    search = found.search
+def _search(info: PopulationInfo) -> list[str]:
+    search = info.search
     if search is None:
         return []
     return [
@@ -187,27 +189,27 @@ def _search(found: PopulationInfo) -> list[str]:
     ]
 
 
-def _lines(found: DeviceInfo) -> list[str]:
+def _lines(info: DeviceInfo) -> list[str]:
     lines = [
-        f"device      {found.device_id}",
-        f"population  {found.population}",
-        f"kind        {found.kind}",
-        f"state       {_state(found)}",
-        f"enrolled    {moment(found.enrolled)}",
-        f"last seen   {moment(found.last_seen)}",
-        f"revoked     {moment(found.revoked)}",
-        f"rotations   {found.rotations}",
-        f"rounds      {found.rounds}",
-        f"faults      {found.faults}",
+        f"device      {info.device_id}",
+        f"population  {info.population}",
+        f"kind        {info.kind}",
+        f"state       {_state(info)}",
+        f"enrolled    {moment(info.enrolled)}",
+        f"last seen   {moment(info.last_seen)}",
+        f"revoked     {moment(info.revoked)}",
+        f"rotations   {info.rotations}",
+        f"rounds      {info.rounds}",
+        f"faults      {info.faults}",
     ]
-    aside, suspicion = found.quarantine, found.suspicion
+    aside, suspicion = info.quarantine, info.suspicion
     if aside is not None:
         lines.append(f"set aside   {moment(aside.since)} to {moment(aside.until)}, time number {aside.times}")
         lines.append(f"because     {aside.reason}: {aside.detail}")
         lines.append(f"since round {aside.round_id}")
     if suspicion is not None:
         explained = (
-            f"by chance that comes about in one of {suspicion.odds:.2g} searches at most"
+            f"by chance that happens in one of {suspicion.odds:.2g} searches at most"
             if suspicion.odds > 1
             else "no more than chance explains"
         )
@@ -215,7 +217,7 @@ def _lines(found: DeviceInfo) -> list[str]:
     return lines
 
 
-def _key(text: str) -> bytes | None:
+def _key_bytes(text: str) -> bytes | None:
     """The bytes of 64 hexadecimal digits, None for everything else."""
     try:
         return bytes.fromhex(text) if len(text) == 64 else None
@@ -223,9 +225,10 @@ def _key(text: str) -> bytes | None:
         return None
 
 
-def _read(path: Path) -> EnrolmentToken:
+def _read_token(path: Path) -> EnrolmentToken:
     with open(path, "rb") as file:
+        # One byte beyond the limit tells a file that is too large, of any size, from one that just fits.
         data = file.read(MAX_TOKEN_BYTES + 1)
     if len(data) > MAX_TOKEN_BYTES:
-        raise CommandError(f"{path}: more than {MAX_TOKEN_BYTES} bytes, not an enrolment token")
+        raise CommandError(f"{path}: expected an enrolment token, got more than {MAX_TOKEN_BYTES} bytes")
     return decode(str(path), data, EnrolmentToken)

@@ -58,11 +58,11 @@ def init(folder: Path, enrolment_key: Path, publisher_keys: tuple[Path, ...], to
     """
     enrolment, publishers = load_public_key(enrolment_key), [load_public_key(file) for file in publisher_keys]
     with ExitStack() as stack:
-        # Before the token is made: there is no second chance to keep it.
-        kept = None if token_file is None else stack.enter_context(creating(token_file))
+        # The file comes before the token: a token is shown once, and one that cannot be stored is lost.
+        file = None if token_file is None else stack.enter_context(creating(token_file))
         token = init_data_folder(folder, enrolment_key=enrolment, publisher_keys=publishers)
-        if kept is not None:
-            kept.write(token.encode() + b"\n")
+        if file is not None:
+            file.write(token.encode() + b"\n")
     click.echo(f"data folder      {folder}")
     click.echo(f"server key       {folder / 'server.key.pub'}   (devices pin it: `archipel token --server-key`)")
     click.echo(f"operator token   {token_file or token}   ({'' if token_file else 'shown once; '}keep it safe)")
@@ -96,10 +96,11 @@ def copy(folder: Path, blobs: str) -> None:
     A relative path starts in the working directory. After an interruption run the command again. The server uses the
     copy once its setting `blobs` names it.
     """
+    # A relative path in the settings would start in the data folder, not in the working directory.
     if "://" not in blobs:
         blobs = os.path.abspath(blobs)
-    done = copy_files(load_settings(folder), blobs)
-    click.echo(f"{done.files} files copied ({done.bytes} bytes), {done.there} were there; all have their digests")
+    report = copy_files(load_settings(folder), blobs)
+    click.echo(f"{report.files} files copied ({report.bytes} bytes), {report.there} were there; all have their digests")
     click.echo(f"the server uses them with the setting  blobs = {json.dumps(blobs)}")
 
 
@@ -119,9 +120,9 @@ def backup(folder: Path, target: Path) -> None:
     PostgreSQL has its own tools for its databases. Dump the database first, then run this command:
         pg_dump --format=custom --file=archipel.dump DATABASE
     """
-    done = back_up(load_settings(folder), target)
-    click.echo(f"{target}: {done.files} files ({done.bytes} bytes), all have their digests")
-    if not done.database:
+    report = back_up(load_settings(folder), target)
+    click.echo(f"{target}: {report.files} files ({report.bytes} bytes), all have their digests")
+    if not report.database:
         click.echo("the database is on PostgreSQL and not in it: pg_dump must have run before this")
     click.echo("it holds the server's private key: keep it as safe as the server")
 
@@ -135,8 +136,8 @@ def restore(backup: Path, folder: Path) -> None:
     \b
     archipel serve restore backup-1 federation-2
     """
-    done = restore_backup(backup, folder)
-    click.echo(f"{folder}: {done.files} files ({done.bytes} bytes), all have their digests")
-    if not done.database:
+    report = restore_backup(backup, folder)
+    click.echo(f"{folder}: {report.files} files ({report.bytes} bytes), all have their digests")
+    if not report.database:
         click.echo("the backup has no database: pg_restore it, and set `database` to it")
     click.echo("a round that was under way may fail, and is tried again; keep the old server from starting")

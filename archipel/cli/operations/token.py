@@ -77,6 +77,7 @@ def token(
     publishers = [load_public_key(file) for file in publisher_keys]
     folder.mkdir(parents=True, exist_ok=True)
     for _ in range(count):
+        # The seed is the token's private key: the device signs its enrolment with it, and the server has no copy.
         seed = secrets.token_bytes(32)
         certificate = mint_token(key, population=population, not_after=int(time.time()) + days * 86400, seed=seed)
         document = EnrolmentToken(

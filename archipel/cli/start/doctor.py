@@ -56,13 +56,13 @@ def doctor(folder: Path | None) -> None:
 
 def _requirements() -> dict[str, list[str]]:
     """Package names by extra, from the installed metadata; "" is the base installation."""
-    found: dict[str, list[str]] = {"": []}
+    packages: dict[str, list[str]] = {"": []}
     for requirement in importlib.metadata.requires("archipel") or []:
         name = re.split(r"[^A-Za-z0-9_.-]", requirement, maxsplit=1)[0]
         extra = _EXTRA.search(requirement)
         if name != "archipel":
-            found.setdefault(extra.group(1) if extra else "", []).append(name)
-    return found
+            packages.setdefault(extra.group(1) if extra else "", []).append(name)
+    return packages
 
 
 def _version(package: str) -> str | None:

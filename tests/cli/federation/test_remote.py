@@ -258,7 +258,7 @@ def test_tokens_that_nobody_has_used(archipel: Command, served: Path, tokens: li
     assert token.seed not in (served / "server" / "archipel.db").read_bytes()
     junk = served / "junk"
     junk.write_bytes(b"x" * 100_000)
-    assert "not an enrolment token" in archipel("population", "revoke-token", str(junk), code=1)[1]
+    assert "expected an enrolment token" in archipel("population", "revoke-token", str(junk), code=1)[1]
     assert "No such file" in archipel("population", "revoke-token", "z" * 64, code=1)[1]
 
 
@@ -289,7 +289,8 @@ def test_the_audit_log_and_its_heads(archipel: Command, served: Path, task: dict
     assert "entry 3 was there when the head was kept" in archipel(*check, code=1)[1]
     lines = (served / "heads").read_text()
     (served / "heads").write_text(lines + "junk\n")
-    assert archipel(*check, code=1)[1].startswith(f"archipel: {served}/heads, line 3: no head that this server signed")
+    said = "expected a head that this server signed"
+    assert archipel(*check, code=1)[1].startswith(f"archipel: {served}/heads, line 3: {said}")
     (served / "heads").write_text(lines)
     first, *others = lines.splitlines()
     head = json.loads(first)

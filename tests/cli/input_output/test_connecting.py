@@ -32,7 +32,7 @@ def test_a_file_that_holds_no_token(
 ) -> None:
     file = tmp_path / "junk"
     file.write_bytes(content)
-    said = "no access token, which is one line of printable ASCII without blanks\n"
+    said = "expected an access token, one line of printable ASCII without blanks\n"
     assert archipel("task", "list", *AWAY, "--token-file", str(file), code=1)[1] == f"archipel: {file}: {said}"
     monkeypatch.setenv("ARCHIPEL_TOKEN", os.fsdecode(content.replace(b"\0", b"")))
     assert archipel("task", "list", *AWAY, code=1)[1] == f"archipel: ARCHIPEL_TOKEN: {said}"
