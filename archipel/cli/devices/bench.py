@@ -1,4 +1,4 @@
-"""`archipel bench`: how fast a bundle is on this machine, and what it costs, measured in processes of its own."""
+"""`archipel bench`: measure the speed and the cost of a bundle on this machine, each row in fresh processes."""
 
 from __future__ import annotations
 
@@ -27,15 +27,18 @@ from archipel.errors import CommandError
 from archipel.lite_runtime import ModelRuntime
 from archipel.lite_runtime.training.driver import need_program
 
+# Calls that every process measures, however short --seconds is.
 _LEAST = 10
+# Different batches, which the measured fit goes through again and again.
 _TRAIN_BATCHES = 8
 _COLD = ("start", "import", "load", "first")
 
 
 @dataclass
 class Row:
-    """What was measured of one way to run: times in microseconds (calls) and milliseconds (cold start), bytes.
+    """One row of the result: a program, a number of threads and a batch size, with what was measured of them.
 
+    Calls are in microseconds, the parts of the cold start in milliseconds, memory in bytes.
     A call is a prediction of `batch` examples, or a training step. `cpu_s_per_1000` is in CPU-seconds for 1000 calls.
     The parts of the cold start are medians over the processes, and so is `peak_bytes`.
     """
@@ -122,6 +125,7 @@ def bench(
                         "fields": list(fields),
                         "single": len(fields) == len(program.outputs) == 1,
                         "batch": batch,
+                        # --seconds is the time of a row, which its processes share.
                         "seconds": seconds / processes,
                         "least": _LEAST,
                     }
@@ -175,6 +179,7 @@ def _fields(program: Program, path: Path | None, batch: int, kind: str) -> dict[
     check_fields(path, program, arrays, *roles)
     if not all(len(arrays[port.name]) for port in ports):
         raise CommandError(f"{path}: no examples; give at least one")
+    # `resize` repeats the examples where the file has fewer than are needed.
     return {port.name: np.resize(arrays[port.name], (rows, *arrays[port.name].shape[1:])) for port in ports}
 
 
@@ -199,7 +204,7 @@ def _write(folder: Path, fields: dict[str, np.ndarray]) -> Path:
 def _measure(requests: Sequence[dict[str, Any]], rows: Sequence[Row], processes: int) -> list[list[dict[str, Any]]]:
     answers: list[list[dict[str, Any]]] = [[] for _ in requests]
     for number in range(processes):
-        # In turns: a slow phase of the machine meets every row.
+        # Rows take turns, so that a time in which the machine is slow affects all of them and not the last ones.
         for request, row, collected in zip(requests, rows, answers):
             click.echo(f"{row.what}, threads {row.threads}: process {number + 1} of {processes}", err=True)
             collected.append(_ask(request))
@@ -207,6 +212,7 @@ def _measure(requests: Sequence[dict[str, Any]], rows: Sequence[Row], processes:
 
 
 def _ask(request: dict[str, Any]) -> dict[str, Any]:
+    # This clock counts from one moment in all processes of a machine, so the child can subtract it from its own.
     spawned = time.monotonic_ns()
     command = [sys.executable, "-m", "archipel.cli.devices.bench_child"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
@@ -219,6 +225,7 @@ def _ask(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _summarize(row: Row, answers: Sequence[dict[str, Any]]) -> None:
+    # Percentiles are over the calls of all processes, and medians over the processes.
     calls = np.concatenate([answer["calls_us"] for answer in answers])
     row.p50_us, row.p90_us, row.p99_us = (float(each) for each in np.percentile(calls, [50, 90, 99]))
     row.calls = len(calls)
@@ -227,6 +234,7 @@ def _summarize(row: Row, answers: Sequence[dict[str, Any]]) -> None:
     row.peak_bytes = int(statistics.median(answer["peak_bytes"] for answer in answers))
     parts = {part: [answer[f"{part}_ms"] for answer in answers] for part in _COLD}
     row.cold_ms = {part: statistics.median(times) for part, times in parts.items()}
+    # The median of the sums, not the sum of the medians: these may be of different processes.
     row.cold_ms["total"] = statistics.median(map(sum, zip(*parts.values())))
 
 

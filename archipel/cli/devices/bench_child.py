@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from archipel.lite_runtime import ModelRuntime
 
-# First of all: the moment when Python has started.
+# Before every other import: the moment at which Python itself has started.
 STARTED = time.monotonic_ns()
 
 
@@ -53,14 +53,16 @@ def main() -> None:
 
 
 def _predict(runtime: ModelRuntime, feed: dict[str, Any], request: dict[str, Any]) -> dict[str, object]:
-    # As a caller would: one array where the model has one field and one output.
+    # A caller passes one array where the model has one field and one output; that is the shorter way through `predict`.
     x = next(iter(feed.values())) if request["single"] else feed
     started = time.perf_counter_ns()
+    # The first call makes the session and allocates, so it counts as cold start and not as a call.
     runtime.predict(x)
     first = time.perf_counter_ns()
     cpu = time.process_time()
     deadline = first + int(request["seconds"] * 1e9)
     calls: list[float] = []
+    # One clock reading ends a call and begins the next one.
     before = time.perf_counter_ns()
     while before < deadline or len(calls) < request["least"]:
         runtime.predict(x)
@@ -74,6 +76,7 @@ def _train(runtime: ModelRuntime, feed: dict[str, Any], request: dict[str, Any])
     moments: list[int] = []
     cpu = 0.0
 
+    # A step is the time between two callbacks. The first callback comes after the session was made: cold start.
     def on_step(progress: object) -> bool:
         nonlocal cpu
         if not moments:
@@ -83,6 +86,7 @@ def _train(runtime: ModelRuntime, feed: dict[str, Any], request: dict[str, Any])
         return bool(passed >= request["seconds"] * 1e9 and len(moments) > request["least"])
 
     started = time.perf_counter_ns()
+    # As many epochs as it takes: `on_step` returns True, which stops the fit, when the time is over.
     runtime.fit(feed, epochs=1_000_000, batch_size=request["batch"], shuffle=False, callbacks=[on_step])
     return {
         "first_ms": (moments[0] - started) / 1e6,
@@ -92,13 +96,15 @@ def _train(runtime: ModelRuntime, feed: dict[str, Any], request: dict[str, Any])
 
 
 def peak_bytes() -> int:
-    """The most resident memory that this process has had, without what its parent had when it started it."""
+    """The most resident memory that this process has had, in bytes."""
+    # Not ru_maxrss where it can be helped: Linux hands that on to the child, so it may be the parent's peak.
     try:
         with open("/proc/self/status", encoding="ascii") as status:
             return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM:"))
     except OSError:
         import resource
 
+        # Bytes on macOS, kibibytes elsewhere.
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return peak if sys.platform == "darwin" else peak * 1024
 

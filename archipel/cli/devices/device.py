@@ -87,7 +87,7 @@ def enroll(config: Path, token_file: Path) -> None:
         except RefusedError as error:
             if error.status in LATER:
                 raise
-            # The server goes by its own clock.
+            # The token's expiry only explains a refusal: the server decided by its own clock.
             expiry = _expiry(token)
             when = f"; it was for use until {expiry}" if expiry else ""
             raise CommandError(f"{token_file}: the server does not take it: {error}{when}") from None
@@ -131,10 +131,12 @@ def run(config: Path, once: bool, as_json: bool) -> None:
             raise CommandError(
                 f"{agent_config.folder}: not enrolled yet; run: archipel device enroll {config} TOKEN_FILE"
             )
+        # A mistake in the settings is to be an error now, not the reason for leaving a round hours later.
         data.check()
         log.line("started", {"folder": str(agent_config.folder)}, {"device": agent.device_id})
         supervisor.ready()
         if once:
+            # SIGTERM ends it like Ctrl-C, with KeyboardInterrupt, so that `with` blocks are left in order.
             signal.signal(signal.SIGTERM, signal.default_int_handler)
             outcome = agent.run_once()
             reason = {"reason": outcome.reason} if outcome.reason else {}
@@ -143,7 +145,7 @@ def run(config: Path, once: bool, as_json: bool) -> None:
             )
             return
         stop.on_signals()
-        gc.freeze()  # what starting made stays: collections need not look through it
+        gc.freeze()  # modules and settings stay for good: no garbage collection looks through them again
         agent.run_forever(stop)
         supervisor.stopping()
         log.line("stopped", {}, {"device": agent.device_id})
@@ -177,20 +179,22 @@ def _token(file: Path) -> EnrolmentToken:
     except OSError as error:
         raise CommandError(f"{file}: cannot be read ({error.strerror}); give the token file of this device") from None
     except MessageError as error:
-        # What it holds may be another secret, and is not shown.
+        # The file may hold another secret, such as a private key, so the message does not show its content.
         raise CommandError(
-            f"{file}: no enrolment token, or a damaged one ({error}); copy the file of `archipel token` again"
+            f"{file}: expected an enrolment token, got none or a damaged one ({error}); "
+            "copy the file of `archipel token` again"
         ) from None
 
 
 def _expiry(token: EnrolmentToken) -> str:
+    """When the token expired, "" if it is valid still by this machine's clock."""
     certificate = unseal("token", token.certificate, token.enrolment_key, TokenCertificate)
     return moment(certificate.not_after) if certificate.not_after < time.time() else ""
 
 
 TEMPLATE = """\
-# Settings of one device, for `archipel device`. Behind a # is what holds where you say nothing. Paths start in this
-# file's folder, sizes are bytes, times seconds.
+# Settings of one device, for `archipel device`. Behind a # is the default of a setting, or an example where there is
+# none. Paths start in this file's folder, sizes are bytes, times seconds.
 
 # The device's own folder: its key, cache, journal, and what it learned for itself.
 folder = "device"

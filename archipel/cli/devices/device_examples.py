@@ -1,4 +1,4 @@
-"""A device's local examples: a file of its owner's, or its encrypted store."""
+"""A device's local examples: a file that its owner provides, or the device's encrypted store."""
 
 from __future__ import annotations
 
@@ -49,15 +49,16 @@ def add(config: Path, data: Path) -> None:
     with _store(settings.config.folder, settings.examples) as store:
         ids = store.add_many(arrays)
         click.echo(f"{len(ids)} examples added, {len(store)} in the store, {store.nbytes} bytes sealed")
-    not_finite = _not_finite(arrays)
+    not_finite = _count_not_finite(arrays)
     if not_finite:
         click.echo(
-            f"{data}: {not_finite} of them have numbers that are not finite; training may stop at those", err=True
+            f"{data}: {not_finite} examples have numbers that are not finite, at which training may stop", err=True
         )
 
 
-def _not_finite(arrays: Mapping[str, np.ndarray]) -> int:
-    """Of how many examples some number is NaN or infinite."""
+def _count_not_finite(arrays: Mapping[str, np.ndarray]) -> int:
+    """How many examples have a number that is NaN or infinite."""
+    # One array of bools per field, True for an example whose row has such a number; integers have none.
     unusable = [
         ~np.isfinite(array).all(axis=tuple(range(1, array.ndim)))
         for array in arrays.values()
@@ -67,10 +68,10 @@ def _not_finite(arrays: Mapping[str, np.ndarray]) -> int:
 
 
 class LocalExamples:
-    """What an agent calls for the local data."""
+    """The function that an agent calls for its examples."""
 
     def __init__(self, settings: DeviceSettings) -> None:
-        """Raises CommandError where the settings name no examples."""
+        """Take the place of the examples from the settings. Raises CommandError where they name none."""
         if settings.examples is None:
             raise CommandError(
                 f'{settings.file}: no examples to learn from; set file = "data.npz" or store = true in [examples]'
@@ -83,7 +84,7 @@ class LocalExamples:
         )
 
     def check(self) -> None:
-        """Raises ArchipelError where they cannot be read. A store may be empty yet."""
+        """Raise ArchipelError where the examples cannot be read. A store may be empty yet."""
         if self._where.store:
             _store(self._config.folder, self._where).close()
         else:
@@ -96,14 +97,16 @@ class LocalExamples:
             with _store(self._config.folder, self._where) as store:
                 return store.arrays(limit_bytes=self._config.max_peak_bytes)
         except ArchipelError as error:
-            # Then the device leaves the round, with the reason, and the agent goes on: its owner may put this right.
+            # A ClientError makes the device leave the round with this reason, and the agent goes on: the owner may
+            # repair the file before the next round.
             raise ClientError(f"examples: {error}") from None
 
 
 def _store(folder: Path, settings: ExampleSettings) -> ExampleStore:
     keys = FileKeys(folder)
     if keys.load(DATA_KEY) is None:
-        # Only who has the folder makes its key. An agent that has it has made one.
+        # The key is made under the folder's lock, so that two processes do not make two. If the lock is taken, its
+        # holder is an agent, which has made the key.
         with suppress(ClientError):
             lock = lock_folder(folder)
             try:
@@ -127,14 +130,14 @@ def _read(path: Path, remedy: str = "") -> dict[str, np.ndarray]:
 
 def _arrays(path: Path) -> dict[str, np.ndarray]:
     if path.suffix == ".safetensors":
-        # Copied: a mapped file that is cut short meanwhile would end the process.
+        # Copied: the arrays are views of a mapped file, and reading one that was cut short kills the process (SIGBUS).
         arrays = {name: np.array(array) for name, array in read_weights(path, MAX_BYTES).items()}
     else:
         content = read_arrays(path)
         if isinstance(content, np.ndarray):
-            raise CommandError(f"{path}: one array without a name; give an .npz with one for each field")
+            raise CommandError(f"{path}: one array without a name; give an .npz with an entry for each field")
         arrays = content
     counts = {name: len(array) if array.ndim else 0 for name, array in arrays.items()}
     if not arrays or len(set(counts.values())) != 1 or not min(counts.values()):
-        raise CommandError(f"{path}: each array needs one row for each example, they have {counts}")
+        raise CommandError(f"{path}: expected arrays with one row for each example, at least one, got lengths {counts}")
     return arrays

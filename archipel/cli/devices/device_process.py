@@ -1,4 +1,4 @@
-"""What a device's process has to do with the system around it: signals, systemd, exit codes, log lines."""
+"""The process of `archipel device run`: signals, systemd, exit codes, and lines of the log."""
 
 from __future__ import annotations
 
@@ -22,13 +22,17 @@ from archipel.errors import ArchipelError, CommandError, RefusedError, Unreachab
 from archipel.protocol.moments import moment
 
 UNMENDABLE = 78
-"""EX_CONFIG of sysexits.h: settings, identity or files are wrong, and starting again would not mend that."""
+"""Exit code EX_CONFIG of sysexits.h: settings, identity or files are wrong, and starting again would not mend that."""
 _QUIET = ("waiting", "paused")
 
 
 @contextmanager
 def unmendable() -> Iterator[None]:
-    """Ends the process with UNMENDABLE for every error but those of a server that may come back."""
+    """End the process with UNMENDABLE where the block raises an ArchipelError, and let temporary failures pass.
+
+    systemd restarts the agent after exit code 1, and not after UNMENDABLE. A server that does not answer, or answers
+    that it cannot do so now, may recover by itself.
+    """
     try:
         yield
     except (UnreachableError, RefusedError) as error:
@@ -40,9 +44,11 @@ def unmendable() -> Iterator[None]:
 
 
 class Stop(threading.Event):
-    """Set by signals: unlike its base it takes no lock, which a handler could find taken by the thread it interrupts.
+    """The event that ends the agent, which a signal handler can set.
 
-    `beat` is called whenever somebody asks or waits, and while waiting every `beat_seconds`: the agent's loop is alive.
+    threading.Event takes a lock in `set`. A handler interrupts the main thread, which may hold that lock in `wait`, so
+    the handler would wait for ever. This one has a flag, and a pipe that wakes the thread that waits (the self-pipe
+    trick). `beat` is called by `is_set` and by `wait`, at least every `beat_seconds`, to report that the loop is alive.
     """
 
     def __init__(self, beat: Callable[[], None], beat_seconds: float) -> None:
@@ -54,6 +60,7 @@ class Stop(threading.Event):
 
     def set(self) -> None:
         self._asked = True
+        # The pipe is full after many signals; then a wake-up is under way already.
         with suppress(BlockingIOError):
             os.write(self._write, b"\0")
 
@@ -67,30 +74,35 @@ class Stop(threading.Event):
             left = self._beat_seconds if deadline is None else min(self._beat_seconds, deadline - time.monotonic())
             if left <= 0:
                 break
+            # Nobody reads the byte out: the event stays set, and so does every later wait end at once.
             select.select([self._read], [], [], left)
         return self._asked
 
     def on_signals(self) -> None:
-        """SIGTERM and SIGINT set it. A second one ends the process at once: what was sent is on disk."""
+        """Let SIGTERM and SIGINT set the event. A second signal ends the process at once.
+
+        That loses nothing: what was sent is on the disk.
+        """
 
         def handle(number: int, _: object) -> None:
             self.set()
-            for each in (signal.SIGTERM, signal.SIGINT):
-                signal.signal(each, signal.SIG_DFL)
+            for ending in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(ending, signal.SIG_DFL)
 
-        for each in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(each, handle)
+        for ending in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(ending, handle)
 
 
 class Supervisor:
-    """systemd, if it started this process: sd_notify(3) over the socket that $NOTIFY_SOCKET names."""
+    """Reports to systemd by sd_notify(3), over the socket that $NOTIFY_SOCKET names; without it, reports nothing."""
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
         self._address = environment.get("NOTIFY_SOCKET", "")
         period = environment.get("WATCHDOG_USEC", "")
+        # A child of the watched process inherits the variables; WATCHDOG_PID says who is meant.
         ours = environment.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
         watched = bool(self._address) and ours and period.isdecimal() and int(period) > 0
-        # Half of it, as sd_watchdog_enabled(3) recommends.
+        # Half of the period, which is in microseconds, as sd_watchdog_enabled(3) recommends.
         self.beat_seconds = int(period) / 2e6 if watched else 3600.0
         self._watched = watched
         self._next = 0.0
@@ -105,7 +117,11 @@ class Supervisor:
         self._send(f"STATUS={text}")
 
     def beat(self) -> None:
-        """Tell the watchdog, at most as often as it wants to be told."""
+        """Tell the watchdog that the process is alive, at most every quarter of its period.
+
+        Callers beat every `beat_seconds`, half of the period. With that as the least distance, a beat that comes a
+        little early would be left out, and the next one would come too late.
+        """
         if self._watched and time.monotonic() >= self._next:
             self._next = time.monotonic() + self.beat_seconds / 2
             self._send("WATCHDOG=1")
@@ -113,13 +129,13 @@ class Supervisor:
     def _send(self, text: str) -> None:
         if not self._address:
             return
-        # "@" stands for an abstract socket's zero byte. A supervisor that has gone is no reason to stop work.
+        # "@" stands for the zero byte of an abstract socket. The agent goes on where systemd does not listen any more.
         with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as end:
             end.sendto(text.encode(), self._address.replace("@", "\0", 1))
 
 
 class Log:
-    """One line for each event on standard output; of events that only repeat the last one, the first."""
+    """Writes one line for each event. An agent that waits or is paused for one reason repeats its event: one line."""
 
     def __init__(self, as_json: bool, supervisor: Supervisor) -> None:
         self._as_json = as_json
@@ -135,11 +151,12 @@ class Log:
         self.line(event.name, event.detail, {"device": event.device_id, "round": event.round_id, **counts})
 
     def line(self, name: str, detail: Mapping[str, str | float], more: Mapping[str, str | int]) -> None:
-        """`more` is for machines; of it people see the round."""
+        """Write a line: `detail` for everybody; of `more` people see the round only, and JSON has all."""
         now = time.time()
         shown = (
             f"{key} {value:.6g}" if isinstance(value, float) else f"{key} {value}" for key, value in detail.items()
         )
+        # Details may hold a server's words.
         text = one_line("  ".join(shown))
         if self._as_json:
             click.echo(msgspec.json.encode({"time": now, "event": name, **more, "detail": detail}))
@@ -150,7 +167,7 @@ class Log:
 
 
 def seconds(text: str) -> float:
-    """A duration such as 90s, 45m, 2h or 3d. Raises CommandError."""
+    """The seconds of a duration such as 90s, 45m, 2h or 3d, at most ten years. Raises CommandError."""
     number, unit = text[:-1], text[-1:]
     scale = {"s": 1, "m": 60, "h": 3600, "d": 86400}.get(unit)
     try:

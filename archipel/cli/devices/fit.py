@@ -1,4 +1,4 @@
-"""`archipel fit`: train a bundle further on data in files, interrupted as often as it takes."""
+"""`archipel fit`: train a bundle further on data in files; an interrupted run continues from its checkpoint."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def fit(
                     control=control,
                 )
             except KeyboardInterrupt:
-                click.echo(f"\n{_how_to_go_on(checkpoint, control)}", err=True)
+                click.echo(f"\n{_resume_hint(checkpoint, control)}", err=True)
                 raise click.Abort from None
         seconds = time.perf_counter() - started
         if save is not None:
@@ -118,7 +118,10 @@ def fit(
 
 
 class _StopAtCheckpoint(Control):
-    """Ends a fit between two steps by Ctrl-C, after its checkpoint was written."""
+    """Ends a fit between two steps after Ctrl-C, once the checkpoint is written.
+
+    A fit that ends in the middle of a step would leave parameters and the optimizer's state of different steps.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -127,7 +130,7 @@ class _StopAtCheckpoint(Control):
 
     def between_steps(self, on_pause: Callable[[], None]) -> bool:
         if self.asked:
-            on_pause()
+            on_pause()  # writes the checkpoint, if the fit has one
             self.reached = True
             raise KeyboardInterrupt
         return super().between_steps(on_pause)
@@ -139,7 +142,7 @@ def _ctrl_c(control: _StopAtCheckpoint) -> Iterator[None]:
 
     def handle(number: int, frame: FrameType | None) -> None:
         control.asked = True
-        # A second one does not wait for the step to end.
+        # A second Ctrl-C does not wait for the step to end: it raises KeyboardInterrupt wherever the program is.
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
     signal.signal(signal.SIGINT, handle)
@@ -149,7 +152,7 @@ def _ctrl_c(control: _StopAtCheckpoint) -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _how_to_go_on(checkpoint: Path | None, control: _StopAtCheckpoint) -> str:
+def _resume_hint(checkpoint: Path | None, control: _StopAtCheckpoint) -> str:
     if checkpoint is None:
         return "nothing was kept; with --checkpoint FILE an interrupted fit can go on"
     if control.reached or checkpoint.exists():
@@ -159,7 +162,7 @@ def _how_to_go_on(checkpoint: Path | None, control: _StopAtCheckpoint) -> str:
 
 @contextmanager
 def _progress(examples: int, epochs: int, batch_size: int) -> Iterator[Callable[[Progress], None]]:
-    """A line on stderr that is written anew ten times a second; none where stderr is no terminal."""
+    """Yield a callback that writes one line on stderr anew, ten times a second at most; in a terminal only."""
     steps = epochs * math.ceil(examples / batch_size)
     started: tuple[float, int] | None = None
     shown = 0.0
@@ -167,7 +170,7 @@ def _progress(examples: int, epochs: int, batch_size: int) -> Iterator[Callable[
     def on_step(progress: Progress) -> None:
         nonlocal started, shown
         now = time.monotonic()
-        # A fit that goes on from a checkpoint starts in the middle.
+        # A fit that continues from a checkpoint starts in the middle: the speed counts from its first step here.
         started = started or (now, progress.step)
         if not sys.stderr.isatty() or now - shown < 0.1:
             return
@@ -197,7 +200,7 @@ def _hyperparameters(settings: Sequence[str]) -> dict[str, float]:
         try:
             values[name] = float(text)
         except ValueError:
-            equals = ""
+            equals = ""  # the check below then refuses the setting
         if not equals or not name or not math.isfinite(values[name]):
             raise CommandError(f"--set {setting}: expected NAME=NUMBER, such as lr=0.01")
     return values
@@ -207,6 +210,7 @@ def _table(history: History, epochs: int) -> str:
     """One line an epoch: the mean loss of its steps, and the validation's metrics after it."""
     names = list(history.validation[0]) if history.validation else []
     lines = [f"{'epoch':>5}{'loss':>12}" + "".join(f"{name:>14}" for name in names)]
+    # Every epoch has the same number of steps.
     size = max(1, math.ceil(len(history.losses) / epochs))
     for epoch in range(math.ceil(len(history.losses) / size)):
         losses = history.losses[epoch * size : (epoch + 1) * size]

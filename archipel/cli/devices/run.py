@@ -30,7 +30,19 @@ _SHOWN = 10
 def open_runtime(
     bundle: Path, key_files: Sequence[Path], folder: str, threads: int, delegates: Sequence[str]
 ) -> Runtime:
-    """The bundle, or what `save` wrote, with the command line's options."""
+    """Load a bundle, or what `archipel fit --save` wrote, verified with one of the keys.
+
+    Arguments:
+        bundle: a folder or a .bundle file.
+        key_files: public keys of publishers.
+        folder: an existing folder that a .bundle file is unpacked below.
+        threads: threads for one operator.
+        delegates: execution providers in order; none: "auto".
+
+    Raises:
+        BundleError: the bundle is damaged, or none of the keys signed it.
+        DelegateError: an execution provider cannot be used.
+    """
     keys = [load_public_key(file) for file in key_files]
     return load(bundle, keys, threads=threads, delegates=list(delegates) or "auto", cache=Path(folder))
 
@@ -79,7 +91,7 @@ def run(
         if evaluate:
             for name, value in sorted(_metrics(runtime, inputs, labels, batch_size).items()):
                 click.echo(f"{name:<16}{value:.6g}")
-            _tell(runtime, delegates)
+            _print_delegates(runtime, delegates)
             return
         outputs = predict(runtime, inputs, batch_size)
         if output is not None:
@@ -90,11 +102,23 @@ def run(
                 click.echo(f"  {_classes(array)}")
         if output is not None:
             click.echo(f"written to {output}")
-        _tell(runtime, delegates)
+        _print_delegates(runtime, delegates)
 
 
 def predict(runtime: ModelRuntime, path: Path, batch_size: int) -> dict[str, np.ndarray]:
-    """Outputs for all examples of a file. Raises CommandError that names the file."""
+    """Predict all examples of a file in batches.
+
+    Arguments:
+        runtime: the model.
+        path: an .npy or .npz file with the fields of its `predict` program.
+        batch_size: examples in one run; a program with a fixed batch decides for itself.
+
+    Returns:
+        Arrays by output name, `[examples, ...]`.
+
+    Raises:
+        CommandError: the arrays do not fit; the message names the file.
+    """
     program = runtime.bundle.program(need_program(runtime.bundle, "predict", "predict"))
     ports = [port for port in program.inputs if isinstance(port, Example)]
     arrays = read_fields(path, program)
@@ -104,6 +128,7 @@ def predict(runtime: ModelRuntime, path: Path, batch_size: int) -> dict[str, np.
     if len(counts) != 1 or 0 in counts:
         sizes = ", ".join(f"{name} {len(array)}" for name, array in fields.items())
         raise CommandError(f"{path}: expected the same number of examples in every field, at least 1; got {sizes}")
+    # A graph that was exported with a fixed batch takes no other, not even for the last examples.
     fixed = {port.shape[0] for port in ports if isinstance(port.shape[0], int)}
     if fixed:
         [batch_size] = map(int, fixed)
@@ -135,8 +160,8 @@ def _metrics(runtime: ModelRuntime, path: Path, labels: Path | None, batch_size:
         raise CommandError(f"{path}: {error}") from None
 
 
-def _tell(runtime: Runtime, delegates: Sequence[str]) -> None:
-    # Who names delegates wants to know what became of them; the results alone are on standard output.
+def _print_delegates(runtime: Runtime, delegates: Sequence[str]) -> None:
+    # On stderr, so that standard output has the results alone. Without --delegate nobody asked.
     if delegates:
         click.echo(runtime.delegate_report().table(), err=True)
 
@@ -148,6 +173,7 @@ def _summary(array: np.ndarray) -> str:
 
 
 def _classes(array: np.ndarray) -> str:
+    """The index of the largest number in each of the first rows, and how often each index is that of all rows."""
     largest = array.argmax(axis=1).tolist()
     first = " ".join(map(str, largest[:_SHOWN])) + (" ..." if len(largest) > _SHOWN else "")
     counts = ", ".join(f"{each}: {count}" for each, count in sorted(Counter(largest).items())[:_SHOWN])

@@ -119,7 +119,7 @@ def _outage(error: ClientError | None) -> None:
 
 
 def request_key(noun: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """The option --key of a command that creates a `noun`, such as a task. A retry with the key creates no second one."""
+    """The option --key of a command that creates a `noun`, such as a task. A retry with it creates no second one."""
 
     def check(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
         if value is not None and not KEY_PATTERN.fullmatch(value):

@@ -26,8 +26,8 @@ ROOT = Path(__file__).resolve().parents[4]
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"", "no enrolment token, or a damaged one"),
-        (b"-----BEGIN PRIVATE KEY-----\nsecret", "no enrolment token, or a damaged one"),
+        (b"", "expected an enrolment token, got none or a damaged one"),
+        (b"-----BEGIN PRIVATE KEY-----\nsecret", "expected an enrolment token, got none or a damaged one"),
         (b"\xff" * 100_000, "more than 65536 bytes"),
         (b'{"server": "http://secret"}', "missing required field"),
         (None, "cannot be read (No such file or directory)"),

@@ -147,7 +147,7 @@ def test_a_store_as_examples(archipel: Command, federation: Federation, enrolled
     np.savez(enrolled.place / "data.npz", **data)
     out, error = archipel("device", "examples", "add", str(enrolled.config), str(enrolled.place / "data.npz"))
     assert out.startswith("5 examples added, 15 in the store, ")
-    assert "data.npz: 2 of them have numbers that are not finite" in error
+    assert "data.npz: 2 examples have numbers that are not finite" in error
 
 
 def test_a_key_is_replaced(archipel: Command, enrolled: Device) -> None:
