@@ -151,5 +151,5 @@ def rollback(folder: Path, key_files: tuple[Path, ...], reason: str) -> None:
 
 def _open(folder: Path, key_files: tuple[Path, ...], *, threads: int = 1, memory_limit: int | None = None) -> Slots:
     keys = [load_public_key(file) for file in key_files]
-    # load=False: loading a model on trial uses up one of its counted starts, which belong to the program that serves it.
+    # load=False: a model on trial has a counted number of starts, and those are for the program that serves it.
     return Slots(folder, keys, threads=threads, memory_limit=memory_limit, load=False)

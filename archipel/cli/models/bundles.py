@@ -1,4 +1,4 @@
-"""What `inspect`, `verify` and `compare` are pointed at: a bundle in a folder or a file, or a plain ONNX file."""
+"""Open what `inspect`, `verify` and `compare` take: a bundle in a folder or a file, or a plain ONNX file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 
 def is_bundle(path: Path) -> bool:
-    """Whether the path is a bundle and not an ONNX file. Raises CommandError where nothing is."""
+    """Whether the path is a bundle and not an ONNX file.
+
+    Raises CommandError where there is no file, and for the folder of a trained model, in which the bundle lies.
+    """
     if is_slot(path):
         raise CommandError(
             f"{path}: a model that `archipel fit --save` wrote; name the bundle in it: {path / BUNDLE_FOLDER}"
@@ -29,6 +32,7 @@ def is_bundle(path: Path) -> bool:
         return True
     if not path.is_file():
         raise CommandError(f"{path}: no such file; expected a bundle (a folder or a .bundle file) or an ONNX file")
+    # By name first: a damaged bundle is to be an error about a bundle.
     return path.suffix == ".bundle" or zipfile.is_zipfile(path)
 
 
@@ -40,19 +44,21 @@ def open_verified(path: Path, key_files: Sequence[Path], folder: str) -> Bundle:
 
 
 def open_unverified(path: Path, folder: str) -> UnverifiedBundle:
-    """The bundle with nothing checked but its form: who signed it, and what its files hold, is anyone's guess.
+    """Open a bundle without checking its signature and its digests, so that nobody vouches for its content.
 
-    Raises BundleError for what cannot be a bundle.
+    Only its form is checked: a manifest, and a regular file for each name in it. Raises BundleError.
     """
     if path.is_file():
         unpack(path, Path(folder) / "bundle")
         path = Path(folder) / "bundle"
     file = path / MANIFEST_FILE
+    # The size is checked before the file is read: it may come from anybody.
     if not file.is_file() or file.stat().st_size > MAX_MANIFEST_BYTES:
         raise BundleError(f"{file}: not a manifest of up to {MAX_MANIFEST_BYTES} bytes; is {path} a bundle?")
     data = file.read_bytes()
     manifest = decode_manifest(data)
     for name in manifest.files:
+        # A link could point to any file of this machine, whose content would then be shown.
         if (path / name).is_symlink() or not (path / name).is_file():
             raise BundleError(f"{path / name}: not a regular file, but the manifest lists it")
     return UnverifiedBundle(path, manifest, hashlib.sha256(data).hexdigest())
@@ -60,7 +66,7 @@ def open_unverified(path: Path, folder: str) -> UnverifiedBundle:
 
 def read_program(bundle: BundleContents, name: str) -> Model:
     """The graph of a program as it is in the bundle, with its signature. Raises MissingExtraError, ModelImportError."""
-    import archipel.graph  # noqa: F401  (says which extra is missing)
+    import archipel.graph  # noqa: F401  (first: its error names the extra that is missing)
     from archipel.compression.stored import read_stored
 
     model = read_stored(bundle.program_path(name))
@@ -69,9 +75,10 @@ def read_program(bundle: BundleContents, name: str) -> Model:
 
 
 def read_predict(path: Path, key_files: Sequence[Path], folder: str) -> Model:
-    """The graph that predicts: an ONNX file, or of a bundle the program with the published values in it.
+    """The graph that predicts, with only the examples as inputs.
 
-    Raises CommandError, BundleError, ModelImportError.
+    That is an ONNX file as it is. Of a bundle it is the `predict` program, whose parameters are inputs; the published
+    values take their place. Raises CommandError, BundleError, ModelImportError.
     """
     import archipel.graph  # noqa: F401
     from archipel.compression.stored import fix_inputs, read_stored

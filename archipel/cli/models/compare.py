@@ -1,4 +1,4 @@
-"""`archipel compare`: where two forms of a model part, value by value."""
+"""`archipel compare`: compare two forms of a model value by value, and find where they diverge."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def compare(
 
     With labels in the data it also prints the accuracy of both, and the difference with a paired 95% interval.
     """
-    from archipel.graph import Model as _  # noqa: F401  (first: it says which extra is missing)
+    from archipel.graph import Model as _  # noqa: F401  (first: its error names the extra that is missing)
     from archipel.compression.compare import compare as run  # isort: skip
 
     if math.isnan(threshold):
@@ -92,7 +92,7 @@ def compare(
 
 
 def text(result: Comparison, a: str, b: str, layers: int | None = None) -> str:
-    """Lines for people; at most `layers` of the values inside."""
+    """The result as text: every output, at most `layers` of the inner values (None: all), and the summary."""
     inner = [row for row in result.rows if not row.output]
     shown = [*result.outputs, *inner[:layers]]
     lines = [f"{b} against {a}: {result.examples} examples, inner values on {result.compared}", "",
@@ -109,12 +109,12 @@ def text(result: Comparison, a: str, b: str, layers: int | None = None) -> str:
     if len(inner) > len(shown) - len(result.outputs):
         lines.append(f"{'':>8}... and {len(inner) - (layers or 0)} more values; --layers shows more")
     if result.unmatched:
-        lines.append(f"{'':>8}{len(result.unmatched)} values of {a} are not in {b}: {_some(result.unmatched)}")
+        lines.append(f"{'':>8}{len(result.unmatched)} values of {a} are not in {b}: {_first_names(result.unmatched)}")
     return "\n".join([*lines, "", *summary(result)])
 
 
 def summary(result: Comparison) -> list[str]:
-    """What it comes to: the first layer that diverges, agreement and accuracy."""
+    """Lines with the first layer that diverges, the agreement and the accuracy."""
     first = result.first_divergence
     if first is None:
         lines = [f"nothing diverges: no value is below {result.threshold:g} dB"]
@@ -123,7 +123,7 @@ def summary(result: Comparison) -> list[str]:
                  f"{decibels(first)} dB"]  # fmt: skip
         recovered = [row for row in result.outputs if row.snr_db is not None and row.snr_db >= result.threshold]
         if not first.output and recovered and len(recovered) == len(result.outputs):
-            lines.append("the outputs do not: that layer is rescaled, or what follows forgives it")
+            lines.append("the outputs do not: a recipe rescaled that layer, or later layers make up for the difference")
     if result.agreement is not None:
         lines.append(f"the same class: {result.agreement:.2%}")
     if result.accuracy is not None:
@@ -136,7 +136,7 @@ def summary(result: Comparison) -> list[str]:
 
 
 def decibels(row: Row) -> str:
-    """The ratio in the width of a table."""
+    """The signal-to-noise ratio of a row as tables show it."""
     if row.snr_db is None:
         return "-"
     return "equal" if row.snr_db == math.inf else f"{row.snr_db:.1f}"
@@ -158,16 +158,16 @@ def _fields(path: Path, model: Model, labels: list[str]) -> dict[str, np.ndarray
     missing = [name for name in names if name not in data]
     others = [name for name in data if name not in names and name not in labels]
     if missing and len(names) == len(others) == 1:
-        # The only array that is no label can be meant for the only input alone.
+        # One array that is no label, and one input: the array is for it, whatever its name.
         data = {**data, names[0]: data[others[0]]}
     elif missing:
         raise CommandError(f"{path}: no entry {missing[0]!r}, which is an input; it has {', '.join(sorted(data))}")
     fields = {name: data[name] for name in names}
-    label = _first(data, [name for name in labels if name not in names])
+    label = _first_array(data, [name for name in labels if name not in names])
     return fields if label is None else {**fields, "label": label}
 
 
-def _first(data: Mapping[str, np.ndarray], names: list[str]) -> np.ndarray | None:
+def _first_array(data: Mapping[str, np.ndarray], names: list[str]) -> np.ndarray | None:
     return next((data[name] for name in names if name in data), None)
 
 
@@ -177,5 +177,5 @@ def _progress() -> Callable[[int, int], None] | None:
     return lambda done, total: click.echo(f"\r{done} of {total} examples" + "\n" * (done == total), err=True, nl=False)
 
 
-def _some(names: tuple[str, ...], count: int = 6) -> str:
+def _first_names(names: tuple[str, ...], count: int = 6) -> str:
     return ", ".join(names[:count]) + (f" and {len(names) - count} others" if len(names) > count else "")

@@ -1,4 +1,4 @@
-"""The page that `archipel compare --html` writes: a bar for each value, and the table; one file, nothing fetched."""
+"""The page that `archipel compare --html` writes: a bar chart and the table, in one file that loads nothing else."""
 
 from __future__ import annotations
 
@@ -60,13 +60,14 @@ def plot(result: Comparison) -> str:
     """A bar for each value in the order of graph a, as SVG text; values that are equal reach to the right edge."""
     rows = sorted((row for row in result.rows if row.snr_db is not None), key=lambda row: row.position)
     finite = [row.snr_db for row in rows if row.snr_db is not None and math.isfinite(row.snr_db)]
+    # The right edge lies beyond the threshold and all finite ratios, so that bars of equal values are the longest.
     edge = max([result.threshold * 1.5, 10.0, *finite]) * 1.05
     figure = Figure(figsize=(9, 1.2 + 0.24 * max(len(rows), 1)), layout="constrained")
     axes = figure.add_subplot()
     axes.spines[["top", "right"]].set_visible(False)
     places = range(len(rows))
     axes.barh(places, [_length(row, edge) for row in rows], color=[_color(row, result.threshold) for row in rows])
-    # No mathematics: a name may have dollar signs.
+    # Without parse_math=False a name with dollar signs would be set as a formula.
     axes.set_yticks(places, [_label(row) for row in rows], fontsize=7, parse_math=False)
     axes.invert_yaxis()
     axes.axvline(result.threshold, color="#333", linewidth=1, linestyle="--")
@@ -75,7 +76,7 @@ def plot(result: Comparison) -> str:
     keys = [Patch(color=color, label=text) for color, text in ((_BLUE, "above"), (_RED, "diverged"), (_GREY, "equal"))]
     axes.legend(handles=keys, frameon=False, fontsize=8, ncols=3, loc="lower right", bbox_to_anchor=(1, 1))
     buffer = io.StringIO()
-    # Text stays text; the salt makes equal plots equal files.
+    # Text stays text, which can be searched; with a fixed salt and no date equal plots are equal files.
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "archipel", "font.family": "sans-serif"}):
         figure.savefig(buffer, format="svg", metadata={"Date": None})
     svg = buffer.getvalue()

@@ -175,6 +175,7 @@ def _search(
     if best is None:
         where = "" if nearest is None else f" ({nearest.folder}); {output} was not written"
         raise CommandError(result.verdict() + where)
+    # Not written durably: the search's folder has the file, and the same command writes it again.
     output.write_bytes((best.folder / "model.onnx").read_bytes())
     if results.trainable is not None:
         results.trainable.write_bytes((best.folder / "trainable.onnx").read_bytes())
@@ -183,7 +184,7 @@ def _search(
 
 
 def parts_text() -> str:
-    """Every part of a recipe as it is written in a file: its first line of documentation, its fields and defaults."""
+    """The text of --list: every part that a recipe can have, what it does, and its fields as a TOML file has them."""
     blocks = []
     for part in PARTS:
         fields = dataclasses.fields(part)
@@ -197,6 +198,7 @@ def parts_text() -> str:
 
 def _meaning(part: type[Any]) -> str:
     """The first sentence of the class's documentation."""
+    # The end of a sentence is a full stop with a blank, except after "et al".
     text = " ".join((part.__doc__ or "").partition("\n\n")[0].split())
     return re.split(r"(?<!et al)\. ", text)[0].rstrip(".")
 

@@ -165,7 +165,7 @@ def convert_command(
         raise CommandError("--data, --calibration, --validation and --work are for compression; give --recipe")
     trained, signing = training.training(), validity.signing(key)
     with stoppable(resume_hint(compression.work)) as check, progress_line() as show:
-        # No call of `convert`: limits of a bundle that only predicts follow --batch-size as well.
+        # `convert` takes a batch size with a training only. Here the limits follow --batch-size without one, too.
         bundle = make_bundle(
             Request(
                 source,

@@ -30,7 +30,10 @@ class LayerFacts:
 
 @dataclass(frozen=True)
 class GraphFacts:
-    """`flops` is None where they have no bound, and `problem` says why. `dtypes` are bytes of initializers."""
+    """A whole graph: operators with their counts, FLOPs of one example, its layers, bytes of initializers by dtype.
+
+    `flops` is None where they have no bound, and `problem` says why. `sparsity` is the share of zeros, 0 to 1.
+    """
 
     nodes: int
     operators: dict[str, int]
@@ -42,7 +45,7 @@ class GraphFacts:
 
 
 def graph_facts(model: Model) -> GraphFacts:
-    """Look at a graph; a program's FLOPs are those of one example of one step."""
+    """The facts about a graph. A program's FLOPs are those of one example of one step."""
     graph = model.ir.graph
     dtypes: Counter[str] = Counter()
     for value in graph.initializers.values():
@@ -50,42 +53,39 @@ def graph_facts(model: Model) -> GraphFacts:
             dtypes[value.const_value.dtype.numpy().name] += value.const_value.nbytes
     layers = Readings(model).layers()
     zeros = {str(layer.node.name): _zeros(model, layer) for layer in layers}
-    counted = [found for found in zeros.values() if found is not None]
-    problem, each = "", dict[str, int]()
+    counted = [count for count in zeros.values() if count is not None]
+    problem, node_flops = "", dict[str, int]()
     try:
-        each = flops(model)
+        node_flops = flops(model)
     except GraphError as error:
         problem = str(error)
+    # A program with several steps runs its train step that often; `flops` counts the whole run.
     steps = 1 if model.signature is None else model.signature.steps
     weights = {str(layer.node.name): ", ".join(sorted(layer.weights)) for layer in layers}
-    found = []
+    layer_facts = []
     for node in graph:
-        if count := each.get(str(node.name), 0) // steps:
+        if count := node_flops.get(str(node.name), 0) // steps:
             weight = weights.get(str(node.name)) or _read_weight(node.inputs)
-            found.append(
+            layer_facts.append(
                 LayerFacts(
-                    str(node.name), node.op_type, weight, count, count * steps / sum(each.values()),
+                    str(node.name), node.op_type, weight, count, count * steps / sum(node_flops.values()),
                     _share([zeros.get(str(node.name))]),
                 )
             )  # fmt: skip
-    total = None if problem else sum(each.values()) // steps
+    total = None if problem else sum(node_flops.values()) // steps
     operators = dict(Counter(node.op_type for node in graph).most_common())
-    return GraphFacts(len(graph), operators, total, tuple(found), dict(dtypes), _share(counted), problem)
-
-
-def sparsity(arrays: Iterable[np.ndarray]) -> float | None:
-    """The share of zeros, None of no elements."""
-    return _share([(array.size - int(np.count_nonzero(array)), array.size) for array in arrays])
+    return GraphFacts(len(graph), operators, total, tuple(layer_facts), dict(dtypes), _share(counted), problem)
 
 
 def _share(counts: Iterable[tuple[int, int] | None]) -> float | None:
+    # None, and not 0, where nothing can be counted.
     known = [count for count in counts if count is not None]
     total = sum(size for _, size in known)
     return sum(zeros for zeros, _ in known) / total if total else None
 
 
 def _zeros(model: Model, layer: Layer) -> tuple[int, int] | None:
-    """Zeros and elements of a layer's weight; None where bytes hold something else than one weight each."""
+    """How many weights of a layer are zero, and how many there are; None where a byte may hold more than one weight."""
     counts = []
     for name in layer.weights:
         value = model.ir.graph.initializers.get(name)
@@ -96,18 +96,22 @@ def _zeros(model: Model, layer: Layer) -> tuple[int, int] | None:
         zero: Any = 0
         for node in users:
             if node.op_type == "DequantizeLinear" and len(node.inputs) > 2:
+                # Of a quantized weight the integer that stands for 0 is the zero point, not 0.
                 point = constant_array(node.inputs[2])
                 if point is not None and point.any():
+                    # One zero point for all weights, or one for each slice along `axis`; blocks have more dimensions.
                     axis = node.attributes.get_int("axis", 1)
                     along = [-1 if i == axis % array.ndim else 1 for i in range(array.ndim)]
                     zero = point if point.size == 1 else point.reshape(along) if point.ndim == 1 else None
+        # uint8 without a zero point may be packed weights of four bits.
         if zero is None or (array.dtype == np.uint8 and isinstance(zero, int)):
             return None
         counts.append((int((array == zero).sum()), array.size))
-    return max(counts, default=None)  # of a weight and its mask, the mask has the zeros
+    # A pruned weight is multiplied with its mask, and both are weights of the layer. The mask has the zeros.
+    return max(counts, default=None)
 
 
 def _read_weight(values: Iterable[Any]) -> str:
-    """In a program whose weights are inputs: the one that the node reads."""
+    """The name of a node's weight in a program whose weights are inputs, else ""."""
     names = [str(value.name) for value in list(values)[1:2] if value is not None and value.is_graph_input()]
     return ", ".join(names)

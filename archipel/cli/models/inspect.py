@@ -63,7 +63,10 @@ def inspect(source: Path, key_files: tuple[Path, ...], unverified: bool, layers:
 
 
 def bundle_facts(bundle: BundleContents) -> dict[str, Any]:
-    """Everything that is shown of a bundle, as plain values."""
+    """Everything that the command shows of a bundle, as values for JSON.
+
+    A program whose graph cannot be read has its error under "problem".
+    """
     manifest = bundle.manifest
     files = {name: (bundle.folder / name).stat().st_size for name in sorted(_file_names(bundle))}
     graphs = {name: _program_graph(bundle, name) for name in sorted(manifest.programs)}
@@ -79,7 +82,7 @@ def bundle_facts(bundle: BundleContents) -> dict[str, Any]:
             "shape": list(spec.shape),
             "bytes": spec.nbytes,
             "trainable": spec.name in trained,
-            "sparsity": _zeros([bundle.tensors[spec.name]]) if spec.name in bundle.tensors else None,
+            "sparsity": _zero_share([bundle.tensors[spec.name]]) if spec.name in bundle.tensors else None,
         }
         for spec in manifest.parameters
     ]
@@ -108,7 +111,9 @@ def bundle_facts(bundle: BundleContents) -> dict[str, Any]:
         ],
         "parameters": parameters,
         "sparsity": {
-            "parameters": _zeros([bundle.tensors[p.name] for p in manifest.parameters if p.name in bundle.tensors]),
+            "parameters": _zero_share(
+                [bundle.tensors[p.name] for p in manifest.parameters if p.name in bundle.tensors]
+            ),
             "predict": predict.get("sparsity"),
         },
         "files": files,
@@ -118,8 +123,11 @@ def bundle_facts(bundle: BundleContents) -> dict[str, Any]:
 
 
 def onnx_facts(path: Path) -> dict[str, Any]:
-    """Everything that is shown of an ONNX file, as plain values. Raises MissingExtraError, ModelImportError."""
-    from archipel.graph.parameters import trainable_names  # first: it says which extra is missing
+    """Everything that the command shows of an ONNX file, as values for JSON.
+
+    Raises MissingExtraError, ModelImportError.
+    """
+    from archipel.graph.parameters import trainable_names  # first: its error names the extra that is missing
     from archipel.compression.stored import read_stored  # isort: skip
 
     model = read_stored(path)
@@ -146,11 +154,11 @@ def onnx_facts(path: Path) -> dict[str, Any]:
                 "shape": list(array.shape),
                 "bytes": array.nbytes,
                 "trainable": name in trainable,
-                "sparsity": _zeros([array]),
+                "sparsity": _zero_share([array]),
             }
             for name, array in parameters.items()
         ],
-        "sparsity": {"parameters": _zeros(list(parameters.values())), "predict": graph["sparsity"]},
+        "sparsity": {"parameters": _zero_share(list(parameters.values())), "predict": graph["sparsity"]},
         "weight_bytes": graph["dtypes"],
     }
 
@@ -234,6 +242,6 @@ def _self_test(bundle: BundleContents) -> dict[str, Any] | None:
     return {"file": test.file, "rtol": test.rtol, "atol": test.atol}
 
 
-def _zeros(arrays: list[np.ndarray]) -> float | None:
+def _zero_share(arrays: list[np.ndarray]) -> float | None:
     size = sum(array.size for array in arrays)
     return 1 - sum(int(np.count_nonzero(array)) for array in arrays) / size if size else None

@@ -1,4 +1,4 @@
-"""What `archipel inspect` prints for people."""
+"""The facts that `archipel inspect` has found, as text."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _OPERATORS = 8
 
 
 def bundle_text(facts: Mapping[str, Any], layers: bool) -> str:
-    """Lines from what `bundle_facts` found; `layers` lists the layers of every program."""
+    """The result of `bundle_facts` as text; `layers` lists the layers of every program."""
     limits, privacy, lineage, test = (facts[name] for name in ("limits", "privacy", "lineage", "self_test"))
     lines = [
         f"{facts['name']}  format {facts['format']}  digest {facts['digest']}" + ("" if facts["verified"] else
@@ -45,7 +45,7 @@ def bundle_text(facts: Mapping[str, Any], layers: bool) -> str:
 
 
 def onnx_text(facts: Mapping[str, Any], layers: bool) -> str:
-    """Lines from what `onnx_facts` found."""
+    """The result of `onnx_facts` as text; `layers` lists the layers."""
     opsets = ", ".join(f"{domain or 'ai.onnx'} {version}" for domain, version in facts["opsets"].items())
     lines = [f"{facts['name']}  {facts['bytes']:,} bytes  IR {facts['ir_version']}, opset {opsets}"]
     if facts["producer"]:
@@ -125,7 +125,7 @@ def _percent(share: float | None) -> str:
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]], right: int) -> list[str]:
-    """Columns as wide as they must be; the first `right` ones are numbers."""
+    """The lines of a table, each column as wide as its widest cell; the first `right` columns are numbers."""
     everything = [head, *rows]
     widths = [max(len(row[column]) for row in everything) for column in range(len(head))]
     return [

@@ -28,6 +28,8 @@ def stoppable(hint: str) -> Iterator[Callable[[], None]]:
 
     Either way the hint is printed and click.Abort raised.
     """
+    # The handler only notes the request. `check` raises KeyboardInterrupt, between two steps, where the work can write
+    # a checkpoint of a finished step.
     before = signal.getsignal(signal.SIGINT)
     asked = False
 

@@ -1,4 +1,4 @@
-"""`archipel verify`: is a bundle what its publisher signed, and what its manifest says?"""
+"""`archipel verify`: check that a bundle is what its publisher signed, and that its content fits its manifest."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ from archipel.errors import (
     UnsafePathError,
 )
 
-# In the order in which a bundle is opened: what failed, and so what was not reached.
+# The checks in the order in which `open_bundle` makes them, and the errors of each. The first error ends the opening:
+# all checks before it have passed, and all after it were not reached.
 _OPENING: tuple[tuple[str, tuple[type[BundleError], ...]], ...] = (
     ("archive", (ArchiveError,)),
     ("signature", (SignatureError,)),
@@ -42,7 +43,7 @@ _OPENING: tuple[tuple[str, tuple[type[BundleError], ...]], ...] = (
 
 @dataclass(frozen=True)
 class Check:
-    """One check: `good` is None where it could not be made, and `text` says why or what was found."""
+    """The result of one check: `good` is None where the check could not be made. `text` gives reason or details."""
 
     name: str
     good: bool | None
@@ -93,9 +94,19 @@ def verify(bundle: Path, key_files: tuple[Path, ...], no_run: bool, as_json: boo
 
 
 def check_opening(path: Path, key_files: Sequence[Path], folder: str) -> tuple[list[Check], Bundle | None]:
-    """What is checked before anything in a bundle is believed. The bundle is None where a check failed.
+    """Verify a bundle, step by step.
 
-    Raises CommandError, BundleError for a path that holds no bundle, or a key that cannot be read.
+    Arguments:
+        path: the bundle, a folder or a .bundle file.
+        key_files: public keys of publishers; the signature of one of them is enough.
+        folder: an existing folder that a .bundle file is unpacked below.
+
+    Returns:
+        The checks, and the bundle, which is None where a check failed.
+
+    Raises:
+        BundleError: there is no such path.
+        CommandError: a key cannot be read, or no key was given.
     """
     if not path.exists():
         raise BundleError(f"{path}: no such bundle (expected a folder or a .bundle file)")
@@ -110,6 +121,7 @@ def check_opening(path: Path, key_files: Sequence[Path], folder: str) -> tuple[l
         bundle = open_verified(path, key_files, folder)
     except BundleError as error:
         names = [name for name, _ in _OPENING]
+        # An error of no class in the table counts as the first check's.
         at = next((place for place, (_, kinds) in enumerate(_OPENING) if isinstance(error, kinds)), 0)
         before = [Check(name, True, "good") for name in names[:at]]
         left = [Check(name, None, "not reached") for name in names[at + 1 :]]
@@ -157,7 +169,7 @@ def _check_programs(bundle: Bundle) -> Iterator[Check]:
 
 def _check_limits(bundle: Bundle) -> Check:
     signed = bundle.manifest.limits
-    # Bundles that do not train name no batch size; one example is then the least that they are for.
+    # Bundles that do not train name no batch size. Every limit covers at least one example.
     batch = max((phase.batch_size for phase in bundle.manifest.schedule), default=1)
     try:
         computed = compute(bundle, batch)
@@ -177,7 +189,7 @@ def _check_limits(bundle: Bundle) -> Check:
 
 
 def compute(bundle: Bundle, batch_size: int) -> Limits:
-    """The limits of the programs as they are in the bundle. Raises MissingExtraError, ArchipelError."""
+    """Compute the limits from the bundle's graphs. Raises MissingExtraError without the extra, ArchipelError."""
     programs = {name: read_program(bundle, name) for name in bundle.manifest.programs}
     from archipel.converter.limits import compute_limits
 

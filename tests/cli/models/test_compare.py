@@ -94,7 +94,7 @@ def test_the_outputs_recover_from_layers_that_are_rescaled(archipel: Any, pair: 
     pair.b.write_bytes(proto.SerializeToString())
     out, _ = call(archipel, pair)
     assert "first to diverge (below 20 dB): MatMul w" in out
-    assert "the outputs do not: that layer is rescaled" in out
+    assert "the outputs do not: a recipe rescaled that layer" in out
 
 
 def test_the_page_is_one_file(archipel: Any, pair: Pair, tmp_path: Path) -> None:
