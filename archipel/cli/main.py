@@ -1,4 +1,4 @@
-"""`archipel`: the table of commands, and one clear line for everything that goes wrong."""
+"""The command `archipel`: the table of its commands, its help, and one line for every error."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 
 GROUPS: dict[str, tuple[str, ...]] = {
-    # Title in --help: its commands. Both are shown in this order, and every command is in one group.
+    # Title in --help: its commands. Both are shown in this order, and every command is in one group, in whose folder
+    # it lies.
     "Start": ("demo", "doctor", "version"),
     "Models": ("keys", "convert", "compress", "compare", "inspect", "verify"),
     "Devices": ("run", "fit", "bench", "slots", "device"),
@@ -49,6 +50,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Operations": ("serve", "token", "population", "access", "audit"),
 }
 
+# Package that commands import: the extra that installs it, for the error where it is missing.
 EXTRAS = {"onnx": "convert", "onnx_ir": "convert", "onnxscript": "convert", "torch": "cloud", "flask": "server",
           "sqlalchemy": "server", "alembic": "server", "gunicorn": "server", "fsspec": "server", "rich": "demo",
           "matplotlib": "demo", "psutil": "demo", "jinja2": "demo",
@@ -74,7 +76,7 @@ class LazyGroup(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
-            # Click itself knows only commands that are loaded.
+            # Click suggests names of commands that are loaded only, so of none.
             near = get_close_matches(args[0], COMMANDS, n=1)
             if not near:
                 raise
@@ -97,8 +99,13 @@ def archipel() -> None:
 
 
 def main() -> NoReturn:
-    """The console entry point: exit code 0, 1 for errors (one line on stderr), 2 for wrong usage, 130 for Ctrl-C."""
+    """The console entry point. Ends the process with one of these exit codes:
+
+    0: done. 1: an error, with one line on stderr. 2: wrong usage. 130: Ctrl-C. Errors that nobody expected keep their
+    traceback.
+    """
     try:
+        # Without standalone mode click raises its errors here, and does not print and exit by itself.
         archipel.main(standalone_mode=False)
     except click.ClickException as error:
         error.show()
@@ -108,12 +115,14 @@ def main() -> NoReturn:
     except ArchipelError as error:
         fail(str(error))
     except ModuleNotFoundError as error:
+        # A module that no extra installs is missing because of a mistake in archipel, which needs its traceback.
         package = (error.name or "").partition(".")[0]
         if package not in EXTRAS:
             raise
         fail(str(MissingExtraError(package, EXTRAS[package])))
     except BrokenPipeError:
-        # The reader of our output has left (`archipel ... | head`); there is nobody to tell.
+        # The reader of standard output has ended, as in `archipel ... | head`: that is no error to print. Closing
+        # stderr keeps Python from printing one when it flushes standard output at exit.
         sys.stderr.close()
         sys.exit(1)
     except OSError as error:
@@ -124,6 +133,7 @@ def main() -> NoReturn:
 
 
 def fail(message: str, code: int = 1) -> NoReturn:
+    """Print one line on stderr and end the process with `code`."""
     click.echo(f"archipel: {message}", err=True)
     sys.exit(code)
 

@@ -1,4 +1,4 @@
-"""`archipel model`: versions of models, which of them is for all devices, and the way back."""
+"""`archipel model`: register versions of models, promote one for all devices, and roll back."""
 
 from __future__ import annotations
 
@@ -104,6 +104,7 @@ def register(
     """
     if (bundle is None) == (task_id is None):
         raise CommandError("register: give either --bundle or --task")
+    # 64 hexadecimal digits are a digest; everything else is a file to upload.
     if bundle is not None and not (len(bundle) == 64 and DIGITS.issuperset(bundle)):
         bundle = client.bundles.upload(Path(bundle), client.models.get(name).population).digest
     request = VersionRequest(bundle=bundle, task_id=task_id, task_version=number, parent=parent)
@@ -256,6 +257,7 @@ def _model(info: ModelInfo) -> list[str]:
 
 
 def _version(info: VersionInfo) -> list[str]:
+    # 0 is no time: the version does not expire.
     if not info.not_after:
         return fields(info, times=("created",), without=("evaluations", "not_after"))
     return fields(info, times=("created", "not_after"), without=("evaluations",))

@@ -1,4 +1,4 @@
-"""`archipel rollout`: bring a version to more and more devices, watch it, hold it, end it."""
+"""`archipel rollout`: bring a version to more and more devices; watch, pause, resume or abort that."""
 
 from __future__ import annotations
 
@@ -102,6 +102,7 @@ def watch(client: OperatorClient, rollout_id: str, timeout: float | None) -> Non
 
     def changed(now: RolloutInfo) -> None:
         nonlocal last_line
+        # Called for changes of other fields, too, such as results of a stage.
         line = f"{now.state}: stage {now.stage} of {len(now.stages)}, {now.stages[now.stage - 1].percent:g} %"
         if line != last_line:
             click.echo(line)
@@ -151,7 +152,8 @@ def abort(client: OperatorClient, rollout_id: str) -> None:
 def _lines(info: RolloutInfo) -> list[str]:
     rows = [
         (
-            str(number), f"{each.percent:g} %", moment(each.started), _result(each.candidate), _result(each.baseline),
+            str(number), f"{each.percent:g} %", moment(each.started), _evaluation_text(each.candidate),
+            _evaluation_text(each.baseline),
             _verdict(each),
         )
         for number, each in enumerate(info.stages, start=1)
@@ -160,12 +162,12 @@ def _lines(info: RolloutInfo) -> list[str]:
     return [*fields(info, times=("state_ends", "created", "ended"), without=("stages",)), "", *table(head, rows)]
 
 
-def _result(info: StageEvaluation | None) -> str:
-    if info is None:
+def _evaluation_text(evaluation: StageEvaluation | None) -> str:
+    if evaluation is None:
         return "-"
-    if info.value is None:
-        return info.state
-    return f"{info.value:.6g} ({info.devices} devices, {info.examples or 0:.0f} examples)"
+    if evaluation.value is None:
+        return evaluation.state
+    return f"{evaluation.value:.6g} ({evaluation.devices} devices, {evaluation.examples or 0:.0f} examples)"
 
 
 def _verdict(stage: StageInfo) -> str:

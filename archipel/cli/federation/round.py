@@ -1,4 +1,4 @@
-"""`archipel round`: who took part in a task's rounds, and what came of them."""
+"""`archipel round`: who took part in a task's rounds, and the results."""
 
 from __future__ import annotations
 
@@ -92,14 +92,14 @@ def _devices(info: RoundInfo) -> list[str]:
         )
         for each in info.participants
     ]
-    # Of an asynchronous task: they began in an earlier round.
+    # In an asynchronous task a device may begin in one round, and its update come into the sum of a later one.
     began = {each.device_id for each in info.participants}
     rows += [(device, "began earlier", "", "yes") for device in info.survivors if device not in began]
     return table(("device", "furthest", "bytes", "in the sum"), rows)
 
 
 def _notes(info: RoundInfo) -> list[str]:
-    """What devices did wrong, and what was done about it."""
+    """Lines about faults of devices, devices set aside for them, and a search for devices that spoil rounds."""
     lines = [f"{each.device_id}: {each.reason}" for each in info.faults]
     lines += [f"{device} was set aside" for device in info.set_aside]
     if info.suspects:

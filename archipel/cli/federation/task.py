@@ -1,4 +1,4 @@
-"""`archipel task`: make tasks, watch them, stop them."""
+"""`archipel task`: create tasks, watch and stop them, and read their results."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ def create(client: OperatorClient, file: Path, bundle: Path | None, key: str | N
     \b
     archipel task create task.toml --bundle digits.bundle
     """
-    # What is wrong with the file is said before anything is uploaded.
+    # The file is checked before the bundle is uploaded, with a digest of zeros in the place of the bundle's.
     if bundle is not None and "bundle" in read_toml(file):
-        raise CommandError(f"{file}: it names a bundle, and so does --bundle; leave one of them away")
+        raise CommandError(f"{file}: it names a bundle, and so does --bundle; leave one of them out")
     if bundle is None and "bundle" not in read_toml(file):
         raise CommandError(
             f"{file}: no bundle; give --bundle FILE.bundle, or the digest of one as `bundle` in the file"
@@ -79,7 +79,7 @@ def list_(client: OperatorClient, as_json: bool) -> None:
     rows = [
         (
             each.task_id, each.name, each.population, each.state, f"{each.rounds_committed}/{each.rounds}",
-            _few(each.waiting), moment(each.created),
+            _count_text(each.waiting), moment(each.created),
         )
         for each in infos
     ]  # fmt: skip
@@ -120,7 +120,7 @@ def watch(client: OperatorClient, task_id: str, timeout: float | None, as_json: 
             return
         failed = f", {now.failed_rounds} failed since" if now.failed_rounds else ""
         failed += f", {now.spoiled_rounds} spoiled since" if now.spoiled_rounds else ""
-        waits = now.waiting_for or f"{_few(now.waiting)} devices waiting"
+        waits = now.waiting_for or f"{_count_text(now.waiting)} devices waiting"
         click.echo(f"{now.state}: {now.rounds_committed} of {now.rounds} rounds{failed}, {waits}")
         if now.spoiled_rounds:
             click.echo(f"  {now.search}")
@@ -144,19 +144,19 @@ def metrics(client: OperatorClient, task_id: str, as_json: bool) -> None:
     rows = [
         (
             str(each.number), each.round_id, str(each.devices), moment(each.ended),
-            "-" if each.weight_sum is None else f"{each.weight_sum:.6g}", _step(each), result_line(each.result),
+            "-" if each.weight_sum is None else f"{each.weight_sum:.6g}", _step_text(each), result_line(each.result),
         )
         for each in infos
     ]  # fmt: skip
     show(infos, as_json, table(("number", "round", "devices", "ended", "weight", "step", "result"), rows))
 
 
-def _step(each: RoundMetrics) -> str:
-    """The step's norm, and what it was scaled down by."""
-    if each.step_norm is None:
+def _step_text(metrics: RoundMetrics) -> str:
+    """The norm of the server's step, and the factor by which it was scaled down."""
+    if metrics.step_norm is None:
         return "-"
-    scaled = each.step_scale is not None and each.step_scale < 1
-    return f"{each.step_norm:.4g}" + (f" (scaled by {each.step_scale:.3g})" if scaled else "")
+    scaled = metrics.step_scale is not None and metrics.step_scale < 1
+    return f"{metrics.step_norm:.4g}" + (f" (scaled by {metrics.step_scale:.3g})" if scaled else "")
 
 
 @task.command()
@@ -228,6 +228,6 @@ def _lines(info: TaskInfo) -> list[str]:
     return fields(info, times=("created", "ended"))
 
 
-def _few(count: int | None) -> str:
-    """As tables show it: what is not told is too little to be told."""
+def _count_text(count: int | None) -> str:
+    """A count as tables show it: "few" for one that the server does not tell, as it does with small ones."""
     return "few" if count is None else str(count)

@@ -1,4 +1,4 @@
-"""`archipel doctor`: what this installation can do, what it lacks, and what protects its owner."""
+"""`archipel doctor`: show what is installed, what is missing, and what protects this machine from graphs."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ def doctor(folder: Path | None) -> None:
     """
     click.echo(f"archipel      {archipel.__version__}  ({Path(archipel.__file__).parent})")
     click.echo(f"Python        {platform.python_version()}  ({sys.executable})")
+    # The cores that this process may use, which can be fewer than the machine has (containers, taskset).
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     click.echo(f"machine       {platform.system()} {platform.machine()}, {cores} usable cores")
     click.echo(f"ONNX Runtime  {onnxruntime.__version__}: {', '.join(onnxruntime.get_available_providers())}")
@@ -55,11 +56,12 @@ def doctor(folder: Path | None) -> None:
 
 
 def _requirements() -> dict[str, list[str]]:
-    """Package names by extra, from the installed metadata; "" is the base installation."""
+    """The packages that each extra needs, from the installed metadata; "" is the base installation."""
     packages: dict[str, list[str]] = {"": []}
     for requirement in importlib.metadata.requires("archipel") or []:
         name = re.split(r"[^A-Za-z0-9_.-]", requirement, maxsplit=1)[0]
         extra = _EXTRA.search(requirement)
+        # An extra may consist of other extras: archipel[convert].
         if name != "archipel":
             packages.setdefault(extra.group(1) if extra else "", []).append(name)
     return packages
@@ -73,7 +75,7 @@ def _version(package: str) -> str | None:
 
 
 def _torch() -> str:
-    # `training.cloud` knows how to ask PyTorch; without the cloud extra there is nothing to ask.
+    # Checked by metadata first: importing PyTorch takes seconds, and fails without the extra.
     if _version("torch") is None:
         return "not installed (only the cloud trains with it): pip install 'archipel[cloud]'"
     from archipel.training.cloud.accelerator import describe

@@ -44,7 +44,10 @@ class Published:
 def train(
     digits: DigitsByWriter, split: WriterSplit, seed: int, on_epoch: Callable[[Epoch], None]
 ) -> tuple[Model, list[EpochRow]]:
-    """A small CNN trained on the staff to its validation plateau, as an archipel Model."""
+    """Train a small CNN on the staff's digits until its validation loss stops falling.
+
+    Returns the network of the best epoch as a Model, and a row for each epoch.
+    """
     staff, validation = digits.of(split.cloud_train), digits.of(split.cloud_validation)
     result = fit(
         digits_cnn(seed),
@@ -63,7 +66,15 @@ def train(
 def publish(
     model: Model, digits: DigitsByWriter, split: WriterSplit, key: Ed25519PrivateKey, folder: Path, accuracy: float
 ) -> Published:
-    """Quantize `predict`, lower, sign; `accuracy` (0..1, validation) goes into the lineage."""
+    """Quantize `predict`, make the programs, sign the bundle.
+
+    Arguments:
+        model: the trained network.
+        digits, split: the calibration data are digits of the cloud's training writers.
+        key: the publisher's private key.
+        folder: a folder for the files.
+        accuracy: on the validation writers, from 0 to 1; it goes into the lineage.
+    """
     policy = PrivacyPolicy(modes=("secure",), min_cohort=MIN_COHORT, threshold=THRESHOLD, max_clip=CLIP, max_bits=BITS)
     name = model.inputs[0].name
     staff = digits.of(split.cloud_train)

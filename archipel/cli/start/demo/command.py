@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from archipel.cli.start.demo.story import Story
 
 LEAST_DEVICES = 17
-"""Two vanish, a third of them might work with the server, and ten others hide each other."""
+"""Two devices vanish in each round, a third of all may work with the server, and ten others hide each other."""
 
 
 @click.command()
@@ -50,13 +50,13 @@ def demo(rounds: int, devices: int, output: Path, seed: int, keep_running: bool)
     if output.is_dir():
         output = output / "report.html"
     _check_writable(output)
-    # Seconds of PyTorch, which what was wrong with the arguments need not wait for.
+    # These import PyTorch, which takes seconds; an error in the arguments comes without them.
     from archipel.cli.start.demo.processes import Processes
     from archipel.cli.start.demo.report import print_results, write_report
     from archipel.cli.start.demo.story import Options, Story
 
     console = Console()
-    # So that `kill` ends the other processes in order, as Ctrl-C does.
+    # SystemExit unwinds the ExitStack, so that `kill` ends the other processes in order, as Ctrl-C does.
     signal.signal(signal.SIGTERM, _terminate)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="archipel-demo-")))
@@ -69,14 +69,14 @@ def demo(rounds: int, devices: int, output: Path, seed: int, keep_running: bool)
         print_results(results, console)
         console.print(f"report: {output.absolute()}", soft_wrap=True)
         if keep_running and story.federation is not None:
-            _keep(console, story, processes)
+            _keep_running(console, story, processes)
 
 
 def _terminate(number: int, frame: object) -> None:
     raise SystemExit(128 + number)
 
 
-def _keep(console: Console, story: Story, processes: Processes) -> None:
+def _keep_running(console: Console, story: Story, processes: Processes) -> None:
     federation = story.federation
     if federation is None:
         return
@@ -84,13 +84,14 @@ def _keep(console: Console, story: Story, processes: Processes) -> None:
     console.print(f"data:   {story.folder}   (removed at the end; Ctrl-C ends everything)", soft_wrap=True)
     try:
         while True:
+            # Raises CommandError when one of the processes has ended.
             federation.collect_events(timeout=1.0)
     except KeyboardInterrupt:
         console.print("stopping")
 
 
 def _check_writable(path: Path) -> None:
-    """Find out before minutes of work whether the report can be written."""
+    """Raise CommandError, before minutes of work, if no file can be written into the report's folder."""
     try:
         handle, name = tempfile.mkstemp(dir=path.absolute().parent, prefix=".report-")
     except OSError as error:

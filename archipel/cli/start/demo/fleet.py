@@ -30,7 +30,7 @@ ENROL_SECONDS = 90.0
 
 @dataclass
 class DeviceLog:
-    """What one device told about itself. Bytes by round, furthest event by round."""
+    """What one device reported about itself: its id, and the bytes that it sent and received, by round id."""
 
     name: str
     writer: int
@@ -41,7 +41,7 @@ class DeviceLog:
 
 
 class Federation:
-    """One server and its devices."""
+    """One server and its devices. The server starts when an object is made; `Processes.close` ends it."""
 
     def __init__(self, folder: Path, processes: Processes, publisher_key: bytes) -> None:
         self._folder = folder
@@ -52,6 +52,7 @@ class Federation:
         enrolment_public = self._enrolment.public_key().public_bytes_raw()
         self.token = init_data_folder(self.data_folder, enrolment_key=enrolment_public, publisher_keys=[publisher_key])
         self.server_key = load_settings(self.data_folder).public_key
+        # All devices are on this machine, so they may ask for work several times a second.
         settings = self.data_folder / "server.toml"
         settings.write_text(settings.read_text() + f"retry_after = {RETRY_SECONDS}\ncheck_in_window = 5.0\n")
         self.address = processes.start_server(self.data_folder)
@@ -84,7 +85,7 @@ class Federation:
         )
 
     def wait_until_enrolled(self, on_enrolled: Callable[[int], None]) -> None:
-        """Raises CommandError when a device fails or not all are there in time."""
+        """Wait until every device has an id. Raises CommandError when one fails, or when time is over."""
         deadline = time.monotonic() + ENROL_SECONDS
         while any(not device.device_id for device in self.devices.values()):
             self.collect_events(timeout=0.2)
@@ -94,12 +95,15 @@ class Federation:
                 raise CommandError(f"not enrolled after {ENROL_SECONDS:.0f} s: {', '.join(missing)}")
 
     def collect_events(self, timeout: float) -> None:
-        """Take in what the hosts have told, waiting up to `timeout` seconds for the first event."""
+        """Record the events of the hosts, and wait up to `timeout` seconds for the first one.
+
+        Raises CommandError when a process has ended or a device has failed.
+        """
         self._processes.check()
         try:
             event = self._processes.events.get(timeout=timeout)
             while True:
-                self._take(event)
+                self._record(event)
                 event = self._processes.events.get_nowait()
         except queue.Empty:
             return
@@ -117,7 +121,7 @@ class Federation:
                 min_cohort=min_cohort,
                 cohort=cohort,
                 threshold=threshold,
-                # Two devices vanish; the round does not wait for them longer than for the others.
+                # A round ends as soon as all but the two that vanish have answered.
                 goal=cohort - VANISH_PER_ROUND,
                 hyperparameters={"lr": lr},
             )
@@ -125,7 +129,12 @@ class Federation:
         return task.task_id
 
     def rows(self, round_ids: Sequence[str], furthest: Mapping[tuple[str, str], str]) -> list[DeviceRow]:
-        """The devices for the report; `furthest` by device id and round id, from the server."""
+        """One row of the report for each device.
+
+        Arguments:
+            round_ids: the rounds in their order.
+            furthest: the last phase that a device answered in, by device id and round id, as the server has it.
+        """
         return [
             DeviceRow(
                 device.name,
@@ -154,19 +163,20 @@ class Federation:
             )
         )
 
-    def _take(self, event: HostEvent) -> None:
+    def _record(self, event: HostEvent) -> None:
         device = self.devices[event.device]
         if event.event in ("failed", "refused"):
             raise CommandError(f"{event.device}: {event.text}")
         if event.device_id:
             device.device_id = event.device_id
         if event.round_id:
+            # Each event has the bytes of its round so far; the largest number is the whole round's.
             device.sent[event.round_id] = max(event.sent, device.sent.get(event.round_id, 0))
             device.received[event.round_id] = max(event.received, device.received.get(event.round_id, 0))
 
 
 def vanish_plan(names: Sequence[str], rounds: int, seed: int) -> dict[str, list[int]]:
-    """For each device the numbers of the rounds in which it vanishes: two devices in every round, others each time."""
+    """The numbers of the rounds in which each device vanishes: two devices in every round, drawn anew each time."""
     plan: dict[str, list[int]] = {name: [] for name in names}
     for number in range(1, rounds + 1):
         order = seeded_order(range(len(names)), f"vanish {seed} {number}")

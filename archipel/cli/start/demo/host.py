@@ -57,7 +57,7 @@ class HostEvent(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Device:
-    """An agent, its writer's digits, and its battery: unplugged, it stops in the middle of a round, without a word."""
+    """An agent, its writer's digits, and a simulated battery: unplugged, the agent leaves in the middle of a round."""
 
     def __init__(self, config: DeviceConfig, field: str, digits: DigitsByWriter, output: Output) -> None:
         self.config = config
@@ -70,7 +70,8 @@ class Device:
             return fields
 
         self.agent = Agent(
-            # All devices of the demo share a few processes; one unplugged is gone for good.
+            # Not isolated: that would be one more process for each device. `resume_within` is short, so that a device
+            # that is unplugged leaves its round for good after half a second.
             AgentConfig(folder=Path(config.folder), isolated=False, resume_within=0.5),
             examples=examples,
             on_event=self._on_event,
@@ -89,7 +90,8 @@ class Device:
     def _on_event(self, event: Event) -> None:
         if event.name == "assigned":
             self._number = int(event.detail["number"])
-        # Its keys are shared and its masked update is ready, but not sent: the others' sum has to do without.
+        # The hardest moment for the others: they have masks in common with this device, whose update is masked but not
+        # sent, so these masks can be removed from the sum through its key shares only.
         if event.name == "masked" and self._number in self.config.vanishes:
             self._plugged_in = False
         if event.name == "dropped":
@@ -108,7 +110,7 @@ class Device:
 
 
 class Output:
-    """Standard output, one whole line at a time."""
+    """Standard output of all devices' threads; the lock keeps their lines whole."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -122,7 +124,8 @@ class Output:
 def main(path: str) -> None:
     config = msgspec.json.decode(Path(path).read_bytes(), type=HostConfig)
     stop = threading.Event()
-    # Waited for instead of handled: a handler must not set an event, its lock may be held by the thread it interrupts.
+    # `sigwait` instead of a handler: a handler that sets an event may interrupt the thread that holds the event's lock.
+    # Blocked before any thread starts, because threads inherit the mask.
     signals = {signal.SIGTERM, signal.SIGINT}
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     end_with_parent(config.parent)
@@ -138,7 +141,7 @@ def main(path: str) -> None:
     deadline = time.monotonic() + STOP_SECONDS
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
-    # A thread may be inside a long computation; nothing of it needs to be finished.
+    # Without `_exit` Python would wait for threads inside a long computation, whose results nobody needs.
     os._exit(0)
 
 

@@ -26,7 +26,7 @@ def predictions(predict: Predict, digits: DigitsByWriter) -> np.ndarray:
 
 
 def by_writer(correct: np.ndarray, digits: DigitsByWriter) -> tuple[np.ndarray, np.ndarray]:
-    """Correct answers and digits of each writer, writers ascending."""
+    """Two arrays `[writers]`, writers ascending: the sum of `correct` over a writer's digits, and their number."""
     writers, index = np.unique(digits.writers, return_inverse=True)
     return np.bincount(index, correct, len(writers)), np.bincount(index, minlength=len(writers))
 
@@ -35,10 +35,11 @@ def paired_interval(better: np.ndarray, worse: np.ndarray, counts: np.ndarray, s
     """Difference of two accuracies with a 95% bootstrap interval that resamples whole writers.
 
     `better`, `worse`: correct answers of each writer, `counts`: digits of each writer. Writers are resampled and not
-    digits, because one person's digits stand and fall together (Efron and Tibshirani 1993, chapter 8).
+    digits, because a model's errors on one person's digits are correlated (Efron and Tibshirani 1993, chapter 8).
     """
     gain = (better - worse).astype(np.float64)
     rng = np.random.default_rng(seed)
+    # Both models are measured on the same writers, so a resample takes their difference writer by writer (paired).
     picks = rng.integers(0, len(counts), (RESAMPLES, len(counts)))
     differences = 100 * gain[picks].sum(axis=1) / counts[picks].sum(axis=1)
     low, high = np.percentile(differences, [2.5, 97.5])
@@ -52,6 +53,6 @@ def latencies(forms: dict[str, Predict], image: np.ndarray, repeats: int = 300) 
         for name, predict in forms.items():
             started = time.perf_counter()
             predict(image)
-            if attempt >= 20:
+            if attempt >= 20:  # the first calls warm up caches and allocators
                 times[name].append(time.perf_counter() - started)
     return {name: statistics.median(values) * 1e6 for name, values in times.items()}

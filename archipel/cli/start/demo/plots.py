@@ -126,7 +126,7 @@ def _axes(width: float, height: float) -> tuple[Figure, Axes]:
 
 def _svg(figure: Figure) -> str:
     buffer = io.StringIO()
-    # Text stays text, so that it can be searched and copied; the salt makes equal plots equal files.
+    # Text stays text, which can be searched and copied; with a fixed salt and no date equal plots are equal files.
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "archipel", "font.family": "sans-serif"}):
         figure.savefig(buffer, format="svg", metadata={"Date": None})
     text = buffer.getvalue()

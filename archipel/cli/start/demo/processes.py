@@ -1,4 +1,4 @@
-"""The demo's other processes: one server, several hosts of devices. Whatever happens, none outlives the demo."""
+"""The demo's other processes: one server and several hosts of devices. None of them outlives the demo."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ READER_SECONDS = 2.0
 
 
 class Processes:
-    """Starts child processes, each the leader of its own group, and ends them all in `close`."""
+    """Starts child processes, each the leader of its own process group, and ends them all in `close`.
+
+    `events` has the events of all hosts; `peak_memory` is in bytes, of all processes together.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -44,7 +47,7 @@ class Processes:
         return 1 + len(psutil.Process().children(recursive=True))
 
     def start_server(self, data_folder: Path) -> str:
-        """Start the server on a free port and return its address. Raises CommandError with its last words."""
+        """Start the server on a free port and return its address. Raises CommandError with the last line of its log."""
         command = [sys.executable, "-m", "archipel.cli.start.demo.server", str(data_folder), str(os.getpid())]
         log = self._folder / "server-errors.log"
         with open(log, "wb") as errors:
@@ -59,6 +62,7 @@ class Processes:
                     address.put(text[text.index("http://") :])
 
         self._read_in_thread(read)
+        # Short waits, so that a server that has ended is noticed at once.
         deadline = time.monotonic() + START_SECONDS
         while time.monotonic() < deadline:
             try:
@@ -76,6 +80,7 @@ class Processes:
             with open(self._folder / f"host-{index}.log", "wb") as errors:
                 child = self._start([*command, str(path)], errors)
 
+            # As a default the child is this one; the name alone would mean the last child by the time it is read.
             def read(child: subprocess.Popen[bytes] = child) -> None:
                 for line in _stdout(child):
                     self.events.put(msgspec.json.decode(line, type=HostEvent))
@@ -83,7 +88,7 @@ class Processes:
             self._read_in_thread(read)
 
     def check(self) -> None:
-        """Raises CommandError if a process has ended that should run."""
+        """Raise CommandError if a process has ended that should run."""
         for child in self._children:
             if child.poll() is not None:
                 name = " ".join(str(part) for part in child.args[2:5]) if isinstance(child.args, list) else "?"
@@ -92,10 +97,12 @@ class Processes:
                 raise CommandError(f"a process of the demo ended early ({name}): {words}")
 
     def close(self) -> None:
-        """Ask all to stop, wait, then kill whole groups. Safe to call twice."""
+        """Ask all processes to stop, wait, then kill whole process groups. Safe to call twice."""
         self._done.set()
+        # Noted first: when a child has ended, nothing says any more which processes it had started.
         groups = [child.pid for child in self._children]
         below = [process for child in self._children for process in _descendants(child.pid)]
+        # The hosts first, then the server that they use.
         for child in reversed(self._children):
             if child.poll() is None:
                 child.send_signal(signal.SIGTERM)
@@ -112,12 +119,12 @@ class Processes:
                 continue
         for child in self._children:
             child.wait()
-        # The server's children lead groups of their own.
+        # The server's children lead process groups of their own, which killing the server's group does not reach.
         _, alive = psutil.wait_procs(below, timeout=STOP_SECONDS)
         for process in alive:
             process.kill()
-        # Ctrl-C may have hit this thread while it held the lock of `events`; then readers wait for it for good. They
-        # are daemons: one deadline for all, and the process ends without them.
+        # Ctrl-C may have interrupted this thread while it held the lock of `events`; then the readers wait for ever.
+        # They are daemon threads, so the process can end without them: one deadline for all.
         deadline = time.monotonic() + READER_SECONDS
         for thread in (self._meter, *self._readers):
             thread.join(max(0.0, deadline - time.monotonic()))

@@ -1,4 +1,4 @@
-"""What one run of the demo measured; the terminal table and the report show nothing else."""
+"""The measurements of one run of the demo. The tables in the terminal and the report show these only."""
 
 from __future__ import annotations
 

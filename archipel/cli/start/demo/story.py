@@ -1,4 +1,4 @@
-"""The main job, stage by stage; every stage adds what it measured to the results."""
+"""The demo, stage by stage; every stage adds its measurements to the results."""
 
 from __future__ import annotations
 
@@ -39,7 +39,10 @@ class Options:
 
 
 class Story:
-    """Holds what later stages need of earlier ones. `run` goes through all; `federation` stays up until `close`."""
+    """Runs all stages, and holds what later stages need from earlier ones.
+
+    `federation` is there after its stage has begun, and runs until the processes are closed.
+    """
 
     def __init__(
         self,
@@ -127,13 +130,14 @@ class Story:
                 published.file,
                 rounds=rounds,
                 threshold=threshold,
-                # The policy counts those who are left when a third works with the server.
+                # A task's `min_cohort` counts all devices; the bundle's policy counts those that are left when the
+                # colluders among them are taken away.
                 min_cohort=cloud.MIN_COHORT + colluders_of(published.bundle.manifest.privacy, devices),
                 lr=LEARNING_RATE,
             )
             while True:
                 federation.collect_events(timeout=POLL_SECONDS)
-                # Before its rounds: once it is completed, all of them are among what is listed after that.
+                # The task's state is read before its rounds: if it is completed, the list that follows has them all.
                 state = federation.operator.tasks.get(task)
                 for info in federation.operator.tasks.rounds(task):
                     if info.phase in ("committed", "failed") and info.round_id not in seen:
@@ -149,7 +153,7 @@ class Story:
                     raise CommandError(f"the task ended early ({state.state}): {state.reason}")
                 if state.state == "completed":
                     break
-            # The devices hear of the last commit a little later.
+            # Devices learn of the last commit a little later; these are their last events.
             federation.collect_events(timeout=2 * POLL_SECONDS)
         furthest = {
             (part.device_id, round_id): part.furthest for round_id, info in seen.items() for part in info.participants
