@@ -29,11 +29,18 @@ def show(values: msgspec.Struct | Sequence[msgspec.Struct], as_json: bool, lines
         click.echo(line)
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """The lines of a table, each column as wide as its widest cell. All rows have as many cells as `head`."""
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], numbers: int = 0) -> list[str]:
+    """The lines of a table, each column as wide as its widest cell. All rows have as many cells as `head`.
+
+    The first `numbers` columns are aligned to the right.
+    """
     everything = [head, *rows]
     widths = [max(len(row[column]) for row in everything) for column in range(len(head))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in everything]
+    lines = (
+        [cell.rjust(width) if at < numbers else cell.ljust(width) for at, (cell, width) in enumerate(zip(row, widths))]
+        for row in everything
+    )
+    return ["  ".join(cells).rstrip() for cells in lines]
 
 
 def protection_rows(protections: Iterable[Holding]) -> list[tuple[str, str, str]]:

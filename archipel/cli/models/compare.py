@@ -94,6 +94,7 @@ def compare(
 def text(result: Comparison, a: str, b: str, layers: int | None = None) -> str:
     """The result as text: every output, at most `layers` of the inner values (None: all), and the summary."""
     inner = [row for row in result.rows if not row.output]
+    # Outputs always: a large difference inside may not matter to them.
     shown = [*result.outputs, *inner[:layers]]
     lines = [f"{b} against {a}: {result.examples} examples, inner values on {result.compared}", "",
              f"{'SNR dB':>8}{'cosine':>12}{'largest':>11}  {'value':<32}computed by"]  # fmt: skip
@@ -121,6 +122,7 @@ def summary(result: Comparison) -> list[str]:
     else:
         lines = [f"first to diverge (below {result.threshold:g} dB): {first.layer}, value {first.name}, "
                  f"{decibels(first)} dB"]  # fmt: skip
+        # An inner value that diverges does no harm where every output is above the threshold again.
         recovered = [row for row in result.outputs if row.snr_db is not None and row.snr_db >= result.threshold]
         if not first.output and recovered and len(recovered) == len(result.outputs):
             lines.append("the outputs do not: a recipe rescaled that layer, or later layers make up for the difference")

@@ -72,6 +72,7 @@ def bundle_facts(bundle: BundleContents) -> dict[str, Any]:
     graphs = {name: _program_graph(bundle, name) for name in sorted(manifest.programs)}
     predict = next((graphs[name] for name, program in manifest.programs.items() if program.kind == "predict"), {})
     trained = _trained(bundle)
+    # All tensors of the weights file: parameters, and also constants of graphs.
     dtypes: dict[str, int] = {}
     for array in bundle.tensors.values():
         dtypes[array.dtype.name] = dtypes.get(array.dtype.name, 0) + array.nbytes
@@ -184,6 +185,7 @@ def _without_role(port: Any) -> Mapping[str, Any]:
 
 
 def _program_graph(bundle: BundleContents, name: str) -> dict[str, Any]:
+    # Without the extra `convert`, too, the rest of the bundle is shown.
     try:
         return _graph(read_program(bundle, name))
     except ArchipelError as error:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from archipel.cli.input_output.tables import table
 from archipel.protocol.moments import moment
 
 _OPERATORS = 8
@@ -59,6 +60,7 @@ def onnx_text(facts: Mapping[str, Any], layers: bool) -> str:
 
 
 def _until(not_after: int) -> str:
+    # The end is for training and adoption: a bundle predicts for ever.
     if not not_after:
         return "without end"
     over = " (that is over; it still predicts)" if not_after < time.time() else ""
@@ -66,6 +68,7 @@ def _until(not_after: int) -> str:
 
 
 def _phase(phase: Mapping[str, Any]) -> str:
+    # A phase has either epochs or steps; the other one is None.
     unit = "epochs" if phase.get("epochs") is not None else "steps"
     length = f"{phase[unit]} {unit if phase[unit] != 1 else unit[:-1]}"
     return f"{phase['program']}, {length}, batches of {phase['batch_size']}"
@@ -81,6 +84,7 @@ def _graph(facts: Mapping[str, Any]) -> list[str]:
         flops = facts["flops_per_example"]
         common = [f"{name} {count}" for name, count in list(facts["operators"].items())[:_OPERATORS]]
         more = [f"{len(facts['operators']) - _OPERATORS} others"] if len(facts["operators"]) > _OPERATORS else []
+        # FLOPs have no bound where a loop's number of iterations is computed.
         work = "FLOPs without a bound" if flops is None else f"{flops:,} FLOPs per example"
         lines.append(f"  {work}; {facts['nodes']} nodes: {', '.join(common + more)}")
     if facts.get("problem"):
@@ -96,7 +100,7 @@ def _layers(facts: Mapping[str, Any], shown: bool) -> list[str]:
          layer["weight"] or layer["node"])
         for layer in facts["layers"]
     ]  # fmt: skip
-    return _table(("FLOPs", "share", "zeros", "operator", "weight"), rows, right=3)
+    return _indented(table(("FLOPs", "share", "zeros", "operator", "weight"), rows, numbers=3))
 
 
 def _weights(facts: Mapping[str, Any]) -> list[str]:
@@ -109,7 +113,7 @@ def _weights(facts: Mapping[str, Any]) -> list[str]:
     zeros = facts["sparsity"]
     lines = [f"{len(rows)} parameters, {total:,} bytes, {_percent(zeros['parameters'])} zeros"]
     if rows:
-        lines += _table(("bytes", "zeros", "trained", "type", "name"), rows, right=2)
+        lines += _indented(table(("bytes", "zeros", "trained", "type", "name"), rows, numbers=2))
     if zeros["predict"] is not None:
         lines.append(f"weights that predict with: {_percent(zeros['predict'])} zeros")
     kinds = ", ".join(f"{dtype} {size:,}" for dtype, size in facts["weight_bytes"].items())
@@ -124,14 +128,5 @@ def _percent(share: float | None) -> str:
     return "-" if share is None else f"{share:.1%}"
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]], right: int) -> list[str]:
-    """The lines of a table, each column as wide as its widest cell; the first `right` columns are numbers."""
-    everything = [head, *rows]
-    widths = [max(len(row[column]) for row in everything) for column in range(len(head))]
-    return [
-        "  " + "  ".join(
-            cell.rjust(width) if column < right else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(row, widths))
-        ).rstrip()
-        for row in everything
-    ]  # fmt: skip
+def _indented(lines: Sequence[str]) -> list[str]:
+    return [f"  {line}" for line in lines]

@@ -89,6 +89,7 @@ def token(
             seed=seed,
             certificate=certificate,
         )
+        # A random name, so that a second call adds to the folder; `create_durably` never replaces a file.
         path = folder / f"{population}-{secrets.token_hex(4)}.token"
         create_durably(path, encode(document))
         click.echo(path)

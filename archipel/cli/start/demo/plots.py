@@ -38,6 +38,7 @@ def gains(results: Results) -> str:
     for place, score in enumerate(reversed(compared)):
         interval = score.interval
         if interval is not None:
+            # Green and red where the interval excludes zero, grey where the difference may be chance.
             color = GREEN if interval.low > 0 else RED if interval.high < 0 else GREY
             axes.plot([interval.low, interval.high], [place, place], color=color, linewidth=3)
             axes.plot(interval.difference, place, "o", color=color)

@@ -170,6 +170,7 @@ class Story:
             runtime.set_parameters(parameters)
             accuracy = float(self._correct(runtime.predict).sum()) / len(self._held_out)
         survivors = tuple(names[device] for device in info.survivors)
+        # Those that began in the round and are not in its sum.
         dropped = tuple(names[part.device_id] for part in info.participants if names[part.device_id] not in survivors)
         seconds = (info.ended or info.started) - info.started
         self.results.rounds.append(
