@@ -11,7 +11,7 @@ import click
 
 from archipel.cli.devices.device_examples import LocalExamples, examples
 from archipel.cli.devices.device_owner import erase, pause, resume, status
-from archipel.cli.devices.device_process import Log, Stop, Supervisor, unmendable
+from archipel.cli.devices.device_process import Log, Stop, Supervisor, fail_if_unmendable
 from archipel.client import Agent, AgentConfig
 from archipel.client.rounds.exchange import LATER
 from archipel.client.settings import load_device_settings
@@ -122,11 +122,11 @@ def run(config: Path, once: bool, as_json: bool) -> None:
     supervisor = Supervisor()
     log = Log(as_json, supervisor)
     stop = Stop(supervisor.beat, supervisor.beat_seconds)
-    with unmendable():
+    with fail_if_unmendable():
         settings = load_device_settings(config)
         agent_config, conditions = settings.prepared()
         data = LocalExamples(settings)
-    with Agent(agent_config, examples=data, conditions=conditions, on_event=log) as agent, unmendable():
+    with Agent(agent_config, examples=data, conditions=conditions, on_event=log) as agent, fail_if_unmendable():
         if not agent.device_id:
             raise CommandError(
                 f"{agent_config.folder}: not enrolled yet; run: archipel device enroll {config} TOKEN_FILE"

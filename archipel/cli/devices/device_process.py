@@ -27,7 +27,7 @@ _QUIET = ("waiting", "paused")
 
 
 @contextmanager
-def unmendable() -> Iterator[None]:
+def fail_if_unmendable() -> Iterator[None]:
     """End the process with UNMENDABLE where the block raises an ArchipelError, and let temporary failures pass.
 
     systemd restarts the agent after exit code 1, and not after UNMENDABLE. A server that does not answer, or answers

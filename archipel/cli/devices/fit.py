@@ -86,7 +86,7 @@ def fit(
         held_out = None if validation is None else (_fields(runtime, validation, "evaluate"), None)
         control = _StopAtCheckpoint()
         started = time.perf_counter()
-        with _ctrl_c(control), _progress(len(next(iter(x.values()))), epochs, batch_size) as on_step:
+        with _catch_ctrl_c(control), _progress_line(len(next(iter(x.values()))), epochs, batch_size) as on_step:
             try:
                 history = runtime.fit(
                     x,
@@ -137,7 +137,7 @@ class _StopAtCheckpoint(Control):
 
 
 @contextmanager
-def _ctrl_c(control: _StopAtCheckpoint) -> Iterator[None]:
+def _catch_ctrl_c(control: _StopAtCheckpoint) -> Iterator[None]:
     before = signal.getsignal(signal.SIGINT)
 
     def handle(number: int, frame: FrameType | None) -> None:
@@ -161,7 +161,7 @@ def _resume_hint(checkpoint: Path | None, control: _StopAtCheckpoint) -> str:
 
 
 @contextmanager
-def _progress(examples: int, epochs: int, batch_size: int) -> Iterator[Callable[[Progress], None]]:
+def _progress_line(examples: int, epochs: int, batch_size: int) -> Iterator[Callable[[Progress], None]]:
     """Yield a callback that writes one line on stderr anew, ten times a second at most; in a terminal only."""
     steps = epochs * math.ceil(examples / batch_size)
     started: tuple[float, int] | None = None

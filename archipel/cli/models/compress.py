@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from archipel.cli.models.option_groups import CompressionOptions, compression_options, option_group
-from archipel.cli.models.progress import part_text, progress_callback, progress_line, resume_hint, stoppable
+from archipel.cli.models.progress import catch_ctrl_c, part_text, progress_callback, progress_line, resume_hint
 from archipel.compression import StaticInt8, compress, load_recipe
 from archipel.compression.part import Part
 from archipel.compression.recipe import PARTS, kind_of
@@ -122,7 +122,7 @@ def compress_command(
     parts = list(DEFAULT_RECIPE) if compression.recipe is None else load_recipe(compression.recipe)
     if compression.recipe is None:
         click.echo("no --recipe: static_int8 with its defaults", err=True)
-    with stoppable(resume_hint(compression.work)) as check, progress_line() as show:
+    with catch_ctrl_c(resume_hint(compression.work)) as check, progress_line() as show:
         small, report = compress(
             source,
             parts,
@@ -155,7 +155,7 @@ def _search(
     searching: SearchOptions,
     results: ResultOptions,
 ) -> None:
-    with stoppable(resume_hint(folder)) as check, progress_line() as show:
+    with catch_ctrl_c(resume_hint(folder)) as check, progress_line() as show:
 
         def on_progress(progress: SearchProgress) -> None:
             show(f"recipe {progress.trial}/{progress.trials}, {part_text(progress.inner)}")

@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from archipel.bundle import Bundle, load_private_key
 from archipel.cli.models.option_groups import CompressionOptions, compression_options, option_group
-from archipel.cli.models.progress import progress_callback, progress_line, resume_hint, stoppable
+from archipel.cli.models.progress import catch_ctrl_c, progress_callback, progress_line, resume_hint
 from archipel.compression import Progress
 from archipel.compression.recipe import check_sets, load_recipe
 from archipel.converter import Compression, Signing, Training
@@ -61,7 +61,7 @@ class TrainingOptions:
         options = {"lr": self.lr, "momentum": self.momentum, "weight_decay": self.weight_decay}
         given = {option: value for option, value in options.items() if value is not None}
         if self.optimizer != "sgd" and "momentum" in given:
-            raise CommandError(f"--momentum is of sgd; {self.optimizer} has its own")
+            raise CommandError(f"--momentum is an option of sgd; {self.optimizer} has its own")
         optimizer: Optimizer = getattr(optimizers, self.optimizer)(**given)
         return optimizer
 
@@ -164,7 +164,7 @@ def convert_command(
     if compression.recipe is None and any((*compression.files.values(), compression.work)):
         raise CommandError("--data, --calibration, --validation and --work are for compression; give --recipe")
     trained, signing = training.training(), validity.signing(key)
-    with stoppable(resume_hint(compression.work)) as check, progress_line() as show:
+    with catch_ctrl_c(resume_hint(compression.work)) as check, progress_line() as show:
         # `convert` takes a batch size with a training only. Here the limits follow --batch-size without one, too.
         bundle = make_bundle(
             Request(

@@ -23,7 +23,7 @@ def resume_hint(folder: Path | None) -> str:
 
 
 @contextmanager
-def stoppable(hint: str) -> Iterator[Callable[[], None]]:
+def catch_ctrl_c(hint: str) -> Iterator[Callable[[], None]]:
     """Let Ctrl-C end the block at its next call of the yielded function, and a second Ctrl-C at once.
 
     Either way the hint is printed and click.Abort raised.

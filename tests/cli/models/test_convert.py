@@ -87,7 +87,7 @@ def test_a_recipe_is_applied_and_kept_as_lineage(archipel: Command, folder: Path
     ("arguments", "words", "code"),
     [
         (["--data", "data.npz"], "give --recipe", 1),
-        (["--optimizer", "adam", "--momentum", "0.9", "--loss", "mse"], "--momentum is of sgd", 1),
+        (["--optimizer", "adam", "--momentum", "0.9", "--loss", "mse"], "--momentum is an option of sgd", 1),
         (["--loss", "hinge"], "'hinge' is not one of", 2),
         (["--strategy", "fedmagic"], "'fedmagic' is not one of", 2),
         (["--loss", "cross_entropy", "--trainable", "ghost.*"], "ghost.*", 1),
