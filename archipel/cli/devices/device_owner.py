@@ -120,7 +120,7 @@ def _confirm() -> bool:
 def _open_place(place: Path) -> tuple[Path, Conditions | None]:
     """A device's folder, and its conditions where `place` is its file of settings."""
     if place.is_dir():
-        # A mistyped folder is refused: pausing writes into it, and erasing would destroy what is there.
+        # A mistyped folder is refused: pausing writes a file into it, and erasing removes some.
         if not any((place / name).exists() for name in ("device.key", "device.json", "rounds", "lock", MARK)):
             raise CommandError(f"{place}: not a device's folder; give that, or the device's file of settings")
         return place, None

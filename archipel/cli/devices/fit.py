@@ -118,10 +118,7 @@ def fit(
 
 
 class _StopAtCheckpoint(Control):
-    """Ends a fit between two steps after Ctrl-C, once the checkpoint is written.
-
-    A fit that ends in the middle of a step would leave parameters and the optimizer's state of different steps.
-    """
+    """Ends a fit between two steps after Ctrl-C, once the checkpoint is written."""
 
     def __init__(self) -> None:
         super().__init__()

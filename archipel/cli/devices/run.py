@@ -41,7 +41,6 @@ def open_runtime(
 
     Raises:
         BundleError: the bundle is damaged, or none of the keys signed it.
-        DelegateError: an execution provider cannot be used.
     """
     keys = [load_public_key(file) for file in key_files]
     return load(bundle, keys, threads=threads, delegates=list(delegates) or "auto", cache=Path(folder))

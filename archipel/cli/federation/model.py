@@ -165,7 +165,7 @@ def download(client: OperatorClient, name: str, number: int, file: Path) -> None
     """
     info = client.models.version(name, number)
     weights = info.weights
-    # A version without weights of its own is a bundle as published, which is a file with another digest.
+    # A version without weights of its own is a bundle as published, whose digest is not that of its file.
     if weights is None:
         save(file, lambda: client.bundles.download(info.bundle))
     else:

@@ -48,7 +48,7 @@ def remote(function: Callable[..., Any]) -> Callable[..., Any]:
         @remote
         def tasks(client: OperatorClient, as_json: bool) -> None: ...
 
-    The command raises CommandError or ProtocolError for an address, a token or a certificate that cannot be used.
+    The command raises CommandError or ClientError for an address, a token or a certificate that cannot be used.
     """
 
     # With `show_envvar` the error for a missing one names the variable, too.

@@ -80,7 +80,7 @@ def verify(client: OperatorClient, server_key: Path, heads: Path | None) -> None
     known = [(head.seq, head.hash) for head in (*kept_heads, head_now) if head.seq]
     seq, newest = verify_chain(client.audit.list(), heads=known)
     if heads is not None and head_now.seq and head_now.seq not in {head.seq for head in kept_heads}:
-        # Appended after the check alone: a head that is kept is one that its log agreed with.
+        # Only after the check: the file then has no head that contradicts its log.
         with open(heads, "ab") as file:
             file.write(encode(sealed) + b"\n")
             sync_open(file)
