@@ -59,11 +59,11 @@ def graph_facts(model: Model) -> GraphFacts:
         node_flops = flops(model)
     except GraphError as error:
         problem = str(error)
-    # A program with several steps runs its train step that often; `flops` counts the whole run.
     steps = 1 if model.signature is None else model.signature.steps
     weights = {str(layer.node.name): ", ".join(sorted(layer.weights)) for layer in layers}
     layer_facts = []
     for node in graph:
+        # `flops` counts the whole run, in which a program may make several steps.
         if count := node_flops.get(str(node.name), 0) // steps:
             weight = weights.get(str(node.name)) or _read_weight(node.inputs)
             layer_facts.append(
