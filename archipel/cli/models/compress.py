@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from archipel.cli.models.option_groups import CompressionOptions, compression_options, option_group
-from archipel.cli.models.progress import catch_ctrl_c, part_text, progress_callback, progress_line, resume_hint
+from archipel.cli.models.progress import catch_ctrl_c, progress_callback, progress_line, progress_text, resume_hint
 from archipel.compression import StaticInt8, compress, load_recipe
 from archipel.compression.part import Part
 from archipel.compression.recipe import PARTS, kind_of
@@ -158,7 +158,7 @@ def _search(
     with catch_ctrl_c(resume_hint(folder)) as check, progress_line() as show:
 
         def on_progress(progress: SearchProgress) -> None:
-            show(f"recipe {progress.trial}/{progress.trials}, {part_text(progress.inner)}")
+            show(f"recipe {progress.trial}/{progress.trials}, {progress_text(progress.inner)}")
             check()
 
         result = search(source, target, **sets, folder=folder, trials=searching.trials, minutes=searching.minutes,

@@ -74,11 +74,11 @@ def progress_callback(check: Callable[[], None], show: Callable[[str], None]) ->
     """The `on_progress` of `compress`: shows the progress, then stops if Ctrl-C was pressed."""
 
     def on_progress(progress: Progress) -> None:
-        show(part_text(progress))
+        show(progress_text(progress))
         check()
 
     return on_progress
 
 
-def part_text(progress: Progress) -> str:
+def progress_text(progress: Progress) -> str:
     return f"part {progress.part}/{progress.parts}, {progress.what}, {progress.done}/{progress.total}"
