@@ -102,9 +102,9 @@ def erase(place: Path, yes: bool) -> None:
         click.echo(f"  {line}")
     if not yes and not _confirm():
         raise CommandError("nothing was erased; --yes does it without asking")
-    # `erase_folder` takes the folder's lock itself; asking here gives an error that says what to do.
     if running(folder):
         raise CommandError(f"{folder}: its agent is running; stop that first. Nothing was erased")
+    # It takes the folder's lock: an agent that has started since then is an error, too.
     erase_folder(folder)
     click.echo("erased")
 
