@@ -1,1 +1,4 @@
-"""The command line: one file per command or group; thin: parse, call, print."""
+"""The command line: a folder for each group of `archipel --help`, and in it a file for each command.
+
+A command parses its arguments, calls the package and prints.
+"""

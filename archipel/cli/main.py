@@ -1,4 +1,4 @@
-"""`archipel`: the table of commands, and one clear line for everything that goes wrong."""
+"""The command `archipel`: the table of its commands, its help, and one line for every error."""
 
 from __future__ import annotations
 
@@ -13,34 +13,36 @@ import click
 from archipel.errors import ArchipelError, MissingExtraError
 
 COMMANDS: dict[str, tuple[str, str]] = {
-    # name: ("module:function", one line for --help). Imported when called, so that a device needs no extra to start.
-    "access": ("archipel.cli.access:access", "Make and revoke the access tokens of people and scripts."),
-    "audit": ("archipel.cli.audit:audit", "Read a server's audit log and check it for changes."),
-    "bench": ("archipel.cli.bench:bench", "Measure a bundle's latency, cold start, memory and operators."),
-    "compare": ("archipel.cli.compare:compare", "Compare two forms of a model, value by value."),
-    "compress": ("archipel.cli.compress:compress_command", "Make an ONNX model small by a recipe, or search for one."),
-    "convert": ("archipel.cli.convert:convert_command", "Make a signed bundle from an ONNX model."),
-    "demo": ("archipel.cli.demo.command:demo", "Run a whole federation on real data and write report.html."),
-    "device": ("archipel.cli.device:device", "Take part in a federation with this machine; see what it did."),
-    "doctor": ("archipel.cli.doctor:doctor", "Show what is installed and what is missing."),
-    "fit": ("archipel.cli.fit:fit", "Train a bundle further on data in files."),
-    "inspect": ("archipel.cli.inspect:inspect", "Show the contents of a bundle or an ONNX file."),
-    "keys": ("archipel.cli.keys:keys", "Make an Ed25519 key pair for signing or enrolment."),
-    "model": ("archipel.cli.model:model", "Register, promote and roll back versions of models."),
-    "population": ("archipel.cli.population:population", "List the devices of a server, release or revoke them."),
-    "rollout": ("archipel.cli.rollout:rollout", "Bring a version to more and more devices, with health gates."),
-    "round": ("archipel.cli.round:round", "Show who took part in a task's rounds, and the results."),
-    "run": ("archipel.cli.run:run", "Predict with a bundle, or evaluate it, on data in files."),
-    "serve": ("archipel.cli.serve:serve", "Set up, run, back up and restore a federation server."),
-    "slots": ("archipel.cli.slots:slots", "Keep two models on a device: install, test, switch, go back."),
-    "task": ("archipel.cli.task:task", "Start, watch and stop the tasks of a server."),
-    "token": ("archipel.cli.token:token", "Make one-time enrolment tokens for devices."),
-    "verify": ("archipel.cli.verify:verify", "Check a bundle: signature, digests, limits, graphs, self-test."),
-    "version": ("archipel.cli.version:version", "Print the version of archipel."),
+    # name: ("module:function" in archipel.cli, one line for --help).
+    # A module is imported when its command is called, so that a device needs no extra to start.
+    "access": ("operations.access:access", "Make and revoke the access tokens of people and scripts."),
+    "audit": ("operations.audit:audit", "Read a server's audit log and check it for changes."),
+    "bench": ("devices.bench:bench", "Measure a bundle's latency, cold start, memory and operators."),
+    "compare": ("models.compare:compare", "Compare two forms of a model, value by value."),
+    "compress": ("models.compress:compress_command", "Make an ONNX model small by a recipe, or search for one."),
+    "convert": ("models.convert:convert_command", "Make a signed bundle from an ONNX model."),
+    "demo": ("start.demo.command:demo", "Run a whole federation on real data and write report.html."),
+    "device": ("devices.device:device", "Take part in a federation with this machine; see what it did."),
+    "doctor": ("start.doctor:doctor", "Show what is installed and what is missing."),
+    "fit": ("devices.fit:fit", "Train a bundle further on data in files."),
+    "inspect": ("models.inspect:inspect", "Show the contents of a bundle or an ONNX file."),
+    "keys": ("models.keys:keys", "Make an Ed25519 key pair for signing or enrolment."),
+    "model": ("federation.model:model", "Register, promote and roll back versions of models."),
+    "population": ("operations.population:population", "List the devices of a server, release or revoke them."),
+    "rollout": ("federation.rollout:rollout", "Bring a version to more and more devices, with health gates."),
+    "round": ("federation.round:round", "Show who took part in a task's rounds, and the results."),
+    "run": ("devices.run:run", "Predict with a bundle, or evaluate it, on data in files."),
+    "serve": ("operations.serve:serve", "Set up, run, back up and restore a federation server."),
+    "slots": ("devices.slots:slots", "Keep two models on a device: install, test, switch, go back."),
+    "task": ("federation.task:task", "Start, watch and stop the tasks of a server."),
+    "token": ("operations.token:token", "Make one-time enrolment tokens for devices."),
+    "verify": ("models.verify:verify", "Check a bundle: signature, digests, limits, graphs, self-test."),
+    "version": ("start.version:version", "Print the version of archipel."),
 }
 
 GROUPS: dict[str, tuple[str, ...]] = {
-    # Title in --help: its commands. Both are shown in this order, and every command is in one group.
+    # Title in --help: its commands. Both are shown in this order, and every command is in one group, in whose folder
+    # it lies.
     "Start": ("demo", "doctor", "version"),
     "Models": ("keys", "convert", "compress", "compare", "inspect", "verify"),
     "Devices": ("run", "fit", "bench", "slots", "device"),
@@ -48,6 +50,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Operations": ("serve", "token", "population", "access", "audit"),
 }
 
+# Package that commands import: the extra that installs it, for the error where it is missing.
 EXTRAS = {"onnx": "convert", "onnx_ir": "convert", "onnxscript": "convert", "torch": "cloud", "flask": "server",
           "sqlalchemy": "server", "alembic": "server", "gunicorn": "server", "fsspec": "server", "rich": "demo",
           "matplotlib": "demo", "psutil": "demo", "jinja2": "demo",
@@ -64,7 +67,7 @@ class LazyGroup(click.Group):
         if cmd_name not in COMMANDS:
             return None
         module, _, function = COMMANDS[cmd_name][0].partition(":")
-        command: click.Command = getattr(importlib.import_module(module), function)
+        command: click.Command = getattr(importlib.import_module(f"archipel.cli.{module}"), function)
         return command
 
     def resolve_command(
@@ -73,7 +76,7 @@ class LazyGroup(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
-            # Click itself knows only commands that are loaded.
+            # Click suggests names of commands that are loaded only, so of none.
             near = get_close_matches(args[0], COMMANDS, n=1)
             if not near:
                 raise
@@ -96,8 +99,13 @@ def archipel() -> None:
 
 
 def main() -> NoReturn:
-    """The console entry point: exit code 0, 1 for errors (one line on stderr), 2 for wrong usage, 130 for Ctrl-C."""
+    """The console entry point. Ends the process with one of these exit codes:
+
+    0: done. 1: an error, with one line on stderr. 2: wrong usage. 130: Ctrl-C. Errors that nobody expected keep their
+    traceback.
+    """
     try:
+        # Without standalone mode click raises its errors here, and does not print and exit by itself.
         archipel.main(standalone_mode=False)
     except click.ClickException as error:
         error.show()
@@ -107,12 +115,14 @@ def main() -> NoReturn:
     except ArchipelError as error:
         fail(str(error))
     except ModuleNotFoundError as error:
+        # A module that no extra installs is missing because of a mistake in archipel, which needs its traceback.
         package = (error.name or "").partition(".")[0]
         if package not in EXTRAS:
             raise
         fail(str(MissingExtraError(package, EXTRAS[package])))
     except BrokenPipeError:
-        # The reader of our output has left (`archipel ... | head`); there is nobody to tell.
+        # The reader of standard output has ended, as in `archipel ... | head`: that is no error to print. Closing
+        # stderr keeps Python from printing one when it flushes standard output at exit.
         sys.stderr.close()
         sys.exit(1)
     except OSError as error:
@@ -123,6 +133,7 @@ def main() -> NoReturn:
 
 
 def fail(message: str, code: int = 1) -> NoReturn:
+    """Print one line on stderr and end the process with `code`."""
     click.echo(f"archipel: {message}", err=True)
     sys.exit(code)
 

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 from origin import Origin
 
-from archipel.cli.demo.measure import paired_interval
+from archipel.cli.start.demo.measure import paired_interval
 
 MODELS = ("cloud", "federated", "personalised", "cloud, personalised")
 

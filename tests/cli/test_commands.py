@@ -56,6 +56,11 @@ def test_every_command_is_in_exactly_one_group() -> None:
     assert len(set(grouped)) == len(grouped)
 
 
+def test_the_folder_of_a_command_is_its_group() -> None:
+    folders = {name: target.partition(".")[0] for name, (target, _) in cli.COMMANDS.items()}
+    assert folders == {name: title.lower() for title, names in cli.GROUPS.items() for name in names}
+
+
 def loaded(name: str) -> click.Command:
     command = cli.LazyGroup.get_command(cli.archipel, click.Context(cli.archipel), name)  # type: ignore[arg-type]
     assert command is not None
@@ -129,7 +134,7 @@ def test_doctor_tells_what_protects_and_tries_it(tmp_path: Path) -> None:
 
 
 def test_doctor_names_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    from archipel.cli import doctor
+    from archipel.cli.start import doctor
 
     there = doctor._version
     monkeypatch.setattr(doctor, "_version", lambda name: None if name.lower() == "flask" else there(name))

@@ -15,10 +15,10 @@ from xml.etree import ElementTree
 import psutil
 import pytest
 
-from archipel.cli.demo.command import demo
-from archipel.cli.demo.fleet import vanish_plan
-from archipel.cli.demo.report import print_results, write_report
-from archipel.cli.demo.story import Options, Story
+from archipel.cli.start.demo.command import demo
+from archipel.cli.start.demo.fleet import vanish_plan
+from archipel.cli.start.demo.report import print_results, write_report
+from archipel.cli.start.demo.story import Options, Story
 from archipel.datasets import digits_by_writer
 
 
@@ -78,7 +78,7 @@ faulthandler.register(signal.SIGUSR1, file=open({str(stacks)!r}, "w"))
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored below a shell's background job
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 from archipel.datasets import digits_by_writer
-import archipel.cli.demo.story as story
+import archipel.cli.start.demo.story as story
 whole = digits_by_writer()
 few = whole.of([*whole.writers_in([0])[:8], *whole.writers_in([4])[:20]])
 story.digits_by_writer = lambda: few

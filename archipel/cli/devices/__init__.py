@@ -1,0 +1,1 @@
+"""Commands that run and train a bundle on this machine, and the agent of a device."""

@@ -1,0 +1,179 @@
+"""`archipel run`: predict with a bundle, or evaluate it, on arrays in files."""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import click
+import numpy as np
+
+from archipel.bundle import load_public_key
+from archipel.bundle.roles import Example, ExampleWeight, Label
+from archipel.cli.input_output.arrays import check_fields, read_fields, write_arrays
+from archipel.cli.input_output.publisher_keys import publisher_keys
+from archipel.errors import CommandError, RuntimeInputError
+from archipel.lite_runtime import ModelRuntime, Runtime, load
+from archipel.lite_runtime.training.driver import need_program
+
+DELEGATES = click.option(
+    "--delegate",
+    "delegates",
+    multiple=True,
+    help="Execution provider (cpu, coreml, cuda, xnnpack ...); give several in order. Default: auto.",
+)
+_SHOWN = 10
+
+
+def open_runtime(
+    bundle: Path, key_files: Sequence[Path], folder: str, threads: int, delegates: Sequence[str]
+) -> Runtime:
+    """Load a bundle, or what `archipel fit --save` wrote, verified with one of the keys.
+
+    Arguments:
+        bundle: a folder or a .bundle file.
+        key_files: public keys of publishers.
+        folder: an existing folder that a .bundle file is unpacked below.
+        threads: threads for one operator.
+        delegates: execution providers in order; none: "auto".
+
+    Raises:
+        BundleError: the bundle is damaged, or none of the keys signed it.
+    """
+    keys = [load_public_key(file) for file in key_files]
+    return load(bundle, keys, threads=threads, delegates=list(delegates) or "auto", cache=Path(folder))
+
+
+@click.command()
+@click.argument("bundle", type=click.Path(path_type=Path))
+@publisher_keys
+@click.option("--input", "inputs", type=click.Path(path_type=Path), required=True,
+              help=".npy (the only field) or .npz (an entry for each field), first axis = examples.")  # fmt: skip
+@click.option(
+    "--labels", type=click.Path(path_type=Path), help="The labels for --evaluate, if they are not in --input."
+)
+@click.option(
+    "--evaluate", is_flag=True, help="Compare the predictions with the labels and print the bundle's metrics."
+)
+@click.option("--output", type=click.Path(path_type=Path), help="Write all outputs to this .npz.")
+@click.option("--batch-size", type=click.IntRange(1), default=64, show_default=True, help="Examples in one run.")
+@click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="Threads for one operator.")
+@DELEGATES
+def run(
+    bundle: Path,
+    key_files: tuple[Path, ...],
+    inputs: Path,
+    labels: Path | None,
+    evaluate: bool,
+    output: Path | None,
+    batch_size: int,
+    threads: int,
+    delegates: tuple[str, ...],
+) -> None:
+    """Predict with BUNDLE (a file, a folder, or a model that `archipel fit --save` wrote) on arrays in a file.
+
+    \b
+    archipel run digits.bundle --key publisher.pub --input x.npy --output out.npz
+    archipel run digits.bundle --key publisher.pub --input test.npz --evaluate
+
+    The command verifies the bundle first. An .npz has an entry for each of the bundle's fields; `archipel inspect`
+    shows them.
+    """
+    if evaluate and output is not None:
+        raise CommandError("--output is for predictions; --evaluate only prints metrics")
+    if labels is not None and not evaluate:
+        raise CommandError("--labels is for --evaluate")
+    with tempfile.TemporaryDirectory() as folder:
+        runtime = open_runtime(bundle, key_files, folder, threads, delegates)
+        if evaluate:
+            for name, value in sorted(_metrics(runtime, inputs, labels, batch_size).items()):
+                click.echo(f"{name:<16}{value:.6g}")
+            _print_delegates(runtime, delegates)
+            return
+        outputs = predict(runtime, inputs, batch_size)
+        if output is not None:
+            write_arrays(output, outputs)
+        for name, array in outputs.items():
+            click.echo(f"{name}: {array.dtype}{list(array.shape)}  {_summary(array)}")
+            if array.ndim == 2 and array.shape[1] > 1:
+                click.echo(f"  {_classes(array)}")
+        if output is not None:
+            click.echo(f"written to {output}")
+        _print_delegates(runtime, delegates)
+
+
+def predict(runtime: ModelRuntime, path: Path, batch_size: int) -> dict[str, np.ndarray]:
+    """Predict all examples of a file in batches.
+
+    Arguments:
+        runtime: the model.
+        path: an .npy or .npz file with the fields of its `predict` program.
+        batch_size: examples in one run; a program with a fixed batch decides for itself.
+
+    Returns:
+        Arrays by output name, `[examples, ...]`.
+
+    Raises:
+        CommandError: the arrays do not fit; the message names the file.
+    """
+    program = runtime.bundle.program(need_program(runtime.bundle, "predict", "predict"))
+    ports = [port for port in program.inputs if isinstance(port, Example)]
+    arrays = read_fields(path, program)
+    check_fields(path, program, arrays, Example)
+    fields = {port.name: arrays[port.name] for port in ports}
+    counts = {len(array) for array in fields.values()}
+    if len(counts) != 1 or 0 in counts:
+        sizes = ", ".join(f"{name} {len(array)}" for name, array in fields.items())
+        raise CommandError(f"{path}: expected the same number of examples in every field, at least 1; got {sizes}")
+    # A graph that was exported with a fixed batch takes no other, not even for the last examples.
+    fixed = {port.shape[0] for port in ports if isinstance(port.shape[0], int)}
+    if fixed:
+        [batch_size] = map(int, fixed)
+        if counts.pop() % batch_size:
+            raise CommandError(f"{path}: the bundle predicts {batch_size} examples at a time; give a multiple of that")
+    try:
+        parts = [runtime.predict(batch) for batch in _batches(fields, batch_size)]
+    except RuntimeInputError as error:
+        raise CommandError(f"{path}: {error}") from None
+    return {name: np.concatenate([np.atleast_1d(part[name]) for part in parts]) for name in parts[0]}
+
+
+def _batches(fields: Mapping[str, np.ndarray], size: int) -> Iterator[dict[str, np.ndarray]]:
+    count = len(next(iter(fields.values())))
+    for first in range(0, count, size):
+        yield {name: array[first : first + size] for name, array in fields.items()}
+
+
+def _metrics(runtime: ModelRuntime, path: Path, labels: Path | None, batch_size: int) -> dict[str, float]:
+    program = runtime.bundle.program(need_program(runtime.bundle, "evaluate", "evaluate"))
+    arrays = read_fields(path, program)
+    check_fields(path, program, arrays, Example, ExampleWeight)
+    if labels is not None:
+        arrays.update(read_fields(labels, program, Label))
+    check_fields(labels or path, program, arrays, Label)
+    try:
+        return runtime.evaluate(arrays, batch_size=batch_size)
+    except RuntimeInputError as error:
+        raise CommandError(f"{path}: {error}") from None
+
+
+def _print_delegates(runtime: Runtime, delegates: Sequence[str]) -> None:
+    # On stderr, so that standard output has the results alone. Without --delegate nobody asked.
+    if delegates:
+        click.echo(runtime.delegate_report().table(), err=True)
+
+
+def _summary(array: np.ndarray) -> str:
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        return f"{int((~np.isfinite(array)).sum())} elements are not finite"
+    return f"from {array.min():.4g} to {array.max():.4g}, mean {array.mean(dtype=np.float64):.4g}"
+
+
+def _classes(array: np.ndarray) -> str:
+    """The index of the largest number in each of the first rows, and how often each index is that of all rows."""
+    largest = array.argmax(axis=1).tolist()
+    first = " ".join(map(str, largest[:_SHOWN])) + (" ..." if len(largest) > _SHOWN else "")
+    counts = ", ".join(f"{each}: {count}" for each, count in sorted(Counter(largest).items())[:_SHOWN])
+    return f"largest: {first}   ({counts})"

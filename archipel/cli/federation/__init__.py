@@ -1,0 +1,1 @@
+"""Commands for the tasks, rounds and versions of models of a federation server."""

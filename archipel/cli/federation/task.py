@@ -1,0 +1,233 @@
+"""`archipel task`: create tasks, watch and stop them, and read their results."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+import msgspec
+
+from archipel.cli.input_output.remote import fields, read_request, read_toml, remote, request_key, result_line, save
+from archipel.cli.input_output.tables import as_json, show, table
+from archipel.errors import CommandError
+from archipel.operator import OperatorClient, TaskRequest
+from archipel.protocol.moments import moment
+from archipel.protocol.operator.registry import RoundMetrics
+from archipel.protocol.operator.tasks import TaskInfo
+
+
+@click.group()
+def task() -> None:
+    """Start, watch and stop the tasks of a federation server.
+
+    \b
+    export ARCHIPEL_SERVER=https://federation.example ARCHIPEL_TOKEN_FILE=~/.archipel-token
+    archipel task create task.toml --bundle digits.bundle     --json prints its id for scripts
+    archipel task list
+    archipel task watch ID
+    archipel task metrics ID
+    archipel task download ID weights.safetensors
+
+    A task's file has the fields of its request:
+
+    \b
+    name = "digits"
+    population = "pupils"
+    rounds = 10
+    min_cohort = 15
+    cohort = 16
+    eligibility = "ram >= 512MiB and charging"
+    """
+
+
+@task.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option(
+    "--bundle",
+    type=click.Path(path_type=Path),
+    help="A bundle file to upload. Default: `bundle` in FILE is the digest of an uploaded one.",
+)
+@request_key("task")
+@as_json
+@remote
+def create(client: OperatorClient, file: Path, bundle: Path | None, key: str | None, as_json: bool) -> None:
+    """Start the task that FILE (TOML) describes.
+
+    \b
+    archipel task create task.toml --bundle digits.bundle
+    """
+    # The file is checked before the bundle is uploaded, with a digest of zeros in the place of the bundle's.
+    if bundle is not None and "bundle" in read_toml(file):
+        raise CommandError(f"{file}: it names a bundle, and so does --bundle; leave one of them out")
+    if bundle is None and "bundle" not in read_toml(file):
+        raise CommandError(
+            f"{file}: no bundle; give --bundle FILE.bundle, or the digest of one as `bundle` in the file"
+        )
+    request = read_request(file, TaskRequest, **({} if bundle is None else {"bundle": "0" * 64}))
+    if bundle is not None:
+        request = msgspec.structs.replace(request, bundle=client.bundles.upload(bundle, request.population).digest)
+    info = client.tasks.create(request, key=key)
+    show(info, as_json, _lines(info))
+
+
+@task.command("list")
+@as_json
+@remote
+def list_(client: OperatorClient, as_json: bool) -> None:
+    """List every task, newest first."""
+    infos = list(client.tasks.list())
+    rows = [
+        (
+            each.task_id, each.name, each.population, each.state, f"{each.rounds_committed}/{each.rounds}",
+            _count_text(each.waiting), moment(each.created),
+        )
+        for each in infos
+    ]  # fmt: skip
+    show(infos, as_json, table(("task", "name", "population", "state", "rounds", "waiting", "created"), rows))
+
+
+@task.command("show")
+@click.argument("task_id")
+@as_json
+@remote
+def show_(client: OperatorClient, task_id: str, as_json: bool) -> None:
+    """Show one task: its request, and how far it is.
+
+    \b
+    archipel task show ID
+    """
+    info = client.tasks.get(task_id)
+    show(info, as_json, _lines(info))
+
+
+@task.command()
+@click.argument("task_id")
+@click.option("--timeout", type=click.FloatRange(min=0), help="Stop watching after this many seconds.")
+@click.option("--json", "as_json", is_flag=True, help="Print the task as JSON, one line per change.")
+@remote
+def watch(client: OperatorClient, task_id: str, timeout: float | None, as_json: bool) -> None:
+    """Print every change of a task until it ends. The exit code is 1 if it was not completed.
+
+    \b
+    archipel task watch ID
+
+    The command waits for a server that does not answer, for ten minutes unless --timeout says otherwise.
+    """
+
+    def changed(now: TaskInfo) -> None:
+        if as_json:
+            click.echo(msgspec.json.encode(now))
+            return
+        failed = f", {now.failed_rounds} failed since" if now.failed_rounds else ""
+        failed += f", {now.spoiled_rounds} spoiled since" if now.spoiled_rounds else ""
+        waits = now.waiting_for or f"{_count_text(now.waiting)} devices waiting"
+        click.echo(f"{now.state}: {now.rounds_committed} of {now.rounds} rounds{failed}, {waits}")
+        if now.spoiled_rounds:
+            click.echo(f"  {now.search}")
+
+    final = client.tasks.wait(task_id, timeout=timeout, on_change=changed)
+    if final.state != "completed":
+        raise CommandError(f"task {final.name!r} {final.state}: {final.reason}")
+
+
+@task.command()
+@click.argument("task_id")
+@as_json
+@remote
+def metrics(client: OperatorClient, task_id: str, as_json: bool) -> None:
+    """List the results of the task's committed rounds, oldest first.
+
+    \b
+    archipel task metrics ID
+    """
+    infos = list(client.tasks.metrics(task_id))
+    rows = [
+        (
+            str(each.number), each.round_id, str(each.devices), moment(each.ended),
+            "-" if each.weight_sum is None else f"{each.weight_sum:.6g}", _step_text(each), result_line(each.result),
+        )
+        for each in infos
+    ]  # fmt: skip
+    show(infos, as_json, table(("number", "round", "devices", "ended", "weight", "step", "result"), rows))
+
+
+def _step_text(metrics: RoundMetrics) -> str:
+    """The norm of the server's step, and the factor by which it was scaled down."""
+    if metrics.step_norm is None:
+        return "-"
+    scaled = metrics.step_scale is not None and metrics.step_scale < 1
+    return f"{metrics.step_norm:.4g}" + (f" (scaled by {metrics.step_scale:.3g})" if scaled else "")
+
+
+@task.command()
+@click.argument("task_id")
+@click.argument("file", type=click.Path(path_type=Path))
+@remote
+def download(client: OperatorClient, task_id: str, file: Path) -> None:
+    """Write the task's newest weights into FILE, a new file (safetensors).
+
+    \b
+    archipel task download ID weights.safetensors
+    """
+    info = client.tasks.get(task_id)
+    if info.model is None:
+        raise CommandError(f"task {info.name!r} has no weights yet: no round was opened")
+    digest = info.model
+    save(file, lambda: client.weights.download(digest), digest)
+
+
+@task.command()
+@click.argument("task_id")
+@remote
+def pause(client: OperatorClient, task_id: str) -> None:
+    """Pause a task: the round under way is finished, and no other one begins.
+
+    \b
+    archipel task pause ID
+    """
+    click.echo(client.tasks.pause(task_id).state)
+
+
+@task.command()
+@click.argument("task_id")
+@remote
+def resume(client: OperatorClient, task_id: str) -> None:
+    """Resume a paused task: the server opens rounds again.
+
+    \b
+    archipel task resume ID
+    """
+    click.echo(client.tasks.resume(task_id).state)
+
+
+@task.command()
+@click.argument("task_id")
+@remote
+def approve(client: OperatorClient, task_id: str) -> None:
+    """Approve an evaluation or analysis that somebody else proposed, so that it runs.
+
+    \b
+    archipel task approve ID
+    """
+    click.echo(client.tasks.approve(task_id).state)
+
+
+@task.command()
+@click.argument("task_id")
+@remote
+def cancel(client: OperatorClient, task_id: str) -> None:
+    """Stop a task for good, and discard the round under way.
+
+    \b
+    archipel task cancel ID
+    """
+    click.echo(client.tasks.cancel(task_id).state)
+
+
+def _lines(info: TaskInfo) -> list[str]:
+    return fields(info, times=("created", "ended"))
+
+
+def _count_text(count: int | None) -> str:
+    """A count as tables show it: "few" for one that the server does not tell, as it does with small ones."""
+    return "few" if count is None else str(count)

@@ -1,0 +1,105 @@
+"""Open what `inspect`, `verify` and `compare` take: a bundle in a folder or a file, or a plain ONNX file."""
+
+from __future__ import annotations
+
+import hashlib
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from archipel.bundle import Bundle, decode_manifest, load_public_key, open_bundle, unpack
+from archipel.bundle.manifest import MANIFEST_FILE, MAX_MANIFEST_BYTES
+from archipel.bundle.reader import BundleContents, UnverifiedBundle
+from archipel.bundle.roles import Example
+from archipel.errors import BundleError, CommandError
+from archipel.lite_runtime.learned import BUNDLE_FOLDER, is_slot
+
+if TYPE_CHECKING:
+    from archipel.graph import Model
+
+
+def is_bundle(path: Path) -> bool:
+    """Whether the path is a bundle and not an ONNX file.
+
+    Raises CommandError where there is no file, and for the folder of a trained model, in which the bundle lies.
+    """
+    if is_slot(path):
+        raise CommandError(
+            f"{path}: a model that `archipel fit --save` wrote; name the bundle in it: {path / BUNDLE_FOLDER}"
+        )
+    if path.is_dir():
+        return True
+    if not path.is_file():
+        raise CommandError(f"{path}: no such file; expected a bundle (a folder or a .bundle file) or an ONNX file")
+    # By name first: a damaged bundle is to be an error about a bundle.
+    return path.suffix == ".bundle" or zipfile.is_zipfile(path)
+
+
+def open_verified(path: Path, key_files: Sequence[Path], folder: str) -> Bundle:
+    """The bundle, verified with one of the keys, unpacked below `folder`. Raises CommandError, BundleError."""
+    if not key_files:
+        raise CommandError(f"{path}: a bundle is opened with its publisher's key; give --key FILE.pub")
+    return open_bundle(path, [load_public_key(file) for file in key_files], cache=Path(folder))
+
+
+def open_unverified(path: Path, folder: str) -> UnverifiedBundle:
+    """Open a bundle without checking its signature and its digests, so that nobody vouches for its content.
+
+    Only its form is checked: a manifest, and a regular file for each name in it. Raises BundleError.
+    """
+    if path.is_file():
+        unpack(path, Path(folder) / "bundle")
+        path = Path(folder) / "bundle"
+    file = path / MANIFEST_FILE
+    # The size is checked before the file is read: it may come from anybody.
+    if not file.is_file() or file.stat().st_size > MAX_MANIFEST_BYTES:
+        raise BundleError(f"{file}: not a manifest of up to {MAX_MANIFEST_BYTES} bytes; is {path} a bundle?")
+    data = file.read_bytes()
+    manifest = decode_manifest(data)
+    for name in manifest.files:
+        # A link could point to any file of this machine, whose content would then be shown.
+        if (path / name).is_symlink() or not (path / name).is_file():
+            raise BundleError(f"{path / name}: not a regular file, but the manifest lists it")
+    return UnverifiedBundle(path, manifest, hashlib.sha256(data).hexdigest())
+
+
+def read_program(bundle: BundleContents, name: str) -> Model:
+    """The graph of a program as it is in the bundle, with its signature. Raises MissingExtraError, ModelImportError."""
+    import archipel.graph  # noqa: F401  (first: its error names the extra that is missing)
+    from archipel.compression.stored import read_stored
+
+    model = read_stored(bundle.program_path(name))
+    model.signature = bundle.program(name)
+    return model
+
+
+def read_predict(path: Path, key_files: Sequence[Path], folder: str) -> Model:
+    """The graph that predicts, with only the examples as inputs.
+
+    That is an ONNX file as it is. Of a bundle it is the `predict` program, whose parameters are inputs; the published
+    values take their place. Raises CommandError, BundleError, ModelImportError.
+    """
+    import archipel.graph  # noqa: F401
+    from archipel.compression.stored import fix_inputs, read_stored
+
+    if not is_bundle(path):
+        return read_stored(path)
+    from archipel.lite_runtime.device_state import DeviceState
+    from archipel.lite_runtime.training.driver import need_program
+    from archipel.lite_runtime.values import Values
+
+    bundle = open_verified(path, key_files, folder)
+    model = read_program(bundle, need_program(bundle, "predict", "be compared"))
+    values = Values(bundle, bundle.parameters(), DeviceState())
+    ports = [port for port in model.program.inputs if not isinstance(port, Example)]
+    return fix_inputs(model, {port.name: values.read(port) for port in ports})
+
+
+def label_field(bundle: Bundle) -> str | None:
+    """What the bundle calls its labels, None if it has no label of its own."""
+    from archipel.bundle.roles import Label
+
+    names = [port.name for program in bundle.manifest.programs.values() for port in program.inputs
+             if isinstance(port, Label)]  # fmt: skip
+    return names[0] if names else None

@@ -1,0 +1,98 @@
+"""The page that `archipel compare --html` writes: a bar chart and the table, in one file that loads nothing else."""
+
+from __future__ import annotations
+
+import io
+import math
+from pathlib import Path
+
+import jinja2
+import matplotlib as mpl
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from archipel.cli.models.compare import decibels, summary
+from archipel.compression.compare import Comparison, Row
+from archipel.durable import write_durably
+
+_BLUE, _RED, _GREY = "#2563a8", "#b83b3b", "#9aa3ad"
+_NAME = 48
+
+_PAGE = """<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{{ b }} against {{ a }}</title>
+<style>
+  body { font: 16px/1.5 system-ui, sans-serif; color: #1c2430; max-width: 960px; margin: 2rem auto; padding: 0 1rem }
+  table { border-collapse: collapse; margin: .6rem 0 } th, td { padding: .2rem .8rem .2rem 0; text-align: left }
+  th { border-bottom: 1px solid #b8c0c8 } .n { text-align: right; font-variant-numeric: tabular-nums }
+  .note { color: #5a6572; font-size: .9rem } .low { color: #b83b3b } svg { max-width: 100%; height: auto }
+</style>
+<h1>{{ b }} against {{ a }}</h1>
+<p class="note">{{ r.examples }} examples; values inside the graphs on the first {{ r.compared }}.</p>
+<ul>{% for line in lines %}<li>{{ line }}</li>{% endfor %}</ul>
+{{ plot|safe }}
+<table>
+<tr><th class="n">SNR, dB</th><th class="n">cosine</th><th class="n">largest difference</th><th>value</th>
+<th>computed by</th><th></th></tr>
+{% for row in r.rows %}<tr{% if row.snr_db is not none and row.snr_db < r.threshold %} class="low"{% endif %}>
+<td class="n">{{ db(row) }}</td>
+<td class="n">{{ "-" if row.cosine is none else "%.6f"|format(row.cosine) }}</td>
+<td class="n">{{ "-" if row.largest is none else "%.3g"|format(row.largest) }}</td>
+<td>{{ row.name }}{% if row.counterpart != row.name %} = {{ row.counterpart }}{% endif %}</td>
+<td>{{ row.layer }}</td><td>{{ "output " if row.output }}{{ row.reason }}</td></tr>
+{% endfor %}</table>
+{% if r.unmatched %}<p class="note">Not in {{ b }}: {{ r.unmatched|join(", ") }}</p>{% endif %}
+"""
+
+
+def write_page(result: Comparison, a: str, b: str, path: Path) -> None:
+    """Write the page, whole or not at all. `a` and `b` are the models' names. Raises OSError."""
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
+    page = environment.from_string(_PAGE).render(
+        r=result, a=a, b=b, lines=summary(result), plot=plot(result), db=decibels
+    )
+    write_durably(path, page.encode(), mode=0o644)
+
+
+def plot(result: Comparison) -> str:
+    """A bar for each value in the order of graph a, as SVG text; values that are equal reach to the right edge."""
+    rows = sorted((row for row in result.rows if row.snr_db is not None), key=lambda row: row.position)
+    finite = [row.snr_db for row in rows if row.snr_db is not None and math.isfinite(row.snr_db)]
+    # The right edge lies beyond the threshold and all finite ratios, so that bars of equal values are the longest.
+    edge = max([result.threshold * 1.5, 10.0, *finite]) * 1.05
+    figure = Figure(figsize=(9, 1.2 + 0.24 * max(len(rows), 1)), layout="constrained")
+    axes = figure.add_subplot()
+    axes.spines[["top", "right"]].set_visible(False)
+    places = range(len(rows))
+    axes.barh(places, [_length(row, edge) for row in rows], color=[_color(row, result.threshold) for row in rows])
+    # Without parse_math=False a name with dollar signs would be set as a formula.
+    axes.set_yticks(places, [_label(row) for row in rows], fontsize=7, parse_math=False)
+    axes.invert_yaxis()
+    axes.axvline(result.threshold, color="#333", linewidth=1, linestyle="--")
+    axes.set_xlim(min(0.0, *finite) if finite else 0.0, edge)
+    axes.set_xlabel("signal to noise, dB")
+    keys = [Patch(color=color, label=text) for color, text in ((_BLUE, "above"), (_RED, "diverged"), (_GREY, "equal"))]
+    axes.legend(handles=keys, frameon=False, fontsize=8, ncols=3, loc="lower right", bbox_to_anchor=(1, 1))
+    buffer = io.StringIO()
+    # Text stays text, which can be searched; with a fixed salt and no date equal plots are equal files.
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "archipel", "font.family": "sans-serif"}):
+        figure.savefig(buffer, format="svg", metadata={"Date": None})
+    svg = buffer.getvalue()
+    return svg[svg.index("<svg") :]
+
+
+def _length(row: Row, edge: float) -> float:
+    return max(-edge, min(edge, row.snr_db or 0.0))
+
+
+def _color(row: Row, threshold: float) -> str:
+    if row.snr_db == math.inf:
+        return _GREY
+    return _RED if row.snr_db is not None and row.snr_db < threshold else _BLUE
+
+
+def _label(row: Row) -> str:
+    name = row.layer or row.name
+    return name if len(name) <= _NAME else "..." + name[-_NAME:]

@@ -1,0 +1,207 @@
+"""`archipel verify`: check that a bundle is what its publisher signed, and that its content fits its manifest."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import click
+
+from archipel.bundle import Bundle, Limits, load_public_key
+from archipel.cli.input_output.publisher_keys import publisher_keys
+from archipel.cli.models.bundles import open_verified, read_program
+from archipel.errors import (
+    ArchipelError,
+    ArchiveError,
+    BundleError,
+    CommandError,
+    DelegateError,
+    DigestError,
+    GraphError,
+    ManifestError,
+    MissingExtraError,
+    RuntimeProgramError,
+    SelfTestError,
+    SignatureError,
+    TensorLayoutError,
+    UnsafePathError,
+)
+
+# The checks in the order in which `open_bundle` makes them, and the errors of each. The first error ends the opening:
+# all checks before it have passed, and all after it were not reached.
+_OPENING: tuple[tuple[str, tuple[type[BundleError], ...]], ...] = (
+    ("archive", (ArchiveError,)),
+    ("signature", (SignatureError,)),
+    ("manifest", (ManifestError,)),
+    ("digests", (DigestError, UnsafePathError)),
+    ("parameters", (TensorLayoutError,)),
+)
+
+
+@dataclass(frozen=True)
+class Check:
+    """The result of one check: `good` is None where the check could not be made. `text` gives reason or details."""
+
+    name: str
+    good: bool | None
+    text: str
+
+    def __str__(self) -> str:
+        word = {True: "ok", False: "FAILED", None: "skipped"}[self.good]
+        return f"{word:<9}{self.name}: {self.text}"
+
+
+@click.command()
+@click.argument("bundle", type=click.Path(path_type=Path))
+@publisher_keys
+@click.option("--no-run", is_flag=True, help="Leave out the self-test, which predicts.")
+@click.option("--json", "as_json", is_flag=True, help="Print the checks as one JSON object.")
+def verify(bundle: Path, key_files: tuple[Path, ...], no_run: bool, as_json: bool) -> None:
+    """Check BUNDLE (a file or a folder), one line for each check. Exit code 1 means that a check failed.
+
+    \b
+    archipel verify digits.bundle --key publisher.pub
+    archipel verify digits.bundle --key publisher.pub --no-run --json
+
+    The checks: the signature, the digests of all files and the declared parameters are right; every graph loads into
+    the installed ONNX Runtime; the signed limits are not below what the graphs need, computed again (with the extra
+    `convert`); and predictions equal those of the self-test in the bundle.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        checks, opened = check_opening(bundle, key_files, folder)
+        if opened is not None:
+            checks += check_contents(opened, run=not no_run)
+        failed = [check for check in checks if check.good is False]
+        if as_json:
+            answer = {
+                "bundle": str(bundle),
+                "name": None if opened is None else opened.manifest.name,
+                "digest": None if opened is None else opened.digest,
+                "good": not failed,
+                "checks": [asdict(check) for check in checks],
+            }
+            click.echo(json.dumps(answer))
+        else:
+            click.echo("\n".join(map(str, checks)))
+        if failed or opened is None:
+            wrong = "; ".join(f"{check.name}: {check.text}" for check in failed)
+            raise CommandError(f"{bundle}: {len(failed)} of {len(checks)} checks failed: {wrong}")
+        if not as_json:
+            click.echo(f"{bundle}: good; {opened.manifest.name!r}, digest {opened.digest}")
+
+
+def check_opening(path: Path, key_files: Sequence[Path], folder: str) -> tuple[list[Check], Bundle | None]:
+    """Verify a bundle, step by step.
+
+    Arguments:
+        path: the bundle, a folder or a .bundle file.
+        key_files: public keys of publishers; the signature of one of them is enough.
+        folder: an existing folder that a .bundle file is unpacked below.
+
+    Returns:
+        The checks, and the bundle, which is None where a check failed.
+
+    Raises:
+        BundleError: there is no such path.
+        CommandError: a key cannot be read, or no key was given.
+    """
+    if not path.exists():
+        raise BundleError(f"{path}: no such bundle (expected a folder or a .bundle file)")
+    for file in key_files:
+        if not file.is_file():
+            raise CommandError(f"{file}: no such key; give the FILE.pub that `archipel keys` wrote")
+        try:
+            load_public_key(file)
+        except SignatureError as error:
+            raise CommandError(f"{error}; give the FILE.pub that `archipel keys` wrote") from None
+    try:
+        bundle = open_verified(path, key_files, folder)
+    except BundleError as error:
+        names = [name for name, _ in _OPENING]
+        # An error of no class in the table counts as the first check's.
+        at = next((place for place, (_, kinds) in enumerate(_OPENING) if isinstance(error, kinds)), 0)
+        before = [Check(name, True, "good") for name in names[:at]]
+        left = [Check(name, None, "not reached") for name in names[at + 1 :]]
+        return [*before, Check(names[at], False, str(error)), *left], None
+    manifest = bundle.manifest
+    size = sum((bundle.folder / name).stat().st_size for name in manifest.files)
+    values = sum(spec.nbytes for spec in manifest.parameters)
+    texts = {
+        "archive": "a folder" if path.is_dir() else f"{path.stat().st_size:,} bytes",
+        "signature": f"by one of {len(key_files)} keys" if len(key_files) > 1 else f"by {key_files[0]}",
+        "manifest": f"format {manifest.format}, {len(manifest.programs)} programs",
+        "digests": f"{len(manifest.files)} files, {size:,} bytes",
+        "parameters": f"{len(manifest.parameters)} tensors, {values:,} bytes",
+    }
+    return [Check(name, True, text) for name, text in texts.items()], bundle
+
+
+def check_contents(bundle: Bundle, run: bool = True) -> list[Check]:
+    """The checks of a bundle whose publisher is trusted: graphs, limits, and with `run` the self-test."""
+    graphs = list(_check_programs(bundle))
+    checks = [*graphs, _check_limits(bundle)]
+    if not any(program.kind == "predict" for program in bundle.manifest.programs.values()):
+        return [*checks, Check("self-test", None, "there is no predict program")]
+    if not run:
+        return [*checks, Check("self-test", None, "left out (--no-run)")]
+    if any(graph.good is False for graph in graphs):
+        return [*checks, Check("self-test", None, "not reached")]
+    return [*checks, _check_answers(bundle)]
+
+
+def _check_programs(bundle: Bundle) -> Iterator[Check]:
+    import onnxruntime
+
+    from archipel.lite_runtime.sessions import Sessions
+
+    sessions = Sessions(bundle, delegates=["cpu"])
+    for name in sorted(bundle.manifest.programs):
+        try:
+            sessions.open(name)
+        except (RuntimeProgramError, DelegateError) as error:
+            yield Check(f"program {name}", False, str(error))
+        else:
+            yield Check(f"program {name}", True, f"valid for ONNX Runtime {onnxruntime.__version__}")
+
+
+def _check_limits(bundle: Bundle) -> Check:
+    signed = bundle.manifest.limits
+    # Bundles that do not train name no batch size. Every limit covers at least one example.
+    batch = max((phase.batch_size for phase in bundle.manifest.schedule), default=1)
+    try:
+        computed = compute(bundle, batch)
+    except MissingExtraError as error:
+        return Check("limits", None, f"not computed again: {error}")
+    except (GraphError, ArchipelError) as error:
+        return Check("limits", False, f"cannot be computed: {error}")
+    names = {"peak_bytes": "peak bytes", "flops_per_example": "FLOPs per example", "upload_bytes": "upload bytes"}
+    pairs = {text: (getattr(signed, field), getattr(computed, field)) for field, text in names.items()}
+    low = [
+        f"{text}: signed {limit:,}, the graphs need {need:,}" for text, (limit, need) in pairs.items() if limit < need
+    ]
+    if low:
+        return Check("limits", False, f"too low for batches of {batch}: {'; '.join(low)}; convert the model again")
+    margins = ", ".join(f"{text} {need:,} of {limit:,}" for text, (limit, need) in pairs.items())
+    return Check("limits", True, f"computed again for batches of {batch}: {margins}")
+
+
+def compute(bundle: Bundle, batch_size: int) -> Limits:
+    """Compute the limits from the bundle's graphs. Raises MissingExtraError without the extra, ArchipelError."""
+    programs = {name: read_program(bundle, name) for name in bundle.manifest.programs}
+    from archipel.converter.limits import compute_limits
+
+    return compute_limits(programs, batch_size)
+
+
+def _check_answers(bundle: Bundle) -> Check:
+    from archipel.lite_runtime import Runtime
+    from archipel.lite_runtime.self_test import run_self_test
+
+    try:
+        report = run_self_test(Runtime(bundle, delegates=["cpu"]))
+    except (SelfTestError, RuntimeProgramError) as error:
+        return Check("self-test", False, str(error))
+    return Check("self-test", True, str(report))

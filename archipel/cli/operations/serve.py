@@ -1,0 +1,143 @@
+"""`archipel serve`: set up and run a federation server."""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import click
+
+from archipel.bundle import load_public_key
+from archipel.durable import creating
+from archipel.server import back_up, copy_files, init_data_folder, load_settings, supervise
+from archipel.server import restore as restore_backup
+
+
+@click.group()
+def serve() -> None:
+    """Set up and run a federation server: `init` once, then `start`.
+
+    \b
+    archipel serve init federation --enrolment-key enrolment.pub --publisher-key publisher.pub \\
+        --token-file operator.token
+    archipel serve start federation --port 8470
+    archipel serve backup federation backup-1
+    archipel serve restore backup-1 federation-2
+    """
+
+
+@serve.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option(
+    "--enrolment-key", type=click.Path(path_type=Path), required=True, help="The public enrolment key (FILE.pub)."
+)
+@click.option(
+    "--publisher-key",
+    "publisher_keys",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    required=True,
+    help="Public key of a publisher whose bundles are accepted; may be given several times.",
+)
+@click.option(
+    "--token-file",
+    type=click.Path(path_type=Path),
+    help="New file (mode 0600) for the operator token. Default: print it.",
+)
+def init(folder: Path, enrolment_key: Path, publisher_keys: tuple[Path, ...], token_file: Path | None) -> None:
+    """Make a data folder with settings, the server's key, and the operator token, which is printed or written once.
+
+    \b
+    archipel serve init federation --enrolment-key enrolment.pub --publisher-key publisher.pub \\
+        --token-file operator.token
+
+    FOLDER is new or empty. The keys are public halves (FILE.pub of `archipel keys`); the private halves stay offline.
+    """
+    enrolment, publishers = load_public_key(enrolment_key), [load_public_key(file) for file in publisher_keys]
+    with ExitStack() as stack:
+        # The file comes before the token: a token is shown once, and one that cannot be stored is lost.
+        file = None if token_file is None else stack.enter_context(creating(token_file))
+        token = init_data_folder(folder, enrolment_key=enrolment, publisher_keys=publishers)
+        if file is not None:
+            file.write(token.encode() + b"\n")
+    click.echo(f"data folder      {folder}")
+    click.echo(f"server key       {folder / 'server.key.pub'}   (devices pin it: `archipel token --server-key`)")
+    click.echo(f"operator token   {token_file or token}   ({'' if token_file else 'shown once; '}keep it safe)")
+
+
+@serve.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option("--host", help="Address to listen on. Default: from the settings, then 127.0.0.1.")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), help="Port, 0 for a free one. Default: from the settings, then 8470."
+)
+def start(folder: Path, host: str | None, port: int | None) -> None:
+    """Serve until Ctrl-C or SIGTERM, with gunicorn and one coordinator; the supervisor restarts either if it dies.
+
+    \b
+    archipel serve start federation --host 0.0.0.0 --port 8470
+    """
+    overrides: dict[str, Any] = {name: value for name, value in (("host", host), ("port", port)) if value is not None}
+    supervise(load_settings(folder, **overrides), announce=lambda line: click.echo(line))
+
+
+@serve.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.argument("blobs")
+def copy(folder: Path, blobs: str) -> None:
+    """Copy a stopped server's bundles, weights and updates to BLOBS, a folder or s3://BUCKET/PREFIX, and verify them.
+
+    \b
+    archipel serve copy federation s3://bucket/federation
+
+    A relative path starts in the working directory. After an interruption run the command again. The server uses the
+    copy once its setting `blobs` names it.
+    """
+    # A relative path in the settings would start in the data folder, not in the working directory.
+    if "://" not in blobs:
+        blobs = os.path.abspath(blobs)
+    report = copy_files(load_settings(folder), blobs)
+    click.echo(f"{report.files} files copied ({report.bytes} bytes), {report.there} were there; all have their digests")
+    click.echo(f"the server uses them with the setting  blobs = {json.dumps(blobs)}")
+
+
+@serve.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.argument("target", type=click.Path(path_type=Path))
+def backup(folder: Path, target: Path) -> None:
+    """Copy everything that a server keeps to TARGET, a new folder, while it runs: database, files, settings, server
+    key.
+
+    \b
+    archipel serve backup federation backup-1
+
+    TARGET is relative to the working directory and must not be in FOLDER.
+
+    \b
+    PostgreSQL has its own tools for its databases. Dump the database first, then run this command:
+        pg_dump --format=custom --file=archipel.dump DATABASE
+    """
+    report = back_up(load_settings(folder), target)
+    click.echo(f"{target}: {report.files} files ({report.bytes} bytes), all have their digests")
+    if not report.database:
+        click.echo("the database is on PostgreSQL and not in it: pg_dump must have run before this")
+    click.echo("it holds the server's private key: keep it as safe as the server")
+
+
+@serve.command()
+@click.argument("backup", type=click.Path(path_type=Path))
+@click.argument("folder", type=click.Path(path_type=Path))
+def restore(backup: Path, folder: Path) -> None:
+    """Make FOLDER, a new data folder, from a BACKUP; `archipel serve start FOLDER` then continues from there.
+
+    \b
+    archipel serve restore backup-1 federation-2
+    """
+    report = restore_backup(backup, folder)
+    click.echo(f"{folder}: {report.files} files ({report.bytes} bytes), all have their digests")
+    if not report.database:
+        click.echo("the backup has no database: pg_restore it, and set `database` to it")
+    click.echo("a round that was under way may fail, and is tried again; keep the old server from starting")

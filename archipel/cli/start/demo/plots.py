@@ -1,0 +1,146 @@
+"""The report's plots, as SVG text."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import ListedColormap
+from matplotlib.figure import Figure
+
+from archipel.cli.start.demo.results import ModelScore, Results
+
+BLUE, ORANGE, GREEN, GREY, RED = "#2563a8", "#d9822b", "#2f8f5b", "#9aa3ad", "#b83b3b"
+PHASES = ("assigning", "advertising", "sharing", "complaining", "masking", "confirming", "unmasking")
+
+
+def accuracy_per_round(results: Results) -> str:
+    figure, axes = _axes(7.2, 3.4)
+    committed = [row for row in results.rounds if row.phase == "committed"]
+    cloud = 100 * results.score("cloud").accuracy
+    numbers = [0, *(row.number for row in committed)]
+    axes.plot(numbers, [cloud, *(100 * row.accuracy for row in committed)], "o-", color=BLUE, label="federated model")
+    axes.axhline(cloud, color=GREY, linestyle="--", label="cloud model")
+    axes.set_xticks(numbers)
+    axes.set_xlabel("round")
+    axes.set_ylabel("accuracy on held-out pupils, %")
+    axes.legend(frameon=False, loc="center right")
+    return _svg(figure)
+
+
+def gains(results: Results) -> str:
+    """Each paired difference with its interval."""
+    compared = [s for s in (*results.scores, *results.halves) if s.interval is not None]
+    figure, axes = _axes(7.2, 0.9 + 0.5 * len(compared))
+    for place, score in enumerate(reversed(compared)):
+        interval = score.interval
+        if interval is not None:
+            # Green and red where the interval excludes zero, grey where the difference may be chance.
+            color = GREEN if interval.low > 0 else RED if interval.high < 0 else GREY
+            axes.plot([interval.low, interval.high], [place, place], color=color, linewidth=3)
+            axes.plot(interval.difference, place, "o", color=color)
+    axes.axvline(0, color="#333", linewidth=1)
+    axes.set_yticks(range(len(compared)), [_comparison(s, results) for s in reversed(compared)])
+    axes.set_ylim(-0.6, len(compared) - 0.4)
+    axes.set_xlabel("difference in accuracy, points, with 95% interval over writers")
+    return _svg(figure)
+
+
+def _comparison(score: ModelScore, results: Results) -> str:
+    where = " (halves)" if score in results.halves else ""
+    return f"{score.name} - {score.against}{where}"
+
+
+def per_writer(results: Results) -> str:
+    """Every held-out pupil: federated against cloud."""
+    figure, axes = _axes(4.6, 4.2)
+    cloud, federated = (100 * results.score(name).per_writer for name in ("cloud", "federated"))
+    low = min(cloud.min(), federated.min()) - 2
+    axes.plot([low, 101], [low, 101], color=GREY, linewidth=1)
+    axes.scatter(cloud, federated, s=16, color=BLUE, alpha=0.6, linewidths=0)
+    axes.set_xlim(low, 101)
+    axes.set_ylim(low, 101)
+    axes.set_xlabel("cloud model, % of the writer's digits")
+    axes.set_ylabel("federated model, %")
+    return _svg(figure)
+
+
+def training(results: Results) -> str:
+    figure, axes = _axes(7.2, 3.0)
+    numbers = [epoch.number for epoch in results.epochs]
+    axes.plot(numbers, [epoch.train_loss for epoch in results.epochs], color=ORANGE, label="training")
+    axes.plot(numbers, [epoch.validation_loss for epoch in results.epochs], color=BLUE, label="validation")
+    best = [epoch for epoch in results.epochs if epoch.best][-1]
+    axes.plot(best.number, best.validation_loss, "o", color=BLUE)
+    axes.set_yscale("log")
+    axes.set_xlabel("epoch")
+    axes.set_ylabel("cross entropy, nats")
+    axes.legend(frameon=False)
+    return _svg(figure)
+
+
+def bytes_per_device(results: Results) -> str:
+    figure, axes = _axes(7.2, 3.0)
+    places = np.arange(len(results.fleet))
+    sent = np.array([device.sent for device in results.fleet]) / 1e3
+    received = np.array([device.received for device in results.fleet]) / 1e3
+    axes.bar(places, received, color=GREY, label="received")
+    axes.bar(places, sent, bottom=received, color=BLUE, label="sent")
+    axes.set_xticks(places, [device.name for device in results.fleet], rotation=90, fontsize=6)
+    axes.set_ylabel("kB over all rounds")
+    axes.legend(frameon=False, ncols=2, loc="lower left", bbox_to_anchor=(0, 1))
+    return _svg(figure)
+
+
+def participation(results: Results) -> str:
+    """Devices by rounds: who was in the sum, and where the others left."""
+    rounds = len(results.rounds)
+    grid = np.array([[_stage(word) for word in device.furthest] for device in results.fleet], dtype=float)
+    figure, axes = _axes(1.6 + 0.45 * rounds, 0.8 + 0.17 * len(results.fleet))
+    colors = ListedColormap(["#eceff2", RED, ORANGE, BLUE])
+    axes.imshow(grid, cmap=colors, vmin=0, vmax=3, aspect="auto", interpolation="nearest")
+    axes.set_xticks(range(rounds), [str(row.number) for row in results.rounds])
+    axes.set_yticks(range(len(results.fleet)), [device.name for device in results.fleet], fontsize=6)
+    axes.set_xlabel("round")
+    axes.grid(visible=False)
+    return _svg(figure)
+
+
+def _stage(furthest: str) -> int:
+    """0 not in the round, 1 left before its update was in, 2 left afterwards, 3 stayed to the end."""
+    if furthest not in PHASES:
+        return 0
+    return 1 if PHASES.index(furthest) < PHASES.index("masking") else 3 if furthest == PHASES[-1] else 2
+
+
+def _axes(width: float, height: float) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(width, height), layout="constrained")
+    axes = figure.add_subplot()
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(visible=True, color="#e6e9ec", linewidth=0.8)
+    axes.set_axisbelow(True)
+    return figure, axes
+
+
+def _svg(figure: Figure) -> str:
+    buffer = io.StringIO()
+    # Text stays text, which can be searched and copied; with a fixed salt and no date equal plots are equal files.
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "archipel", "font.family": "sans-serif"}):
+        figure.savefig(buffer, format="svg", metadata={"Date": None})
+    text = buffer.getvalue()
+    return text[text.index("<svg") :]
+
+
+def all_plots(results: Results) -> dict[str, str]:
+    makers: Sequence[tuple[str, object]] = [
+        ("accuracy", accuracy_per_round),
+        ("gains", gains),
+        ("per_writer", per_writer),
+        ("training", training),
+        ("bytes", bytes_per_device),
+        ("participation", participation),
+    ]
+    return {name: maker(results) for name, maker in makers if callable(maker)}

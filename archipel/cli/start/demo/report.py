@@ -1,0 +1,83 @@
+"""Show the results: a table in the terminal and one self-contained HTML page."""
+
+from __future__ import annotations
+
+from importlib import resources
+from pathlib import Path
+
+import jinja2
+from rich.console import Console
+from rich.table import Table
+
+from archipel.cli.start.demo.plots import all_plots
+from archipel.cli.start.demo.results import Interval, Results
+from archipel.durable import write_durably
+
+
+def write_report(results: Results, path: Path) -> None:
+    """Write the page, whole or not at all."""
+    template = resources.files("archipel.cli.start.demo").joinpath("report.html").read_text(encoding="utf-8")
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
+    devices = max(len(results.fleet), 1)
+    page = environment.from_string(template).render(
+        r=results,
+        plots=all_plots(results),
+        cloud=results.score("cloud"),
+        federated=results.score("federated"),
+        committed=sum(row.phase == "committed" for row in results.rounds),
+        mean_sent=sum(device.sent for device in results.fleet) / devices,
+        mean_received=sum(device.received for device in results.fleet) / devices,
+        pct=percent,
+        points=points,
+        kb=kilobytes,
+    )
+    write_durably(path, page.encode(), 0o666)
+
+
+def print_results(results: Results, console: Console) -> None:
+    """The figures that matter most, as tables."""
+    accuracy = Table(title=f"held-out pupils: {results.held_out_writers} writers, {results.held_out_digits:,} digits")
+    for column in ("model", "measured on", "accuracy", "paired difference, 95% interval"):
+        accuracy.add_column(column, justify="right" if column == "accuracy" else "left")
+    for scores, where in ((results.scores, "all digits"), (results.halves, "second halves")):
+        for score in scores:
+            difference = f"{points(score.interval)} against {score.against}" if score.interval else ""
+            accuracy.add_row(score.name, where, percent(score.accuracy), difference)
+    console.print(accuracy)
+    forms = Table(title=f"one model, two forms (they agree on {percent(results.agreement)})")
+    for column in ("form", "file", "latency, batch 1", "accuracy"):
+        forms.add_column(column, justify="left" if column == "form" else "right")
+    for form in results.forms:
+        forms.add_row(form.name, kilobytes(form.bytes), f"{form.microseconds:.0f} µs", percent(form.accuracy))
+    console.print(forms)
+    rounds = Table(title="secure rounds")
+    for column in ("round", "ended", "seconds", "in the sum", "left", "accuracy"):
+        rounds.add_column(column, justify="left" if column == "ended" else "right")
+    for row in results.rounds:
+        ended = row.phase if not row.reason else f"{row.phase}: {row.reason}"
+        accuracy_text = percent(row.accuracy) if row.phase == "committed" else ""
+        rounds.add_row(
+            str(row.number), ended, f"{row.seconds:.1f}", str(len(row.survivors)), str(len(row.dropped)), accuracy_text
+        )
+    console.print(rounds)
+    sent = [device.sent for device in results.fleet]
+    received = [device.received for device in results.fleet]
+    if sent:
+        console.print(
+            f"bytes per device over all rounds: {kilobytes(sum(sent) / len(sent))} sent, "
+            f"{kilobytes(sum(received) / len(received))} received on average"
+        )
+    stages = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in results.stages)
+    console.print(f"{results.total_seconds:.0f} s in all ({stages}); peak memory {results.peak_memory / 1e6:.0f} MB")
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.2f}%"
+
+
+def points(interval: Interval) -> str:
+    return f"{interval.difference:+.2f} points [{interval.low:+.2f}, {interval.high:+.2f}]"
+
+
+def kilobytes(count: float) -> str:
+    return f"{count / 1e3:,.1f} kB"

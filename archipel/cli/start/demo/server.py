@@ -1,0 +1,25 @@
+"""The demo's server: `python -m archipel.cli.start.demo.server DATA_FOLDER PARENT`.
+
+It is like `archipel serve start`, on a free port, but it ends when process PARENT does.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from archipel.cli.main import fail
+from archipel.errors import ArchipelError
+from archipel.server import load_settings, supervise
+from archipel.server.processes.parent import end_with_parent
+
+
+def main(folder: str, parent: int) -> None:
+    end_with_parent(parent)
+    try:
+        supervise(load_settings(folder, port=0), announce=lambda line: print(line, flush=True))
+    except ArchipelError as error:
+        fail(str(error))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))

@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+
+from archipel import bundle as b
+from archipel.lite_runtime import load
+
+Command = Callable[..., tuple[str, str]]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A linear model of 3 classes, data, a recipe and a publisher's key."""
+    rng = np.random.default_rng(3)
+    weights = {"w": rng.standard_normal((3, 8)).astype(np.float32), "b": np.zeros(3, np.float32)}
+    graph = helper.make_graph(
+        [helper.make_node("Gemm", ["x", "w", "b"], ["y"], name="head", transB=1)], "linear",
+        [helper.make_tensor_value_info("x", 1, ["batch", 8])], [helper.make_tensor_value_info("y", 1, ["batch", 3])],
+        [numpy_helper.from_array(value, name) for name, value in weights.items()],
+    )  # fmt: skip
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), tmp_path / "m.onnx")
+    x = rng.standard_normal((64, 8)).astype(np.float32)
+    np.savez(tmp_path / "data.npz", x=x, label=(x @ weights["w"].T).argmax(1))
+    (tmp_path / "recipe.toml").write_text('[[part]]\nkind = "static_int8"\n')
+    key = b.generate_key()
+    b.save_private_key(key, tmp_path / "key")
+    b.save_public_key(key, tmp_path / "key.pub")
+    return tmp_path
+
+
+def opened(folder: Path, name: str = "m.bundle") -> b.Bundle:
+    return b.open_bundle(folder / name, [b.load_public_key(folder / "key.pub")], cache=folder / "cache")
+
+
+def call(archipel: Command, folder: Path, *arguments: str, code: int = 0) -> tuple[str, str]:
+    return archipel("convert", str(folder / "m.onnx"), "-o", str(folder / "m.bundle"), "--key", str(folder / "key"),
+                    *arguments, code=code)  # fmt: skip
+
+
+def test_without_a_loss_it_predicts(archipel: Command, folder: Path) -> None:
+    out, _ = call(archipel, folder, "--name", "rain")
+    bundle = opened(folder)
+    assert set(bundle.manifest.programs) == {"predict"}
+    assert bundle.manifest.name == "rain"
+    assert bundle.digest in out
+    assert "predicts only" in out
+    with np.load(folder / "data.npz") as file:
+        data = dict(file)
+    runtime = load(folder / "m.bundle", [b.load_public_key(folder / "key.pub")], cache=folder / "cache")
+    assert (runtime.predict(data["x"]).argmax(1) == data["label"]).all()
+
+
+def test_with_a_loss_devices_train_what_was_named(archipel: Command, folder: Path) -> None:
+    out, _ = call(archipel, folder, "--loss", "cross_entropy", "--optimizer", "adam", "--lr", "0.003", "--trainable",
+                  "b", "--strategy", "fedprox", "--epochs", "3", "--batch-size", "4")  # fmt: skip
+    manifest = opened(folder).manifest
+    assert {"predict", "train", "evaluate", "finish"} <= set(manifest.programs)
+    assert "predicts only" not in out
+    train = manifest.programs["train"]
+    assert [port.name for port in train.inputs if type(port).__name__ == "Parameter"] == ["b"]
+    assert {port.name: port.default for port in train.inputs if type(port).__name__ == "Hyperparameter"}["lr"] == 0.003
+    assert manifest.strategy == "fedprox"
+    [phase] = manifest.schedule
+    assert (phase.epochs, phase.batch_size) == (3, 4)
+
+
+def test_a_recipe_is_applied_and_kept_as_lineage(archipel: Command, folder: Path) -> None:
+    out, _ = call(archipel, folder, "--recipe", str(folder / "recipe.toml"), "--data", str(folder / "data.npz"),
+                  "--validation", str(folder / "data.npz"), "--loss", "cross_entropy")  # fmt: skip
+    bundle = opened(folder)
+    assert "predict: " in out
+    assert "static_int8" in bundle.manifest.lineage.recipe[0]
+    assert bundle.manifest.lineage.metrics["accuracy_before"] == 1.0
+    operators = {
+        node.op_type for node in onnx.load(bundle.folder / "predict.onnx", load_external_data=False).graph.node
+    }
+    assert "QuantizeLinear" in operators
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words", "code"),
+    [
+        (["--data", "data.npz"], "give --recipe", 1),
+        (["--optimizer", "adam", "--momentum", "0.9", "--loss", "mse"], "--momentum is an option of sgd", 1),
+        (["--loss", "hinge"], "'hinge' is not one of", 2),
+        (["--strategy", "fedmagic"], "'fedmagic' is not one of", 2),
+        (["--loss", "cross_entropy", "--trainable", "ghost.*"], "ghost.*", 1),
+        (["--loss", "cross_entropy", "--strategy", "fedrep"], "needs the option 'personal'", 1),
+        (["--population", "two words"], "expected names of 1 to 128 letters", 1),
+    ],
+)
+def test_mistakes(arguments: list[str], words: str, code: int, archipel: Command, folder: Path) -> None:
+    _, err = call(archipel, folder, *arguments, code=code)
+    assert words in err
+    assert not (folder / "m.bundle").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "StaticInt8 needs calibration data"),
+        (["--data", "data.npz", "--name", "a\nb"], "name: expected 1 to 256 printable characters"),
+        (["--data", "data.npz", "--loss", "cross_entropy", "--trainable", "ghost"], "no parameter matches 'ghost'"),
+    ],
+)
+def test_it_is_told_before_anything_is_compressed(
+    arguments: list[str], words: str, archipel: Command, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    _, err = call(archipel, folder, "--recipe", "recipe.toml", "--work", "run", *arguments, code=1)
+    assert words in err
+    assert not (folder / "run").exists()  # where compression would have kept what it did
+
+
+def test_an_output_that_exists_stays(archipel: Command, folder: Path) -> None:
+    (folder / "m.bundle").write_text("precious")
+    _, err = call(archipel, folder, code=1)
+    assert "exists already" in err
+    assert (folder / "m.bundle").read_text() == "precious"
+
+
+def test_a_source_that_is_no_model(archipel: Command, folder: Path) -> None:
+    (folder / "m.onnx").write_bytes(b"no model")
+    _, err = call(archipel, folder, code=1)
+    assert "m.onnx" in err
+    assert "Traceback" not in err
