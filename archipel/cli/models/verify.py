@@ -27,6 +27,7 @@ from archipel.errors import (
     SelfTestError,
     SignatureError,
     TensorLayoutError,
+    UnsafeGraphError,
     UnsafePathError,
 )
 
@@ -38,6 +39,7 @@ _OPENING: tuple[tuple[str, tuple[type[BundleError], ...]], ...] = (
     ("manifest", (ManifestError,)),
     ("digests", (DigestError, UnsafePathError)),
     ("parameters", (TensorLayoutError,)),
+    ("graphs", (UnsafeGraphError,)),
 )
 
 
@@ -135,6 +137,7 @@ def check_opening(path: Path, key_files: Sequence[Path], folder: str) -> tuple[l
         "manifest": f"format {manifest.format}, {len(manifest.programs)} programs",
         "digests": f"{len(manifest.files)} files, {size:,} bytes",
         "parameters": f"{len(manifest.parameters)} tensors, {values:,} bytes",
+        "graphs": "they use standard operators, and no file but the bundle's weights",
     }
     return [Check(name, True, text) for name, text in texts.items()], bundle
 

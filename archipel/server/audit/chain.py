@@ -32,7 +32,10 @@ def verify(entries: Iterable[AuditEntry], *, heads: Iterable[tuple[int, str]] = 
 
     Returns the log's own head. Raises AuditError that names the first entry that is wrong.
     """
-    kept = dict(heads)
+    # Two heads of one number are both held to: the present head must not take the place of one that was kept.
+    kept: dict[int, set[str]] = {}
+    for number, digest in heads:
+        kept.setdefault(number, set()).add(digest)
     seq, previous = 0, FIRST
     for entry in entries:
         if entry.seq != seq + 1:
@@ -42,7 +45,7 @@ def verify(entries: Iterable[AuditEntry], *, heads: Iterable[tuple[int, str]] = 
         if entry_hash(msgspec.to_builtins(entry)) != entry.hash:
             raise AuditError(f"audit log: entry {entry.seq} ({entry.action} {entry.subject}) was changed")
         seq, previous = entry.seq, entry.hash
-        if kept.pop(seq, previous) != previous:
+        if kept.pop(seq, {previous}) != {previous}:
             raise AuditError(f"audit log: entry {seq} is not the one that was kept: the log was made anew")
     if kept:
         raise AuditError(f"audit log: it ends at entry {seq}, but entry {max(kept)} was there when the head was kept")

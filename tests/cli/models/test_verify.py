@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Callable
@@ -167,6 +168,28 @@ def missing_file(folder: Path) -> None:
     (folder / "weights.safetensors").unlink()
 
 
+def test_a_signed_bundle_with_an_unsafe_graph(archipel: Any, again: Any, made: Path) -> None:
+    """Its publisher signed a graph of another vendor's operators."""
+    arguments = again()
+    folder = Path(arguments[1])
+    graph = parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 21, "com.vendor": 1]> g (float[n, 6] x) => (float[n, 3] y) '
+        "{ y = com.vendor.Anything (x) }"
+    )
+    before = hashlib.sha256((folder / "predict.onnx").read_bytes()).hexdigest()
+    (folder / "predict.onnx").write_bytes(graph.SerializeToString())
+    after = hashlib.sha256(graph.SerializeToString()).hexdigest()
+    manifest = (folder / "manifest.json").read_bytes().replace(before.encode(), after.encode())
+    (folder / "manifest.json").write_bytes(manifest)
+    (folder / "manifest.sig").write_bytes(b.load_private_key(made / "k").sign(manifest))
+    out, err = archipel(*arguments, code=1)
+    [failed] = [line for line in out.splitlines() if line.startswith("FAILED")]
+    assert failed.startswith("FAILED   graphs: ")
+    assert "com.vendor" in failed
+    assert "com.vendor" in err
+    assert [line.split()[0] for line in out.splitlines()[:5]] == ["ok"] * 5
+
+
 @pytest.mark.parametrize(
     ("change", "check", "text"),
     [
@@ -199,7 +222,7 @@ def test_as_json(archipel: Any, again: Any, made: Path) -> None:
     out, err = archipel(*arguments, "--json", code=1)
     answer = json.loads(out)
     assert (answer["good"], answer["digest"]) == (False, None)
-    assert [check["good"] for check in answer["checks"]] == [True, True, True, False, None]
+    assert [check["good"] for check in answer["checks"]] == [True, True, True, False, None, None]
     assert err.count("\n") == 1
 
 
