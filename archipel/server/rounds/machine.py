@@ -29,7 +29,7 @@ from archipel.server.database.task_requests import request_of
 from archipel.server.devices import queries
 from archipel.server.devices.faults import has_faults
 from archipel.server.devices.smallest_answer import reads_attributes
-from archipel.server.devices.spoiler_search import draw_round, wanted
+from archipel.server.devices.spoiler_search import draw_round, waiting_needed
 from archipel.server.rounds import complaining
 from archipel.server.rounds.candidates import candidates, count_candidates
 
@@ -161,7 +161,7 @@ def count(session: Session, current: Round, task: Task, *, now: float, window: f
         return Counts(0, 0, 0)
     if rule.waits_for == "check-ins":
         waiting = count_seatable(session, task, now=now, window=window)
-        return Counts(wanted(session, task, now), waiting, required(task, rule))
+        return Counts(waiting_needed(session, task, now), waiting, required(task, rule))
     if rule.waits_for == "folded":
         folded = session.scalar(_FOLDED, {"in_round": current.round_id}) or 0
         return Counts(task.cohort, folded, required(task, rule))
