@@ -1,4 +1,4 @@
-"""Access tokens of people and scripts: made and revoked by admins, shown once."""
+"""Access tokens of people and scripts. Admins make and revoke them; a token itself is shown only once."""
 
 from __future__ import annotations
 

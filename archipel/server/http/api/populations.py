@@ -1,4 +1,4 @@
-"""Populations: the names that devices were enrolled under and tasks were made for, with what is going on in each."""
+"""Populations: the names under which devices are enrolled and for which tasks are made, with numbers about each."""
 
 from __future__ import annotations
 

@@ -46,10 +46,11 @@ def create_model(call: Call[ModelRequest]) -> tuple[ModelInfo, int]:
         known = session.get(Model, call.body.name)
         if known is not None:
             if known.population != call.body.population:
-                # Names are the server's, so that one is taken cannot be hidden; of which population it is can.
+                # Names are unique on the server, so the caller learns that this one is taken, but not by which
+                # population.
                 raise refuse(409, f"the name {known.name!r} is taken by another model; choose another name")
             return _info(session, known, now), 200
-        # All that a device is offered fits into one answer.
+        # The limit keeps the offers for a device within one answer.
         others = session.scalars(select(Model.name).where(Model.population == call.body.population)).all()
         if len(others) >= MAX_MODELS:
             raise refuse(422, f"population {call.body.population!r} has {MAX_MODELS} models, which is the limit")
@@ -211,7 +212,7 @@ def _versions(call: Call[Any], session: Session, model: Model, versions: Sequenc
 
 
 def _done(session: Session, key: Keyed) -> bool:
-    """Whether the request was served already."""
+    """Whether a request with this key was served already. Raises ApiError 409 if that was a different request."""
     known = session.scalar(select(Promotion).where(Promotion.request_id == key.id))
     if known is not None:
         key.require_same(known.request_digest)
@@ -219,7 +220,7 @@ def _done(session: Session, key: Keyed) -> bool:
 
 
 def _require_no_rollout(session: Session, name: str, *, version: int | None = None) -> None:
-    """Of that version, or any."""
+    """Raise ApiError 409 if a rollout of that version (None: of any) is under way."""
     live = rollouts.live_rollout(session, name, lock=True)
     if live is not None and version in (None, live.version):
         raise refuse(409, f"rollout {live.rollout_id} of version {live.version} is under way; abort it first")

@@ -1,4 +1,8 @@
-"""The steps of a secure round, but for the masked update itself, and leaving any. Nothing here changes its phase."""
+"""The devices' messages in a secure round (the masked update is in `updates`), and leaving a round of any kind.
+
+Each handler checks the device's seat, verifies the message against what the round has settled, and stores it. None of
+them changes the round's phase.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +77,7 @@ def round_status(call: Call[None], round_id: str) -> RoundStatus:
         phase=row.phase,
         phase_ends=row.phase_ends,
         reason=row.reason,
-        # Half of what is told to those that wait for work: a round has six phases, each of which all wait for.
+        # Half of what devices without a round are told: a secure round has many phases, and all devices wait for each.
         retry_after=call.services.settings.retry_after / 2,
         complaints=row.complaints,
         staleness=max(row.rounds_committed + 1 - row.number, 0) if row.mode == "asynchronous" else 0,
@@ -91,8 +95,8 @@ def advertise(call: Call[AdvertiseRequest], round_id: str) -> Receipt:
             advertised = check_advertisement(sealed, seat.device_key, round_id, seat.plan_digest)
             check_envelope_keys(advertised, call.body.envelope_keys, seat.max_cohort)
         except SecureAggregationError:
-            # The device's own signature is under it, and under the envelope keys by their root (others are a
-            # MessageError). One for another round may have been sent again by somebody else.
+            # A fault of the device: it has signed the advertisement, and with the root in it the envelope keys (other
+            # keys are a MessageError). An advertisement for another round may be replayed by somebody else.
             if decode("advertisement", sealed.body, Advertisement).plan == seat.plan_digest:
                 _note(call, round_id, "forbidden keys advertised")
             raise
@@ -109,7 +113,8 @@ def leave(call: Call[LeaveRequest], round_id: str) -> Receipt:
 
     def store(connection: Connection) -> Receipt:
         now = call.services.clock()
-        # Alone with the round: a message of the same device must not come in between.
+        # An exclusive lock of the round, where messages take a shared one: no message of this device can be stored
+        # between the check of its answers and the note that it has left.
         connection.execute(_ALONE, {"in_round": round_id})
         seat = take_seat(connection, round_id, device_id, now=now)
         if seat.answers:
@@ -176,7 +181,7 @@ def inbox(call: Call[None], round_id: str) -> Shares:
     find_seat(call.services, round_id, device_id).may_read("complaining")
     with call.services.database.read() as session:
         rows = session.execute(query.order_by(Share.sender)).all()
-    if not rows:  # the round may have ended in between, and they with it
+    if not rows:  # the round may have ended in between, which deletes its shares; then the answer is 410
         find_seat(call.services, round_id, device_id).may_read("complaining")
     return Shares(
         shares=[EncryptedShare(peer=row.sender, ciphertext=row.ciphertext, signature=row.signature) for row in rows]
@@ -254,7 +259,7 @@ def unmask(call: Call[Unmasking], round_id: str) -> Receipt:
 
 
 def _note(call: Call[Any], round_id: str, reason: str) -> None:
-    """The device itself did something wrong. Durable, as what it sent is refused and kept nowhere."""
+    """Note a fault of the calling device in a transaction of its own, because its message is refused and not stored."""
     services = call.services
     with services.database.write() as session:
         note_fault(

@@ -1,4 +1,4 @@
-"""The weights log: what devices, and whoever audits the server, read to see where weights come from."""
+"""The weights log: devices and auditors read it to see where weights come from."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def weights_endorsement(call: Call[None], name: str, digest: str, number: str) -
     """What the devices of a secure round have signed, which is evidence of one entry."""
     with call.services.database.read() as session:
         _require(session, call, name)
-        found = weights_log.evidence(session, name, digest, int(number))
-    if found is None:
+        endorsement = weights_log.evidence(session, name, digest, int(number))
+    if endorsement is None:
         raise refuse(404, f"no entry {number} of a secure round in the weights log of bundle {digest}")
-    return found
+    return endorsement
 
 
 def _require(session: Session, call: Call[None], population: str) -> None:
