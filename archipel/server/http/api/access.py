@@ -41,7 +41,7 @@ def create_token(call: Call[TokenRequest]) -> NewToken:
 
 
 def list_tokens(call: Call[None]) -> TokenPage:
-    """Access tokens, newest first: what they are for, never the tokens."""
+    """Access tokens, newest first: their names, roles and times, never the tokens themselves."""
     with call.services.database.read() as session:
         rows, after = page(
             session, AccessToken, AccessToken.created, AccessToken.token_id, call.query, newest_first=True
@@ -50,7 +50,7 @@ def list_tokens(call: Call[None]) -> TokenPage:
 
 
 def revoke_token(call: Call[None], token_id: str) -> TokenInfo:
-    """End an access token now; one that has ended stays as it is."""
+    """Revoke an access token now. One that has ended stays as it is."""
     now = call.services.clock()
     with call.services.database.write() as session:
         row = session.get(AccessToken, token_id, with_for_update=True)

@@ -98,7 +98,7 @@ def download_bundle(call: Call[None], digest: str) -> Response:
 
 
 def bundle_pieces(call: Call[None], digest: str) -> bytes:
-    """Parts of the .bundle file that others may have too: tensors, bits of graphs. Ask for ranges to fetch the rest."""
+    """Parts of the .bundle file that other files may have too: tensors, parts of graphs. Fetch the rest by ranges."""
     return call.services.pieces.of(_bundle_file(call, digest))
 
 
@@ -109,7 +109,7 @@ def download_blob(call: Call[None], digest: str) -> Response:
 
 
 def blob_pieces(call: Call[None], digest: str) -> bytes:
-    """Parts of the weights that other files may have too, mostly tensors. Ask for ranges to fetch the rest."""
+    """Parts of the weights that other files may have too, mostly tensors. Fetch the rest by ranges."""
     _check_blob(call, digest)
     return call.services.pieces.of(digest)
 

@@ -55,7 +55,7 @@ def show_device(call: Call[None], device_id: str) -> DeviceInfo:
 
 
 def revoke_device(call: Call[None], device_id: str) -> DeviceInfo:
-    """End a device's membership for good; one that was revoked stays as it is."""
+    """Revoke a device for good. One that was revoked before stays as it is."""
     services = call.services
     now = services.clock()
     with services.database.write() as session:
@@ -71,7 +71,7 @@ def revoke_device(call: Call[None], device_id: str) -> DeviceInfo:
 
 
 def release_device(call: Call[None], device_id: str) -> DeviceInfo:
-    """Let rounds take a device again that was set aside; any other stays as it is."""
+    """Release a device that was set aside, so that rounds take it again. Any other device stays as it is."""
     now = call.services.clock()
     with call.services.database.write() as session:
         device = _device(session, call.identity, device_id, lock=True)

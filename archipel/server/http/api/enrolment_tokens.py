@@ -17,7 +17,7 @@ from archipel.server.http.routes import OPERATOR, READ, Call, Route
 
 
 def revoke_enrolment_token(call: Call[TokenRevocation]) -> RevokedTokenInfo:
-    """Let nobody enrol with a token any more; one that was used already is refused: revoke its device."""
+    """Revoke an enrolment token, so that nobody can enrol with it. Refused for a used one: revoke its device then."""
     services = call.services
     token_key, population = _which(call)
     if population is None:

@@ -97,7 +97,7 @@ def list_versions(call: Call[None], name: str) -> VersionPage:
 
 
 def show_version(call: Call[None], name: str, number: str) -> VersionDetail:
-    """One version, with what devices found when they evaluated it."""
+    """One version, with the results of its evaluations by devices."""
     with call.services.database.read() as session:
         model = find_model(session, call.identity, name)
         version = find_version(session, model, int(number))
@@ -128,7 +128,7 @@ def promote_version(call: Call[PromotionRequest], name: str) -> ModelInfo:
 
 
 def roll_back_model(call: Call[None], name: str) -> ModelInfo:
-    """Take back what came last: the rollout under way, else the last promotion; once for each idempotency key."""
+    """Undo the rollout under way, or else the last promotion; once for each idempotency key."""
     key, now = keyed(call, f"rollback {name} "), call.services.clock()
     actor, request = call.identity.actor, {"request_id": key.id, "request_digest": key.digest}
     with call.services.database.write() as session:
@@ -149,7 +149,7 @@ def roll_back_model(call: Call[None], name: str) -> ModelInfo:
 
 
 def list_promotions(call: Call[None], name: str) -> PromotionPage:
-    """Which version was for all devices from when on, newest first."""
+    """The model's promotions, newest first: which version was for all devices, and since when."""
     with call.services.database.read() as session:
         find_model(session, call.identity, name)
         rows, after = page_by(
@@ -171,7 +171,7 @@ def list_promotions(call: Call[None], name: str) -> PromotionPage:
 
 
 def reject_version(call: Call[RejectionRequest], name: str, number: str) -> VersionInfo:
-    """Let a version never be promoted, until it is restored. One that is promoted or on its way is refused."""
+    """Reject a version: it cannot be promoted until it is restored. Refused for one that is promoted or rolled out."""
     now = call.services.clock()
     with call.services.database.write() as session:
         model = find_model(session, call.identity, name, lock=True)
@@ -190,7 +190,7 @@ def reject_version(call: Call[RejectionRequest], name: str, number: str) -> Vers
 
 
 def restore_version(call: Call[None], name: str, number: str) -> VersionInfo:
-    """Take back that a version was rejected."""
+    """Restore a rejected version, so that it can be promoted again."""
     now = call.services.clock()
     with call.services.database.write() as session:
         model = find_model(session, call.identity, name, lock=True)

@@ -29,7 +29,7 @@ SALT_BYTES = 16
 
 
 def create_rollout(call: Call[RolloutRequest]) -> tuple[RolloutInfo, int]:
-    """Begin to bring a version to more and more devices; once for each idempotency key."""
+    """Begin to roll a version out, to more devices in each stage; once for each idempotency key."""
     key, now, request = keyed(call), call.services.clock(), call.body
     with call.services.database.write() as session:
         model = find_model(session, call.identity, request.model, lock=True, error=InvalidRequestError)
@@ -86,18 +86,18 @@ def list_rollouts(call: Call[None]) -> RolloutPage:
 
 
 def show_rollout(call: Call[None], rollout_id: str) -> RolloutInfo:
-    """One rollout, with what was found in each stage."""
+    """One rollout, with the results of each stage."""
     with call.services.database.read() as session:
         return _info(session, _rollout(session, call.identity, rollout_id))
 
 
 def pause_rollout(call: Call[None], rollout_id: str) -> RolloutInfo:
-    """Stay in the stage, for at most a week; then it is rolled back. One that has ended is refused."""
+    """Pause a rollout, for at most a week, after which it is rolled back. Refused for one that has ended."""
     return _change(call, rollout_id, lambda rollout: rollout.state != "paused", rollouts.pause)
 
 
 def resume_rollout(call: Call[None], rollout_id: str) -> RolloutInfo:
-    """Go on with the time that the stage or its evaluation had left."""
+    """Resume a paused rollout, with the time that the stage or its evaluation had left."""
     return _change(call, rollout_id, lambda rollout: rollout.state == "paused", rollouts.resume)
 
 

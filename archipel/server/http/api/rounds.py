@@ -85,7 +85,7 @@ def round_status(call: Call[None], round_id: str) -> RoundStatus:
 
 
 def advertise(call: Call[AdvertiseRequest], round_id: str) -> Receipt:
-    """Round keys, signed by the device."""
+    """Advertise round keys, signed by the device."""
     seat, digest = find_seat(call.services, round_id, call.identity.device_id), _digest(call)
     if not seat.may_send("advertising", digest):
         return Receipt()
@@ -105,9 +105,10 @@ def advertise(call: Call[AdvertiseRequest], round_id: str) -> Receipt:
 
 
 def leave(call: Call[LeaveRequest], round_id: str) -> Receipt:
-    """The device will send nothing in the round, so that nobody waits for it. Only before its first message.
+    """Leave the round before the device's first message, so that the round does not wait for it.
 
-    Nobody waits for it in a buffered round: there its time goes by as it did. The reason, if it tells one, is counted.
+    A buffered round never waits for single devices; there the device keeps its seat until its time is over. The reason,
+    if the device gives one, is counted.
     """
     device_id = call.identity.device_id
 
@@ -146,7 +147,7 @@ def cohort(call: Call[None], round_id: str) -> bytes:
 
 
 def send_shares(call: Call[Shares], round_id: str) -> Receipt:
-    """Encrypted secret shares, one for every other member of U1, each signed."""
+    """Send encrypted secret shares, one for every other member of U1, each of them signed."""
     digest = _digest(call)
     seat = find_seat(call.services, round_id, call.identity.device_id)
     if not seat.may_send("sharing", digest):
@@ -173,7 +174,7 @@ def send_shares(call: Call[Shares], round_id: str) -> Receipt:
 
 
 def inbox(call: Call[None], round_id: str) -> Shares:
-    """What the other members of U2 sent to this device."""
+    """The encrypted shares that the other members of U2 sent to this device."""
     device_id = call.identity.device_id
     query = select(Share.sender, Share.ciphertext, Share.signature).where(
         Share.round_id == round_id, Share.recipient == device_id
@@ -189,7 +190,7 @@ def inbox(call: Call[None], round_id: str) -> Shares:
 
 
 def complain(call: Call[Complaints], round_id: str) -> Receipt:
-    """That the device opened its shares, and whose signed envelopes hold none, with what shows it."""
+    """Report that the device has opened its envelopes, with a complaint and its proof for each one without shares."""
     digest = _digest(call)
     seat = find_seat(call.services, round_id, call.identity.device_id)
     if not seat.may_send("complaining", digest):
@@ -204,21 +205,21 @@ def complain(call: Call[Complaints], round_id: str) -> Receipt:
 
 
 def complaints(call: Call[None], round_id: str) -> bytes:
-    """One complaint about each device that is accused; these are out of the round."""
+    """One complaint about each accused device. Accused devices are out of the round."""
     find_seat(call.services, round_id, call.identity.device_id).may_read("masking")
     with call.services.database.read() as session:
         return call.services.frozen.complaints(session, round_id).message
 
 
 def survivors(call: Call[None], round_id: str) -> bytes:
-    """U3: whose masked updates are in the sum."""
+    """U3: the devices whose masked updates are in the sum."""
     find_seat(call.services, round_id, call.identity.device_id).may_read("confirming")
     with call.services.database.read() as session:
         return call.services.frozen.survivors(session, round_id).message
 
 
 def confirm(call: Call[ConfirmRequest], round_id: str) -> Receipt:
-    """The survivors' set and the list of complaints, signed by the device."""
+    """Confirm the set of survivors and the list of complaints, signed by the device."""
     digest = _digest(call)
     seat = find_seat(call.services, round_id, call.identity.device_id)
     if not seat.may_send("confirming", digest):
@@ -246,7 +247,7 @@ def confirmations(call: Call[None], round_id: str) -> bytes:
 
 
 def unmask(call: Call[Unmasking], round_id: str) -> Receipt:
-    """Of each survivor the share of its seed, of each dropped device that of its mask key."""
+    """Send the share of each survivor's seed, and the share of each dropped device's mask key."""
     digest = _digest(call)
     seat = find_seat(call.services, round_id, call.identity.device_id)
     if not seat.may_send("unmasking", digest):

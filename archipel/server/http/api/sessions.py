@@ -18,7 +18,7 @@ from archipel.server.http.routes import PUBLIC, Call, Route
 
 
 def challenge(call: Call[ChallengeRequest]) -> Challenge:
-    """A nonce for the device to sign; it is good once, for a minute."""
+    """A nonce for the device to sign. It can be used once, and expires after a minute."""
     now = call.services.clock()
     device_id = call.body.device_id
     with call.services.database.read() as session:

@@ -32,9 +32,9 @@ _WANTED = select(Answer.phase).where(
 
 
 def upload_update(call: Call[None], round_id: str) -> Receipt:
-    """The packed masked vector, or in a round with privacy plain the update as safetensors, checked before it counts.
+    """Upload the packed masked vector, or in a round with privacy plain the update as safetensors, which is checked.
 
-    Any masked bytes of the right length are valid: plans use whole bytes per entry.
+    Masked bytes of the right length are always valid, because plans use whole bytes per entry.
     """
     services = call.services
     length = declared_length(services.settings.max_update_bytes)

@@ -14,14 +14,14 @@ from archipel.server.rounds import weights_log
 
 
 def read_weights_log(call: Call[None], name: str, digest: str) -> WeightsLog:
-    """Entries of the log of a bundle's weights, oldest first; none where nothing was trained from it."""
+    """Entries of the log of a bundle's weights, oldest first; none if no training began with the bundle."""
     with call.services.database.read() as session:
         _require(session, call, name)
         return weights_log.read(session, name, digest, call.query.after)
 
 
 def weights_endorsement(call: Call[None], name: str, digest: str, number: str) -> bytes:
-    """What the devices of a secure round have signed, which is evidence of one entry."""
+    """The signatures of a secure round's devices, which are the evidence for one entry."""
     with call.services.database.read() as session:
         _require(session, call, name)
         endorsement = weights_log.evidence(session, name, digest, int(number))
