@@ -65,8 +65,8 @@ def _require_extra() -> None:
     # The packages are looked up and not imported: only the supervisor's children need them.
     for package in _EXTRA:
         try:
-            found = find_spec(package) is not None
+            installed = find_spec(package) is not None
         except ModuleNotFoundError:
-            found = False
-        if not found:
+            installed = False
+        if not installed:
             raise MissingExtraError(package, "server")

@@ -111,6 +111,7 @@ class Offers:
         """
         with self._lock:
             known = self._known.get(population)
+        # `known` is newer than `serial` if another thread has read in between. The newer state is the right one then.
         if known is None or known[0] < serial:
             known = self._read(population)
         wanted = ((each.model, each.of(device_id, attributes)) for each in known[1])
@@ -146,5 +147,6 @@ class Offers:
         return read
 
     def _offered(self, manifest: bytes, **fields: object) -> Offered:
+        # Signed here, once for all devices: an offer names no device.
         offer = Offer(**fields)  # type: ignore[arg-type]
         return Offered(offer.version, seal("offer", offer, self._settings.private_key), expiry(manifest))

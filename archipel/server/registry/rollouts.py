@@ -167,6 +167,7 @@ def advance(session: Session, rollout_id: str, *, now: float, settings: Settings
         except ArchipelError as error:
             step = Step(Move.ROLL_BACK, f"the evaluation cannot be made: {error}")
     elif step.move is Move.GO_ON:
+        # A bundle that has expired since the rollout began is refused by further devices.
         try:
             check_expiry(session, model, rollout.version, now)
         except PolicyError as error:
@@ -196,6 +197,7 @@ def roll_back(session: Session, rollout: Rollout, reason: str, *, now: float, ac
 
 def pause(session: Session, rollout: Rollout, *, now: float, actor: str) -> None:
     """Stop the rollout until it is resumed, for PAUSE_SECONDS at most. The caller has locked it."""
+    # Only the time that is left is stored: the pause must not use it up.
     rollout.resumes, rollout.left = rollout.state, max(rollout.state_ends - now, 0.0)
     rollout.state, rollout.state_ends = "paused", now + PAUSE_SECONDS
     _switch_tasks(session, rollout, "running", "paused")
@@ -244,6 +246,7 @@ def _go_on(session: Session, model: Model, rollout: Rollout, now: float) -> None
     stage = session.get_one(RolloutStage, (rollout.rollout_id, rollout.stage))
     stage.ended, stage.passed = now, True
     if rollout.stage < len(request_of(rollout).stages):
+        # The devices of a stage are among those of the next: their places are hashes with the same salt.
         _set_stage(rollout, rollout.stage + 1, now)
         _enter_stage(session, rollout, now)
         _audit(session, rollout, "stage", now, "coordinator", stage=rollout.stage, percent=rollout.percent)

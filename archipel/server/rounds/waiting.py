@@ -122,6 +122,7 @@ def _waiting_devices(session: Session, task: Task, candidates: int, now: float, 
         given = session.scalars(have_given(task).where(Answer.device_id.in_(able))).all()
         if len(given) == len(able):
             return f"all waiting devices have given their {_number(most, 'contribution')}"
+    # `here` has at most MOST rows, so there may be more candidates than that.
     if candidates >= len(here):
         return f"{_number(candidates, 'device')} waiting"
     of = f"{'at least ' if len(here) == MOST else ''}{_number(len(here), 'device')}"

@@ -186,7 +186,7 @@ def endorsement(session: Session, current: Round) -> bytes | None:
             plan=decode("plan", current.plan, Sealed),
             survivors=Survivors(devices=sorted(session.scalars(survivors))),
             confirmation=body,
-            endorsers=endorsers[: plan.threshold],
+            endorsers=endorsers[: plan.threshold],  # as many as a verifier needs; each has a chain of certificates
         )
     )
 
@@ -196,6 +196,7 @@ def _chain_at_signing(chain: Chain, signed: Sealed) -> Chain | None:
 
     The newest key that verifies the signature is the one; None if no key of the chain does.
     """
+    # From the newest key back, because most devices have not replaced theirs during the round.
     for length in range(len(chain.rotations), -1, -1):
         earlier = Chain(token=chain.token, identity=chain.identity, rotations=chain.rotations[:length])
         with suppress(CertificateError):

@@ -140,6 +140,7 @@ def declared_length(limit: int) -> int:
 
 def body_chunks(length: int) -> Iterator[bytes]:
     """The request's body of exactly `length` bytes, as a stream. Raises ApiError 400 when it ends early."""
+    # Flask's limit for bodies is that of JSON. `length` was checked against the limit of uploads.
     request.max_content_length = length
     left = length
     while left:

@@ -77,13 +77,13 @@ def check_in(call: Call[CheckIn]) -> CheckInResponse:
         over = row.round_id
     wait = services.pace.retry_after(now)
     # Most check-ins only read: `due` is written only if it would be off by more than this. The window tolerates that.
-    stale = services.settings.check_in_window / WRITES_PER_WINDOW
+    tolerance = services.settings.check_in_window / WRITES_PER_WINDOW
     population, serial, aside = "", None, None
     if row is not None:
         population, serial = row.population, row.serial
         if row.until is not None and row.until > now:
             aside = SetAside(until=row.until, reason=f"{row.reason} ({row.detail})")
-    fresh = row is not None and row.due >= now + wait - stale
+    fresh = row is not None and row.due >= now + wait - tolerance
     if row is None or not fresh or row.attributes != report.attributes or row.versions != report.versions:
         population = services.database.together(
             lambda connection: _store(connection, device_id, report, now, wait, over)

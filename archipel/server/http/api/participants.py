@@ -96,9 +96,9 @@ def _infos(session: Session, task: Task, rounds: Sequence[Round], settings: Sett
         faults = {
             of: [
                 msgspec.structs.replace(each, device_id=pseudonym(settings.pseudonym_key, of, each.device_id))
-                for each in found
+                for each in noted_faults
             ]
-            for of, found in faults.items()
+            for of, noted_faults in faults.items()
         }
         aside = {of: sorted(pseudonym(settings.pseudonym_key, of, each) for each in ids) for of, ids in aside.items()}
     return [

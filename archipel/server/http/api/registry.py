@@ -110,14 +110,16 @@ def promote_version(call: Call[PromotionRequest], name: str) -> ModelInfo:
     """Make a version the one for all devices; once for each idempotency key."""
     key, now = keyed(call, f"promote {name} "), call.services.clock()
     with call.services.database.write() as session:
+        # The model's lock comes first: a repeated request waits here, and then finds the entry of the first one.
         model = find_model(session, call.identity, name, lock=True)
-        if not _done(session, key):
+        if not _is_done(session, key):
             version = find_version(session, model, call.body.version, error=InvalidRequestError)
             _require_no_rollout(session, name)
             if version.rejected is not None:
                 raise refuse(409, f"version {version.number} is rejected: {version.reason}; restore it first")
             if version.number != model.promoted:
                 registry.require_valid(session, version, model.population, now)
+                # Going back to earlier weights needs an entry in the log, or devices would refuse them.
                 if version.number < (model.promoted or 0):
                     weights_log.go_back(session, call.services.settings.private_key, name, version.number)
                 registry.set_promoted(
@@ -133,7 +135,7 @@ def roll_back_model(call: Call[None], name: str) -> ModelInfo:
     actor, request = call.identity.actor, {"request_id": key.id, "request_digest": key.digest}
     with call.services.database.write() as session:
         model = find_model(session, call.identity, name, lock=True)
-        if not _done(session, key):
+        if not _is_done(session, key):
             live = rollouts.live_rollout(session, name, lock=True)
             if live is None:
                 registry.take_back(session, model, now=now, actor=actor, **request)
@@ -211,7 +213,7 @@ def _versions(call: Call[Any], session: Session, model: Model, versions: Sequenc
     return describe_versions(session, model, versions, services.clock(), services.settings.smallest_answer)
 
 
-def _done(session: Session, key: Keyed) -> bool:
+def _is_done(session: Session, key: Keyed) -> bool:
     """Whether a request with this key was served already. Raises ApiError 409 if that was a different request."""
     known = session.scalar(select(Promotion).where(Promotion.request_id == key.id))
     if known is not None:
