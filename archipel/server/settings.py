@@ -263,6 +263,10 @@ def init_data_folder(folder: Path | str, *, enrolment_key: bytes, publisher_keys
 
     Raises:
         ServerError: The folder is not empty or cannot be written, or a key is wrong.
+
+    Example:
+        token = init_data_folder("server", enrolment_key=enrolment_public, publisher_keys=[publisher_public])
+        supervise(load_settings("server"))
     """
     folder = Path(folder)
     if (folder / SETTINGS_FILE).exists():

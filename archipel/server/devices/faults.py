@@ -59,6 +59,7 @@ def set_aside_faulty(session: Session, round_id: str, settings: Settings, now: f
         number = sum(count for _, count in by_reason)
         if number < settings.max_faults:
             continue
+        # Lists of devices show one reason: the most frequent one.
         most = max(by_reason, key=lambda row: (row[1], row[0]))[0]
         detail = f"{number} faults: " + ", ".join(
             f"{count} x {reason}" for reason, count in sorted(map(tuple, by_reason))

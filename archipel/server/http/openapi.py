@@ -38,6 +38,7 @@ def document(resources: Mapping[str, Sequence[Route]], *, version: str) -> dict[
         for route in each:
             operations = paths.setdefault(_PARAMETER.sub(r"{\2}", route.path), {})
             operations[route.method.lower()] = _operation(name, route, known, components)
+    # The document has query strings as parameters, so their structs are left out of the schemas.
     queries = {kind.__name__ for route in routes if (kind := route.query) is not None}
     return {
         "openapi": VERSION,

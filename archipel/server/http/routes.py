@@ -154,6 +154,7 @@ def _view(route: Route, door: Door) -> Callable[..., Response]:
         if isinstance(answer, Response):
             return answer
         answer, status = answer if isinstance(answer, tuple) else (answer, route.status)
+        # Bytes are JSON that was encoded before, such as a round's survivors, once for all devices.
         data = answer if isinstance(answer, bytes) else encoder.encode(answer)
         return Response(data, status, mimetype="application/json")
 

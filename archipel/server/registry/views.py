@@ -84,6 +84,7 @@ def describe_versions(
         # would tell about single devices' attributes.
         fetched = {each.number: told(fetched.get(each.number) or 0, smallest) for each in versions}
 
+    # A promoted or offered version is shown as that, whatever else holds: it cannot be rejected meanwhile.
     def state(version: ModelVersion) -> VersionState:
         if version.number == model.promoted:
             return "promoted"

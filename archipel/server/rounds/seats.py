@@ -117,6 +117,7 @@ class Seat:
             raise GoneError("this device is out of the round: a peer showed that it was sent no shares")
 
     def _require_answer(self, phase: str | None) -> None:
+        # Nothing is sent in phase assigning: every participant has passed it.
         if phase is not None and phase != "assigning" and phase not in self.answers:
             raise GoneError(f"this device dropped out: it did not complete phase {phase} in time")
 

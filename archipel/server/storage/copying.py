@@ -72,6 +72,7 @@ def copy_file(source: Storage, target: Storage, key: str, digest: str) -> int:
         written.discard()
         raise ServerError(f"{key}: damaged, its SHA-256 is {written.digest}; restore it or remove it")
     target.keep(written, key)
+    # Read back, because the store's acknowledgement does not show which bytes it has.
     if not has_file(target, key, digest):
         raise ServerError(f"{key}: was copied, and other bytes came back")
     return written.size

@@ -15,6 +15,7 @@ from archipel.server.http.routes import ADMIN, Call, Route
 
 def create_token(call: Call[TokenRequest]) -> NewToken:
     """Make an access token; the answer is the only place where it is ever shown."""
+    # A limit would not bind an admin, who can make a token for any population.
     if call.body.role == "admin" and call.body.populations is not None:
         raise refuse(422, "populations: an admin's token is for all of them, for it can make others")
     now = call.services.clock()
