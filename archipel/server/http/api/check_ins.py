@@ -50,8 +50,11 @@ _SERIAL = select(OfferSerial.serial).where(OfferSerial.population == bindparam("
 
 
 def check_in(call: Call[CheckIn]) -> CheckInResponse:
-    """Check in. The answer has the plan of the device's round while it can take part in it, else the time to ask again,
-    and the versions that the device is to run."""
+    """Report that the device is there, and learn what to do.
+
+    The answer has the plan of the device's round while it can take part in it, else the time to ask again, and the
+    versions that it is to run.
+    """
     if len(call.raw) > MAX_BYTES:
         raise refuse(413, f"{len(call.raw)} bytes of attributes, the limit is {MAX_BYTES}")
     services = call.services
