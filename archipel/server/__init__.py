@@ -1,4 +1,4 @@
-"""The federation server: REST API, coordinator, storage. Imported lazily, so that `archipel --help` stays quick."""
+"""The federation server: REST API, coordinator, storage. Imported on first use, so that `archipel --help` is quick."""
 
 from __future__ import annotations
 
@@ -62,11 +62,11 @@ def __getattr__(name: str) -> Any:
 
 
 def _require_extra() -> None:
-    # Looked for, not imported: the supervisor's children load these packages, it does not need to.
+    # The packages are looked up and not imported: only the supervisor's children need them.
     for package in _EXTRA:
         try:
-            found = find_spec(package) is not None
+            installed = find_spec(package) is not None
         except ModuleNotFoundError:
-            found = False
-        if not found:
+            installed = False
+        if not installed:
             raise MissingExtraError(package, "server")

@@ -1,4 +1,4 @@
-"""Whoever makes a request: a role, an id, and the populations that it is for."""
+"""The identity of a request's caller: role, id, and the populations that its token is for."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Literal
 from archipel.errors import ForbiddenError
 
 Role = Literal["anyone", "device", "operator", "analyst", "auditor", "admin"]
-"""Operators have models trained, analysts ask devices questions (evaluations and analyses), auditors read everything,
-admins may do all that, and make and revoke tokens."""
+"""Operators train and roll out models, analysts run evaluations and analyses, auditors read everything. Admins may do
+all that, and make and revoke tokens."""
 
 
 @dataclass(frozen=True)
 class Identity:
-    """`id` is the device's or the token's, "root" for the token in the settings. `populations`: None is all of them."""
+    """`id` is the device's or token's id, "root" for the token in the settings. `populations`: None means all."""
 
     role: Role
     id: str = ""
@@ -27,20 +27,20 @@ class Identity:
 
     @property
     def actor(self) -> str:
-        """As the audit log names it."""
+        """The caller's name in the audit log."""
         return f"{self.role}:{self.id}"
 
     def may(self, population: str) -> bool:
-        """Whether the token is for that population. What is of another one is to the caller as if it were not there."""
+        """Whether the token is for that population. To the caller, objects of others must seem not to exist."""
         return self.populations is None or population in self.populations
 
     def require(self, population: str) -> None:
-        """Raises ForbiddenError where the token is not for the population, which the caller has named."""
+        """Raise ForbiddenError unless the token is for the population, which the caller itself has named."""
         if not self.may(population):
             raise ForbiddenError(f"this token is not for population {population!r}")
 
     def require_all(self) -> None:
-        """Raises ForbiddenError where the token is for some populations only."""
+        """Raise ForbiddenError unless the token is for all populations."""
         if self.populations is not None:
             raise ForbiddenError("this needs a token that is for all populations")
 

@@ -1,4 +1,4 @@
-"""What handlers and coordinator work with: settings, database, files, clock."""
+"""What handlers and the coordinator share: settings, database, files, caches and the clock."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True)
 class Services:
-    """`clock` gives Unix seconds."""
+    """The parts of one server process. `clock` gives Unix seconds."""
 
     settings: Settings
     database: Database
@@ -40,7 +40,11 @@ class Services:
 
     @classmethod
     def open(cls, settings: Settings, *, connections: int = 4, clock: Clock = time.time) -> Services:
-        """Nothing is read or written yet. Raises ServerError for an unusable database URL or a missing extra."""
+        """Make the parts for `settings`, without reading or writing anything yet.
+
+        `connections` is the size of the database's pool. Raises ServerError for an unusable database URL or a missing
+        extra.
+        """
         storage = open_storage(settings)
         database = Database(settings.database_url, connections=connections)
         blobs = BlobStore(storage)
@@ -59,7 +63,7 @@ class Services:
         )
 
     def prepare(self) -> None:
-        """Make sure that files can be stored and bring the schema up to date. Raises ServerError."""
+        """Check that files can be stored, and migrate the database to this version's schema. Raises ServerError."""
         self.blobs.prepare()
         self.database.migrate()
 

@@ -1,4 +1,4 @@
-"""The server's settings: one TOML file in the data folder, each of them overridable by an environment variable."""
+"""The server's settings: one TOML file in the data folder. An environment variable can override each of them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Rate = Annotated[float, Meta(gt=0, le=1e6)]
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
-    """Everything a server process needs to know. Keys are 64 hexadecimal digits, times seconds, sizes bytes.
+    """The settings of a server process. Keys are 64 hexadecimal digits, times are in seconds, sizes in bytes.
 
     The environment variable ARCHIPEL_SERVER_NAME overrides setting NAME (upper case; lists separated by commas).
     """
@@ -57,13 +57,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     blobs: str = "blobs"
     """Where bundles, weights and spooled updates are: a folder, or s3://BUCKET/PREFIX."""
     blob_cache_bytes: Bytes = 4 << 30
-    """Of an object store's bundles and weights, so much is kept in the data folder."""
+    """How much of an object store's bundles and weights is cached in the data folder."""
     host: str = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535)] = 8470
     tls_certificate: str = ""
-    """PEM file of the certificate, with those between it and its authority; empty: plain HTTP."""
+    """PEM file of the certificate, followed by intermediate certificates; empty: plain HTTP."""
     tls_key: str = ""
-    """PEM file of the certificate's private key; empty: it is in the same file."""
+    """PEM file of the certificate's private key; empty: it is in the certificate's file."""
     tls_client_ca: str = ""
     """PEM file of authorities; if set, only clients with a certificate by one of them are served."""
     workers: Annotated[int, Meta(ge=1, le=256)] = 1
@@ -74,49 +74,49 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     max_bundle_bytes: Bytes = 1 << 30
     max_update_bytes: Bytes = 1 << 30
     requests_per_second: Rate = 100.0
-    """Of one device or one access token, on average, in each web process."""
+    """Average limit for one device or one access token, in each web process."""
     anonymous_per_second: Rate = 50.0
-    """Of one client address, without having proved who it is: enrolment, challenges, sessions, refused tokens."""
+    """Average limit for unauthenticated requests of one address: enrolment, challenges, sessions, refused tokens."""
     burst_seconds: Annotated[float, Meta(ge=0, le=3600)] = 10.0
     """As many requests as are allowed in this time may come at once."""
     concurrent_requests: Annotated[int, Meta(ge=1, le=256)] = 8
-    """Of one device, token or anonymous address at the same time, in each web process; fewer than `threads`."""
+    """Limit for one device, token or address at the same time, in each web process; below `threads`."""
     stall_seconds: Seconds = 30.0
-    """A client that sends nothing in the middle of a request for so long is cut off: it keeps a thread waiting."""
+    """A client that sends nothing for so long in the middle of a request is cut off, because it keeps a thread busy."""
     trusted_proxies: Annotated[int, Meta(ge=0, le=10)] = 0
     """How many proxies in front of the server add the client's address to X-Forwarded-For; 0: the header is ignored."""
     retry_after: Annotated[float, Meta(ge=0.01, le=86400)] = 2.0
-    """How long a device is told to wait before it asks for work again, while few do; in a round, half of it."""
+    """How long a device waits between check-ins while there are few devices; in a round, half of it."""
     check_ins_per_second: Rate = 200.0
-    """More devices than come at this rate are told to wait longer, each for a time of its own."""
+    """With more devices than this rate allows each one waits longer, for a random time (devices.pace)."""
     check_in_window: Seconds = 10.0
-    """A device that is due within this time, or is no later than this, may be assigned; above 3 x `retry_after`."""
+    """A device may be assigned from this time before it is due until this time after; at least 3 x `retry_after`."""
     session_seconds: Seconds = 900.0
     challenge_seconds: Seconds = 60.0
     poll_seconds: Annotated[float, Meta(ge=0.005, le=10)] = 0.05
-    """How often the coordinator looks."""
+    """How long an idle coordinator rests between two steps."""
     lease_seconds: Annotated[float, Meta(ge=1, le=3600)] = 10.0
-    """After so long without a sign of life another server's coordinator takes over."""
+    """If a coordinator does not renew its lease for so long, another server's coordinator takes over."""
     smallest_answer: Annotated[int, Meta(ge=1, le=1000)] = 10
-    """Numbers of devices that depend on what devices tell about themselves are told in steps of this."""
+    """Numbers of devices that depend on attributes are shown as multiples of this only (devices.smallest_answer)."""
     max_failed_rounds: Annotated[int, Meta(ge=1, le=1000)] = 5
-    """After this many failed rounds in a row a task fails; those that count are said in docs/operations.md."""
+    """After this many failed rounds in a row a task fails; docs/operations.md says which ones count."""
     max_spoiled_rounds: Annotated[int, Meta(ge=0, le=100_000)] = 50
-    """So many rounds in a row may be spoiled while it is being found out by whom; further ones count as failed."""
+    """So many rounds in a row may be spoiled while the server searches for the spoiler; later ones count as failed."""
     max_faults: Annotated[int, Meta(ge=1, le=1000)] = 3
     """A device with this many faults of its own within `fault_seconds` is set aside."""
     fault_seconds: Long = 7 * 86400.0
-    """Faults, and what a search for spoilers has counted, are forgotten after this time without another."""
+    """Faults count for this time. A search for spoilers ends after this time without a spoiled round."""
     quarantine_seconds: Long = 86400.0
-    """How long a device is set aside the first time; each further time twice as long as the one before."""
+    """How long a device is set aside the first time. Each further time is twice as long as the one before."""
     false_accusations: Annotated[float, Meta(gt=0, le=0.5)] = 0.05
-    """The risk that a search for spoilers sets any honest device aside; a smaller one takes more rounds."""
+    """The risk that a search for spoilers sets any honest device aside. A smaller risk takes more rounds."""
     query_approval: bool = False
     """Whether evaluations and analyses wait until somebody else with the right to run them approves."""
     log_bytes: Annotated[int, Meta(ge=0)] = 64 << 20
-    """requests.log and server.log begin anew at this size; 0: never, where another program sees to it."""
+    """requests.log and server.log are rotated at this size; 0: never, for another program to do it."""
     logs_kept: Annotated[int, Meta(ge=0, le=1000)] = 4
-    """So many earlier files of each are kept, as NAME.1 (the newest) and so on."""
+    """How many earlier files of each log are kept, as NAME.1 (the newest) and so on."""
 
     def __post_init__(self) -> None:
         if self.check_in_window < 3 * self.retry_after:
@@ -136,7 +136,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 "client could keep all of them busy"
             )
         if "://" in self.blobs and self.bucket is None:
-            # What was given is not shown: somebody may have put credentials into it.
+            # The error does not show the value, which may contain credentials by mistake.
             raise ValueError(
                 "blobs must be a folder or s3://BUCKET/PREFIX, in letters, digits, '-', '_' and '.'; credentials and "
                 "endpoint come from AWS's environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_ENDPOINT_URL)"
@@ -148,23 +148,23 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def blob_folder(self) -> Path:
-        """Where `bucket` is None."""
+        """The folder of the server's files if `bucket` is None."""
         return self.path(self.blobs)
 
     @property
     def bucket(self) -> tuple[str, str] | None:
-        """Name of an object store's bucket and prefix of all keys, where `blobs` says so."""
-        found = _BUCKET.fullmatch(self.blobs)
-        return (found[1], found[2] or "") if found else None
+        """Name of the object store's bucket and prefix of all keys; None if `blobs` is a folder."""
+        match = _BUCKET.fullmatch(self.blobs)
+        return (match[1], match[2] or "") if match else None
 
     @property
     def blob_cache(self) -> Path:
-        """Of an object store; may be deleted while the server is stopped."""
+        """The cache of an object store's files. It may be deleted while the server is stopped."""
         return self.path("blob-cache")
 
     @property
     def bundle_folder(self) -> Path:
-        """Verified bundles, unpacked; a cache that may be deleted."""
+        """A cache of verified bundles, unpacked. It may be deleted."""
         return self.path("bundles")
 
     @property
@@ -173,7 +173,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def process_log(self) -> Path:
-        """What the web and coordinator processes print."""
+        """The output of the web and coordinator processes."""
         return self.path("server.log")
 
     @property
@@ -186,7 +186,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @cached_property
     def private_key(self) -> Ed25519PrivateKey:
-        """The server's key. Raises ServerError when its file cannot be read."""
+        """The server's private key. Raises ServerError if its file cannot be read."""
         try:
             return load_private_key(self.path(self.server_key))
         except BundleError as error:
@@ -199,15 +199,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @cached_property
     def challenge_key(self) -> bytes:
-        """32 bytes, derived from the server key: what marks the server's own challenges. Raises as `private_key`."""
+        """32 bytes, derived from the server key, that authenticate challenges. Raises as `private_key`."""
         return self._derived(b"archipel/v1/challenge-key")
 
     @cached_property
     def pseudonym_key(self) -> bytes:
-        """32 bytes, derived from the server key: see server.devices.smallest_answer. Raises as `private_key`."""
+        """32 bytes, derived from the server key, for pseudonyms of devices. Raises as `private_key`."""
         return self._derived(b"archipel/v1/pseudonym-key")
 
     def _derived(self, label: bytes) -> bytes:
+        # HKDF with a label for each purpose, so that no key tells anything about another one.
         secret = self.private_key.private_bytes_raw()
         return HKDF(algorithm=SHA256(), length=32, salt=None, info=label).derive(secret)
 
@@ -224,7 +225,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 def load_settings(folder: Path | str, *, environment: Mapping[str, str] | None = None, **overrides: object) -> Settings:
-    """Read FOLDER/server.toml, then the environment, then `overrides`. Raises ServerError that names the setting."""
+    """Load the settings of a data folder.
+
+    Arguments:
+        folder: The data folder; the file is FOLDER/server.toml.
+        environment: Variables that override the file, by default this process's.
+        overrides: Settings by name that override both.
+
+    Raises:
+        ServerError: The file is missing, or a setting is unknown or wrong; the message names it.
+    """
     folder = Path(folder).absolute()
     try:
         return settings_file.load(
@@ -241,10 +251,22 @@ def load_settings(folder: Path | str, *, environment: Mapping[str, str] | None =
 
 
 def init_data_folder(folder: Path | str, *, enrolment_key: bytes, publisher_keys: Sequence[bytes]) -> str:
-    """Make a data folder: the server's keys, server.toml, and an operator token, which is returned and kept nowhere.
+    """Make a data folder with a new server key and server.toml.
 
-    `enrolment_key` and `publisher_keys` are raw 32-byte Ed25519 public keys. Raises ServerError if the folder is in use
-    already or cannot be written.
+    Arguments:
+        folder: A new or empty folder.
+        enrolment_key: Raw 32-byte Ed25519 public key that certifies enrolment tokens.
+        publisher_keys: Raw 32-byte Ed25519 public keys of accepted publishers, at least one.
+
+    Returns:
+        An operator token. Only its hash is stored, so it is shown here once.
+
+    Raises:
+        ServerError: The folder is not empty or cannot be written, or a key is wrong.
+
+    Example:
+        token = init_data_folder("server", enrolment_key=enrolment_public, publisher_keys=[publisher_public])
+        supervise(load_settings("server"))
     """
     folder = Path(folder)
     if (folder / SETTINGS_FILE).exists():
@@ -271,6 +293,7 @@ def init_data_folder(folder: Path | str, *, enrolment_key: bytes, publisher_keys
         own = generate_key()
         save_private_key(own, folder / SERVER_KEY_FILE)
         save_public_key(own, folder / PUBLIC_KEY_FILE)
+        # Last: a folder with settings is complete. After a kill before that the folder must be emptied.
         _write_new(folder / SETTINGS_FILE, "\n".join(lines) + "\n")
     except OSError as error:
         raise ServerError(f"{folder}: cannot be written ({error.strerror})") from None
@@ -280,17 +303,17 @@ def init_data_folder(folder: Path | str, *, enrolment_key: bytes, publisher_keys
 
 
 def check_private_key(settings: Settings) -> None:
-    """Raises ServerError where others may read the server's key."""
+    """Raise ServerError if all users of this machine may access the server's key."""
     path = settings.path(settings.server_key)
     if path.exists() and path.stat().st_mode & 0o007:
         raise ServerError(f"{path}: everybody on this machine may use the server's key; run: chmod 600 {path}")
 
 
 def keep_public_key(settings: Settings) -> None:
-    """Let server.key.pub in the data folder be the public half of the server's key. Raises ServerError."""
+    """Write server.key.pub in the data folder unless it has the public half of the server's key. Raises ServerError."""
     path = settings.path(PUBLIC_KEY_FILE)
     try:
-        # One that is missing, damaged, or of a key that was replaced.
+        # It is written anew if it is missing, damaged, or the public half of a key that was replaced.
         with suppress(BundleError):
             if load_public_key(path) == settings.public_key:
                 return

@@ -16,7 +16,7 @@ from archipel.bundle import decode_manifest
 from archipel.protocol.messages import Confirmations, Receipt
 from archipel.protocol.uploads import contribution, upload_layout
 from archipel.server.database.tables import BundleRow
-from archipel.server.devices.queries import _cells, _divided
+from archipel.server.devices.queries import _cells, _divide_cells
 from tests.server.conftest import ANSWERED
 
 LEAST = 3
@@ -253,11 +253,11 @@ def test_what_is_left_of_a_divided_cell_needs_contributors_too(world: Any) -> No
 
 def test_contributors_by_cell_are_counted_exactly() -> None:
     a, b, c = frozenset("abc"), frozenset("def"), frozenset("ghi")
-    counts = _divided({}, a | b, 5)
+    counts = _divide_cells({}, a | b, 5)
     assert counts == {a | b: 5}
-    assert _divided(counts, a, 3) == {a: 3, b: 2}
-    assert _divided({a: 3, b: 2}, a | b | c, 6) == {a: 3, b: 2, c: 1}
-    assert _divided({a: 3, b: 2}, b, 1) == {a: 3, b: 2}
+    assert _divide_cells(counts, a, 3) == {a: 3, b: 2}
+    assert _divide_cells({a: 3, b: 2}, a | b | c, 6) == {a: 3, b: 2, c: 1}
+    assert _divide_cells({a: 3, b: 2}, b, 1) == {a: 3, b: 2}
     # Two new cells at once: how many are in which cannot be told.
-    assert _divided({a: 3, b: 2}, frozenset("abde"), 3) is None
-    assert _divided({a: 3}, frozenset("abgh"), 3) is None
+    assert _divide_cells({a: 3, b: 2}, frozenset("abde"), 3) is None
+    assert _divide_cells({a: 3}, frozenset("abgh"), 3) is None

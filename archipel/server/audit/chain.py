@@ -1,6 +1,7 @@
-"""The chain of the audit log: its hashes, and the check that whoever has the log can make for themselves.
+"""The hash chain of the audit log, and its verification, which anybody who has the log can run.
 
-hash = SHA-256 of the entry's other fields as JSON: keys sorted, no blanks, UTF-8
+hash = SHA-256 of the entry's other fields as JSON: keys sorted, no blanks, UTF-8. One of these fields is `previous`,
+the hash of the entry before, so an entry cannot be changed or removed without changing the hashes of all later ones.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from archipel.errors import AuditError
 from archipel.protocol.operator.tasks import AuditEntry
 
 FIRST = "0" * 64
-"""What the first entry has for the hash of the one before."""
+"""The `previous` of the first entry."""
 
 
 def entry_hash(fields: dict[str, Any]) -> str:
-    """Of all fields but `hash`."""
+    """SHA-256 (hex) of all fields but `hash`."""
     plain = {name: value for name, value in fields.items() if name != "hash"}
     return hashlib.sha256(
         json.dumps(plain, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
@@ -28,9 +29,17 @@ def entry_hash(fields: dict[str, Any]) -> str:
 
 
 def verify(entries: Iterable[AuditEntry], *, heads: Iterable[tuple[int, str]] = ()) -> tuple[int, str]:
-    """Check a whole log, oldest first, and that it still holds the `heads` (number and hash) that were kept elsewhere.
+    """Check a whole log, and that it still contains heads that were kept elsewhere.
 
-    Returns the log's own head. Raises AuditError that names the first entry that is wrong.
+    Arguments:
+        entries: All entries, oldest first.
+        heads: Numbers and hashes of entries that were the newest once. They show a log that was rewritten to its end.
+
+    Returns:
+        The log's own head: number and hash of its newest entry.
+
+    Raises:
+        AuditError: The log is wrong; the message names the first wrong entry.
     """
     # Two heads of one number are both held to: the present head must not take the place of one that was kept.
     kept: dict[int, set[str]] = {}

@@ -1,8 +1,8 @@
-"""The audit log: who did what to what, each entry holding the hash of the one before.
+"""The audit log: who did what to what, in entries that contain the hash of the entry before.
 
-An entry is appended in the transaction of what it tells, so neither is there without the other. The database refuses to
-change or delete entries; whoever gets around that breaks the chain, unless they make it anew to its end, and that shows
-in a head that was kept elsewhere (`archipel audit verify --head`).
+An entry is appended in the transaction of the change that it describes, so neither exists without the other. The
+database refuses to change or delete entries. Whoever gets around that breaks the chain, or must rewrite it to its end,
+which a head that was kept elsewhere reveals (`archipel audit verify --head`).
 """
 
 from __future__ import annotations
@@ -20,15 +20,19 @@ _LOCK = 0x61726368
 
 
 def take_turn(session: Session) -> None:
-    """Wait until no other transaction that appends is open. `append` does it by itself; whoever looks first at what
-    must not change until then does it before that."""
+    """Wait until no other transaction that appends is open.
+
+    `append` does so itself. A caller that first reads something which must not change before it appends calls this
+    before it reads.
+    """
+    # On SQLite the only write lock has the same effect.
     if session.get_bind().dialect.name == "postgresql":
-        # One after the other, or two entries would follow the same one; freed when the transaction ends.
+        # Without it two entries could follow the same one. The end of the transaction releases the lock.
         session.execute(text(f"SELECT pg_advisory_xact_lock({_LOCK})"))
 
 
 def append(session: Session, now: float, actor: str, action: str, subject: str, **detail: Any) -> None:
-    """Add an entry to the open writing transaction. `detail` never holds tokens, keys or data of devices."""
+    """Append an entry in the open writing transaction. `detail` must not contain tokens, keys or devices' data."""
     take_turn(session)
     last = session.execute(select(AuditRow.seq, AuditRow.hash).order_by(AuditRow.seq.desc()).limit(1)).one_or_none()
     fields: dict[str, Any] = {

@@ -1,8 +1,8 @@
-"""The database: engine, transactions, migrations. SQLite by default; PostgreSQL by URL.
+"""The database: engine, transactions, migrations. SQLite by default, PostgreSQL by URL.
 
-A reading transaction never waits. A writing one on SQLite is BEGIN IMMEDIATE, so it holds the only write lock from its
-first statement on and what it has read cannot change under it; on PostgreSQL the rows that matter are locked explicitly
-(`with_for_update`, which SQLite ignores because it needs no such thing).
+A reading transaction never waits. A writing transaction on SQLite is BEGIN IMMEDIATE: it holds the only write lock from
+its first statement on, so nothing that it has read can change before it commits. On PostgreSQL the rows that matter are
+locked explicitly (`with_for_update`, which SQLite ignores).
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ T = TypeVar("T")
 
 MIGRATIONS = Path(__file__).parent / "migrations"
 SCHEMA = "0015"
-"""Name of the newest migration."""
+"""Revision of the newest migration."""
 BUSY_MILLISECONDS = 10_000
 _WRITE = "archipel_write"
 
 
 class _Job(Generic[T]):
-    """What one thread wants to write."""
+    """Work that one thread wants done in a writing transaction, and its outcome."""
 
     def __init__(self, work: Callable[[Connection], T]) -> None:
         self._work = work
@@ -44,13 +44,13 @@ class _Job(Generic[T]):
         self.error = None
         try:
             self.result = self._work(connection)
-        except RefusalError as error:  # refused before it changed anything: the others go on
+        except RefusalError as error:  # it has changed nothing, so the other jobs of the transaction go on
             self.error = error
 
     def outcome(self) -> T:
         if self.error is not None:
             raise self.error
-        if not self.done:  # the thread that took it with its own was torn down
+        if not self.done:  # the thread that ran it with its own job was ended by a BaseException
             raise ServerError("the transaction was not committed")
         return cast(T, self.result)
 
@@ -67,7 +67,8 @@ class Database:
         except (ArgumentError, NoSuchModuleError, ImportError) as error:
             raise ServerError(f"database {url.split(':', 1)[0]!r}: {error}; expected an SQLAlchemy URL") from None
         self._where = parsed.render_as_string(hide_password=True)
-        # SQLite has one writer. Waiting on a lock of this process is fair; its own busy handler sleeps and polls.
+        # SQLite allows one writer. Threads of this process wait on a lock, which wakes them at once; SQLite's own busy
+        # handler would sleep and poll.
         self._turn: AbstractContextManager[Any] = nullcontext()
         if parsed.get_backend_name() == "sqlite":
             self._turn = threading.Lock()
@@ -76,7 +77,7 @@ class Database:
         self._committing, self._queue_lock = threading.Lock(), threading.Lock()
         self._queue: list[_Job[Any]] = []
         self._writer = self.engine.execution_options(**{_WRITE: True})
-        # One statement needs no transaction around it.
+        # For single statements, which need no explicit transaction.
         sqlite = parsed.get_backend_name() == "sqlite"
         self._looking = _Kept(parsed) if sqlite else _Pooled(self.engine)
 
@@ -86,12 +87,12 @@ class Database:
             yield session
 
     def look_all(self, query: Executable, **values: object) -> Sequence[Row[Any]]:
-        """The rows that one prepared query finds; see `look`."""
+        """The rows of one query, as `look`."""
         with self._looking() as connection:
             return connection.execute(query, values).all()
 
     def look(self, query: Executable, **values: object) -> Row[Any] | None:
-        """The row that one prepared query finds, or None. For what is asked often: much less time than `read()`."""
+        """The row of one query, or None. For frequent queries: it takes much less time than `read()`."""
         with self._looking() as connection:
             return connection.execute(query, values).one_or_none()
 
@@ -102,16 +103,18 @@ class Database:
 
     @contextmanager
     def _write_rows(self) -> Iterator[Connection]:
-        """As `write`, without objects: for little that is written often."""
+        """As `write`, with a plain connection: cheaper for single rows that are written often."""
         with self._turn, self._writer.begin() as connection:
             yield connection
 
     def together(self, work: Callable[[Connection], T]) -> T:
-        """`work` in one writing transaction with what other threads want to write at this moment: one sync for all.
+        """Run `work` in one writing transaction with the work of other threads, so that all share one disk sync.
 
         Durable when it returns. `work` may be run twice, and must have changed nothing when it raises RefusalError. On
-        PostgreSQL it has a transaction of its own: those of one moment are synced together there anyway.
+        PostgreSQL it has a transaction of its own, because that database syncs concurrent commits together itself.
         """
+        # Group commit: each thread queues its job. The first one to get `_committing` runs all queued jobs; the others
+        # find theirs done when they get it. While a commit waits for the disk, the next group gathers.
         if self.engine.dialect.name != "sqlite":
             with self._write_rows() as connection:
                 return work(connection)
@@ -131,6 +134,8 @@ class Database:
                 for job in jobs:
                     job.run(connection)
         except Exception as error:  # noqa: BLE001 - raised again, by the thread whose job it was
+            # One job failed, and the transaction of all was rolled back. Each is run again by itself, so that only the
+            # one that fails has the error.
             if len(jobs) > 1:
                 for job in jobs:
                     self._commit([job])
@@ -140,10 +145,10 @@ class Database:
             job.done = True
 
     def migrate(self) -> None:
-        """Bring the schema to this version. Raises ServerError when the database cannot be opened or is newer."""
+        """Migrate the schema to this version. Raises ServerError if the database cannot be opened or is newer."""
         if self._schema() == SCHEMA:
             return
-        # Loading Alembic takes longer than everything else at start, so only when there is something to do.
+        # Imported here: Alembic takes longer to load than everything else at start, and is rarely needed.
         from alembic import command
         from alembic.config import Config
         from alembic.util import CommandError
@@ -160,19 +165,19 @@ class Database:
             raise ServerError(f"{self._where}: {_reason(error)}") from None
 
     def check(self) -> None:
-        """Raises ServerError unless the schema is that of this version."""
-        found = self._schema()
-        if found != SCHEMA:
-            raise ServerError(f"{self._where}: schema {found}, expected {SCHEMA}; start the server to migrate")
+        """Raise ServerError unless the schema is that of this version."""
+        schema = self._schema()
+        if schema != SCHEMA:
+            raise ServerError(f"{self._where}: schema {schema}, expected {SCHEMA}; start the server to migrate")
 
     def _schema(self) -> str | None:
-        # None: a new database.
+        """The revision of the database's schema; None for a new database."""
         try:
             with self.read() as session:
                 if not inspect(session.connection()).has_table("alembic_version"):
                     return None
-                found: str | None = session.scalar(text("SELECT version_num FROM alembic_version"))
-                return found
+                revision: str | None = session.scalar(text("SELECT version_num FROM alembic_version"))
+                return revision
         except SQLAlchemyError as error:
             raise ServerError(f"{self._where}: {_reason(error)}") from None
 
@@ -182,7 +187,7 @@ class Database:
 
 
 class _Pooled:
-    """A connection of the pool, for one statement."""
+    """Takes a connection from the pool for one statement (PostgreSQL)."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine.execution_options(isolation_level="AUTOCOMMIT")
@@ -195,11 +200,11 @@ class _Pooled:
 
 
 class _Kept:
-    """Each thread's own connection, for as long as there is the thread: half of what a look at SQLite takes is to get
-    one from a pool and to give it back. Between two statements it holds nothing of the database."""
+    """Keeps one connection for each thread (SQLite), because taking one from a pool and returning it would double the
+    time of a single statement. Between two statements a connection holds no lock."""
 
     def __init__(self, url: URL) -> None:
-        # Whichever thread sees that another one is gone closes what that had.
+        # A connection may be closed by another thread than its own, in `close` or by garbage collection.
         engine = create_engine(url, poolclass=NullPool, connect_args={"check_same_thread": False})
         event.listen(engine, "connect", _sqlite_connect)
         self._engine = engine
@@ -222,10 +227,12 @@ class _Kept:
 
 
 def _sqlite_connect(connection: Any, record: object) -> None:
-    # No implicit BEGIN by the driver: _sqlite_begin says which kind of transaction it is.
+    # The driver must not begin transactions by itself: `_sqlite_begin` chooses their kind.
     connection.isolation_level = None
     cursor = connection.cursor()
     cursor.execute(f"PRAGMA busy_timeout = {BUSY_MILLISECONDS}")
+    # With a write-ahead log readers do not wait for the writer. FULL syncs the log at every commit, so that a commit is
+    # durable when it returns.
     cursor.execute("PRAGMA journal_mode = WAL")
     cursor.execute("PRAGMA synchronous = FULL")
     cursor.execute("PRAGMA foreign_keys = ON")
@@ -233,6 +240,7 @@ def _sqlite_connect(connection: Any, record: object) -> None:
 
 
 def _sqlite_begin(connection: Connection) -> None:
+    # A transaction that reads first and takes the write lock later could fail there, if another one wrote meanwhile.
     immediate = connection.get_execution_options().get(_WRITE, False)
     connection.exec_driver_sql("BEGIN IMMEDIATE" if immediate else "BEGIN")
 

@@ -1,4 +1,4 @@
-"""The tables of attributed faults, of devices that are set aside, and of searches for whoever spoils rounds."""
+"""The tables of faults, of devices that are set aside, and of searches for devices that spoil rounds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Reason = String(128)
 
 
 class Fault(Base):
-    """Something wrong that a device sent in a round and nobody else can have sent; once for each reason."""
+    """Something wrong that a device sent in a round, and that nobody else can have sent; one row for each reason."""
 
     __tablename__ = "faults"
     round_id: Mapped[str] = mapped_column(ForeignKey("rounds.round_id"), primary_key=True)
@@ -23,10 +23,10 @@ class Fault(Base):
 
 
 class Quarantine(Base):
-    """A device that no round takes before `until`; kept after that, for `times` says how often it was set aside.
+    """A device that no round takes before `until`. The row stays, because `times` says how often it was set aside.
 
-    `detail` is the evidence in words, `round_id` the round whose end showed it. `released`: when an operator let it
-    back in; what was noted of it before then, or before `until`, does not count a second time.
+    `detail` is the evidence in words, `round_id` the round after which it was enough. `released`: when an operator
+    ended the quarantine, else null. Faults from before its end do not count again.
     """
 
     __tablename__ = "quarantines"
@@ -43,10 +43,10 @@ class Quarantine(Base):
 
 
 class Search(Base):
-    """The search for whoever spoils a population's rounds, from the first spoiled one until none was for long.
+    """The search for devices that spoil a population's rounds. It ends when no round was spoiled for a long time.
 
-    `rounds` and `spoiled` count those that it learned from, `quiet` the good ones since the last spoiled one. `absent`:
-    the bets (archipel.server.devices.suspicion) of a device that was in no spoiled round so far.
+    `rounds` and `spoiled` count the rounds that it learned from, `quiet` the good ones since the last spoiled one.
+    `absent`: the bets (archipel.server.devices.suspicion) of a device that was in no spoiled round so far.
     """
 
     __tablename__ = "searches"
@@ -60,7 +60,7 @@ class Search(Base):
 
 
 class Suspect(Base):
-    """What a search knows of a device that was in a spoiled round: its bets, and the rounds that it was in."""
+    """The score of a device that was in a spoiled round: its bets, and the numbers of rounds that it was in."""
 
     __tablename__ = "suspects"
     device_id: Mapped[str] = mapped_column(ForeignKey("devices.device_id"), primary_key=True)

@@ -1,4 +1,4 @@
-"""The tables of the model registry: models, their versions, what was promoted when, and rollouts."""
+"""The tables of the model registry: models, their versions, the history of promotions, and rollouts."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ Name = String(128)
 
 
 class Model(Base):
-    """What devices of a population run, in numbered versions. `promoted` is the number of the one for all of them,
-    `promotion` that of the entry in `promotions` which made it so; null before the first."""
+    """A model of a population, in numbered versions. `promoted` is the number of the version for all devices,
+    `promotion` that of the entry in `promotions` which made it so; both are null before the first promotion."""
 
     __tablename__ = "models"
     name: Mapped[str] = mapped_column(Name, primary_key=True)
@@ -26,8 +26,8 @@ class Model(Base):
 class ModelVersion(Base):
     """One content of a model: a bundle, and the weights to be used with it (null: the bundle's own).
 
-    `digest` is made of both. `parent` is the number of the version that it was made from; `task_id` and `task_version`
-    say which row of `versions` it is, where it comes from training. It is not promoted while `rejected` (Unix seconds).
+    `digest` is of both. `parent` is the number of the version that it was made from. `task_id` and `task_version` name
+    its row of `versions` if it comes from training. A version that is `rejected` (Unix seconds) cannot be promoted.
     """
 
     __tablename__ = "model_versions"
@@ -49,10 +49,10 @@ class ModelVersion(Base):
 
 
 class Promotion(Base):
-    """One entry of a model's history: `version` is for all devices from then on.
+    """One entry of a model's history of promotions: from `created` on `version` is for all devices.
 
-    `below` is the number of the entry that a rollback from this one goes back to: rolling back twice goes back two
-    promotions, not there and back. `request_id` and `request_digest` are of the request under an idempotency key.
+    `below` is the number of the entry to which a rollback returns, so rolling back twice goes back two promotions.
+    `request_id` and `request_digest` belong to the request and its idempotency key.
     """
 
     __tablename__ = "promotions"
@@ -69,11 +69,12 @@ class Promotion(Base):
 
 
 class Rollout(Base):
-    """A version on its way to all devices, live while `ended` is None; see archipel.server.registry.rollouts.
+    """The rollout of a version, live while `ended` is None; see archipel.server.registry.rollouts.
 
-    `request` is the JSON of the checked registry_resources.RolloutRequest. `stage` counts from 1; `percent` is that of
-    the stage, of the devices for which `eligibility` is true, by the hash under `salt`. While it is paused, `resumes`
-    is the state it goes on in and `left` the seconds that this had left. `created_by` is as the audit log names people.
+    `request` is the JSON of the checked RolloutRequest. `stage` counts from 1. The version is offered to `percent` of
+    the devices for which `eligibility` is true, chosen by a hash with the key `salt`. While the rollout is paused,
+    `resumes` is the state to continue in, and `left` the seconds that were left of it. `created_by` is the name of the
+    audit log.
     """
 
     __tablename__ = "rollouts"
@@ -121,7 +122,7 @@ class RolloutStage(Base):
 
 
 class OfferSerial(Base):
-    """Grows whenever that changes which the devices of a population are offered. No row: nothing ever was."""
+    """A number that grows whenever the offers for a population's devices change. No row: there was no offer yet."""
 
     __tablename__ = "offer_serials"
     population: Mapped[str] = mapped_column(Name, primary_key=True)

@@ -1,11 +1,11 @@
-"""Which session tokens this process has seen lately, so that not every request asks the database."""
+"""A cache of the session tokens that this process has seen lately, so that not every request queries the database."""
 
 from __future__ import annotations
 
 import threading
 
 CACHE_SECONDS = 5.0
-"""How long a session is believed: what ends one takes effect in other web processes after this time at the latest."""
+"""How long a session is cached. A session that ends is refused by other web processes after this time at the latest."""
 CACHE_ENTRIES = 20_000
 
 
@@ -17,15 +17,15 @@ class SessionCache:
         self._lock = threading.Lock()
 
     def get(self, digest: bytes, now: float) -> str | None:
-        """The device whose session it is; None: ask the database."""
-        found = self._known.get(digest)
-        return found[0] if found is not None and now < found[1] else None
+        """The id of the session's device; None: query the database."""
+        entry = self._known.get(digest)
+        return entry[0] if entry is not None and now < entry[1] else None
 
     def keep(self, digest: bytes, device_id: str, now: float, expires: float) -> None:
-        """Believe it for `CACHE_SECONDS`, and never beyond `expires`."""
+        """Cache a session for CACHE_SECONDS, and never beyond `expires`."""
         with self._lock:
             if len(self._known) >= CACHE_ENTRIES:
-                self._known.clear()
+                self._known.clear()  # simpler than evicting single entries, which live for seconds anyway
             self._known[digest] = (device_id, min(expires, now + CACHE_SECONDS))
 
     def drop(self, digest: bytes) -> None:
@@ -34,7 +34,7 @@ class SessionCache:
             self._known.pop(digest, None)
 
     def forget(self, device_id: str) -> None:
-        """Forget every session of a device, once the database has."""
+        """Forget every session of a device. To be called after they were deleted from the database."""
         with self._lock:
             for digest in [digest for digest, (owner, _) in self._known.items() if owner == device_id]:
                 del self._known[digest]

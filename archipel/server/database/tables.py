@@ -69,7 +69,7 @@ class Device(Base):
 
 
 class DeviceKey(Base):
-    """Every key that a device has ever had: none is taken a second time, by whichever device."""
+    """Every key that any device has ever had. No key can be used a second time, by any device."""
 
     __tablename__ = "device_keys"
     device_key: Mapped[bytes] = mapped_column(LargeBinary(32), primary_key=True)
@@ -88,10 +88,10 @@ class RevokedToken(Base):
 
 
 class CheckInRow(Base):
-    """When a device was last seen waiting, when it was told to come again (`due`; 0 in a round and until it has come
-    again after it, and for ever where it was revoked), and the live round it is assigned to: at most one.
+    """When a device was last seen waiting, when it is `due` to check in again, and the round it is assigned to.
 
-    `versions` are what it fetched last of each model, null where it tells none.
+    `due` is 0 in a round, until the device has checked in again after it, and for ever if the device was revoked.
+    `versions` are the versions of each model that it fetched last, null if it does not report them.
     """
 
     __tablename__ = "check_ins"
@@ -106,7 +106,7 @@ class CheckInRow(Base):
 
 
 class UsedNonce(Base):
-    """A nonce that a device has signed for a session: not good a second time. Kept until it is good for nothing."""
+    """A nonce that a device has signed to open a session. It is kept until it expires, so that it is not used twice."""
 
     __tablename__ = "used_nonces"
     nonce: Mapped[bytes] = mapped_column(LargeBinary(32), primary_key=True)
@@ -114,7 +114,7 @@ class UsedNonce(Base):
 
 
 class DeviceSession(Base):
-    """A bearer token, as its SHA-256."""
+    """A device's session: the SHA-256 of its bearer token."""
 
     __tablename__ = "sessions"
     token_hash: Mapped[bytes] = mapped_column(LargeBinary(32), primary_key=True)
@@ -123,7 +123,7 @@ class DeviceSession(Base):
 
 
 class Blob(Base):
-    """What a blob is used as: `bundle`, `weights`, `broadcast`, `revocations` or `state`; see server.rounds.reach."""
+    """A blob and its use: `bundle`, `weights`, `broadcast`, `revocations` or `state`; see server.rounds.reach."""
 
     __tablename__ = "blobs"
     digest: Mapped[str] = mapped_column(Digest, primary_key=True)
@@ -146,7 +146,7 @@ class BundleRow(Base):
 
 
 class Reach(Base):
-    """A bundle (its manifest's digest) or a blob that a population may have. `reason` is a task's id, "model" for a
+    """A bundle (its manifest's digest) or a blob that a population may read. `reason` is a task's id, "model" for a
     version of one of its models, or "upload" for a bundle that was uploaded for it; see server.rounds.reach."""
 
     __tablename__ = "reaches"
@@ -156,15 +156,15 @@ class Reach(Base):
 
 
 class Task(Base):
-    """What an operator asked for, and how far it is. `model` and `strategy_state` are blobs, None before round 1.
+    """What an operator asked for, and its progress. `model` and `strategy_state` are blobs, None before round 1.
 
-    `request` is the JSON of the checked tasks.TaskRequest (task_requests.request_of), with what it left to the server;
-    what is asked for in conditions, and by every message of a device, has columns too.
-    `failed_rounds` counts those since the last committed one that speak against the task, `spoiled_rounds` those since
-    then whose sum made no sense (devices.spoiler_search); `request_digest` is of the request under an idempotency
-    key. A proposed task waits until somebody else than `created_by` approves of it; these name people as the audit log
-    does. `plan_serial` is that of its last plan. A paused task finishes its round and opens no other. With `salt` it
-    takes `percent` of the devices, see archipel.server.devices.targeting.
+    `request` is the JSON of the checked tasks.TaskRequest (task_requests.request_of), with the server's defaults filled
+    in. Fields that SQL conditions or every message of a device need have columns too. `failed_rounds` counts, since the
+    last committed round, the failed ones that count against the task, and `spoiled_rounds` those whose sum was invalid
+    (devices.spoiler_search). `request_digest` belongs to the idempotency key. A proposed task waits until somebody else
+    than `created_by` approves it; both are names of the audit log. `plan_serial` is that of the last plan. A paused
+    task finishes its round and opens no other. With a `salt` it takes only `percent` of the devices
+    (devices.targeting).
     """
 
     __tablename__ = "tasks"
@@ -202,21 +202,21 @@ class Task(Base):
 
     @property
     def buffered(self) -> bool:
-        """Whether its rounds are buffers, filled by devices that began with any of the last versions."""
+        """Whether its rounds are buffers, which devices fill that began with any of the last versions (FedBuff)."""
         return self.mode == "asynchronous" and self.privacy == "plain"
 
 
 class Round(Base):
     """One round; live while `ended` is None. `plan` is the JSON of the sealed messages.RoundPlan.
 
-    `number` is that of the model version it makes, so a round that repeats a failed one has the same number; rounds of
-    an asynchronous task overlap, and theirs is that of the version after the one they began with. `sum_digest` is the
-    checkpoint of the running sum, in the spool: of the answers whose `folded_into` is this round. `spoiled`: it failed
-    because of what its devices sent, and nobody knows which. `draw`: with what chance it took whom, see search.py.
-    `settled`: since when it is clear which devices are in the sum, so that they may have been told. `step_norm` and
-    `state_norm` are L2 norms of what a training's round changed, `step_scale` what it was multiplied with for that: see
-    server.rounds.steps. Null in rounds that are not committed, and of other kinds of tasks. `complaints` is the
-    number of participants that are excluded.
+    `number` is that of the model version that the round makes, so a round that repeats a failed one has the same
+    number. Rounds of an asynchronous task overlap; their number is one more than that of the version they began with.
+    `sum_digest` names the checkpoint of the running sum in the spool, which has the answers whose `folded_into` is this
+    round. `spoiled`: it failed because of what some device sent that is not known. `draw`: the probabilities with which
+    devices were drawn (devices.spoiler_search). `settled`: since when the set of devices in the sum is fixed, and
+    devices may know it. `step_norm` and `state_norm` are the L2 norms of what a training's round changed, `step_scale`
+    is the factor that limited it (server.rounds.steps); null before the round is committed, and for other kinds of
+    tasks. `complaints` is the number of excluded participants.
     """
 
     __tablename__ = "rounds"
@@ -254,9 +254,11 @@ class Round(Base):
 
 
 class Participant(Base):
-    """A device that was assigned to a round. `ends`: when its seat in a buffered round is given up, else null. `left`:
-    when it said that it will send nothing, else null. `counted`: when that became one of the round's refusals.
-    `excluded`: when a complaint put it out of the round, else null."""
+    """A device that was assigned to a round.
+
+    `ends`: when its seat in a buffered round is given up, else null. The others are times, or null: `left`, when it
+    said that it will send nothing; `counted`, when that was counted as a refusal; `excluded`, when a complaint put it
+    out of the round."""
 
     __tablename__ = "participants"
     round_id: Mapped[str] = mapped_column(ForeignKey("rounds.round_id"), primary_key=True)
@@ -268,7 +270,7 @@ class Participant(Base):
 
 
 class Refusal(Base):
-    """How many devices left a round before they had a part in it, for one reason (messages.LeaveReason, or untold)."""
+    """How many devices left a round before their first message, for one reason (messages.LeaveReason, or untold)."""
 
     __tablename__ = "refusals"
     round_id: Mapped[str] = mapped_column(ForeignKey("rounds.round_id"), primary_key=True)
@@ -279,8 +281,8 @@ class Refusal(Base):
 class Answer(Base):
     """What a device sent in a phase. `digest` and `size` (bytes) are those of the request's body.
 
-    `body` is None where it is kept elsewhere (shares in their table, updates in the spool) and after the round.
-    `folded_into` is the round whose running sum has the update: its own, or that whose buffer it came into.
+    `body` is None if it is stored elsewhere (shares in their table, updates in the spool), and after the round.
+    `folded_into` is the round whose running sum has the update: its own, or the one whose buffer it went into.
     """
 
     __tablename__ = "answers"
@@ -295,8 +297,8 @@ class Answer(Base):
 
     @classmethod
     def of(cls, round_id: Any, device_id: Any) -> ColumnElement[bool]:
-        """Everything that a device sent in a round. All phases are named, because the key has them before the device:
-        else every answer of the round is looked at."""
+        """The condition for everything that a device sent in a round. All phases are named because the primary key has
+        the phase before the device: without them the database would read every answer of the round."""
         phases = cls.phase.in_([literal_column(f"'{phase}'") for phase in PHASES])
         return and_(cls.round_id == round_id, phases, cls.device_id == device_id)
 
@@ -314,7 +316,7 @@ class Share(Base):
 
 
 class Version(Base):
-    """A model version and where it came from. Version 0 of a task holds the bundle's own parameters."""
+    """A version of a training task's model, and its origin. Version 0 has the bundle's own parameters."""
 
     __tablename__ = "versions"
     task_id: Mapped[str] = mapped_column(ForeignKey("tasks.task_id"), primary_key=True)
@@ -359,9 +361,9 @@ class AuditRow(Base):
 
 
 class AccessToken(Base):
-    """A token of an operator, auditor or admin, as its SHA-256; valid until `expires` or `revoked`, where set.
+    """An access token, as its SHA-256, valid until `expires` or `revoked` if these are set.
 
-    `populations`: those it may deal with, null: all.
+    `populations`: those for which it is valid; null: all.
     """
 
     __tablename__ = "access_tokens"
@@ -376,7 +378,7 @@ class AccessToken(Base):
 
 
 class LeaseRow(Base):
-    """Who coordinates, until when (Unix seconds), and as the how manieth; see archipel.server.processes.lease."""
+    """The coordinator's lease: its holder, its number (`term`), and when it `expires`; see server.processes.lease."""
 
     __tablename__ = "leases"
     name: Mapped[str] = mapped_column(String(32), primary_key=True)

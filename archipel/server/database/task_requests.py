@@ -1,4 +1,4 @@
-"""What was asked for with a stored task."""
+"""The requests of stored tasks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from archipel.protocol.operator.tasks import TaskRequest
 from archipel.server.database.tables import Task
 
 decode_request = lru_cache(maxsize=256)(msgspec.json.Decoder(TaskRequest).decode)
-"""From Task.request."""
+"""Decodes Task.request. Cached, because the coordinator reads the same requests in every step."""
 
 
 def request_of(task: Task) -> TaskRequest:
@@ -19,7 +19,7 @@ def request_of(task: Task) -> TaskRequest:
 
 
 def audited(task: Task) -> dict[str, str | int | float | None]:
-    """What the audit log keeps of a task that is made: whom it asks for what, and how it is protected."""
+    """What the audit log stores about a new task: which devices it asks for what, and how they are protected."""
     names = (
         "name", "population", "kind", "mode", "privacy", "bundle", "weights", "rounds", "min_cohort", "cohort",
         "threshold", "eligibility", "max_contributions", "devices_of", "min_contributors", "program",

@@ -1,9 +1,9 @@
-"""Faults that are clearly one device's own, and setting devices aside.
+"""Notes faults that are clearly one device's own, and sets devices aside.
 
-A fault is noted where it is seen, in the transaction of whoever sees it: only what a device sent over its own session
-or under its own signature, and what nobody else can have made it send. What follows is decided when the round ends:
-with `max_faults` of them within `fault_seconds` the device is set aside, which means that no round takes it for a time
-that doubles with each repetition, or until an operator releases it.
+A fault is noted in the transaction of the code that sees it. Only what a device sent over its own session or under its
+own signature counts, and only if nobody else can have made it send that. The consequence follows when the round ends:
+with `max_faults` faults within `fault_seconds` the device is set aside. Then no round takes it for a time that doubles
+with each repetition, or until an operator releases it.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ MAX_DOUBLINGS = 10
 
 
 def note_fault(session: Session, *, device_id: str, round_id: str, reason: str, now: float | None = None) -> bool:
-    """Note that the device did something wrong in the round, in the caller's transaction. Returns whether that is new.
+    """Note in the caller's transaction that the device did something wrong in the round. Returns whether that is new.
 
-    `reason` says what, in a few words of ours (never of the device's), at most 128 characters. It is noted once for
-    each device, round and reason, however often it is seen. If the round fails, that does not count against its task.
+    `reason` is one of the server's own texts, of at most 128 characters, and never has the device's words. A fault is
+    noted once for each device, round and reason. A round with faults that fails does not count against its task.
     """
     if session.get(Fault, (round_id, device_id, reason)) is not None:
         return False
@@ -38,12 +38,12 @@ def note_fault(session: Session, *, device_id: str, round_id: str, reason: str, 
 
 
 def has_faults(session: Session, round_id: str) -> bool:
-    """Whether somebody is known to have done something wrong in the round."""
+    """Whether any device is known to have done something wrong in the round."""
     return bool(session.scalar(select(select(Fault.device_id).where(Fault.round_id == round_id).exists())))
 
 
 def set_aside_faulty(session: Session, round_id: str, settings: Settings, now: float) -> list[str]:
-    """Set aside who has as many faults as are too many, of those with one in this round. Returns their ids."""
+    """Set aside the devices with a fault in this round that have too many by now. Returns their ids."""
     population = select(Task.population).join(Round).where(Round.round_id == round_id).scalar_subquery()
     faulty = select(Fault.device_id, population.label("population")).where(Fault.round_id == round_id).distinct()
     aside = []
@@ -52,12 +52,14 @@ def set_aside_faulty(session: Session, round_id: str, settings: Settings, now: f
         ended = 0.0 if before is None else before.until
         if ended > now:
             continue
+        # Faults up to the end of an earlier quarantine do not count again.
         since = max(now - settings.fault_seconds, ended)
         counted = select(Fault.reason, func.count()).join(Round).where(Fault.device_id == device_id)
         by_reason = session.execute(counted.where(Round.started >= since).group_by(Fault.reason)).all()
         number = sum(count for _, count in by_reason)
         if number < settings.max_faults:
             continue
+        # Lists of devices show one reason: the most frequent one.
         most = max(by_reason, key=lambda row: (row[1], row[0]))[0]
         detail = f"{number} faults: " + ", ".join(
             f"{count} x {reason}" for reason, count in sorted(map(tuple, by_reason))
@@ -78,7 +80,10 @@ def set_aside(
     settings: Settings,
     now: float,
 ) -> Quarantine:
-    """Let no round take the device for `quarantine_seconds`, twice as long each further time."""
+    """Let no round take the device for `quarantine_seconds`, and twice as long with each further time.
+
+    `reason` is a word or two for lists, `detail` what was counted.
+    """
     row = session.get(Quarantine, device_id)
     if row is None:
         row = Quarantine(device_id=device_id, population=population, times=0)
@@ -99,7 +104,8 @@ def set_aside(
 
 def release(session: Session, device: Device, actor: str, now: float) -> bool:
     """Let rounds take the device again. Returns whether it was set aside."""
-    audit.take_turn(session)  # before the row, as the coordinator does
+    # The audit log's lock before the row's, in the order of the coordinator, or the two could wait for each other.
+    audit.take_turn(session)
     row = session.get(Quarantine, device.device_id, with_for_update=True)
     if row is None or row.until <= now:
         return False
@@ -110,5 +116,5 @@ def release(session: Session, device: Device, actor: str, now: float) -> bool:
 
 
 def set_aside_now(population: str, now: float) -> Select[str]:
-    """Ids of the population's devices that no round takes now."""
+    """A query for the ids of the population's devices that are set aside now."""
     return select(Quarantine.device_id).where(Quarantine.population == population, Quarantine.until > now)

@@ -1,14 +1,15 @@
-"""Which devices an evaluation or analysis may be asked of, so that no sums together tell of a few.
+"""Decides which devices an evaluation or analysis may ask, so that no combination of sums tells about a few devices.
 
-Whoever reads results can add them up and take them from each other. Whatever is computed that way treats two devices
-alike that were in the same sums: the sets of devices divide the population into cells, and the results tell of cells.
-So a sum is released only if every cell has at least `min_contributors` devices, which is more than a device can demand:
-it knows the sums that it was in itself, this server knows them all. Repeating a set makes no new cell, nor does a union
-of whole cells; devices that no query was about yet make one cell together, and a cell may be divided into two that are
-large enough. Rounds take devices by that rule (`choose`), and the survivors are looked at again before they are told to
-anybody (`conflict`).
+A reader of results can add and subtract sums (a differencing attack). Any such combination treats two devices alike if
+they were in the same sums. So the sets of devices in the sums divide the population into cells, and combinations tell
+about whole cells only. A sum is released only if every cell keeps at least `min_contributors` devices. The server can
+check more than a device: a device knows the sums that it was in itself, the server knows all.
 
-Sums count for the days of the task's privacy policy, and no more than its number of queries is begun in that time.
+Asking the same set again makes no new cell, and neither does a union of whole cells. Devices that no query has asked
+yet make one new cell together, and a cell may be divided into two that are large enough. Rounds choose devices by that
+rule (`choose`), and the survivors are checked again before any device learns who they are (`conflict`).
+
+Sums count for as many days as the task's privacy policy says, and at most its number of queries begin in that time.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ Cell = frozenset[str]
 
 
 def is_query(task: Task) -> bool:
-    """Whether the task's sums tell of data rather than making a model."""
+    """Whether the task's results are sums about the devices' data (an evaluation or analysis), and not a model."""
     return task.kind != "training"
 
 
 @dataclass(frozen=True)
 class Budget:
-    """How many queries of a population were begun, of how many in how many days."""
+    """How many queries of a population were begun (`spent`), of `allowed` in `days` days."""
 
     spent: int
     allowed: int
@@ -47,8 +48,9 @@ class Budget:
 
 
 def budget(session: Session, task: Task, *, now: float) -> Budget:
-    """Of all the population's queries, as the policy of this task's bundle counts them."""
+    """The budget of all queries of the task's population, by the privacy policy of this task's bundle."""
     policy = _policy(session, task)
+    # A round that failed before it was settled released nothing, and no device knows who would be in its sum.
     counted = or_(Round.ended.is_(None), Round.settled.is_not(None))
     spent = session.scalar(
         select(func.count())
@@ -60,45 +62,59 @@ def budget(session: Session, task: Task, *, now: float) -> Budget:
 
 
 def choose(session: Session, task: Task, waiting: Sequence[str], fewest: int, *, now: float) -> list[str]:
-    """Those of the `waiting` devices that may be in one sum now, from `fewest` to the task's cohort; empty if there are
-    no such. Which ones is not to be foretold."""
+    """Choose devices that may be in one sum now, unpredictably.
+
+    Arguments:
+        session: The database.
+        task: A query.
+        waiting: Ids of the devices that wait.
+        fewest: The smallest number of devices with which a round can begin.
+        now: Unix seconds.
+
+    Returns:
+        From `fewest` to the task's cohort of the waiting devices; none if there is no such set. If single devices need
+        no protection (`min_contributors` is 1), all waiting devices, of which the caller draws.
+    """
     sets, minimum = _earlier(session, task, now)
     if minimum <= 1:
         return list(waiting)
     there, random = set(waiting), secrets.SystemRandom()
     fresh = sorted(there.difference(*sets))
-    # Devices that were never asked come first: should one drop out, those that are left are still a cell of their own.
+    # Devices that were never asked come first: if one drops out, the others are still one cell that is large enough.
+    # Of cells that were asked before, every drop-out leaves a difference of one device.
     if len(fresh) >= max(fewest, minimum):
         return random.sample(fresh, min(len(fresh), task.cohort))
     cells = _cells(sets)
     random.shuffle(cells)
-    # Large ones first: of many small ones each is a chance that somebody drops out.
+    # Large cells first: with many small ones it is more likely that one of them loses a device. The sort is stable, so
+    # the order of cells of one size stays random.
     cells.sort(key=len, reverse=True)
     chosen: list[str] = []
 
-    def take(some: list[str], most: int) -> bool:
-        number = min(len(some), most, task.cohort - len(chosen))
+    def take(devices: list[str], most: int) -> bool:
+        number = min(len(devices), most, task.cohort - len(chosen))
         if number >= minimum:
-            chosen.extend(random.sample(some, number))
+            chosen.extend(random.sample(devices, number))
         return number >= minimum
 
     for cell in cells:
         if cell <= there and len(cell) <= task.cohort - len(chosen):
             take(sorted(cell), len(cell))
-    # One new cell for each sum, so that it is known how many devices with examples are in it.
+    # At most one new cell for each sum: then the sum tells how many devices with examples are in the new cell, which
+    # `tells_of_few` needs. It is made of fresh devices, or else of a part of one cell that leaves `minimum` behind.
     if not take(fresh, len(fresh)):
         any(take(sorted(cell & there), len(cell) - minimum) for cell in cells if cell.isdisjoint(chosen))
     return chosen if len(chosen) >= fewest else []
 
 
 def conflict(session: Session, current: Round, task: Task, *, now: float) -> str:
-    """Why the sum of a round's survivors must not be released; empty if it may."""
+    """Why the sum of a round's survivors must not be released; empty if it may be."""
     sets, minimum = _earlier(session, task, now, but=current.round_id)
-    found = _survivors(session, current.round_id)
-    if len(found) < minimum:
-        return f"{len(found)} devices are in the sum, a query needs {minimum} (min_contributors)"
-    # Those that are there already may be smaller, by the policy of another bundle.
-    new = set(_cells([*sets, found])) - set(_cells(sets))
+    survivors = _survivors(session, current.round_id)
+    if len(survivors) < minimum:
+        return f"{len(survivors)} devices are in the sum, a query needs {minimum} (min_contributors)"
+    # Only new cells count: those of earlier sums may be smaller, by the policy of another bundle.
+    new = set(_cells([*sets, survivors])) - set(_cells(sets))
     smallest = min((len(cell) for cell in new), default=minimum)
     if smallest < minimum:
         return (
@@ -110,10 +126,10 @@ def conflict(session: Session, current: Round, task: Task, *, now: float) -> str
 
 
 def tells_of_few(session: Session, current: Round, task: Task, contributors: int, *, now: float) -> str:
-    """Why a sum with so many contributors must not be released beside those that were; empty if it may.
+    """Why a sum with so many contributors must not be released besides the earlier ones; empty if it may be.
 
-    A cell has enough devices, but perhaps few with examples. How many follows from the numbers in the sums, where each
-    sum has made one new cell at most.
+    A cell with enough devices may have few with examples. Their number follows from the sums' own numbers of
+    contributors, as long as each sum makes at most one new cell.
     """
     minimum = _earlier(session, task, now)[1]
     if minimum <= 1:
@@ -123,10 +139,11 @@ def tells_of_few(session: Session, current: Round, task: Task, contributors: int
     committed = Round.phase == "committed", Round.round_id != current.round_id
     query = select(Round.round_id, Round.result).join(Task).where(*_of_population(task, since), *committed)
     for row in session.execute(query.order_by(Round.ended, Round.round_id)):
-        # Where a sum that it was built on is forgotten, so is this one.
-        counts = _divided(counts, _survivors(session, row.round_id), row.result["contributors"]) or counts
-    found = _divided(counts, _survivors(session, current.round_id), contributors)
-    if found is None or any(found[cell] < minimum for cell in found.keys() - counts.keys()):
+        # A sum that divides several cells at once (because older sums do not count any more) says nothing about one of
+        # them, and is skipped.
+        counts = _divide_cells(counts, _survivors(session, row.round_id), row.result["contributors"]) or counts
+    divided = _divide_cells(counts, _survivors(session, current.round_id), contributors)
+    if divided is None or any(divided[cell] < minimum for cell in divided.keys() - counts.keys()):
         return (
             f"with the sums of earlier queries this one would tell of fewer than {minimum} devices with examples alone "
             "(min_contributors); nothing of it was kept"
@@ -134,32 +151,39 @@ def tells_of_few(session: Session, current: Round, task: Task, contributors: int
     return ""
 
 
-def _divided(counts: dict[Cell, int], found: Cell, contributors: int) -> dict[Cell, int] | None:
-    """Contributors by cell, with one more set and its number; None if it makes several new cells inside at once."""
-    whole = [cell for cell in counts if cell <= found]
-    rest = found.difference(*whole)
+def _divide_cells(counts: dict[Cell, int], survivors: Cell, contributors: int) -> dict[Cell, int] | None:
+    """The contributors of each cell after one more sum; None if the sum divides several cells at once.
+
+    `counts` has the contributors of each cell so far, `contributors` the number in the sum of `survivors`.
+    """
+    whole = [cell for cell in counts if cell <= survivors]
+    rest = survivors.difference(*whole)
     if not rest:
         return counts
+    # The contributors in the rest of the sum, beside those of the whole cells.
     number = contributors - sum(counts[cell] for cell in whole)
     touched = [cell for cell in counts if cell & rest]
     if not touched:
         return {**counts, rest: number}
     if len(touched) > 1 or not rest < touched[0]:
         return None
+    # The rest is a part of one cell: that cell becomes two, and the other part has the remaining contributors.
     [cell] = touched
     others = {each: known for each, known in counts.items() if each != cell}
     return {**others, rest: number, cell - rest: counts[cell] - number}
 
 
 def _earlier(session: Session, task: Task, now: float, but: str = "") -> tuple[list[Cell], int]:
-    """The sets of devices that queries were about, each once, and how many devices may be told of at least."""
+    """The sets of devices in the sums of earlier queries, each set once, and the largest `min_contributors` of those
+    queries and the task. `but` is a round that is left out."""
     minimum = request_of(task).min_contributors or 1
-    # Of rounds that failed after that as well: devices keep what they were told, and some shares may have been sent.
+    # Settled rounds count even if they failed: devices remember the survivors, and some unmasking shares may have been
+    # sent.
     since = now - _policy(session, task).query_days * _DAY
     counted = *_of_population(task, since), Round.settled.is_not(None), Round.round_id != but
-    for each in session.scalars(select(Task).where(Task.task_id.in_(select(Round.task_id).join(Task).where(*counted)))):
-        minimum = max(minimum, request_of(each).min_contributors or 1)
-    # One statement for all of them: the coordinator asks whenever it looks whether a query can begin.
+    earlier = select(Task).where(Task.task_id.in_(select(Round.task_id).join(Task).where(*counted)))
+    minimum = max([minimum, *(request_of(each).min_contributors or 1 for each in session.scalars(earlier))])
+    # One statement for all rounds, because the coordinator calls this in every step in which a query waits.
     sent = (
         select(Answer.round_id, Answer.device_id)
         .join(Round, Round.round_id == Answer.round_id)
@@ -181,15 +205,17 @@ def _survivors(session: Session, round_id: str) -> Cell:
 
 
 def _cells(sets: Iterable[Cell]) -> list[Cell]:
-    """The devices that are in the same ones of the sets, together."""
+    """The cells of the sets' union: two devices are in one cell exactly if they are in the same sets."""
     cells: list[Cell] = []
-    for each in sets:
+    for devices in sets:
+        # Refine the partition: each cell falls into the part inside the set and the part outside of it; devices of the
+        # set that are in no cell yet are a new one.
         parts = []
-        left = each
+        new = devices
         for cell in cells:
-            parts += [part for part in (cell & each, cell - each) if part]
-            left -= cell
-        cells = [*parts, left] if left else parts
+            parts += [part for part in (cell & devices, cell - devices) if part]
+            new -= cell
+        cells = [*parts, new] if new else parts
     return cells
 
 

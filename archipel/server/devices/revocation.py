@@ -1,9 +1,9 @@
-"""Ending what a device may do. What it had sent before stays as it is.
+"""Revokes devices. What a device sent before it was revoked stays.
 
-In the transaction that revokes a device its sessions go, and it is never due again, so no round takes
-it. Every transaction that stores something in its name asks `require_active`. A round that it is in goes on as if the
-device had dropped out at that moment: an update that was acknowledged stays in the sum, for once the survivors are
-settled their peers have signed, or are about to sign, that set, and refuse any other.
+The transaction that revokes a device deletes its sessions and sets its check-in so that it is never due again, so no
+round takes it. Every transaction that stores something in a device's name calls `require_active`. A round that the
+device is in goes on as if it had dropped out at that moment. An update that was acknowledged stays in the sum: once the
+survivors are settled, their peers sign that set and refuse any other.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from archipel.server.database.tables import CheckInRow, Device, DeviceSession
 D = TypeVar("D", bound=Device | Row[Any, Any, Any])
 
 LOCKED: dict[str, Any] = {"key_share": True}
-"""`with_for_update` for a device whose key or state changes: on PostgreSQL FOR NO KEY UPDATE, for which a round that
-takes the device at the same moment need not wait."""
+"""`with_for_update` for a device whose key or state changes. On PostgreSQL it is FOR NO KEY UPDATE, so a round that
+takes the device at the same moment, which refers to its row, need not wait."""
 SHARED: dict[str, Any] = {"read": True}
-"""`with_for_update` for what must not happen to a device that is being revoked at the same moment."""
+"""`with_for_update` for work that must not run while the device is being revoked."""
 
 
 def require_active(device_id: str, revoked: float | None) -> None:
-    """Raises ForbiddenError for a device that was revoked."""
+    """Raise ForbiddenError if the device was `revoked` (Unix seconds; None: it was not)."""
     if revoked is not None:
         raise ForbiddenError(f"device {device_id} was revoked; to take part again it needs a new enrolment token")
 
 
 def require_member(device: D | None, device_id: str) -> D:
-    """`device` itself, which has `revoked`.
+    """Return `device`, a row that has `revoked`.
 
-    Raises NotFoundError where there is none, ForbiddenError where it was revoked.
+    Raises NotFoundError if it is None, ForbiddenError if the device was revoked.
     """
     if device is None:
         raise NotFoundError(f"device {device_id} is not enrolled")
@@ -46,11 +46,11 @@ def revoke(session: Session, device: Device, now: float) -> None:
     """Revoke `device`, which the transaction has `LOCKED`."""
     device.revoked = now
     end_sessions(session, device.device_id)
-    # What it told was for being taken into rounds and offered versions; nobody needs it any more.
-    told = update(CheckInRow).where(CheckInRow.device_id == device.device_id)
-    session.execute(told.values(due=0.0, attributes={}, versions=None))
+    # The device's attributes and versions served to choose rounds and offers, and are not needed any more.
+    check_in = update(CheckInRow).where(CheckInRow.device_id == device.device_id)
+    session.execute(check_in.values(due=0.0, attributes={}, versions=None))
 
 
 def end_sessions(session: Session, device_id: str) -> None:
-    """Sessions of a device are worth nothing from now on."""
+    """Delete all sessions of a device, so that its bearer tokens are refused."""
     session.execute(delete(DeviceSession).where(DeviceSession.device_id == device_id))

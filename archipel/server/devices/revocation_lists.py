@@ -1,4 +1,4 @@
-"""The list of revocations that a plan names, so that peers refuse who was revoked without the server's help."""
+"""Makes the list of revocations that a plan names. With it devices refuse revoked peers by themselves."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from archipel.server.database.tables import Device, RevokedToken
 
 
 def revocations_of(session: Session, population: str) -> Revocations | None:
-    """Who was revoked, the oldest MAX_REVOKED of each kind; None where nobody was. The same rows give the same list.
+    """The revoked devices and tokens of a population, the oldest MAX_REVOKED of each; None if there are none.
 
-    A full list stays as it is, so that no device ever sees an entry go: from whom was revoked later this server alone
-    keeps its cohorts.
+    The same rows always give the same list. A full list does not change any more, so no device ever sees an entry
+    disappear. Devices that were revoked later are kept out of cohorts by this server alone.
     """
     of_devices = Device.population == population, Device.revoked.is_not(None)
-    # Of a token that is known by its key alone it is not known whose it is.
+    # The population of a token that was revoked by its key alone is not known, so it is in every list.
     of_tokens = (or_(RevokedToken.population == population, RevokedToken.population.is_(None)),)
     devices = select(Device.device_id).where(*of_devices).order_by(Device.revoked, Device.device_id)
     tokens = select(RevokedToken.token_id).where(*of_tokens).order_by(RevokedToken.revoked, RevokedToken.token_id)
@@ -26,7 +26,7 @@ def revocations_of(session: Session, population: str) -> Revocations | None:
         return None
     return Revocations(
         population=population,
-        epoch=count,  # nothing that was revoked is ever taken back
+        epoch=count,  # a revocation is never undone, so the number only grows
         devices=sorted(session.scalars(devices.limit(MAX_REVOKED))),
         tokens=sorted(session.scalars(tokens.limit(MAX_REVOKED))),
     )

@@ -1,8 +1,9 @@
-"""What devices tell about themselves is shown to nobody, and must not be counted down to one of them either.
+"""Keeps numbers of devices from telling what a single device reports about itself.
 
-Whoever may write an expression over attributes learns from each number that depends on it: how many devices wait, run
-a version, or are enough for a task to start. So such numbers are told in steps of the setting `smallest_answer`, and
-below it only as that; such a task needs as many devices; and who was in its rounds is told under other names.
+An operator who writes an expression over attributes learns from every number that depends on it: how many devices wait,
+run a version, or are enough for a task to start. So such numbers are rounded down to multiples of the setting
+`smallest_answer`, and below it are not given at all. A task with an expression needs at least so many devices, and the
+devices in its rounds are shown under pseudonyms.
 """
 
 from __future__ import annotations
@@ -15,19 +16,19 @@ from archipel.protocol.eligibility import parse_eligibility
 
 
 def reads_attributes(eligibility: str) -> bool:
-    """Whether the (checked) expression asks for anything."""
+    """Whether the expression, which was checked before, reads any attribute."""
     return bool(parse_eligibility(eligibility).names)
 
 
 def hides(eligibility: str, smallest: int) -> bool:
-    """Whether numbers that depend on the expression are not told as they are. With a `smallest` of 1 all are."""
+    """Whether numbers that depend on the expression must be rounded. With a `smallest` of 1 none are."""
     return smallest > 1 and reads_attributes(eligibility)
 
 
 def check_enough(eligibility: str, devices: int, setting: str, smallest: int) -> None:
-    """Raises ServerError where a task with that expression could begin with fewer devices than `smallest`.
+    """Raise ServerError if a task with that expression could begin with fewer devices than `smallest`.
 
-    Raises EligibilityError for an expression that is none.
+    `setting` names the number `devices` in the message. Raises EligibilityError for an invalid expression.
     """
     if reads_attributes(eligibility) and devices < smallest:
         raise ServerError(
@@ -37,10 +38,11 @@ def check_enough(eligibility: str, devices: int, setting: str, smallest: int) ->
 
 
 def told(count: int, smallest: int) -> int | None:
-    """The number to be told: rounded down to a multiple of `smallest`; None below it."""
+    """The number that may be shown: rounded down to a multiple of `smallest`; None below it."""
     return None if count < smallest else count - count % smallest
 
 
 def pseudonym(key: bytes, round_id: str, device_id: str) -> str:
-    """Another name for a device in one round: 32 hexadecimal digits, which only the server can make or undo."""
+    """A name for a device in one round, 32 hexadecimal digits, that only the owner of the server's key can compute."""
+    # Another one in each round, so that rounds with different expressions cannot be compared device by device.
     return hmac.digest(key, f"{round_id}{device_id}".encode(), hashlib.sha256).hex()[:32]

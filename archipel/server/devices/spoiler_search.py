@@ -1,7 +1,7 @@
-"""The search for whoever spoils a population's rounds: what archipel.server.devices.suspicion needs is kept here.
+"""The search for devices that spoil a population's rounds: stores what archipel.server.devices.suspicion computes.
 
-All of it is written in the transaction that ends a round, so a round counts once, however often it was aggregated.
-While nothing was spoiled there is no search, and it costs a look at an empty table for each round.
+Everything is written in the transaction that ends a round, so a round counts once, however often it was aggregated. The
+first spoiled round begins a search. Without one, a round costs a query of an empty table.
 """
 
 from __future__ import annotations
@@ -21,28 +21,29 @@ from archipel.server.devices.suspicion import PATIENCE, Draw, Score, accused, be
 from archipel.server.settings import Settings
 
 SPOILS = "spoils rounds"
-"""The reason for which a device is set aside that was found by counting."""
+"""The reason with which the search sets a device aside."""
 HOPELESS = (
     "whose doing it is cannot be found out: no device could be left out of the round, or too many in a row were "
     "spoiled (more devices, or a smaller min_cohort, would help)"
 )
 CERTAIN = 0.999
-"""Who was in a round with this chance was in it whoever spoiled it: the round says nothing about it."""
+"""A round says nothing about a device that was drawn with at least this probability: it is in all rounds anyway."""
 
 
 def scores_of(session: Session, population: str) -> dict[str, Score]:
-    """What is known of the population's suspects; empty while there is no search."""
+    """The scores of the population's suspects by device; empty while there is no search."""
     known = select(Suspect.device_id, Suspect.logs, Suspect.rounds, Suspect.spoiled)
     rows = session.execute(known.where(Suspect.population == population))
     return {row.device_id: Score(tuple(row.logs), row.rounds, row.spoiled) for row in rows}
 
 
 def draw_round(session: Session, current: Round, task: Task, waiting: Sequence[str], required: int) -> list[str]:
-    """Choose who is in the round, and keep with what chance.
+    """Choose the round's devices from `waiting`, and store the probabilities with which they were drawn.
 
-    Only sums that nobody can look into are spoiled unseen: in a plain round each update is checked by itself.
+    A search draws suspects with another probability than other devices. Only secure rounds have one: in a plain round
+    the server checks each update by itself.
     """
-    scores = scores_of(session, task.population) if _mixes(session, task) else {}
+    scores = scores_of(session, task.population) if _searches(session, task) else {}
     # Unpredictable, so that nobody can arrange which devices end up in one sum.
     drawn = draw(waiting, scores, cohort=task.cohort, required=required, random=secrets.SystemRandom())
     current.draw = {"chance": drawn.chance}
@@ -51,22 +52,22 @@ def draw_round(session: Session, current: Round, task: Task, waiting: Sequence[s
     return list(drawn.chosen)
 
 
-def wanted(session: Session, task: Task, now: float) -> int:
-    """How many waiting devices a round of the task is drawn from as soon as they are there.
+def waiting_needed(session: Session, task: Task, now: float) -> int:
+    """How many devices must wait for a round of the task to begin before its deadline.
 
-    Without a search those that it takes. But where all who wait are taken nothing is left to chance: a search waits
-    for twice as many, or for all that there are; at the deadline the round begins with whoever is there.
+    Without a search it is the cohort. A search learns nothing if all waiting devices are taken, so it waits for twice
+    as many, or for all that the population has. At the deadline the round begins with those that wait.
     """
-    if not _mixes(session, task):
+    if not _searches(session, task):
         return task.cohort
     members = session.scalar(_members(task).where(Device.device_id.not_in(set_aside_now(task.population, now)))) or 0
     return max(task.cohort, min(2 * task.cohort, members))
 
 
-def _mixes(session: Session, task: Task) -> bool:
-    # Who is asked a query is not left to chance: archipel.server.devices.queries chooses.
-    mixed = task.privacy == "secure" and not is_query(task)
-    search = session.get(Search, task.population) if mixed else None
+def _searches(session: Session, task: Task) -> bool:
+    # The devices of a query are not drawn by chance: archipel.server.devices.queries chooses them.
+    drawn = task.privacy == "secure" and not is_query(task)
+    search = session.get(Search, task.population) if drawn else None
     return search is not None and search.quiet < PATIENCE
 
 
@@ -78,8 +79,10 @@ def _members(task: Task) -> Select[int]:
 def after_failure(
     session: Session, current: Round, task: Task, error: SpoiledRoundError, *, settings: Settings, now: float
 ) -> bool:
-    """Learn from a round that fails because of what its devices sent. Returns whether the failure counts for the task:
-    not while it brings the search on."""
+    """Learn from a round that fails because of what its devices sent.
+
+    Returns whether the failure counts against the task. It does not while the search makes progress with it.
+    """
     for device_id, reason in error.faults.items():
         note_fault(session, device_id=device_id, round_id=current.round_id, reason=reason, now=now)
     if not error.suspects:
@@ -91,14 +94,14 @@ def after_failure(
 
 
 def after_success(session: Session, current: Round, task: Task, *, settings: Settings, now: float) -> None:
-    """Learn from a round whose sum makes sense: who was in it is less suspect."""
+    """Learn from a round whose sum is valid: the devices in it become less suspect."""
     task.spoiled_rounds = 0
     if task.privacy == "secure":
         _learn(session, current, task, suspects=None, settings=settings, now=now)
 
 
 def describe(session: Session, task: Task) -> str:
-    """One line on what is being done about spoiled rounds; empty where none was spoiled of late."""
+    """One line for operators about the search for spoilers; empty if there is none."""
     search = session.get(Search, task.population) if task.privacy == "secure" and task.live else None
     if search is None:
         return ""
@@ -111,7 +114,7 @@ def describe(session: Session, task: Task) -> str:
 
 
 def forget(session: Session, before: float) -> None:
-    """End searches without a spoiled round since then."""
+    """End searches without a spoiled round since `before` (Unix seconds)."""
     over = select(Search.population).where(Search.last_spoiled < before)
     if session.scalar(select(over.exists())):
         session.execute(delete(Suspect).where(Suspect.population.in_(over)))
@@ -127,9 +130,14 @@ def _learn(
     settings: Settings,
     now: float,
 ) -> bool:
-    """Count the round; `suspects` may have spoiled it, None: it is a good one. Returns whether it told anything."""
-    drawn = _drawn(current)
-    if drawn.suspects:  # for ever they would be many
+    """Update the scores with the outcome of the round.
+
+    `suspects` are the devices that may have spoiled it; None: it is a good round. Returns whether the search has
+    learned from it.
+    """
+    drawn = _read_draw(current)
+    if drawn.suspects:
+        # From here on only their number is needed. Rounds are kept for ever, and lists in all of them would add up.
         current.draw = {**(current.draw or {}), "suspects": len(drawn.suspects)}
     search = session.get(Search, task.population, with_for_update=True)
     if search is None:
@@ -141,36 +149,42 @@ def _learn(
     scores = scores_of(session, task.population) if search.rounds else {}
     spoiled, pool = suspects is not None, frozenset(drawn.suspects)
     seated = set(session.scalars(select(Participant.device_id).where(Participant.round_id == current.round_id)))
-    # One that dropped out of a spoiled round did not spoil it; that it was drawn is not held against it.
-    could = frozenset(suspects or seated)
+    # A device that dropped out of a spoiled round cannot have spoiled it. Its bet stays as it was.
+    possible = frozenset(suspects or seated)
     search.rounds += 1
     search.quiet += 1
     if suspects is not None:
         search.spoiled += 1
         search.quiet = 0
         search.last_spoiled = now
+        # Scores are stored only for devices that were in a spoiled round. `absent` is the score of all others: what
+        # their bets have lost because rounds were spoiled without them. A new suspect begins with it.
         absent = Score(tuple(search.absent))
         scores = {**dict.fromkeys(suspects, absent), **scores}
+        # The largest probability makes the largest loss, so this score is never too high for anybody.
         most = max(drawn.chance, drawn.suspect_chance)
         search.absent = list(bet(absent, chance=most, present=False, spoiled=True).logs)
     for device, score in scores.items():
         chance = drawn.suspect_chance if device in pool else drawn.chance
         if device in seated:
-            if device in could:
+            if device in possible:
                 scores[device] = bet(score, chance=chance, present=True, spoiled=spoiled)
         elif spoiled or device in pool:
+            # A spoiled round without the device lowers its bet, and always counts. A good one raises it, and counts
+            # only if the device waited and could have been drawn.
             scores[device] = bet(score, chance=chance, present=False, spoiled=spoiled)
     session.flush()
-    found = _set_aside(session, current, task, scores, settings=settings, now=now)
-    _store(session, task.population, {device: each for device, each in scores.items() if device not in found})
-    chances = {drawn.suspect_chance if device in pool else drawn.chance for device in could}
-    # Before the first one nobody was drawn with an eye to that.
-    return bool(found) or not pool or min(chances) < CERTAIN
+    aside = _set_aside(session, current, task, scores, settings=settings, now=now)
+    _store(session, task.population, {device: score for device, score in scores.items() if device not in aside})
+    chances = {drawn.suspect_chance if device in pool else drawn.chance for device in possible}
+    # Without a pool nothing was drawn for the search (there was none yet, or no suspect waited), so it can go on.
+    return bool(aside) or not pool or min(chances) < CERTAIN
 
 
 def _set_aside(
     session: Session, current: Round, task: Task, scores: dict[str, Score], *, settings: Settings, now: float
 ) -> list[str]:
+    """Set the devices aside whose score is beyond what chance explains. Returns their ids."""
     members = session.scalar(_members(task)) or 0
     found = accused(scores, devices=members, risk=settings.false_accusations)
     for device in found:
@@ -199,12 +213,12 @@ def _store(session: Session, population: str, scores: dict[str, Score]) -> None:
         session.execute(insert(Suspect), rows)
 
 
-def _drawn(current: Round) -> Draw:
-    """As `draw_round` kept it. Of a round that kept nothing nobody could be left out."""
-    kept = current.draw or {}
+def _read_draw(current: Round) -> Draw:
+    """The draw as `draw_round` stored it. In a round without a stored draw every device was taken for certain."""
+    stored = current.draw or {}
     return Draw(
         chosen=(),
-        chance=kept.get("chance", 1.0),
-        suspects=tuple(kept.get("suspects", ())),
-        suspect_chance=kept.get("suspect_chance", 0.0),
+        chance=stored.get("chance", 1.0),
+        suspects=tuple(stored.get("suspects", ())),
+        suspect_chance=stored.get("suspect_chance", 0.0),
     )

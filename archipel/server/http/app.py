@@ -1,4 +1,4 @@
-"""The web application: blueprints, one per resource, around the shared services."""
+"""Makes the web application: one blueprint per resource, around the shared services."""
 
 from __future__ import annotations
 
@@ -19,15 +19,19 @@ from archipel.server.settings import Settings
 
 
 def create_app(settings: Settings, *, clock: Clock = time.time, demo_page: Path = pages.PAGE_FOLDER) -> Flask:
-    """The WSGI application on a data folder whose schema is up to date (`Services.prepare`).
+    """Make the WSGI application. It has no state of its own: any number of processes may serve one data folder.
 
-    `demo_page` is the folder of the built browser demo, served at /demo/.
+    Arguments:
+        settings: The server's settings. The database must have the current schema (`Services.prepare`).
+        clock: Gives Unix seconds.
+        demo_page: The folder of the built browser demo, served at /demo/.
 
-    Stateless: any number of processes may serve the same data folder. Raises ServerError when it cannot.
+    Raises:
+        ServerError: The database, the server key or the request log cannot be used.
     """
     services = Services.open(settings, connections=settings.threads, clock=clock)
     services.database.check()
-    settings.private_key  # noqa: B018 - fail now, not in the first request
+    settings.private_key  # noqa: B018 - an unreadable key fails now, and not in the first request
     app = Flask("archipel.server", static_folder=None)
     app.config["MAX_CONTENT_LENGTH"] = settings.max_json_bytes
     app.extensions["archipel"] = services
@@ -35,6 +39,7 @@ def create_app(settings: Settings, *, clock: Clock = time.time, demo_page: Path 
     problems.register(app)
     request_log.register(app, settings)
     if settings.trusted_proxies:
+        # Only the client's address is taken from the proxies' headers, because the request limits need it.
         app.wsgi_app = ProxyFix(  # type: ignore[method-assign]
             app.wsgi_app, x_for=settings.trusted_proxies, x_proto=0, x_host=0, x_port=0, x_prefix=0
         )

@@ -1,4 +1,4 @@
-"""Who is asking: a device by its session token, people and scripts by access tokens. Only hashes of tokens are kept."""
+"""Identifies callers: devices by session tokens, people and scripts by access tokens. Only token hashes are stored."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from archipel.server.http.problems import refuse
 from archipel.server.services import Services
 
 ACCESS_PREFIX = "apt_"
-"""Access tokens begin with it, so that scanners for leaked secrets know them."""
+"""Access tokens begin with this, so that scanners for leaked secrets recognize them."""
 NOT_VALID = "the token is unknown, revoked or has expired; a device opens a new session, a person needs another token"
-"""The same for all: what a token that nobody knows was meant to be is not known either."""
+"""One text for devices and people, because an unknown token does not show which kind it is."""
 
 
 _SESSION = (
@@ -29,10 +29,10 @@ _TOKEN = select(
 
 
 class Authenticator:
-    """From `Authorization: Bearer` to an Identity. A session is believed for 5 s without asking the database again.
+    """Turns the header `Authorization: Bearer` into an Identity.
 
-    So for 5 s another web process may still show the round and its files to a device that was revoked; it stores
-    nothing in its name.
+    A session is cached for CACHE_SECONDS. So for that long another web process may still show a revoked device its
+    round and files. It stores nothing in the device's name, because those transactions check for revocation.
     """
 
     def __init__(self, services: Services) -> None:
@@ -41,7 +41,7 @@ class Authenticator:
         self._sessions = services.sessions
 
     def identify(self, authorization: str | None) -> Identity:
-        """Raises ApiError (401) for a token that is not valid; no header at all is `anyone`."""
+        """The caller's identity; `anyone` without a header. Raises ApiError 401 for an invalid token."""
         if authorization is None:
             return ANYONE
         scheme, _, token = authorization.partition(" ")
@@ -55,7 +55,7 @@ class Authenticator:
         return Identity("device", self._device(digest))
 
     def _access(self, digest: bytes) -> Identity:
-        # Asked every time: a token that was revoked is worth nothing from then on.
+        # Not cached, so that revoking an access token takes effect at once.
         row = self._services.database.look(_TOKEN, digest=digest)
         if row is None or row.revoked is not None or (row.expires or float("inf")) <= self._services.clock():
             raise refuse(401, NOT_VALID)
@@ -66,7 +66,7 @@ class Authenticator:
         cached = self._sessions.get(digest, now)
         if cached is not None:
             return cached
-        # By the hash, so that the time of the look-up says nothing about a token.
+        # Looked up by its hash, so that the time it takes reveals nothing about valid tokens.
         row = self._services.database.look(_SESSION, digest=digest)
         if row is None or row.expires <= now:
             self._sessions.drop(digest)

@@ -1,10 +1,11 @@
-"""Nonces that a device signs for a session, of which the server remembers only those that were used.
+"""Nonces that a device signs to open a session. The server stores only those that were used.
 
     nonce [32 bytes] = MAC [16] | expiry [4, Unix seconds, big-endian] | random [12]
 
 The MAC is HMAC-SHA256 over label, device id, expiry and randomness, cut to 16 bytes, under a key derived from the
-server's own: every web process makes and knows them, and nobody else does. So asking for challenges in a device's name
-changes nothing for the device. A nonce that was used is kept in the database until it expires.
+server's own key. So every web process can make and check nonces, and nobody else can. Since a challenge stores nothing,
+anybody may ask for one in a device's name without any effect on the device. A used nonce stays in the database until it
+expires, so that it cannot be used twice.
 """
 
 from __future__ import annotations
@@ -22,16 +23,18 @@ _LABEL = b"archipel/v1/challenge\0"
 
 
 def make_challenge(settings: Settings, device_id: str, now: float) -> Challenge:
-    """A nonce for that device, good once, for at least `settings.challenge_seconds`."""
+    """Make a nonce for the device, which can be used once, for at least `settings.challenge_seconds`."""
     expires = int(now + settings.challenge_seconds) + 1
     rest = expires.to_bytes(4, "big") + secrets.token_bytes(RANDOM_BYTES)
     return Challenge(nonce=_mac(settings, device_id, rest) + rest, expires=float(expires))
 
 
 def check_challenge(settings: Settings, device_id: str, nonce: bytes, now: float) -> float:
-    """When the nonce expires. Raises ApiError 403 for one that was not made for the device here, or has expired."""
+    """Return when the nonce expires (Unix seconds). Raises ApiError 403 if it is not the server's, not for this device,
+    or has expired. Whether it was used is the caller's to check, in its transaction."""
     mac, rest = nonce[:MAC_BYTES], nonce[MAC_BYTES:]
     expires = float(int.from_bytes(rest[:4], "big"))
+    # One answer for all reasons, after a comparison in constant time.
     if not hmac.compare_digest(mac, _mac(settings, device_id, rest)) or expires <= now:
         raise refuse(403, NOT_GOOD)
     return expires

@@ -1,4 +1,4 @@
-"""The way in for every request: who asks, whether it may, and whether it comes too often."""
+"""Admits requests: identifies the caller, and checks its role and the request limits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from archipel.server.services import Services
 
 @dataclass(frozen=True)
 class Admission:
-    """A request that may go on. `source` is what it is counted under; `leave` is called when it has been served."""
+    """An admitted request. It is counted under `source`; `leave` must be called when it has been served."""
 
     identity: Identity
     source: str
@@ -27,16 +27,16 @@ class Admission:
 
 @dataclass(frozen=True)
 class Door:
-    """One for each web process."""
+    """Admits the requests of one web process."""
 
     services: Services
     authenticator: Authenticator
     limits: RequestLimits
 
     def admit(self, roles: frozenset[Role]) -> Admission:
-        """Who makes the present request. Nothing of its body has been read then.
+        """Admit the current request, before anything of its body is read.
 
-        Raises ApiError 401, 403 or 429 where it may not go on.
+        Raises ApiError 401, 403 or 429 if it is refused.
         """
         self.services.tally.flush(self.services.database, self.services.clock())
         source = address_source(request.remote_addr)
@@ -45,6 +45,7 @@ class Door:
             known = identity.role != "anyone"
             source = identity.actor if known else source
             request.environ["archipel.device"] = identity.device_id or None
+            # Counted before the role is checked: refused requests use up the limit too.
             self.limits.count(source, known=known)
             if identity.role not in roles:
                 if not known:
@@ -56,7 +57,7 @@ class Door:
             raise
 
     def note(self, error: RefusalError, source: str) -> None:
-        """Count an answer that says no, for the audit log. That a request came without any token is nothing of note."""
+        """Count a refused request for the audit log. A request without any token is not worth an entry."""
         now = self.services.clock()
         status = api_error(error).status
         if status == 429:
@@ -68,13 +69,14 @@ class Door:
         try:
             return self.authenticator.identify(request.headers.get("Authorization"))
         except ApiError:
-            # So that guessing is no faster than asking without a token.
+            # A wrong token counts under the address, so that guessing tokens is limited like anonymous requests.
             self.limits.count(source, known=False)
             raise
 
 
 def at_the_end(response: Response, leave: Callable[[], None]) -> None:
-    """Call `leave` when the response has been sent: a reader that takes its time keeps a thread busy until then."""
+    """Call `leave` when the response has been sent, because a slow reader keeps a thread busy until then."""
     response.call_on_close(leave)
-    # A file is sent without the response, which is gone by then; what it is read from is not.
+    # gunicorn sends a file without the Response object, which may be gone before the file is sent. The object that the
+    # file is read from lives as long as the sending, so `leave` is tied to that.
     weakref.finalize(response.response if response.direct_passthrough else response, leave)

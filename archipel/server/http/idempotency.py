@@ -1,4 +1,4 @@
-"""Requests that are sent twice and count once: the id of what a request makes follows from its key."""
+"""Idempotency keys: a request that is sent twice creates one object, because the object's id follows from the key."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ _KEY = re.compile(r"[A-Za-z0-9_-]{16,64}")
 
 @dataclass(frozen=True)
 class Keyed:
-    """`id` is that of what is to be made: the same for the same key of the same token, and nobody else's; without a
-    key it is random. `digest` tells different requests under one key apart."""
+    """`id` is the id of the object to create. It depends on the key and on the caller's token, so callers cannot take
+    each other's; without a key it is random. `digest` distinguishes different requests under one key."""
 
     id: str
     digest: str
 
     def require_same(self, digest: str | None) -> None:
-        """Raises ApiError 409 where the key was used for the request with another `digest`."""
+        """Raise ApiError 409 if the key was used for a request with another `digest`."""
         if digest != self.digest:
             raise refuse(409, f"this {IDEMPOTENCY_HEADER} was used for another request; take a new one")
 
 
 def keyed(call: Call[Any], purpose: str = "") -> Keyed:
-    """Of the request being served. Raises ApiError 400 for a key that is none."""
+    """The key of the request being served. `purpose` separates endpoints. Raises ApiError 400 for a malformed key."""
     key = request.headers.get(IDEMPOTENCY_HEADER)
     digest = hashlib.sha256(purpose.encode() + call.raw).hexdigest()
     if key is None:

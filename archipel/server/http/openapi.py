@@ -1,4 +1,4 @@
-"""The OpenAPI 3.1 document of the API, from the declarations that decode requests and encode answers."""
+"""Makes the OpenAPI 3.1 document of the API from the declarations that decode requests and encode answers."""
 
 from __future__ import annotations
 
@@ -31,13 +31,14 @@ def document(resources: Mapping[str, Sequence[Route]], *, version: str) -> dict[
     routes = [route for each in resources.values() for route in each]
     kinds = [kind for route in routes for kind in (route.request, route.response, route.query) if kind is not None]
     schemas, components = msgspec.json.schema_components([*kinds, Problem], ref_template=_REFERENCE)
-    _say_base64(components)
+    _add_base64_pattern(components)
     known = dict(zip([*kinds, Problem], schemas))
     paths: dict[str, dict[str, Any]] = {}
     for name, each in resources.items():
         for route in each:
             operations = paths.setdefault(_PARAMETER.sub(r"{\2}", route.path), {})
             operations[route.method.lower()] = _operation(name, route, known, components)
+    # The document has query strings as parameters, so their structs are left out of the schemas.
     queries = {kind.__name__ for route in routes if (kind := route.query) is not None}
     return {
         "openapi": VERSION,
@@ -57,16 +58,16 @@ def document(resources: Mapping[str, Sequence[Route]], *, version: str) -> dict[
     }
 
 
-def _say_base64(schema: Any) -> None:
-    """JSON Schema's contentEncoding is only a remark: a pattern makes others keep to it."""
+def _add_base64_pattern(schema: Any) -> None:
+    """Add a pattern to base64 strings: JSON Schema's contentEncoding alone is an annotation that validators ignore."""
     if isinstance(schema, dict):
         if schema.get("contentEncoding") == "base64":
             schema["pattern"] = _BASE64
         for inner in schema.values():
-            _say_base64(inner)
+            _add_base64_pattern(inner)
     elif isinstance(schema, list):
         for inner in schema:
-            _say_base64(inner)
+            _add_base64_pattern(inner)
 
 
 def _operation(resource: str, route: Route, known: Mapping[Any, Any], components: Mapping[str, Any]) -> dict[str, Any]:
@@ -129,21 +130,21 @@ def _answer(route: Route, known: Mapping[Any, Any]) -> dict[str, Any]:
 def _successes(route: Route) -> list[int]:
     if route.gives:
         return [200, 206, 304]
-    # What is made a second time is shown and not made.
+    # A request that would create the same object again gets 200 and the object that is there.
     return [route.status] if route.status == 200 else [200, route.status]
 
 
 def _failures(route: Route) -> list[int]:
-    """Statuses with a Problem. Whatever is asked for may be throttled, and the server may be busy."""
-    found = {400, 429, 503}
+    """The statuses with which the route may answer a Problem. Any request may be throttled (429) or fail (503)."""
+    statuses = {400, 429, 503}
     if "anyone" not in route.roles:
-        found |= {401, 403}
+        statuses |= {401, 403}
     if _PARAMETER.search(route.path) or route.query is not None:
-        found |= {404}
+        statuses |= {404}
     if route.gives:
-        found |= {416}
+        statuses |= {416}
     if route.request is not None or route.takes:
-        found |= {403, 404, 409, 410, 411, 413, 415, 422}
+        statuses |= {403, 404, 409, 410, 411, 413, 415, 422}
     if route.members or route.method == "POST":
-        found |= {409, 410}
-    return sorted(found)
+        statuses |= {409, 410}
+    return sorted(statuses)

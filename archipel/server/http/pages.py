@@ -1,4 +1,4 @@
-"""What people see: a page at / that says what is here, and the browser demo at /demo/, built files as they are."""
+"""The pages for people: a front page at / with links, and the built files of the browser demo at /demo/."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from archipel.server.http.routes import PUBLIC, Call, Route
 PAGE_FOLDER = Path(__file__).with_name("demo_page")
 INDEX = "index.html"
 COMPRESSED = ".gz"
-"""NAME.gz stands for NAME: browsers take it as it is, for who does not take gzip it is unpacked."""
+"""NAME.gz is served as NAME: as it is to clients that accept gzip, and unpacked to others."""
 YEAR_SECONDS = 365 * 24 * 3600
 
-# By the end of the name, not by the tables of the system: with nosniff a wrong type leaves the page empty.
+# Not from the tables of the operating system, which differ: with nosniff a wrong type leaves the page empty.
 CONTENT_TYPES = {
     ".html": "text/html",
     ".js": "text/javascript",
@@ -34,7 +34,7 @@ CONTENT_TYPES = {
 }
 OTHER_TYPE = "application/octet-stream"
 
-# The page may load and compile what comes from here, and talk to nobody else.
+# The page may load and compile files of this server only, and connect to no other.
 CONTENT_SECURITY_POLICY = "; ".join(
     (
         "default-src 'none'",
@@ -52,13 +52,13 @@ HEADERS = {
     "Content-Security-Policy": CONTENT_SECURITY_POLICY,
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
-    # Isolated from other origins, which is what browsers ask for before they share memory between WebAssembly threads.
+    # Browsers share memory between WebAssembly threads only on pages that are isolated from other origins.
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Embedder-Policy": "require-corp",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
 HASHED = re.compile(r"assets/.+-[0-9A-Za-z_-]{8}\.\w+")
-"""Vite writes eight characters of a digest into the names of what it builds: such a file never changes."""
+"""Names with eight characters of a digest, which Vite writes into them: the content of such a file never changes."""
 
 _HERE = """<!doctype html>
 <html lang="en">
@@ -76,21 +76,21 @@ _DEMO = {"/demo/": "the browser demo"}
 
 
 class Pages:
-    """The files of one folder. A name from outside is looked up among them and never becomes part of a path."""
+    """The files of one folder. A name from a request is looked up among them, and is never made part of a path."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._etags: dict[tuple[str, int, int], str] = {}
 
     def files(self) -> dict[str, Path]:
-        """Every plain file by its name in URLs; links are left out. Empty if the page was not built."""
-        found = {}
+        """Every plain file by its name in URLs, without links. Empty if the page was not built."""
+        paths = {}
         for parent, _, names in os.walk(self._folder):
             for name in names:
                 path = Path(parent, name)
                 if not path.is_symlink() and path.is_file():
-                    found[path.relative_to(self._folder).as_posix()] = path
-        return found
+                    paths[path.relative_to(self._folder).as_posix()] = path
+        return paths
 
     def etag(self, path: Path) -> str:
         """SHA-256 of the content, remembered until size or time of the file change."""
@@ -140,11 +140,12 @@ def _send(pages: Pages, name: str) -> Response:
     unpack = packed and not request.accept_encodings["gzip"]
     source: Path | IO[bytes] = path
     if unpack:
-        # Not gzip.open: gunicorn would send what is behind its file descriptor.
+        # Not gzip.open: gunicorn sends from the file descriptor, which would be the packed bytes.
         source = io.BytesIO(gzip.decompress(path.read_bytes()))
     response = send_file(
         source,
         mimetype=CONTENT_TYPES.get(PurePosixPath(name).suffix, OTHER_TYPE),
+        # Two representations of one file must not have the same ETag, or a cache would mix them up.
         etag=f"{pages.etag(path)}-plain" if unpack else pages.etag(path),
         conditional=not unpack,
         last_modified=None,

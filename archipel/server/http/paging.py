@@ -1,4 +1,4 @@
-"""Pages of a table, by the time and id of the row that the last page ended with: new rows never shift them."""
+"""Pages of a table. A page begins after the row that the last page ended with, so new rows never shift it."""
 
 from __future__ import annotations
 
@@ -27,23 +27,26 @@ def page(
     chosen: Sequence[ColumnExpressionArgument[bool]] = (),
     newest_first: bool = False,
 ) -> tuple[Sequence[R], str | None]:
-    """The rows of one page and the `after` of the next. Raises ApiError 404 where `query.after` is no row's key.
+    """The rows of one page, ordered by `time` and `key`, and the `after` of the next page (None: it is the last one).
 
-    `where` are the rows that the caller may see, `chosen` those among them that it asks for: the last page may have
-    ended with one that is not among these any more.
+    `where` selects the rows that the caller may see, `chosen` those of them that it asks for. Raises ApiError 404 if
+    `query.after` is not the key of a row that the caller may see.
     """
+    # Rows with equal times are ordered by their keys; the comparison of pairs continues exactly there.
     place: Any = tuple_(time, key)
     rows = select(table).where(*where, *chosen)
     if query.after is not None:
+        # Without `chosen`: the last row of the page before may have left that choice in the meantime.
         last = session.execute(select(time, key).where(key == query.after, *where)).one_or_none()
         if last is None:
             raise refuse(404, f"after: no {query.after}")
-        there = tuple_(*last)
-        rows = rows.where(place < there if newest_first else place > there)
+        last_place = tuple_(*last)
+        rows = rows.where(place < last_place if newest_first else place > last_place)
     order = (time.desc(), key.desc()) if newest_first else (time, key)
-    found = session.scalars(rows.order_by(*order).limit(query.limit + 1)).all()
-    shown = found[: query.limit]
-    return shown, str(getattr(shown[-1], key.key)) if len(found) > len(shown) else None
+    # One row more than the page shows tells whether there is a next page.
+    fetched = session.scalars(rows.order_by(*order).limit(query.limit + 1)).all()
+    shown = fetched[: query.limit]
+    return shown, str(getattr(shown[-1], key.key)) if len(fetched) > len(shown) else None
 
 
 def page_by(
@@ -59,6 +62,6 @@ def page_by(
     rows = select(table).where(*where)
     if after is not None:
         rows = rows.where(key < after if newest_first else key > after)
-    found = session.scalars(rows.order_by(key.desc() if newest_first else key).limit(limit + 1)).all()
-    shown = found[:limit]
-    return shown, getattr(shown[-1], key.key) if len(found) > len(shown) else None
+    fetched = session.scalars(rows.order_by(key.desc() if newest_first else key).limit(limit + 1)).all()
+    shown = fetched[:limit]
+    return shown, getattr(shown[-1], key.key) if len(fetched) > len(shown) else None

@@ -1,4 +1,4 @@
-"""The one JSON error shape, for every error there is: ours, the framework's and the unexpected."""
+"""Turns every error into the API's one JSON error shape: the server's own, the framework's, and unexpected ones."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ STATUS: dict[type[RefusalError], int] = {
     GoneError: 410,
     InvalidRequestError: 422,
 }
-"""What the other rooms of the server raise, as HTTP says it."""
+"""The HTTP status of errors that the other rooms of the server raise."""
 RETRY_SECONDS = 1
 MAX_PATH = 256
 """Characters of a path that are shown or logged."""
@@ -51,7 +51,7 @@ _POSTGRESQL = {
     "57P01": "the database is not reachable",  # it shuts down
     "57P03": "the database is not reachable",  # it starts
 }
-"""By SQLSTATE."""
+"""PostgreSQL errors, by SQLSTATE, after which a retry may succeed."""
 
 
 def refuse(status: int, message: str, detail: str = "", *, retry_after: int = RETRY_SECONDS) -> ApiError:
@@ -60,13 +60,13 @@ def refuse(status: int, message: str, detail: str = "", *, retry_after: int = RE
 
 
 def api_error(error: RefusalError) -> ApiError:
-    """`error` with its HTTP status."""
+    """The error as an ApiError, which has an HTTP status."""
     return error if isinstance(error, ApiError) else refuse(STATUS[type(error)], str(error))
 
 
 @contextmanager
 def refusing(status: int) -> Iterator[None]:
-    """What devices or operators sent wrongly is their error and is answered with `status`."""
+    """Answer a ProtocolError in the block with `status`: the caller sent something invalid."""
     try:
         yield
     except ProtocolError as error:
@@ -85,7 +85,7 @@ def problem_response(status: int, message: str, detail: str = "", retry_after: i
 
 
 def register(app: Flask) -> None:
-    """Let every error leave `app` in the one shape."""
+    """Register handlers with `app` that answer every error in that shape."""
 
     @app.errorhandler(RefusalError)
     def _(refusal: RefusalError) -> Response:
@@ -94,6 +94,7 @@ def register(app: Flask) -> None:
 
     @app.errorhandler(HTTPException)
     def _(error: HTTPException) -> Response:
+        # Werkzeug reports the timeout of the listener's sockets as a client that has gone; this one may still be there.
         if isinstance(error, ClientDisconnected) and isinstance(error.__context__, BlockingIOError | TimeoutError):
             return problem_response(503, "the request's body did not arrive in time; try again")
         message = error.description or error.name
@@ -101,6 +102,7 @@ def register(app: Flask) -> None:
             path = request.path[:MAX_PATH]
             message = f"{path}: this path names nothing here; ids have 32 hexadecimal digits, digests 64"
         response = problem_response(error.code or 500, message)
+        # Of the framework's own headers only those that the status requires.
         for name, value in error.get_headers():
             if name in ("Allow", "Content-Range"):
                 response.headers[name] = value
@@ -117,12 +119,12 @@ def register(app: Flask) -> None:
 
 
 def _overloaded(error: Exception) -> str:
-    """A plain word for the errors that pass, empty for all others."""
+    """A plain description of an error after which a retry may succeed; empty for all others."""
     if isinstance(error, PoolTimeout):
         return "the server is busy"
     if isinstance(error, DBAPIError):
         if isinstance(error.orig, sqlite3.Error):
-            primary = getattr(error.orig, "sqlite_errorcode", 0) & 0xFF
+            primary = getattr(error.orig, "sqlite_errorcode", 0) & 0xFF  # extended codes have it in the lowest byte
             return {
                 sqlite3.SQLITE_BUSY: "the database is busy",
                 sqlite3.SQLITE_LOCKED: "the database is busy",
@@ -130,7 +132,7 @@ def _overloaded(error: Exception) -> str:
                 sqlite3.SQLITE_CONSTRAINT: "the same request is being served",
             }.get(primary, "")
         state = getattr(error.orig, "sqlstate", None)
-        # A connection that could not be made has no state, and none that could be invalid.
+        # If no connection could be made there is no SQLSTATE, and no connection that could be invalidated.
         if error.connection_invalidated or (state is None and isinstance(error, OperationalError)):
             return "the database is not reachable"
         return _POSTGRESQL.get(str(state), "")
@@ -142,5 +144,5 @@ def _overloaded(error: Exception) -> str:
 
 
 def _first_line(error: Exception) -> str:
-    """The driver's own words rather than those around them, which hold the statement."""
+    """The driver's message. SQLAlchemy's contains the statement with its parameters, which do not belong in logs."""
     return next(iter(str(getattr(error, "orig", None) or error).splitlines()), type(error).__name__)

@@ -1,8 +1,8 @@
-"""How many requests one device, one access token or one address may make, and how many at the same time.
+"""Limits how many requests one device, access token or address may make, in all and at the same time.
 
-Each web process counts for itself, so with `workers` processes the bounds are as many times higher. Counting costs
-microseconds and bounded memory, whoever asks: the in-memory storage of the `limits` package walks over all its keys
-every 10 ms, which takes longer than a request when there are some ten thousand of them.
+Each web process counts by itself, so with `workers` processes the limits are as many times higher. Counting takes
+microseconds and bounded memory however many sources there are. (The in-memory storage of the `limits` package walks
+over all its keys every 10 ms, which takes longer than a request with some ten thousand keys.)
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from archipel.server.http.problems import refuse
 from archipel.server.settings import Settings
 
 BUCKETS = 50_000
-"""Sources that are remembered, the last ones that came; one that was forgotten begins with a full bucket."""
+"""How many sources are remembered: those that came last. A forgotten source begins again with a full bucket."""
 
 
 class TokenBuckets:
@@ -30,15 +30,16 @@ class TokenBuckets:
         self._lock = threading.Lock()
 
     def take(self, source: str, now: float) -> float:
-        """0.0 when the request may go on; else in how many seconds the next one may. `now` is in seconds."""
+        """Return 0.0 if the request may go on, else the seconds until the next one may. `now` is in seconds."""
         with self._lock:
+            # A bucket fills by itself over time, so its level is computed when a request comes, not by a timer.
             level, since = self._levels.get(source, (self._burst, now))
             level = min(self._burst, level + max(0.0, now - since) * self._per_second)
             granted = level >= 1.0
             self._levels[source] = (level - 1.0 if granted else level, now)
             self._levels.move_to_end(source)
             if len(self._levels) > self._entries:
-                self._levels.popitem(last=False)
+                self._levels.popitem(last=False)  # the source that has not come for longest
         return 0.0 if granted else (1.0 - level) / self._per_second
 
 
@@ -51,7 +52,10 @@ class Slots:
         self._lock = threading.Lock()
 
     def enter(self, source: str) -> Callable[[], None] | None:
-        """What ends the request, once or more often; None when there are too many already."""
+        """Begin a request. Returns the function that ends it, or None if there are too many already.
+
+        The function may be called several times (see door.at_the_end); only the first call counts.
+        """
         with self._lock:
             busy = self._busy.get(source, 0)
             if busy >= self._most:
@@ -73,7 +77,7 @@ class Slots:
 
 
 class RequestLimits:
-    """The bounds of `settings`, for one web process. `clock` is in seconds and only ever grows."""
+    """The limits of `settings`, for one web process. `clock` is in seconds and monotonic."""
 
     def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:
         burst = settings.burst_seconds
@@ -83,13 +87,13 @@ class RequestLimits:
         self._clock = clock
 
     def count(self, source: str, *, known: bool) -> None:
-        """Count a request of `source`; `known`: a device or token that has proved who it is. Raises ApiError 429."""
+        """Count a request of `source`. `known`: it is an authenticated device or token. Raises ApiError 429."""
         wait = (self._known if known else self._unknown).take(source, self._clock())
         if wait > 0:
             raise refuse(429, "too many requests; wait, then try again", retry_after=math.ceil(wait))
 
     def enter(self, source: str) -> Callable[[], None]:
-        """What ends the request. Raises ApiError 429 where others of the same source are still being served."""
+        """Begin a request and return the function that ends it. Raises ApiError 429 with too many at the same time."""
         leave = self._slots.enter(source)
         if leave is None:
             raise refuse(429, "too many requests at the same time; wait for the answer of an earlier one")
@@ -97,14 +101,16 @@ class RequestLimits:
 
 
 def address_source(address: str | None) -> str:
-    """What anonymous requests from `address` are counted under: for IPv6 the network of 64 bits, which is one
-    customer's."""
+    """The source under which anonymous requests from `address` are counted.
+
+    For IPv6 it is the /64 network: one customer has a whole one, and could use a new address for every request.
+    """
     try:
-        found = ipaddress.ip_address(address or "")
+        parsed = ipaddress.ip_address(address or "")
     except ValueError:
         return "address:unknown"
-    if isinstance(found, ipaddress.IPv6Address):
-        if found.ipv4_mapped is None:
-            return f"address:{ipaddress.IPv6Network((int(found), 64), strict=False)}"
-        found = found.ipv4_mapped
-    return f"address:{found}"
+    if isinstance(parsed, ipaddress.IPv6Address):
+        if parsed.ipv4_mapped is None:
+            return f"address:{ipaddress.IPv6Network((int(parsed), 64), strict=False)}"
+        parsed = parsed.ipv4_mapped
+    return f"address:{parsed}"

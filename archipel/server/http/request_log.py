@@ -1,4 +1,4 @@
-"""requests.log: one JSON line per request. Never bodies, headers, query strings or tokens."""
+"""Writes requests.log: one JSON line per request, never with bodies, headers, query strings or tokens."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from archipel.server.storage.log_files import LogFile
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """`time` in Unix seconds, `ms` until the response was ready; `device` is the caller's id, if it is a device."""
+    """`time` is in Unix seconds, `ms` until the response was ready; `device` is the calling device's id, or None."""
 
     time: float
     method: str

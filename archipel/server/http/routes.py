@@ -1,4 +1,4 @@
-"""Routes as data: method, path, who may call it, what it takes and gives. Handlers get decoded bodies."""
+"""Routes as data: method, path, roles, and the types of body and answer. Handlers get decoded bodies."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ READ: frozenset[Role] = OPERATOR | ANALYST | AUDIT
 
 @dataclass(frozen=True)
 class Call(Generic[B]):
-    """One request, as a handler sees it. `raw` are the bytes that `body` was decoded from; `query` is the struct that
-    the route declares for its query string, else None."""
+    """One request, as a handler sees it. `body` was decoded from the bytes `raw`; `query` is the struct that the route
+    declares for its query string, or None."""
 
     services: Services
     identity: Identity
@@ -44,10 +44,10 @@ class Call(Generic[B]):
 class Route:
     """One line of the API. `request` and `response` are structs (or lists of them), None where the body is bytes.
 
-    `path` is in Flask's syntax, `query` a struct of the query string's parameters, `takes` and `gives` the types of
-    bodies that are bytes, `headers` the patterns of headers that a request must have. With `members` the devices
-    among `roles` must be participants of the round in the path.
-    The handler returns the response struct, already encoded JSON (bytes), a pair of struct and status, or a Response.
+    `path` is in Flask's syntax, `query` a struct of the query string's parameters, `takes` and `gives` the content
+    types of bodies that are bytes, `headers` the patterns of headers that a request must have. With `members` a device
+    must be a participant of the round in the path. The handler returns the response struct, encoded JSON (bytes), a
+    pair of struct and status, or a Response.
     """
 
     method: Literal["GET", "POST", "PUT"]
@@ -105,23 +105,23 @@ CONVERTERS: dict[str, type[BaseConverter]] = {
 
 
 def blueprint(name: str, routes: Iterable[Route], door: Door) -> Blueprint:
-    """The routes of one resource. Authentication, limits, decoding and encoding happen here, once for all of them."""
-    made = Blueprint(name, __name__)
+    """The Flask blueprint of one resource. Authentication, limits, decoding and encoding happen here for all routes."""
+    routed = Blueprint(name, __name__)
     for route in routes:
-        made.add_url_rule(
+        routed.add_url_rule(
             route.path,
             route.name,
             _view(route, door),
             methods=[route.method],
             provide_automatic_options=False,
         )
-    return made
+    return routed
 
 
 def _view(route: Route, door: Door) -> Callable[..., Response]:
     decoder = None if route.request is None else msgspec.json.Decoder(route.request)
     for kind in (route.query, route.response):
-        # What handlers convert to is looked at before there are threads: see protocol.sealed.
+        # msgspec examines a type on its first use, which must happen before there are threads: see protocol.sealed.
         msgspec.json.Decoder(kind)
     encoder = msgspec.json.Encoder(order="sorted")
     what = re.sub(r"[^A-Za-z]+", " ", getattr(route.request, "__name__", "")).strip()
@@ -154,6 +154,7 @@ def _view(route: Route, door: Door) -> Callable[..., Response]:
         if isinstance(answer, Response):
             return answer
         answer, status = answer if isinstance(answer, tuple) else (answer, route.status)
+        # Bytes are JSON that was encoded before, such as a round's survivors, once for all devices.
         data = answer if isinstance(answer, bytes) else encoder.encode(answer)
         return Response(data, status, mimetype="application/json")
 
@@ -161,8 +162,11 @@ def _view(route: Route, door: Door) -> Callable[..., Response]:
 
 
 def _answer(route: Route, call: Call[Any], arguments: dict[str, str]) -> Any:
-    """What the handler gives. Where another process did the same at the same moment, it is asked again and finds that:
-    its transaction was rolled back whole. A body that is a stream is gone by then; the sender has to try again."""
+    """Call the handler, and once more if another process inserted the same row at the same moment.
+
+    Its transaction was rolled back as a whole, and the second time it finds the other's row. A streamed body was
+    consumed by then, so its sender must try again.
+    """
     try:
         return route.handler(call, **arguments)
     except IntegrityError:

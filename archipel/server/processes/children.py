@@ -1,4 +1,4 @@
-"""How the supervisor tells its child processes where they work: by environment variables, which are named here."""
+"""The environment variables by which the supervisor passes settings and file descriptors to its child processes."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ READY_FD = "ARCHIPEL_READY_FD"
 
 
 def child_environment(settings: Settings) -> dict[str, str]:
-    """This process's environment, with everything a child needs to arrive at the same settings."""
+    """This process's environment, with everything that a child needs to load equal settings."""
+    # Variables that override settings are dropped: `settings.environment()` has the result, with the command line's.
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(ENVIRONMENT_PREFIX)}
     return {**inherited, **settings.environment(), FOLDER: settings.folder, PARENT: str(os.getpid())}
 
 
 def settings_from_environment() -> Settings:
-    """The settings that the supervisor passed on. Raises ServerError outside of a child process."""
+    """Load the settings that the supervisor passed on. Raises ServerError outside of a child process."""
     return load_settings(os.environ.get(FOLDER, "."))
 
 

@@ -1,8 +1,8 @@
-"""The coordinator: opens rounds for running tasks, takes them through their phases, makes the new versions.
+"""The coordinator: opens rounds for running tasks, takes them through their phases, and makes the new versions.
 
-It keeps nothing in memory that matters: killed at any point and started again, it goes on from the database. A round
-that was being aggregated is aggregated again, with the same result, until its deadline passes. Of several coordinators
-on one database the one with the lease works, and the others wait for it to expire.
+Its state is in the database: killed at any point and started again, it continues from there. A round that was being
+aggregated is aggregated again, with the same result, until its deadline passes. Of several coordinators on one database
+only the one with the lease works; the others wait until the lease expires.
 """
 
 from __future__ import annotations
@@ -62,17 +62,18 @@ log = logging.getLogger("archipel.coordinator")
 CLEAN_SECONDS = 60.0
 STANDBY_SECONDS = 1.0
 RENEWALS = 3
-"""In the time of a lease."""
+"""How often a lease is renewed before it would expire, so that one or two may fail."""
 _GROUPS = (Task.mode == "asynchronous") & (Task.privacy == "secure")
-"""Tasks with several rounds at once: each a group of devices that began together."""
+"""Tasks with several rounds at once. Each round is a group of devices that began together."""
 LONGEST_STEP = 600.0
+"""Seconds after which a step counts as stuck, and the lease is not renewed any more."""
 LEFTOVER_SECONDS = 86400.0
 IDLE_TIMES = 4.0
-"""So much longer than it looked for nothing to do it rests."""
+"""After a step without any work the coordinator rests this many times as long as the step took."""
 
 
 class Coordinator:
-    """`step` does everything that is due. Without a `lease` it must be the only one of its database."""
+    """`step` does everything that is due. Without a `lease` it must be the only coordinator of its database."""
 
     def __init__(self, services: Services, lease: Lease | None = None) -> None:
         self._services = services
@@ -81,13 +82,13 @@ class Coordinator:
         self._step_began = 0.0
 
     def run(self, stop: Stop) -> None:
-        """Step until `stop` is set. A busy database or full disk is waited out; any other error ends the process."""
+        """Step until `stop` is set. A busy database or a full disk is retried; any other error ends the process."""
         if self._lease is None:
             self.recover()
             self._work(stop)
             return
-        heart = threading.Thread(target=self._renew, args=(stop, self._lease), daemon=True)
-        heart.start()
+        renewal = threading.Thread(target=self._renew, args=(stop, self._lease), daemon=True)
+        renewal.start()
         while not stop.is_set():
             try:
                 if not self._lease.take():
@@ -101,8 +102,8 @@ class Coordinator:
             except (OperationalError, OSError) as error:
                 log.warning("waiting: %s", getattr(error, "orig", error))
                 stop.wait(STANDBY_SECONDS)
-        heart.join()
-        with suppress(DBAPIError):  # it expires by itself
+        renewal.join()
+        with suppress(DBAPIError):  # without a database the lease expires by itself
             self._lease.give_back()
 
     def _work(self, stop: Stop) -> None:
@@ -113,7 +114,7 @@ class Coordinator:
             rest = self._services.settings.poll_seconds
             try:
                 busy = self.step()
-                # With many devices that wait in vain a look takes long; it is not worth a processor of its own.
+                # With many waiting devices a step takes long even if nothing is due, and would fill a processor.
                 rest = max(rest, IDLE_TIMES * (time.monotonic() - self._step_began))
             except (OperationalError, OSError) as error:
                 log.warning("waiting: %s", getattr(error, "orig", error))
@@ -122,7 +123,7 @@ class Coordinator:
                 stop.wait(rest)
 
     def _renew(self, stop: Stop, lease: Lease) -> None:
-        """Renew the lease while a step takes long; one that does not come back loses it."""
+        """Renew the lease in a thread of its own, so that a long step keeps it. A step that is stuck loses it."""
         while not stop.wait(lease.seconds / RENEWALS):
             if lease.term is None or time.monotonic() - self._step_began > LONGEST_STEP:
                 continue
@@ -140,29 +141,38 @@ class Coordinator:
             yield session
 
     def recover(self) -> None:
-        """Remove the updates of rounds that ended while nobody could."""
+        """Remove the updates of rounds that have ended, as far as a kill or an upload kept them from being removed."""
         self._services.spool.sweep(self._needed)
 
     def _needed(self) -> list[str]:
-        """Rounds whose updates may still be wanted."""
+        """Ids of the rounds whose updates are still needed."""
         now = self._services.clock()
+        # A round of a live buffered task may have ended while devices still work for it, or before their updates were
+        # folded into a later buffer.
         at_work = exists().where(Participant.round_id == Round.round_id, Participant.ends > now)
-        kept = exists().where(
+        waiting = exists().where(
             Answer.round_id == Round.round_id, Answer.phase == "updating", Answer.folded_into.is_(None)
         )
         buffered = (Task.mode == "asynchronous") & (Task.privacy == "plain") & Task.state.in_(LIVE)
-        needed = select(Round.round_id).join(Task).where(or_(Round.ended.is_(None), buffered & or_(at_work, kept)))
-        # Fenced: what was listed before has then been there under this coordinator's lease, so that none of it is of a
-        # round that another one began meanwhile.
+        needed = select(Round.round_id).join(Task).where(or_(Round.ended.is_(None), buffered & or_(at_work, waiting)))
+        # A writing transaction, only because it checks the lease: while this coordinator has it, no folder that `sweep`
+        # listed before can be of a round that another coordinator is just opening.
         with self._write() as session:
             return list(session.scalars(needed))
 
     def step(self) -> bool:
-        """One pass over live rounds, idle tasks and rollouts. Returns whether anything happened."""
+        """Make one pass over live rounds, idle tasks and rollouts.
+
+        Everything is decided without a write lock first, and again in the transaction that does it.
+
+        Returns:
+            Whether anything changed, so that the next step should follow at once.
+        """
         services = self._services
         with services.database.read() as session:
             live = session.execute(select(Round.round_id, Round.phase).where(Round.ended.is_(None))).all()
             at_work = select(func.count()).where(Round.task_id == Task.task_id, Round.ended.is_(None)).scalar_subquery()
+            # One round at a time, but as many groups as fit into `concurrency` devices.
             most = case(
                 (_GROUPS, func.coalesce(Task.concurrency, 2 * Task.cohort) // Task.cohort),
                 else_=1,
@@ -201,13 +211,14 @@ class Coordinator:
                 return self._aggregate(round_id)
             if rule.name == "buffering" and due:
                 self._move_seats(round_id, now)
-            # A buffer is only what was folded into it.
+            # The phase buffering counts only folded updates, so they are folded at once; others in batches.
             if waiting and (rule.name == "buffering" or folding.worth_a_checkpoint(waiting)):
                 return self._fold(round_id, waiting)
             return False
         with self._write() as session:
             done = advance(session, round_id, now=now, window=window, max_failed=settings.max_failed_rounds)
             if done is not None and done.phase == "failed":
+                # In the same transaction, so that no round takes the device again in between.
                 set_aside_faulty(session, round_id, settings, now)
         if done is not None:
             self._report(done)
@@ -217,18 +228,20 @@ class Coordinator:
         with self._write() as session:
             current = session.get_one(Round, round_id, with_for_update=True)
             task = session.get_one(Task, current.task_id, with_for_update=True)
+            # A paused task finishes its buffer with the devices that are at work, and seats no others.
             if current.phase == "buffering" and task.state == "running":
                 window = self._services.settings.check_in_window
                 buffers.move_seats(session, current, task, now=now, window=window)
 
     def _fold(self, round_id: str, waiting: list[folding.Pending]) -> bool:
-        """Add acknowledged updates to the round's running sum; see folding for what a crash leaves."""
+        """Add acknowledged updates to the round's running sum. The module `folding` says what a crash leaves."""
         services = self._services
         with services.database.read() as session:
             current = session.get_one(Round, round_id)
             task = session.get_one(Task, current.task_id)
             manifest = decode_manifest(session.get_one(BundleRow, task.bundle).manifest)
         plan, request, before = read_plan(current), request_of(task), current.sum_digest
+        # The sum is computed outside of any transaction, which may take seconds. Only this coordinator changes it.
         reason = ""
         try:
             total = folding.load(services.spool, current, plan, layout_of(request, manifest))
@@ -254,6 +267,7 @@ class Coordinator:
 
     def _aggregate(self, round_id: str) -> bool:
         services, settings = self._services, self._services.settings
+        # Outside of any transaction, because it may take long. After a kill it is done again, with the same result.
         outcome, reason, spoiled = None, "", None
         try:
             outcome = aggregate(services, round_id)
@@ -270,6 +284,7 @@ class Coordinator:
                 return False
             if not task.live:
                 reason = f"the task is {task.state}"
+            # Faults first: `fail_round` does not hold a failure against the task that some device is known to cause.
             for device_id, fault in ({} if outcome is None else outcome.faults).items():
                 note_fault(session, device_id=device_id, round_id=round_id, reason=fault, now=now)
             if outcome is None or reason:
@@ -287,6 +302,7 @@ class Coordinator:
         return True
 
     def _commit(self, session: Session, current: Round, task: Task, outcome: Outcome, now: float) -> None:
+        """Record the round's result. One transaction: version, log entry, the task's new model, and the phase."""
         current.weight_sum = outcome.weight_sum
         current.result = outcome.result
         version = outcome.version
@@ -310,8 +326,9 @@ class Coordinator:
                     created=now,
                 )
             )
-            of = weights_log.Log(task.population, task.bundle, self._services.settings.private_key)
-            weights_log.step(session, of, current, task, version, outcome.cohort)
+            # Before `task.model` changes: the entry names the model that the step began with.
+            bundle_log = weights_log.Log(task.population, task.bundle, self._services.settings.private_key)
+            weights_log.step(session, bundle_log, current, task, version, outcome.cohort)
             current.weights_out = version.weights
             current.step_norm, current.state_norm = version.step.parameters, version.step.state
             current.step_scale = version.step.scale
@@ -321,6 +338,7 @@ class Coordinator:
         commit_round(session, current, task, now=now, note="" if version is None else version.step.note)
 
     def _start(self, task: Task) -> bool:
+        """Make the task's first version, or open a round if enough devices wait. Returns whether it did."""
         services, now = self._services, self._services.clock()
         if task.model is None:
             try:
@@ -334,12 +352,13 @@ class Coordinator:
             waiting = count_seatable(session, task, now=now, window=services.settings.check_in_window)
             if queries.is_query(task) and waiting and not queries.budget(session, task, now=now).left:
                 return False
-            wanted = task.buffered and (waiting or buffers.at_work(session, task, now))
-        if not (wanted if task.buffered else waiting >= required(task, RULES["assigning"])):
+            # A buffer may begin with a single device, or for updates that are still to come from earlier rounds.
+            needs_buffer = task.buffered and (waiting or buffers.at_work(session, task, now))
+        if not (needs_buffer if task.buffered else waiting >= required(task, RULES["assigning"])):
             return False
         try:
             opened = opening.open_round(services, self._write, task, now)
-        except LeaseLostError:
+        except LeaseLostError:  # an ArchipelError, but no fault of the task
             raise
         except ArchipelError as error:
             self._fail_task(task.task_id, f"no round can be opened: {error}")
@@ -360,7 +379,8 @@ class Coordinator:
         if done.phase in ("committed", "failed"):
             with self._services.database.read() as session:
                 task = session.get_one(Task, session.get_one(Round, done.round_id).task_id)
-            if not (task.buffered and task.live):  # its devices may still upload; `recover` sees to the rest
+            # Devices of a live buffered task may still upload for this round; `recover` removes its files later.
+            if not (task.buffered and task.live):
                 self._services.spool.discard(done.round_id)
 
     def _clean(self) -> None:

@@ -1,4 +1,7 @@
-"""The coordinator as a process of its own: one per data folder, one at work per database, ends with its supervisor."""
+"""Runs the coordinator as a process of its own: one per data folder, which ends with its supervisor.
+
+Of several coordinators on one database, one works at a time; see archipel.server.processes.lease.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +21,20 @@ from archipel.server.storage.lock import LOCK_FILE, only_one
 
 
 def run_coordinator(settings: Settings, *, stop: Stop | None = None, ready: int | None = None) -> None:
-    """Coordinate until `stop` is set or SIGTERM or SIGINT comes. `ready`: a file descriptor that gets one byte then.
+    """Coordinate until `stop` is set or SIGTERM or SIGINT comes.
 
-    Raises ServerError when another coordinator works on the data folder or the database cannot be used.
+    Arguments:
+        settings: The server's settings.
+        stop: Ends the coordinator when it is set.
+        ready: A file descriptor that gets one byte, and is closed, once database and storage can be used.
+
+    Raises:
+        ServerError: Another coordinator works on the data folder, or the database or storage cannot be used.
     """
     stop = stop or Stop()
     with stop.on_signals(), only_one(settings.path(LOCK_FILE)) as holder:
         services = Services.open(settings)
-        settings.private_key  # noqa: B018 - fail now, not in the first round
+        settings.private_key  # noqa: B018 - an unreadable key ends the process now, and not in the first round
         services.prepare()
         if ready is not None:
             os.write(ready, b"1")

@@ -1,8 +1,9 @@
-"""The lease that makes one of many coordinators the one: in the database, for some seconds, under a growing number.
+"""The lease in the database by which exactly one of several coordinators works.
 
-Whoever holds it renews it; when it has expired another takes it, under the next number. Every transaction of a
-coordinator checks the number of its own lease in that transaction (fencing), so one that was stopped or cut off for a
-while, and does not know yet that it was replaced, cannot commit anything.
+A lease lasts some seconds and has a number, its term. Its holder renews it; when it has expired another coordinator
+takes it, with the next term. Every transaction of a coordinator checks in that transaction that its term is still the
+current one (fencing). So a coordinator that was stopped or cut off for a while, and does not know yet that it was
+replaced, cannot commit anything.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ NAME = "coordinator"
 
 
 class Lease:
-    """`holder` (32 hexadecimal digits) is the data folder's: a process that is started again in the place of one that
-    died takes up its lease at once. `term` is the number while this process holds the lease, else None."""
+    """`holder` (32 hexadecimal digits) belongs to the data folder, so a process that is restarted there need not wait
+    for the lease of the one that died. `term` is the lease's number while this process holds it, else None."""
 
     def __init__(self, database: Database, holder: str, *, clock: Callable[[], float], seconds: float) -> None:
         self.holder, self.seconds = holder, seconds
@@ -36,16 +37,19 @@ class Lease:
         return self._hold(self._take)
 
     def renew(self) -> bool:
-        """Renew the lease; one that was lost is not taken again, not even if it is free: what was begun under its
-        number must not go on under another."""
+        """Renew the lease. Returns whether this process still holds it.
+
+        A lost lease is not taken again, even if it is free: work that was begun under one term must not be committed
+        under another.
+        """
         return self._hold(self._extend)
 
-    def _hold(self, way: Callable[[Session], int | None]) -> bool:
+    def _hold(self, change: Callable[[Session], int | None]) -> bool:
         with self._lock:
             try:
                 with self._database.write() as session:
-                    term = way(session)
-            except IntegrityError:  # another took the very first one at the same moment
+                    term = change(session)
+            except IntegrityError:  # another coordinator inserted the row at the same moment
                 term = None
             self.term = term
             return term is not None
@@ -59,6 +63,7 @@ class Lease:
         elif row.holder != self.holder and row.expires > now:
             return None
         elif not self._mine(row):
+            # A new term even for the same holder: if its former process still runs, that cannot commit any more.
             row.holder, row.term = self.holder, row.term + 1
         row.expires = now + self.seconds
         return row.term
@@ -74,7 +79,7 @@ class Lease:
         return (row.holder, row.term) == (self.holder, self.term)
 
     def give_back(self) -> None:
-        """So that another need not wait. Nothing happens where it was lost."""
+        """Let the lease expire now, so that another coordinator need not wait. Does nothing if it was lost."""
         with self._lock, self._database.write() as session:
             row = session.get(LeaseRow, NAME, with_for_update=True)
             if row is not None and self._mine(row):
@@ -82,14 +87,15 @@ class Lease:
             self.term = None
 
     def fence(self, session: Session) -> None:
-        """Raises LeaseLostError unless the lease is still this process's, and keeps it so until `session` commits."""
-        # Shared: on PostgreSQL a taker waits for the transactions of the one before, and sees what they did.
+        """Raise LeaseLostError unless this process holds the lease; else nobody can take it until `session` commits."""
+        # A shared lock of the row: on PostgreSQL a coordinator that takes the lease waits for the open transactions of
+        # the one before, and sees their results. SQLite has one writer at a time anyway.
         term = session.scalar(select(LeaseRow.term).where(LeaseRow.name == NAME).with_for_update(read=True))
         if self.term is None or term != self.term:
             raise LeaseLostError(f"the lease is lost: its number is {term}, this coordinator's was {self.term}")
 
     def _now(self, session: Session) -> float:
-        # The clocks of many machines differ; that of the database they share.
+        # Coordinators on several machines must agree on the time, so the database's clock counts.
         if session.get_bind().dialect.name == "postgresql":
             return float(session.scalar(text("SELECT extract(epoch FROM clock_timestamp())")) or 0.0)
         return self._clock()

@@ -1,4 +1,4 @@
-"""A child process that ends when its parent does, so that a killed supervisor leaves nothing behind."""
+"""Ends a child process when its parent ends, so that a killed supervisor leaves no process behind."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def end_with_parent(parent: int) -> None:
     else:
         threading.Thread(target=_watch, args=(parent,), daemon=True, name="parent").start()
     if os.getppid() != parent:
-        # It died before we asked to be told.
+        # The parent died before the request above, so no signal will come.
         os.kill(os.getpid(), signal.SIGTERM)
 
 

@@ -1,6 +1,6 @@
-"""A flag to wait for that a signal handler may raise.
+"""A flag that a thread can wait for and a signal handler can raise.
 
-threading.Event is not one: its lock may be held by the very thread that the handler interrupts.
+threading.Event cannot be used: a handler that interrupts the thread which holds the event's lock would wait for ever.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from contextlib import contextmanager, suppress
 
 
 class Stop:
-    """Raised once, by any thread or signal handler; `wait` wakes up at once."""
+    """A flag that any thread or signal handler raises once. `wait` then returns at once."""
 
     def __init__(self) -> None:
+        # The pipe is never read, so every later `wait` returns at once too.
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._writer, False)
         self._raised = False
@@ -35,14 +36,15 @@ class Stop:
         return self._raised
 
     def wait(self, seconds: float) -> bool:
-        """Sleep for `seconds` or until it is raised; returns whether it is."""
+        """Sleep for `seconds`, or until the flag is raised. Returns whether it is raised."""
         if not self._raised:
             select.select([self._reader], [], [], seconds)
         return self._raised
 
     @contextmanager
     def on_signals(self) -> Iterator[None]:
-        """Raise it on SIGTERM and SIGINT. Python allows that in the main thread alone; elsewhere it does nothing."""
+        """Raise the flag on SIGTERM and SIGINT while the block lasts. Outside the main thread it does nothing, because
+        Python allows signal handlers only there."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return

@@ -1,4 +1,4 @@
-"""gunicorn and one coordinator as child processes: started, watched, restarted and stopped together."""
+"""Runs gunicorn and one coordinator as child processes: starts, watches, restarts and stops them together."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ START_SECONDS = 30.0
 STOP_SECONDS = 10.0
 RESTARTS = Backoff(0.5, longest=10.0)
 STEADY_SECONDS = 60.0
+"""A child that lived for so long is restarted as quickly as the first time."""
 MIN_FREE_BYTES = 16 << 20
 
 
@@ -37,11 +38,18 @@ def _print(line: str) -> None:
 
 
 def supervise(settings: Settings, *, announce: Callable[[str], None] = _print, stop: Stop | None = None) -> None:
-    """Serve until SIGTERM, SIGINT or `stop`; then both children are gone. `announce` gets one line once all is up.
+    """Serve until SIGTERM, SIGINT or `stop`, and end both child processes before returning.
 
-    Children that die are restarted, after 0.5 s at first and at most 10 s; that is said in DATA/server.log, where also
-    what they print goes, and on standard error.
-    Raises ServerError or TlsError, with one clear line, when something cannot start.
+    Children that die are restarted, after 0.5 s at first and at most 10 s. Each restart is a line in DATA/server.log
+    and on standard error. The children's output goes to DATA/server.log too.
+
+    Arguments:
+        settings: The server's settings.
+        announce: Called with one line, the server's address, once it answers requests.
+        stop: Ends the server when it is set.
+
+    Raises:
+        ServerError, TlsError: Something cannot start; the message is one line.
     """
     stop = stop or Stop()
     _check_space(settings)
@@ -55,7 +63,7 @@ def supervise(settings: Settings, *, announce: Callable[[str], None] = _print, s
         both = (coordinator, web)
         try:
             begun = log.tell()
-            # The coordinator first: it brings the database up to date.
+            # The coordinator first: it migrates the database, and web processes refuse an older schema.
             coordinator.start(settings, listener, log)
             if _wait(coordinator, coordinator.is_ready, settings, begun, stop):
                 web.start(settings, listener, log)
@@ -66,6 +74,7 @@ def supervise(settings: Settings, *, announce: Callable[[str], None] = _print, s
                     for child in both:
                         child.restart_if_dead(settings, listener, log)
         finally:
+            # Both are asked before either is waited for, so they stop at the same time and share one deadline.
             for child in both:
                 child.ask_to_stop()
             deadline = time.monotonic() + STOP_SECONDS
@@ -75,7 +84,11 @@ def supervise(settings: Settings, *, announce: Callable[[str], None] = _print, s
 
 @dataclass
 class _Child:
-    """One child process, and when it is started again; `deaths` are those that came soon after its start, in a row."""
+    """One child process, and when it is started again.
+
+    `ready` is the reading end of the pipe through which it says that it is up. `deaths` counts, in a row, those that
+    came soon after a start; they make the next restart wait longer.
+    """
 
     name: str
     command: list[str]
@@ -87,9 +100,9 @@ class _Child:
 
     def start(self, settings: Settings, listener: socket.socket, log: BinaryIO) -> None:
         self._close_ready()
-        self.ready, told = os.pipe()
+        self.ready, writer = os.pipe()
         environment = children.child_environment(settings)
-        environment |= {children.LISTEN_FD: str(listener.fileno()), children.READY_FD: str(told)}
+        environment |= {children.LISTEN_FD: str(listener.fileno()), children.READY_FD: str(writer)}
         try:
             self.process = subprocess.Popen(
                 self.command,
@@ -97,21 +110,23 @@ class _Child:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                pass_fds=(listener.fileno(), told),
-                # Ctrl-C reaches the supervisor alone, which then stops the children in order.
+                # The listener stays open here: a restarted web process answers the connections that came meanwhile.
+                pass_fds=(listener.fileno(), writer),
+                # A group of its own: Ctrl-C reaches only the supervisor, which then stops the children.
                 process_group=0,
-                # Database, logs and files are for the server alone.
+                # Nobody else may read the database, logs and files.
                 umask=0o077,
             )
         except OSError as error:
             raise ServerError(f"the {self.name} process cannot be started ({error.strerror})") from None
         finally:
-            os.close(told)
+            # With the last writing end in the child, the pipe ends when the child does.
+            os.close(writer)
         self.started = time.monotonic()
         self.restart_at = None
 
     def is_ready(self) -> bool:
-        """It has written its byte."""
+        """Whether the child has written its byte. Does not wait."""
         return bool(select.select([self.ready], [], [], 0)[0]) and os.read(self.ready, 1) == b"1"
 
     def exited(self) -> int | None:
@@ -146,7 +161,7 @@ class _Child:
             self.process.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             _tell(log, f"the {self.name} process did not stop within {STOP_SECONDS:.0f} s; killed")
-            # Its own children too: it leads a process group.
+            # gunicorn's workers too: the child leads a process group.
             with suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
@@ -158,8 +173,8 @@ class _Child:
 
 
 def _tell(log: BinaryIO, line: str) -> None:
-    """To the log, and to whoever started the server."""
-    # A full disk or a terminal that was closed must not end the server.
+    """Write a line to the log and to standard error."""
+    # A full disk or a closed terminal must not end the server.
     with suppress(OSError):
         log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} archipel.supervisor: {line}\n".encode())
     with suppress(OSError):
@@ -167,7 +182,7 @@ def _tell(log: BinaryIO, line: str) -> None:
 
 
 def _wait(child: _Child, is_up: Callable[[], bool], settings: Settings, begun: int, stop: Stop) -> bool:
-    # Returns False when `stop` came first.
+    """Wait until the child is up, and return True; False if `stop` is set first. Raises ServerError if it fails."""
     deadline = time.monotonic() + START_SECONDS
     while not stop.wait(0.02):
         if is_up():
@@ -182,6 +197,7 @@ def _wait(child: _Child, is_up: Callable[[], bool], settings: Settings, begun: i
 
 
 def _last_words(settings: Settings, child: _Child, begun: int) -> str:
+    # A coordinator that cannot start prints one line that explains it; gunicorn's last line may be of a traceback.
     with open(settings.process_log, "rb") as file:
         file.seek(begun)
         lines = [line for line in file.read().decode(errors="replace").splitlines() if line.strip()]
@@ -191,6 +207,7 @@ def _last_words(settings: Settings, child: _Child, begun: int) -> str:
 
 
 def _address(settings: Settings, listener: socket.socket) -> str:
+    # "All interfaces" is no address to connect to.
     host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(settings.host, settings.host)
     scheme = "https" if settings.tls_certificate else "http"
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
@@ -218,7 +235,8 @@ def _listener(settings: Settings) -> Iterator[socket.socket]:
             raise ServerError(f"{where}: in use by another program; choose another with --port") from None
         raise ServerError(f"{where}: cannot listen there ({error.strerror or error})") from None
     with listener:
-        # Connections inherit it. A device that lost its network in the middle of a request never says so.
+        # Accepted connections inherit this timeout. Without it, a device that loses its network in the middle of a
+        # request would keep a thread for ever.
         seconds, rest = divmod(settings.stall_seconds, 1)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", int(seconds), int(rest * 1e6)))
         yield listener

@@ -1,4 +1,4 @@
-"""The TLS context of the web processes, made anew when its files change: a renewed certificate needs no restart."""
+"""The TLS context of the web processes. It is made again when its files change, so no restart is needed for that."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ log = logging.getLogger("archipel.server")
 
 def _socket_class(seconds: float) -> type[ssl.SSLSocket]:
     class TimedSocket(ssl.SSLSocket):
-        """A blocking socket on which no read and no handshake takes longer: TLS ignores the timeout of the listener."""
+        """A socket on which no read and no handshake takes longer than `seconds`.
+
+        The timeout that the supervisor sets on the listener does not hold for TLS, so "no timeout" means this one.
+        """
 
         def settimeout(self, value: float | None) -> None:
             super().settimeout(seconds if value is None else value)
@@ -28,7 +31,7 @@ def _socket_class(seconds: float) -> type[ssl.SSLSocket]:
 
 
 class WebTls:
-    """Call it for each connection. Raises TlsError when made, if the files of `settings` cannot be used."""
+    """Gives the TLS context for each connection. Making it raises TlsError if the files of `settings` are unusable."""
 
     def __init__(self, settings: Settings) -> None:
         self.certificate = settings.path(settings.tls_certificate)
@@ -47,7 +50,7 @@ class WebTls:
                 try:
                     self._context = self._make()
                 except TlsError as error:
-                    # In the middle of being replaced, or wrong: what was good before still is.
+                    # The files are wrong, or just being replaced one by one. The context before is still good.
                     log.warning("the certificate in use is kept: %s", error)
             return self._context
 
@@ -57,16 +60,12 @@ class WebTls:
         return context
 
     def _changed(self) -> list[tuple[int, int, int]]:
-        found = []
-        for path in (self.certificate, self.key, self._authority):
-            if path is not None:
-                found.append(_version(path))
-        return found
+        return [_version(path) for path in (self.certificate, self.key, self._authority) if path is not None]
 
 
 def _version(path: Path) -> tuple[int, int, int]:
     try:
         status = path.stat()
-    except OSError:
+    except OSError:  # missing while it is replaced; this differs from any file, so it is looked at again
         return (0, 0, 0)
     return (status.st_ino, status.st_size, status.st_mtime_ns)

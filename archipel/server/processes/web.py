@@ -1,4 +1,4 @@
-"""gunicorn's configuration and application; the supervisor says where by environment."""
+"""gunicorn's configuration and application. The supervisor passes settings and socket by environment variables."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ wsgi_app = "archipel.server.processes.web:application()"
 worker_class = "gthread"
 workers = settings.workers
 threads = settings.threads
-# A device keeps its connection between polls; an idle one costs no thread.
+# A device keeps its connection between polls. An idle connection takes no thread.
 keepalive = 75
 worker_connections = 4000
 timeout = 120
@@ -49,22 +49,24 @@ def on_starting(server: Any) -> None:
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    # Clients that were cut off are no errors of the server; anybody can be one as often as they like.
+    # A client that is cut off is no error of the server, and anybody could fill the log with such lines.
     return not (record.exc_info and isinstance(record.exc_info[1], BlockingIOError | TimeoutError | ssl.SSLError))
 
 
 def post_worker_init(worker: Any) -> None:
-    """Called in each web process once it can serve: tells the supervisor, which waits for the first."""
-    told = int(os.environ[children.READY_FD])
-    with suppress(OSError):  # nobody listens any more, when a process is replaced later
-        os.set_blocking(told, False)
-        os.write(told, b"1")
+    """Called in each web process once it can serve: tells the supervisor, which waits for the first one."""
+    writer = int(os.environ[children.READY_FD])
+    # A process that is started later, for one that died, finds the pipe closed or full, because nobody reads it then.
+    with suppress(OSError):
+        os.set_blocking(writer, False)
+        os.write(writer, b"1")
 
 
 def worker_exit(server: Any, worker: Any) -> None:
     """Called in each web process when it ends, unless it is killed."""
     app = getattr(worker.app, "callable", None)
     if app is not None:
+        # Counts of the current minute would be lost with the process.
         services = app.extensions["archipel"]
         services.tally.flush(services.database, services.clock(), whole=True)
 

@@ -1,6 +1,7 @@
-"""Until when a bundle may be offered, as its publisher signed it: devices refuse it afterwards.
+"""The time until which a bundle may be offered, as its publisher signed it. Devices refuse it afterwards.
 
-Offers and rounds end then. What devices have goes on predicting, so nothing is taken back because it expired.
+Offers and rounds end then. Devices go on predicting with the bundle they have, so an expired version is not replaced by
+an earlier one.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from archipel.protocol.moments import moment
 
 
 class _Validity(msgspec.Struct):
-    """What is wanted of a manifest, which was checked whole when the bundle was published."""
+    """The one field that is read of a manifest. The whole manifest was checked when the bundle was uploaded."""
 
     not_after: int = 0
 
@@ -20,12 +21,12 @@ _decode = msgspec.json.Decoder(_Validity).decode
 
 
 def expiry(manifest: bytes) -> int:
-    """Unix seconds, 0 for a bundle without end."""
+    """When the bundle of this manifest expires: Unix seconds, 0 if never."""
     return _decode(manifest).not_after
 
 
 def has_expired(not_after: int, now: float) -> bool:
-    """At the same second as `check_validity` of devices and rounds says it."""
+    """Whether a bundle has expired, by the same comparison as `check_validity` on devices and for rounds."""
     return bool(not_after) and now > not_after
 
 

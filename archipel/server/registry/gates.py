@@ -1,4 +1,4 @@
-"""Health gates: what is asked of a stage's devices, and whether what they found lets a rollout go on."""
+"""Health gates: the evaluation that a rollout asks of a stage's devices, and whether its result is good enough."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ from archipel.protocol.operator.tasks import RoundResult, TaskRequest
 
 @dataclass(frozen=True)
 class Verdict:
-    """`reason` is empty where the gate is passed. With `measured` it is the version that was found wanting, and not the
-    evaluation that came to nothing."""
+    """Whether a gate is passed; if not, `reason` says why.
+
+    With `measured` the version itself was measured and is too bad. Otherwise the evaluation had no usable result, which
+    says nothing about the version.
+    """
 
     passed: bool
     reason: str = ""
@@ -31,8 +34,8 @@ def check_gate(gate: Gate) -> None:
 
 
 @dataclass(frozen=True)
-class Heard:
-    """The round that evaluated the candidate, and how many devices are in its sum."""
+class EvaluatedRound:
+    """The committed round that evaluated the candidate, and how many devices are in its sum."""
 
     round_id: str
     devices: int
@@ -46,9 +49,12 @@ def evaluation_request(
     bundle: str,
     weights: str | None,
     eligibility: str,
-    heard: Heard | None = None,
+    same_devices_as: EvaluatedRound | None = None,
 ) -> TaskRequest:
-    """The task that evaluates one version, of one round; with `heard` on the same devices."""
+    """The task of one round that evaluates one version; with `same_devices_as` on exactly the devices of that round.
+
+    So a gate compares candidate and baseline on the same data, and not two samples of devices.
+    """
     return TaskRequest(
         name=name,
         population=population,
@@ -58,8 +64,8 @@ def evaluation_request(
         kind="evaluation",
         privacy=gate.privacy,
         min_cohort=gate.min_devices,
-        cohort=gate.max_devices if heard is None else heard.devices,
-        devices_of=None if heard is None else heard.round_id,
+        cohort=gate.max_devices if same_devices_as is None else same_devices_as.devices,
+        devices_of=None if same_devices_as is None else same_devices_as.round_id,
         program=gate.program,
         metrics={gate.metric: gate.range},
         max_examples=gate.max_examples,
@@ -68,18 +74,22 @@ def evaluation_request(
 
 
 def judge(gate: Gate, candidate: RoundResult | None, baseline: RoundResult | None) -> Verdict | None:
-    """What the results say that are there already; None: another one has to be waited for.
+    """The verdict about the results so far; None while another result is needed.
 
-    `baseline` is only looked at where the gate compares with it.
+    Arguments:
+        gate: A gate that `check_gate` accepts.
+        candidate: The result for the rollout's version, None while there is none.
+        baseline: The result for the promoted version. Only used if the gate has `max_loss`.
     """
-    found = _found_wanting(gate, "candidate", candidate)
-    if found is None and gate.max_loss is not None:
-        found = _found_wanting(gate, "baseline", baseline)
-    if found is not None:
-        return found
+    unusable = _check_result(gate, "candidate", candidate)
+    if unusable is None and gate.max_loss is not None:
+        unusable = _check_result(gate, "baseline", baseline)
+    if unusable is not None:
+        return unusable
     if candidate is None:
         return None
     value = candidate.metrics[gate.metric]
+    # `not <=` here and below, so that a NaN never passes.
     if gate.worst is not None and not _loss(gate, value, gate.worst) <= 0:
         return Verdict(False, f"{gate.metric} is {value:.6g}, the worst allowed is {gate.worst:.6g}", measured=True)
     if gate.max_loss is None:
@@ -89,8 +99,8 @@ def judge(gate: Gate, candidate: RoundResult | None, baseline: RoundResult | Non
     before = baseline.metrics[gate.metric]
     loss = _loss(gate, value, before)
     if not loss <= gate.max_loss:
-        said = f"{gate.metric} is {value:.6g}, of the promoted version {before:.6g}: worse by {loss:.6g}"
-        return Verdict(False, f"{said}, allowed is {gate.max_loss:.6g}", measured=True)
+        comparison = f"{gate.metric} is {value:.6g}, of the promoted version {before:.6g}: worse by {loss:.6g}"
+        return Verdict(False, f"{comparison}, allowed is {gate.max_loss:.6g}", measured=True)
     return Verdict(True)
 
 
@@ -99,20 +109,21 @@ def _loss(gate: Gate, value: float, reference: float) -> float:
     return reference - value if gate.better == "higher" else value - reference
 
 
-def _found_wanting(gate: Gate, which: str, result: RoundResult | None) -> Verdict | None:
-    """A result that says too little: of too few devices or examples, or without a number."""
+def _check_result(gate: Gate, which: str, result: RoundResult | None) -> Verdict | None:
+    """Why a result is unusable (too few devices or examples, clamped, or no finite number); None if it is usable."""
     if result is None:
         return None
     if result.devices < gate.min_devices:
         return Verdict(False, f"{result.devices} devices evaluated the {which}, {gate.min_devices} needed")
     examples = result.examples or 0.0
-    # Sums of secure rounds come in steps of the fixed-point encoding: not a whole number of examples.
+    # Sums of secure rounds come in steps of the fixed-point encoding, so the number of examples is not a whole one.
     if round(examples) < gate.min_examples:
         return Verdict(False, f"the {which} was evaluated on {examples:.6g} examples, {gate.min_examples} needed")
     clamped = result.clamped.get(gate.metric, 0.0)
     if clamped:
-        said = f"{gate.metric} of the {which} was beyond the range of {gate.range:g}"
-        return Verdict(False, f"{said} on devices with {clamped:.1%} of the examples; give the gate a larger range")
+        # A clamped value is the range's bound and no measurement, and so is a mean with such values in it.
+        excess = f"{gate.metric} of the {which} was beyond the range of {gate.range:g}"
+        return Verdict(False, f"{excess} on devices with {clamped:.1%} of the examples; give the gate a larger range")
     if not math.isfinite(result.metrics.get(gate.metric, math.nan)):
         return Verdict(False, f"the evaluation of the {which} has no number for {gate.metric}")
     return None

@@ -1,7 +1,7 @@
-"""Which versions a device is to run: the promoted ones, or a rollout's for the devices of its stage.
+"""Decides which versions a device is offered: the promoted ones, or a rollout's candidate for devices of its stage.
 
-What a population is offered is read when its serial has changed, and signed once for all devices. A version whose
-bundle has expired is offered to nobody: devices would refuse it, and keep what they run.
+The offers of a population are read again only when its serial has changed, and signed once for all devices. A version
+whose bundle has expired is not offered: devices would refuse it and keep the version that they run.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from archipel.server.settings import Settings
 
 @dataclass(frozen=True)
 class Offered:
-    """One version, signed; its bundle is good until `not_after` (Unix seconds, 0: without end)."""
+    """One version, signed. Its bundle expires at `not_after` (Unix seconds; 0: never)."""
 
     version: int
     sealed: Sealed
@@ -35,7 +35,7 @@ class Offered:
 
 @dataclass(frozen=True)
 class Standing:
-    """What is offered of one model: `promoted` to all, but `candidate` to the devices of `target`."""
+    """The offers of one model: `candidate` for the devices of `target`, and `promoted` for all others."""
 
     model: str
     promoted: Offered
@@ -43,7 +43,7 @@ class Standing:
     target: Target | None = None
 
     def of(self, device_id: str, attributes: Attributes) -> Offered:
-        """What this device is to run."""
+        """The version that this device is to run."""
         if self.candidate is not None and self.target is not None and self.target.takes(device_id, attributes):
             return self.candidate
         return self.promoted
@@ -82,7 +82,7 @@ _STANDINGS = (
 
 
 class Offers:
-    """What each population is offered, as of the last serial that was seen."""
+    """The offers of each population, as of the newest serial that this process has seen."""
 
     def __init__(self, database: Database, settings: Settings) -> None:
         self._database, self._settings = database, settings
@@ -99,13 +99,19 @@ class Offers:
         *,
         now: float,
     ) -> list[Sealed]:
-        """Of each model of which the device has fetched another version than it is to run, the one it is to run.
+        """The signed offers that are news to a device: versions that it is to run and has not fetched.
 
-        `serial` is the population's, as the caller has just read it; `now` (Unix seconds) ends the offers of bundles
-        that have expired.
+        Arguments:
+            population: The device's.
+            serial: The population's, as the caller has just read it.
+            device_id: 32 hexadecimal digits.
+            attributes: As the device reported them; they decide whether it belongs to a rollout's target.
+            fetched: The version of each model that the device fetched last.
+            now: Unix seconds. A bundle that has expired by then is not offered.
         """
         with self._lock:
             known = self._known.get(population)
+        # `known` is newer than `serial` if another thread has read in between. The newer state is the right one then.
         if known is None or known[0] < serial:
             known = self._read(population)
         wanted = ((each.model, each.of(device_id, attributes)) for each in known[1])
@@ -118,27 +124,29 @@ class Offers:
     def _read(self, population: str) -> tuple[int, tuple[Standing, ...]]:
         with self._database.read() as session:
             rows = session.execute(_STANDINGS, {"population": population}).all()
-        serial, found = rows[0].serial if rows else 0, []
+        serial, standings = rows[0].serial if rows else 0, []
         for row in rows:
             promoted = self._offered(
                 row.manifest, population=population, model=row.name, version=row.number, bundle=row.bundle,
                 weights=row.weights, serial=serial,
             )  # fmt: skip
             if row.rollout_id is None:
-                found.append(Standing(row.name, promoted))
+                standings.append(Standing(row.name, promoted))
                 continue
             candidate = self._offered(
                 row.candidate_manifest, population=population, model=row.name, version=row.candidate_number,
                 bundle=row.candidate_bundle, weights=row.candidate_weights, rollout=row.rollout_id, serial=serial,
             )  # fmt: skip
-            found.append(Standing(row.name, promoted, candidate, Target(row.eligibility, row.salt, row.percent)))
-        made = (serial, tuple(found))
+            standings.append(Standing(row.name, promoted, candidate, Target(row.eligibility, row.salt, row.percent)))
+        read = (serial, tuple(standings))
         with self._lock:
+            # Another thread may have read a newer state meanwhile, which must stay.
             before = self._known.get(population)
             if before is None or before[0] <= serial:
-                self._known[population] = made
-        return made
+                self._known[population] = read
+        return read
 
     def _offered(self, manifest: bytes, **fields: object) -> Offered:
+        # Signed here, once for all devices: an offer names no device.
         offer = Offer(**fields)  # type: ignore[arg-type]
         return Offered(offer.version, seal("offer", offer, self._settings.private_key), expiry(manifest))

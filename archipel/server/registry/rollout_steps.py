@@ -1,4 +1,4 @@
-"""The coordinator's part of rollouts: look what is due, and do it, one transaction for each."""
+"""The coordinator's part of rollouts: finds those with a step that is due, and takes each in its own transaction."""
 
 from __future__ import annotations
 
@@ -21,21 +21,25 @@ log = logging.getLogger("archipel.coordinator")
 
 
 def step_rollouts(services: Services, write: Callable[[], AbstractContextManager[Session]]) -> bool:
-    """One step of every rollout that is due; whether there was one. `write` gives the coordinator's transactions."""
+    """Take one step of every rollout that is due. `write` gives the coordinator's transactions.
+
+    Returns whether any rollout changed.
+    """
     now, settings = services.clock(), services.settings
     with services.database.read() as session:
         # Most of the time nothing is due, and finding that out must not take the write lock.
         live = session.scalars(select(Rollout).where(Rollout.ended.is_(None)).order_by(Rollout.created)).all()
-        due = [each.rollout_id for each in live if next_step(session, each, now).move is not Move.STAY]
+        due = [rollout.rollout_id for rollout in live if next_step(session, rollout, now).move is not Move.STAY]
     happened = False
     for rollout_id in due:
         with write() as session:
             done = advance(session, rollout_id, now=now, settings=settings)
             if done is not None and done.state == "rolled_back":
+                # In the same transaction, so that devices never run older weights that the log does not explain.
                 rollout = session.get_one(Rollout, rollout_id)
                 weights_log.go_back(session, settings.private_key, rollout.model, rollout.baseline)
         if done is not None:
             happened = True
-            said = f" ({done.reason})" if done.reason else ""
-            log.info("rollout %s: %s, stage %s%s", rollout_id, done.state, done.stage, said)
+            reason = f" ({done.reason})" if done.reason else ""
+            log.info("rollout %s: %s, stage %s%s", rollout_id, done.state, done.stage, reason)
     return happened

@@ -1,4 +1,4 @@
-"""Rollouts as the API shows them. A page takes a few queries, however long it is."""
+"""Rollouts as the API shows them. A page takes the same few queries however many items it has."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class _Evaluations:
 
 
 def describe_rollouts(session: Session, rollouts: Sequence[Rollout]) -> list[RolloutInfo]:
-    """In the same order."""
+    """Describe the rollouts, in the same order."""
     begun = select(RolloutStage).where(RolloutStage.rollout_id.in_([each.rollout_id for each in rollouts]))
     rows = {(row.rollout_id, row.stage): row for row in session.scalars(begun)}
     evaluations = _evaluations(session, list(rows.values()))
@@ -49,10 +49,10 @@ def describe_rollouts(session: Session, rollouts: Sequence[Rollout]) -> list[Rol
 def _evaluations(session: Session, rows: Sequence[RolloutStage]) -> _Evaluations:
     ids = [task for row in rows for task in (row.candidate_task, row.baseline_task) if task is not None]
     states = select(Task.task_id, Task.state).where(Task.task_id.in_(ids))
-    found = select(Round.task_id, Round.result).where(Round.task_id.in_(ids), Round.phase == "committed")
+    committed = select(Round.task_id, Round.result).where(Round.task_id.in_(ids), Round.phase == "committed")
     return _Evaluations(
         states={row.task_id: row.state for row in session.execute(states)},
-        results={row.task_id: msgspec.convert(row.result, RoundResult) for row in session.execute(found)},
+        results={row.task_id: msgspec.convert(row.result, RoundResult) for row in session.execute(committed)},
     )
 
 

@@ -1,4 +1,4 @@
-"""Models and their versions as the API shows them. A page takes a few queries, however long it is."""
+"""Models and their versions as the API shows them. A page takes the same few queries however many items it has."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from archipel.server.devices.smallest_answer import told
 from archipel.server.registry.expiry import expiry, why_not_offered
 
 COUNTED_SECONDS = 30 * 86400.0
-"""For how long a device that comes no more is counted among those that fetched a version."""
+"""How long after its last check-in a device still counts among those that fetched a version."""
 
 
 class _Origin(msgspec.Struct):
-    """What is wanted of a manifest, which was checked whole when the bundle was published."""
+    """The one field that is read of a manifest. The whole manifest was checked when the bundle was uploaded."""
 
     lineage: Lineage = Lineage()
 
@@ -36,7 +36,7 @@ _origin = msgspec.json.Decoder(_Origin)
 
 
 def describe_models(session: Session, models: Sequence[Model], now: float) -> list[ModelInfo]:
-    """In the same order."""
+    """Describe the models, in the same order."""
     names = [each.name for each in models]
     highest = select(ModelVersion.model, func.max(ModelVersion.number).label("newest"))
     rows = session.execute(highest.where(ModelVersion.model.in_(names)).group_by(ModelVersion.model))
@@ -66,7 +66,7 @@ def describe_models(session: Session, models: Sequence[Model], now: float) -> li
 def describe_versions(
     session: Session, model: Model, versions: Sequence[ModelVersion], now: float, smallest: int
 ) -> list[VersionInfo]:
-    """In the same order."""
+    """Describe the model's versions, in the same order. `smallest`: the setting `smallest_answer`."""
     bundles = select(BundleRow.digest, BundleRow.manifest).where(
         BundleRow.digest.in_({each.bundle for each in versions})
     )
@@ -80,9 +80,11 @@ def describe_versions(
     fetched: dict[int, int | None] = dict(_fetched(session, model, [each.number for each in versions], now))
     asked = select(Rollout.eligibility).where(Rollout.model == model.name, Rollout.eligibility != "").limit(1)
     if smallest > 1 and session.scalar(asked) is not None:
-        # Who fetched what says of whom the rollout's expression is true.
+        # The devices that fetched a candidate are those for which the rollout's expression is true, so an exact count
+        # would tell about single devices' attributes.
         fetched = {each.number: told(fetched.get(each.number) or 0, smallest) for each in versions}
 
+    # A promoted or offered version is shown as that, whatever else holds: it cannot be rejected meanwhile.
     def state(version: ModelVersion) -> VersionState:
         if version.number == model.promoted:
             return "promoted"
@@ -90,36 +92,37 @@ def describe_versions(
             return "candidate"
         return "registered" if version.rejected is None else "rejected"
 
-    made = []
-    for each in versions:
-        lineage, origin = lineages[each.bundle], trained.get((each.task_id or "", each.task_version or 0))
-        made.append(
+    described = []
+    for version in versions:
+        lineage, origin = lineages[version.bundle], trained.get((version.task_id or "", version.task_version or 0))
+        described.append(
             VersionInfo(
                 model=model.name,
-                number=each.number,
-                digest=each.digest,
-                state=state(each),
-                reason=each.reason,
-                bundle=each.bundle,
-                weights=each.weights,
-                parent=each.parent,
-                task_id=each.task_id,
-                task_version=each.task_version,
+                number=version.number,
+                digest=version.digest,
+                state=state(version),
+                reason=version.reason,
+                bundle=version.bundle,
+                weights=version.weights,
+                parent=version.parent,
+                task_id=version.task_id,
+                task_version=version.task_version,
                 round_id=None if origin is None else origin.round_id,
                 cohort=None if origin is None else origin.cohort,
-                downloaded=fetched.get(each.number, 0),
-                not_after=expiry(manifests[each.bundle]),
-                created=each.created,
+                downloaded=fetched.get(version.number, 0),
+                not_after=expiry(manifests[version.bundle]),
+                created=version.created,
                 bundle_parent=lineage.parent,
                 recipe=list(lineage.recipe),
                 bundle_metrics=dict(lineage.metrics),
             )
         )
-    return made
+    return described
 
 
 def evaluations_of(session: Session, model: Model, version: ModelVersion) -> list[Evaluation]:
-    """What devices of the model's population found, newest first."""
+    """The results of evaluations of this version by devices of the model's population, newest first."""
+    # Any evaluation of the same bundle and weights counts, whichever task or rollout asked for it.
     same_weights = Task.weights.is_(None) if version.weights is None else Task.weights == version.weights
     query = (
         select(Round.task_id, Round.round_id, Round.result, Round.ended)
@@ -134,10 +137,10 @@ def evaluations_of(session: Session, model: Model, version: ModelVersion) -> lis
         .order_by(Round.ended.desc(), Round.round_id)
         .limit(MAX_EVALUATIONS)
     )
-    made = []
+    evaluations = []
     for row in session.execute(query):
         result = msgspec.convert(row.result, RoundResult)
-        made.append(
+        evaluations.append(
             Evaluation(
                 task_id=row.task_id,
                 round_id=row.round_id,
@@ -148,7 +151,7 @@ def evaluations_of(session: Session, model: Model, version: ModelVersion) -> lis
                 ended=row.ended,
             )
         )
-    return made
+    return evaluations
 
 
 def _live(models: Iterable[str]) -> Executable:
@@ -157,15 +160,15 @@ def _live(models: Iterable[str]) -> Executable:
 
 
 def _fetched(session: Session, model: Model, numbers: Sequence[int], now: float) -> dict[int, int]:
-    """How many devices said that they fetched each version last. Which of them run it nobody is told."""
-    told = CheckInRow.versions[model.name].as_integer()
+    """How many devices reported each version as the one they fetched last. It is not known which of them run it."""
+    reported = CheckInRow.versions[model.name].as_integer()
     query = (
-        select(told.label("number"), func.count().label("devices"))
+        select(reported.label("number"), func.count().label("devices"))
         .where(
             CheckInRow.population == model.population,
             CheckInRow.last_seen > now - COUNTED_SECONDS,
-            told.in_(numbers),
+            reported.in_(numbers),
         )
-        .group_by(told)
+        .group_by(reported)
     )
     return {row.number: row.devices for row in session.execute(query)}

@@ -1,6 +1,7 @@
-"""Which devices a task's next round may take: those that wait, are eligible, and have not had their share.
+"""Finds the devices that a task's next round may take: waiting, eligible, and below the task's limits per device.
 
-Only counts and ids leave here; what a device tells is compared with the task's expression and used for nothing else.
+Callers get only counts and ids. The attributes that a device reports are compared with the task's eligibility, and used
+for nothing else.
 """
 
 from __future__ import annotations
@@ -15,9 +16,12 @@ from archipel.server.devices.targeting import Target
 
 
 def candidates(session: Session, task: Task, *, now: float, window: float, lock: bool = True) -> list[str]:
-    """Ids of the devices that are to come within `window` seconds, or are not later than that, and may be assigned;
-    with `lock` for writing."""
-    query = select(CheckInRow.device_id, CheckInRow.attributes).where(*_may_be_taken(task, now, window))
+    """Ids of the devices that the task may take now, in no particular order.
+
+    `window` (seconds): see `is_waiting`. With `lock` the check-ins' rows stay locked until the transaction ends, so no
+    other task takes the same devices.
+    """
+    query = select(CheckInRow.device_id, CheckInRow.attributes).where(*_conditions(task, now, window))
     rows = session.execute(query.with_for_update(of=CheckInRow) if lock else query)
     target = target_of(task)
     return [row.device_id for row in rows if target.takes(row.device_id, row.attributes)]
@@ -25,20 +29,21 @@ def candidates(session: Session, task: Task, *, now: float, window: float, lock:
 
 def count_candidates(session: Session, task: Task, *, now: float, window: float) -> int:
     """How many `candidates` there are."""
-    where = _may_be_taken(task, now, window)
+    where = _conditions(task, now, window)
     target = target_of(task)
-    if target.everybody:
+    if target.everybody:  # the database can count, and no attributes are read
         return session.scalar(select(func.count()).select_from(CheckInRow).where(*where)) or 0
     rows = session.execute(select(CheckInRow.device_id, CheckInRow.attributes).where(*where))
     return sum(target.takes(row.device_id, row.attributes) for row in rows)
 
 
 def is_waiting(population: str, now: float, window: float) -> list[ColumnElement[bool]]:
-    """Of a check-in: its device is in no round, and comes within the window, or is no later than that."""
+    """Conditions on a check-in: its device is in no round, and is due at most `window` seconds before or after now."""
     return [
         CheckInRow.population == population,
+        # A device that is later than this is probably gone.
         CheckInRow.due > now - window,
-        # One that comes only in an hour would learn of its round when that is over.
+        # A device that comes only in an hour would learn of its round when that is over.
         CheckInRow.due <= now + window,
         CheckInRow.round_id.is_(None),
     ]
@@ -56,20 +61,23 @@ def have_given(task: Task) -> Select[str]:
 
 
 def target_of(task: Task) -> Target:
-    """Whom the task is for."""
+    """The part of the population that the task is for."""
     return Target(task.eligibility, task.salt, task.percent)
 
 
-def _may_be_taken(task: Task, now: float, window: float) -> list[ColumnElement[bool]]:
+def _conditions(task: Task, now: float, window: float) -> list[ColumnElement[bool]]:
+    """What the database can decide about a check-in; the eligibility is evaluated here, row by row."""
     request = request_of(task)
     where = is_waiting(task.population, now, window)
     where.append(CheckInRow.device_id.not_in(set_aside_now(task.population, now)))
     if request.max_contributions is not None:
         where.append(CheckInRow.device_id.not_in(have_given(task)))
     if request.devices_of is not None:
+        # The devices whose updates are in the sum of that round, and no others.
         counted = select(Answer.device_id).where(Answer.round_id == request.devices_of, Answer.phase.in_(UPDATE_PHASES))
         where.append(CheckInRow.device_id.in_(counted))
     if request.rest_seconds > 0:
+        # Counted from the start of a round that the device was assigned to, also if it failed or the device left.
         recent = (
             select(Participant.device_id)
             .join(Round)

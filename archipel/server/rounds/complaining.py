@@ -1,4 +1,4 @@
-"""What comes of complaints: the accused are out of the round, and the fault is theirs."""
+"""Takes devices out of a round that complaints accuse, and notes the fault as theirs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from archipel.server.devices.faults import note_fault
 
 
 def read_complaints(session: Session, round_id: str) -> Complaints:
-    """The round's list. Each complaint was verified before it was stored."""
+    """The round's complaints, one for each accused device. Each one was verified before it was stored."""
     rows = session.scalars(
         select(Answer.body).where(Answer.round_id == round_id, Answer.phase == "complaining", Answer.body.is_not(None))
     )
@@ -21,7 +21,10 @@ def read_complaints(session: Session, round_id: str) -> Complaints:
 
 
 def exclude_accused(session: Session, current: Round, *, now: float) -> int:
-    """Put the accused out of the round, part of the caller's transaction. Returns how many of them had answered."""
+    """Take the accused out of the round, in the caller's transaction. Returns how many of them had answered.
+
+    The caller subtracts that number from the answers of phase complaining: an accused device may have answered too.
+    """
     accused = {
         complaint.accused: complaint.complainer for complaint in read_complaints(session, current.round_id).complaints
     }
@@ -38,6 +41,6 @@ def exclude_accused(session: Session, current: Round, *, now: float) -> int:
 
 
 def excluded(session: Session, round_id: str) -> frozenset[str]:
-    """Ids of the devices that complaints put out of the round."""
+    """Ids of the devices that complaints took out of the round."""
     of_round = Participant.round_id == round_id
     return frozenset(session.scalars(select(Participant.device_id).where(of_round, Participant.excluded.is_not(None))))

@@ -1,8 +1,9 @@
 """The running sum of a round: updates are added as they come, so that memory and disk stay those of a few models.
 
-A checkpoint is the sum's bytes in the spool and, in one transaction, its digest with the round and `folded_into` with
-every answer in it; only after that the updates' own files go. A crash before the transaction leaves a file that nobody
-names, one after it leaves files that are swept: no update is lost or counted twice.
+A checkpoint is made in this order: the sum's bytes go into the spool; one transaction stores their digest with the
+round and `folded_into` with every answer in the sum; then the updates' own files are deleted. A crash before the
+transaction leaves a sum that no row names, and the updates are folded again. A crash after it leaves files that are
+deleted later. So no update is lost or counted twice.
 """
 
 from __future__ import annotations
@@ -24,13 +25,15 @@ from archipel.server.storage.spool import UpdateSpool, sum_name, update_name
 
 BATCH = 16
 BATCH_BYTES = 64 << 20
-"""So many waiting updates, or bytes of them, are worth a checkpoint."""
+"""A checkpoint is made for at least so many waiting updates, or bytes of them: each rewrites the whole sum."""
 
 
 @dataclass(frozen=True)
 class Pending:
-    """An acknowledged update that is in no sum yet. `origin` is the round that it was sent for, `staleness` the number
-    of versions made since that began."""
+    """An acknowledged update that is in no sum yet.
+
+    `origin` is the round that it was sent for, `staleness` the number of versions made since that round began.
+    """
 
     origin: str
     device_id: str
@@ -41,12 +44,13 @@ class Pending:
 
 @dataclass
 class MaskedSum:
-    """Of masked vectors, modulo 2^bits: exact, in any order."""
+    """The sum of masked vectors, modulo 2^bits: exact, in any order."""
 
     total: Vector
     bits: int
 
     def add(self, data: bytes, scale: float) -> None:
+        # `scale` cannot apply to masked bytes: devices of a secure round apply their staleness before they mask.
         add_masked(self.total, unpack(data, len(self.total), self.bits), self.bits)
 
     def encode(self) -> bytes:
@@ -55,7 +59,7 @@ class MaskedSum:
 
 @dataclass
 class ReadableSum:
-    """Of plain updates, in float64."""
+    """The sum of plain updates, in float64."""
 
     total: PlainSum
 
@@ -70,14 +74,16 @@ RunningSum = MaskedSum | ReadableSum
 
 
 def pending(session: Session, current: Round, task: Task) -> list[Pending]:
-    """What can be folded into the round's sum now; of a buffered round no more than its buffer still takes."""
+    """The updates that can be folded into the round's sum now; for a buffered round, only as many as have room."""
     query = (
         select(Answer.round_id, Answer.device_id, Answer.digest, Answer.size, Round.number)
         .join(Round, Round.round_id == Answer.round_id)
         .where(Answer.phase.in_(UPDATE_PHASES), Answer.folded_into.is_(None))
+        # Oldest first, and always the same order: floating-point sums depend on it.
         .order_by(Answer.received, Answer.device_id)
     )
     if task.buffered:
+        # Updates of all rounds of the task, also of those that are over; `current` is the buffer that is open.
         room = task.cohort - folded(session, current.round_id)
         query = query.where(Round.task_id == task.task_id).limit(max(room, 0))
     else:
@@ -89,16 +95,16 @@ def pending(session: Session, current: Round, task: Task) -> list[Pending]:
 
 
 def worth_a_checkpoint(waiting: Sequence[Pending]) -> bool:
-    return len(waiting) >= BATCH or sum(each.size for each in waiting) >= BATCH_BYTES
+    return len(waiting) >= BATCH or sum(update.size for update in waiting) >= BATCH_BYTES
 
 
 def folded(session: Session, round_id: str) -> int:
-    """How many updates the checkpoint holds."""
+    """How many updates the round's checkpoint holds."""
     return session.scalar(select(func.count()).where(Answer.folded_into == round_id)) or 0
 
 
 def load(spool: UpdateSpool, current: Round, plan: RoundPlan, layout: Layout) -> RunningSum:
-    """The checkpoint, or an empty sum. Raises ServerError when it is lost or damaged."""
+    """The round's checkpoint, or an empty sum if there is none. Raises ServerError when it is lost or damaged."""
     data = None if current.sum_digest is None else spool.read_sum(current.round_id, current.sum_digest)
     if plan.privacy == "plain":
         return ReadableSum(PlainSum(layout) if data is None else PlainSum.decode(data, layout))
@@ -110,20 +116,23 @@ def load(spool: UpdateSpool, current: Round, plan: RoundPlan, layout: Layout) ->
 
 
 def fold(spool: UpdateSpool, total: RunningSum, updates: Sequence[Pending], exponent: float) -> None:
-    """Add the updates, one in memory at a time. Raises ServerError for one that is lost or damaged."""
-    for each in updates:
-        data = spool.read(each.origin, each.device_id, each.digest)
-        total.add(data, (1.0 + each.staleness) ** -exponent)
+    """Add the updates, one in memory at a time. Raises ServerError for one that is lost or damaged.
+
+    An update counts (1 + staleness)^-exponent, as in FedBuff (Nguyen et al. 2022); in a secure round always 1.
+    """
+    for pending_update in updates:
+        data = spool.read(pending_update.origin, pending_update.device_id, pending_update.digest)
+        total.add(data, (1.0 + pending_update.staleness) ** -exponent)
 
 
 def record(session: Session, current: Round, updates: Sequence[Pending], digest: str) -> None:
-    """The checkpoint holds these too from now on; part of the caller's transaction."""
-    for each in updates:
+    """Note in the caller's transaction that the checkpoint `digest` holds these updates too."""
+    for folded_update in updates:
         session.execute(
             update(Answer)
             .where(
-                Answer.round_id == each.origin,
-                Answer.device_id == each.device_id,
+                Answer.round_id == folded_update.origin,
+                Answer.device_id == folded_update.device_id,
                 Answer.phase.in_(UPDATE_PHASES),
             )
             .values(folded_into=current.round_id)
@@ -132,8 +141,11 @@ def record(session: Session, current: Round, updates: Sequence[Pending], digest:
 
 
 def forget(spool: UpdateSpool, round_id: str, updates: Sequence[Pending], old: str | None, new: str) -> None:
-    """Delete what the checkpoint `new` has made superfluous: the updates in it and the checkpoint before."""
-    for each in updates:
-        spool.drop(each.origin, [update_name(each.device_id, each.digest)])
-    if old is not None and old != new:  # updates of zeros leave the sum as it was
+    """Delete the files that checkpoint `new` replaces: the updates in it and the checkpoint before it.
+
+    Only after the transaction of `record` is committed: until then these files are the only copy.
+    """
+    for folded_update in updates:
+        spool.drop(folded_update.origin, [update_name(folded_update.device_id, folded_update.digest)])
+    if old is not None and old != new:  # updates of zeros leave the sum, and so its file, as it was
         spool.drop(round_id, [sum_name(old)])

@@ -7,7 +7,8 @@
     any of them -> failed
 
 Devices' messages never change a round's phase: handlers add rows to `answers`, and only the coordinator calls
-`advance`, `commit_round` and `fail_round`. Every phase has a deadline, so no round can hang.
+`advance`, `commit_round` and `fail_round`. So a handler needs only a shared lock of the round to know that its phase
+does not end under it (`seats.take_seat`). Every phase has a deadline, so no round can hang.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from archipel.server.database.task_requests import request_of
 from archipel.server.devices import queries
 from archipel.server.devices.faults import has_faults
 from archipel.server.devices.smallest_answer import reads_attributes
-from archipel.server.devices.spoiler_search import draw_round, wanted
+from archipel.server.devices.spoiler_search import draw_round, waiting_needed
 from archipel.server.rounds import complaining
 from archipel.server.rounds.candidates import candidates, count_candidates
 
@@ -39,11 +40,12 @@ MAX_REASON = 1024
 class PhaseRule:
     """One row of the state machine.
 
-    `previous` names the phase whose answers say who must answer now (after `assigning` all but those that left): the
-    phase ends as soon as all of them have, or at its deadline (`seconds` by default) if at least `minimum` have;
-    otherwise the round fails with `lacking`. Of those whom complaints exclude no answer is waited for. Phase
-    `assigning` waits for devices that check in, `buffering` for updates that were folded into the round's sum,
-    `aggregating` for the coordinator's own work. With `collects` the answers are updates, and `goal` of them end it.
+    The devices that answered in phase `previous` must answer in this one (after `assigning`: all that were assigned and
+    have not left; after `complaining`: all that no complaint excludes). The phase ends as soon as all of them have
+    answered, or at its deadline (`seconds` by default) if at least `minimum` have; otherwise the round fails with
+    `lacking`. Phase `assigning` waits for devices that check in, `buffering` for updates that were folded into the
+    round's sum, `aggregating` for the coordinator's own work. With `collects` the answers are updates, and the task's
+    `goal` of them end the phase early.
     """
 
     name: Phase
@@ -73,6 +75,7 @@ RULES: Mapping[str, PhaseRule] = {
         PhaseRule("aggregating", 120, "work", None, "none", "committed", "the sum was not ready in time"),
     )
 }
+# Only the order within one kind of round matters: no round has both `masking` and `updating`, or `buffering`.
 ORDER: Mapping[str, int] = {name: place for place, name in enumerate((*RULES, "committed", "failed"))}
 DEADLINES: Mapping[str, float] = {rule.name: rule.seconds for rule in RULES.values()}
 
@@ -85,9 +88,9 @@ class Verdict(enum.Enum):
 
 @dataclass(frozen=True)
 class Counts:
-    """Numbers of devices. `expected` must answer, `answered` have, `minimum` are enough at the deadline.
+    """Numbers of devices: `expected` must answer, `answered` have answered, `minimum` are enough at the deadline.
 
-    `goal` (None: all of them) many answers end the phase early.
+    A phase that collects updates ends early with `goal` answers (None: only when all expected ones are there).
     """
 
     expected: int
@@ -106,49 +109,59 @@ class Transition:
 
 
 def decide(rule: PhaseRule, counts: Counts, *, now: float, phase_ends: float) -> Verdict:
-    """Whether a phase goes on, is over, or was in vain."""
+    """Decide whether a phase goes on (STAY), is over (ADVANCE), or lacks answers, so that the round fails (FAIL)."""
     late = now >= phase_ends
     if rule.waits_for == "work":
+        # The coordinator ends this phase itself, with `commit_round` or `fail_round`; only its deadline passes here.
         return Verdict.FAIL if late else Verdict.STAY
     complete = counts.answered >= counts.expected
     if rule.collects and counts.goal is not None:
         complete = complete or counts.answered >= counts.goal
     if not (complete or late):
         return Verdict.STAY
+    # Also before the deadline: all expected devices have answered, and still they may be fewer than `minimum`.
     return Verdict.ADVANCE if counts.answered >= counts.minimum else Verdict.FAIL
 
 
 def first_phase(task: Task) -> Phase:
-    """Where its rounds begin."""
+    """The phase in which the task's rounds begin."""
     return "buffering" if task.buffered else "assigning"
 
 
 def next_phase(task: Task, rule: PhaseRule) -> Phase:
-    """Where a round goes that is through with `rule`."""
+    """The phase that follows the one of `rule` in the task's rounds."""
     return "updating" if rule.name == "assigning" and task.privacy == "plain" else rule.next
 
 
 def required(task: Task, rule: PhaseRule) -> int:
-    """How few answers are enough for `rule` at its deadline."""
+    """The smallest number of answers with which the phase of `rule` ends well at its deadline."""
     request = request_of(task)
     threshold = request.threshold or 1
     if rule.minimum != "cohort":
+        # Unmasking only needs the shares of `threshold` devices; how many are in the sum is settled by then.
         return threshold if rule.minimum == "threshold" else 0
     if request.mode == "synchronous" and (rule.collects or ORDER[rule.name] < ORDER["masking"]):
+        # With fewer devices in an earlier phase `goal` updates cannot arrive any more. After masking they have arrived,
+        # and devices that drop out are no reason to lose them.
         return request.goal or request.cohort
     if request.mode == "asynchronous" and rule.name == "assigning":
+        # A secure asynchronous round is a group of exactly `cohort` devices (docs/design.md, "Asynchronous tasks").
         return request.cohort
+    # Below the threshold the sum could not be unmasked; below `min_cohort` it would hide too few devices.
     return max(threshold, request.min_cohort)
 
 
 def count(session: Session, current: Round, task: Task, *, now: float, window: float) -> Counts:
-    """Who must answer and who has. `window`: seconds for which a check-in is believed."""
+    """Count the devices that must answer and those that have.
+
+    `window`: a device counts as waiting from this many seconds before it is due to check in until as many after.
+    """
     rule = RULES[current.phase]
     if rule.waits_for == "work":
         return Counts(0, 0, 0)
     if rule.waits_for == "check-ins":
         waiting = count_seatable(session, task, now=now, window=window)
-        return Counts(wanted(session, task, now), waiting, required(task, rule))
+        return Counts(waiting_needed(session, task, now), waiting, required(task, rule))
     if rule.waits_for == "folded":
         folded = session.scalar(_FOLDED, {"in_round": current.round_id}) or 0
         return Counts(task.cohort, folded, required(task, rule))
@@ -156,14 +169,18 @@ def count(session: Session, current: Round, task: Task, *, now: float, window: f
     if rule.previous == "complaining":
         expected = session.scalar(_STAYING, {"in_round": current.round_id, "in_phase": rule.previous}) or 0
     if rule.previous == "assigning":
-        # Where too many have left the deadline is waited for: rounds that fail at once use up the task's patience.
+        # If too many have left, the round still waits for its deadline. A round that failed at once would be opened
+        # again soon, and `max_failed` such rounds in a row would end the task.
         expected = max(expected, minimum)
     answered = _count_answers(session, current.round_id, rule.name)
     return Counts(expected, answered, minimum, goal=request_of(task).goal)
 
 
 def count_seatable(session: Session, task: Task, *, now: float, window: float) -> int:
-    """How many of the devices that wait a round may take; of a query only such as may be in one sum."""
+    """How many of the waiting devices a round of the task may take; for a query, only devices that may be in one sum.
+
+    For a query with too few waiting devices it is the number of those, so that a caller can say how many there are.
+    """
     if not queries.is_query(task):
         return count_candidates(session, task, now=now, window=window)
     waiting, fewest = candidates(session, task, now=now, window=window, lock=False), required(task, RULES["assigning"])
@@ -171,10 +188,20 @@ def count_seatable(session: Session, task: Task, *, now: float, window: float) -
 
 
 def advance(session: Session, round_id: str, *, now: float, window: float, max_failed: int) -> Transition | None:
-    """Take the round one step, if it is due. `session` is a writing transaction: all of it happens or nothing.
+    """Take the round one phase further, or fail it, if that is due.
 
-    Returns None when the round stays in its phase or has ended.
+    Arguments:
+        session: A writing transaction. The whole step happens in it, so a kill leaves the round in the old phase.
+        round_id: A round in any phase, also one that has ended.
+        now: Unix seconds.
+        window: As of `count`, in seconds.
+        max_failed: After so many failed rounds in a row the task fails too.
+
+    Returns:
+        The new phase, or None when the round stays in its phase or has ended.
     """
+    # The caller decided without locks that something is due. Everything is counted again under the locks: the round's
+    # own keeps answers from arriving in between. The coordinator always locks a round before its task.
     current = session.get(Round, round_id, with_for_update=True)
     if current is None or current.ended is not None:
         return None
@@ -189,18 +216,23 @@ def advance(session: Session, round_id: str, *, now: float, window: float, max_f
     if verdict is Verdict.FAIL:
         reason = rule.lacking
         if rule.waits_for != "work":
-            few = rule.waits_for == "check-ins" and reads_attributes(task.eligibility)
-            found = "too few" if few else str(counts.answered)
-            reason = f"{found} {rule.lacking} by the deadline of phase {rule.name}, {counts.minimum} needed"
+            # The number of waiting devices depends on the eligibility, and would tell what single devices report.
+            hidden = rule.waits_for == "check-ins" and reads_attributes(task.eligibility)
+            number = "too few" if hidden else str(counts.answered)
+            reason = f"{number} {rule.lacking} by the deadline of phase {rule.name}, {counts.minimum} needed"
         return fail_round(session, current, task, reason, now=now, max_failed=max_failed)
     if rule.collects and queries.is_query(task) and (why := queries.conflict(session, current, task, now=now)):
-        # Before anybody is told who survived: devices would remember it, and refuse.
+        # Checked before devices see the survivors: each device remembers a set that it was shown, even of a round that
+        # fails, and would refuse later queries because of it.
         return fail_round(session, current, task, why, now=now, max_failed=max_failed)
     if rule.waits_for == "check-ins":
         _assign(session, current, task, now=now, window=window)
     if rule.collects:
+        # From here on devices may learn who is in the sum, so the set counts for later queries even if the round fails.
         current.settled = now
     if rule.name == "complaining":
+        # The faults of the accused are noted first, so a round that fails for lack of devices is not held against the
+        # task (`fail_round` asks `has_faults`).
         left = counts.answered - complaining.exclude_accused(session, current, now=now)
         if left < counts.minimum:
             reason = f"{left} devices are left after complaints, {counts.minimum} needed"
@@ -218,11 +250,11 @@ def deadline(task: Task, phase: str) -> float:
 def fail_round(
     session: Session, current: Round, task: Task, reason: str, *, now: float, max_failed: int, counts: bool = True
 ) -> Transition:
-    """Fail closed: the round's messages are deleted; after `max_failed` failures in a row the task fails too.
+    """Fail the round and delete its messages. After `max_failed` failures in a row the task fails too.
 
-    Those do not count that are known to be some device's own fault, and those that do not `count` for another reason.
+    A failure does not count against the task if it is known to be some device's own fault, or if `counts` is False.
     """
-    if task.state == "completed":  # by another group of devices that were at work beside these
+    if task.state == "completed":  # by another round of an asynchronous task, which ran beside this one
         reason = "not needed: the task is completed"
     _end(session, current, task, "failed", reason, now)
     if task.live and counts and not has_faults(session, current.round_id):
@@ -243,8 +275,10 @@ def fail_task(session: Session, task: Task, reason: str, *, now: float) -> None:
 
 
 def commit_round(session: Session, current: Round, task: Task, *, now: float, note: str = "") -> None:
-    """The round's result counts. The caller records the new version in the same transaction. `note`: what is unusual
-    about it."""
+    """Commit the round. The caller records the new version in the same transaction, so neither exists alone.
+
+    `note` becomes the round's reason: what is unusual about its result.
+    """
     _end(session, current, task, "committed", note, now)
     task.rounds_committed += 1
     task.failed_rounds = 0
@@ -255,19 +289,19 @@ def commit_round(session: Session, current: Round, task: Task, *, now: float, no
 
 
 def answered(session: Session, round_id: str, phase: str) -> list[str]:
-    """Ids of the devices that answered in `phase`, sorted: U1 is phase advertising, U3 masking."""
+    """Ids of the devices that answered in `phase`, sorted. Phase advertising gives the set U1, masking U3."""
     query = select(Answer.device_id).where(Answer.round_id == round_id, Answer.phase == phase)
     return list(session.scalars(query.order_by(Answer.device_id)))
 
 
 def sharers(session: Session, round_id: str) -> list[str]:
-    """U2: ids of the devices that shared their secrets and are not excluded by a complaint, sorted."""
+    """Ids of the devices that shared their secrets and are not excluded by a complaint (U2), sorted."""
     excluded = complaining.excluded(session, round_id)
     return [device for device in answered(session, round_id, "sharing") if device not in excluded]
 
 
 def read_plan(current: Round) -> RoundPlan:
-    """The plan that the devices were given; this server signed it itself."""
+    """The plan that the devices were given. The signature is not verified: the plan is this server's own."""
     return decode("plan", decode("plan", current.plan, Sealed).body, RoundPlan)
 
 
@@ -301,18 +335,19 @@ def _assign(session: Session, current: Round, task: Task, *, now: float, window:
 
 
 def seat(session: Session, round_id: str, chosen: Sequence[str], *, ends: float | None = None) -> None:
-    """Assign the `chosen` devices to the round."""
+    """Assign the `chosen` devices to the round. `ends`: when a seat in a buffered round is given up (Unix seconds)."""
     if not chosen:
         return
     session.execute(
         insert(Participant), [{"round_id": round_id, "device_id": device, "ends": ends} for device in sorted(chosen)]
     )
-    # due = 0: after the round a device counts as waiting only once it has checked in again.
+    # With due = 0 a device counts as waiting only once it has checked in again after the round. Else the next round
+    # could take a device that is gone.
     session.execute(update(CheckInRow).where(CheckInRow.device_id.in_(chosen)).values(round_id=round_id, due=0.0))
 
 
 def let_go(session: Session, task: Task) -> None:
-    """Nobody works on for a buffered task that has ended; its devices may be in rounds that ended before."""
+    """Release the devices of a buffered task that has ended, whichever of its rounds they have their seats in."""
     if task.buffered and not task.live:
         rounds = select(Round.round_id).where(Round.task_id == task.task_id)
         session.execute(update(CheckInRow).where(CheckInRow.round_id.in_(rounds)).values(round_id=None))
@@ -325,7 +360,8 @@ def _end(session: Session, current: Round, task: Task, phase: Phase, reason: str
     current.reason = reason[:MAX_REASON]
     round_id = current.round_id
     audit.append(session, now, "coordinator", f"round.{phase}", round_id, task=current.task_id, reason=current.reason)
-    if not task.buffered:  # there devices go on working, for a later round's buffer
+    if not task.buffered:  # devices of a buffered task go on working, for the buffer of a later round
         session.execute(update(CheckInRow).where(CheckInRow.round_id == round_id).values(round_id=None))
+    # What the devices sent is deleted. The rows stay: later queries and `max_contributions` need who answered.
     session.execute(delete(Share).where(Share.round_id == round_id))
     session.execute(update(Answer).where(Answer.round_id == round_id).values(body=None))

@@ -1,4 +1,4 @@
-"""What comes before a round: the task, the version that it starts with, and the round's signed plan."""
+"""Makes what a round needs before it begins: the task, its first version, and the round's signed plan."""
 
 from __future__ import annotations
 
@@ -43,9 +43,18 @@ def new_task(
     created_by: str = "coordinator",
     proposed: bool = False,
 ) -> Task:
-    """A task, as `check_task` gave it, that runs or is `proposed`. With `part` it takes only so many percent of the
-    devices."""
-    # A task keeps the deadlines that it began with, also where another version of this program has others.
+    """The row of a new task, which runs at once or is `proposed`.
+
+    Arguments:
+        checked: The request as `check_task` returned it.
+        task_id: 32 hexadecimal digits.
+        request_digest: SHA-256 of the request under its idempotency key, or None.
+        now: Unix seconds.
+        part: The task takes only this part of the population's devices (None: all that are eligible).
+        created_by: Who asked for it, as the audit log names them.
+        proposed: Somebody else than `created_by` must approve it before it runs.
+    """
+    # Stored with the task, so that it keeps them when another version of this program has other default deadlines.
     checked = msgspec.structs.replace(checked, deadlines={**DEADLINES, **checked.deadlines})
     return Task(
         task_id=task_id,
@@ -77,14 +86,18 @@ def new_task(
 
 
 def add_task(session: Session, task: Task) -> None:
-    """Store a new task; what it names reaches its population from now on, its devices for as long as it lives."""
+    """Store a new task, and let its population read its bundle and weights (the devices: while the task is live)."""
     session.add(task)
     session.flush()
     reach.extend(session, task.population, task.task_id, task.bundle, task.weights)
 
 
 def make_first_version(services: Services, write: Write, task: Task) -> None:
-    """Version 0 of a training, or the weights that another task is about. Raises ArchipelError."""
+    """Make version 0 of a training, or note the weights that another kind of task reads. Raises ArchipelError.
+
+    The blobs are stored before the transaction that names them: a kill in between leaves files that no row names,
+    never a row without its file. Then everything is made again, under the same digests.
+    """
     request = request_of(task)
     with services.database.read() as session:
         row = session.get_one(BundleRow, task.bundle)
@@ -127,7 +140,10 @@ def make_first_version(services: Services, write: Write, task: Task) -> None:
 
 
 def open_round(services: Services, write: Write, task: Task, now: float) -> Transition | None:
-    """A round with a signed plan, in its first phase; None if the task was stopped meanwhile. Raises ArchipelError."""
+    """Begin a round of the task, with a signed plan. Raises ArchipelError.
+
+    Returns the round's first phase, or None if the task was stopped meanwhile.
+    """
     with services.database.read() as session:
         manifest = decode_manifest(session.get_one(BundleRow, task.bundle).manifest)
         revoked = revocations_of(session, task.population) if task.privacy == "secure" else None
@@ -146,16 +162,20 @@ def open_round(services: Services, write: Write, task: Task, now: float) -> Tran
         number=task.rounds_committed + 1,
         weights=task.model,
         broadcast=broadcast,
-        # Milliseconds since 1970, as of offers: devices take no older one, also of a database from a backup.
+        # Devices refuse plans with older serials than those they have seen. Milliseconds since 1970 grow even if the
+        # database comes from a backup and has forgotten the newest serials.
         serial=max(task.plan_serial + 1, int(now * 1000)),
+        # A round that uses every phase's deadline up ends before its plan does.
         not_after=math.ceil(now + sum(deadline(task, phase) for phase in DEADLINES)),
         revocations=revocations,
     )
     sealed, phase = seal("plan", plan, services.settings.private_key), first_phase(task)
+    # The folder comes first: as soon as the round is committed, a device may upload into it. If the transaction fails,
+    # `sweep` removes the folder, because no live round has it.
     services.spool.open_round(plan.round_id)
     with write() as session:
         stored = session.get_one(Task, task.task_id, with_for_update=True)
-        if stored.state != "running":
+        if stored.state != "running":  # paused, cancelled or failed since the caller looked
             return None
         stored.plan_serial = plan.serial
         if broadcast is not None:

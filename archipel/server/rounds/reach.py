@@ -1,10 +1,10 @@
-"""Whom a bundle or a file of weights is there for: only populations that have a reason to read it.
+"""Who may read a bundle or a blob: only populations that have a reason to.
 
-A row of `reaches` says why: it was uploaded for the population, a task of it is about it, or a version of its models.
-People read what reaches one of their populations. A device reads what a live task or a model of its population names;
-what is uploaded and not used yet is none of its business, and what a task left behind is none any more soon after it
-ended: a device that was told of it a moment before fetches it in vain, but does not take that for a fault.
-Whether something is not there or not theirs is the same answer to everybody, found by the same statement.
+A row of `reaches` gives the reason: it was uploaded for the population, or one of the population's tasks or a version
+of one of its models names it. People read whatever reaches one of their populations. A device reads what a live task or
+a model of its population names. It cannot read uploads that are not used yet, nor, from AFTER_SECONDS after a task has
+ended, what only that task named; a device that fetches such a file in vain does not take that for a fault. Whether
+something does not exist or is not the caller's, the answer is the same, from the same statement.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from archipel.server.callers import Identity
 from archipel.server.database.tables import LIVE, Blob, BundleRow, Device, Reach, Task
 
 READABLE = ("weights", "broadcast", "revocations")
-"""The kinds of blobs that are read by their digest; bundles have a digest of their own, states are the server's."""
+"""The kinds of blobs that are read by their digest. Bundles have digests of their own; states are for the server."""
 AFTER_SECONDS = 60.0
-"""For so long a device may fetch what a task names that has ended."""
+"""How long after a task has ended a device may still fetch what the task names."""
 OF_UPLOAD: Literal["upload"] = "upload"
 OF_MODEL: Literal["model"] = "model"
 
 
 def extend(session: Session, population: str, reason: str, *digests: str | None) -> None:
-    """Let what has these digests (None: nothing) reach the population, because of an upload, a model or a task's id."""
+    """Let the population read these digests (None is skipped). `reason`: OF_UPLOAD, OF_MODEL or a task's id."""
     for digest in digests:
         if digest is not None:
             session.merge(Reach(digest=digest, population=population, reason=reason))
@@ -38,29 +38,31 @@ def is_bound(session: Session, digest: str, population: str) -> bool:
 
 
 def find_bundle(session: Session, identity: Identity, digest: str) -> BundleRow | None:
-    """The bundle with that digest, where it reaches somebody who is asked by people (not by a device)."""
+    """The bundle with that digest if the caller (no device) may read it; else None."""
     return session.scalar(select(BundleRow).where(BundleRow.digest == digest, _reaches(identity, digest)))
 
 
 def find_weights(session: Session, identity: Identity, digest: str) -> str | None:
-    """The digest itself, where there are such weights and they reach the caller."""
+    """The digest itself if there are such weights and the caller (no device) may read them; else None."""
     return session.scalar(
         select(Blob.digest).where(Blob.digest == digest, Blob.kind == "weights", _reaches(identity, digest))
     )
 
 
 def file_of_bundle(session: Session, identity: Identity, digest: str, now: float) -> str | None:
-    """The blob that is the .bundle file; None where there is none, or none for the caller."""
-    return _first(session, select(BundleRow.file_digest).where(BundleRow.digest == digest), identity, digest, now)
+    """Digest of the blob that is the .bundle file; None where there is none, or the caller may not read it."""
+    return _find_readable(
+        session, select(BundleRow.file_digest).where(BundleRow.digest == digest), identity, digest, now
+    )
 
 
 def file_of_blob(session: Session, identity: Identity, digest: str, now: float) -> str | None:
-    """The digest itself; None where there is no such blob, or none for the caller."""
+    """The digest itself; None where there is no such blob, or the caller may not read it."""
     query = select(Blob.digest).where(Blob.digest == digest, Blob.kind.in_(READABLE))
-    return _first(session, query, identity, digest, now)
+    return _find_readable(session, query, identity, digest, now)
 
 
-def _first(session: Session, query: Select[str], identity: Identity, digest: str, now: float) -> str | None:
+def _find_readable(session: Session, query: Select[str], identity: Identity, digest: str, now: float) -> str | None:
     if identity.role == "device":
         values = {"reach_device": identity.device_id, "reach_digest": digest, "reach_since": now - AFTER_SECONDS}
         return session.scalar(query.where(exists(OF_DEVICE)).limit(1), values)
@@ -83,7 +85,9 @@ OF_DEVICE = (
         Reach.digest == bindparam("reach_digest"),
         or_(
             Reach.reason == OF_MODEL,
+            # Without a task (the reason is an upload) both comparisons are with null, so neither holds.
             Task.ended > bindparam("reach_since"),
+            # Literals, because SQLAlchemy expands a list of bound parameters anew at each call.
             Task.state.in_([literal_column(f"'{state}'") for state in LIVE]),
         ),
     )

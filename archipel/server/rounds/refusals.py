@@ -1,4 +1,4 @@
-"""Devices that take no part in a round, counted by reason. Which device said which is not kept."""
+"""Counts the devices that take no part in a round by reason. It is not stored which device gave which reason."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from archipel.protocol.messages import LeaveReason
 from archipel.server.database.tables import Participant, Refusal, Round
 
 UNTOLD = "untold"
-"""Of devices whose owners do not want the reason told."""
+"""The reason of devices whose owners do not want it told."""
 
 
 def count_refusal(
     connection: Connection, round_id: str, device_id: str, reason: LeaveReason | None, now: float
 ) -> None:
-    """Once for each device, however often it says so. The round is locked."""
+    """Count the refusal, once for each device, however often it repeats it. The caller has locked the round."""
+    # Whether the device was counted is kept with the participant, and the reason apart from it.
     if not connection.execute(_FIRST, {"of_round": round_id, "leaving": device_id, "at": now}).rowcount:
         return
     row = {"of_round": round_id, "why": reason or UNTOLD}
@@ -26,14 +27,14 @@ def count_refusal(
 
 
 def refusals_of_rounds(session: Session, round_ids: Sequence[str]) -> dict[str, dict[str, int]]:
-    """Devices by reason, by round."""
+    """How many devices gave each reason, by round. Rounds without refusals are not in it."""
     rows = session.execute(
         select(Refusal.round_id, Refusal.reason, Refusal.devices).where(Refusal.round_id.in_(round_ids))
     )
-    found: dict[str, dict[str, int]] = {}
+    by_round: dict[str, dict[str, int]] = {}
     for row in rows.all():
-        found.setdefault(row.round_id, {})[row.reason] = row.devices
-    return found
+        by_round.setdefault(row.round_id, {})[row.reason] = row.devices
+    return by_round
 
 
 def refusals_of_task(session: Session, task_id: str) -> dict[str, int]:

@@ -21,11 +21,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Seat:
-    """One participant in one round. `answers` maps the phases that it answered in to the digests of what it sent.
+    """One participant in one round, as it is at `now` (Unix seconds).
 
-    `buffer_ends`: of a buffered round, when the device's time is over. `task_over`: how the task ended, if it did.
-    `left`: the device said that it will send nothing. `excluded`: a complaint about it holds. `max_cohort` is
-    the plan's.
+    `answers` maps the phases in which the device answered to the digests of what it sent. `buffer_ends`: in a buffered
+    round, when the device's time is over (Unix seconds); else None. `task_over`: the state in which the task ended,
+    empty while it is live. `left`: the device said that it will send nothing. `excluded`: a complaint put it out of
+    the round. `max_cohort` is the plan's. `staleness`: how many versions the task has made since the round's model.
     """
 
     round_id: str
@@ -49,14 +50,27 @@ class Seat:
 
     @property
     def uploads_in(self) -> str:
-        """The phase that its update belongs to."""
+        """The phase to which the device's update belongs."""
         return "masking" if self.privacy == "secure" else "updating"
 
     def may_send(self, phase: str, digest: str) -> bool:
-        """True to store it, False when these very bytes are stored already. Raises ConflictError or GoneError."""
+        """Decide whether the device may send a message of `phase` now.
+
+        Arguments:
+            phase: The phase to which the message belongs.
+            digest: SHA-256 (hex) of the message's bytes.
+
+        Returns:
+            True: store it. False: these very bytes are stored already, and a repeated request gets the same answer.
+
+        Raises:
+            ConflictError: Another message is stored for the phase, or the round is not there yet.
+            GoneError: The phase or the round is over, or the device is out of it.
+        """
         stored = self.answers.get(phase)
         if self.buffer_ends is None:
             self._require_live()
+        # Before all other checks: a device that lost the answer to its request repeats it, maybe in a later phase.
         if stored == digest:
             return False
         if stored is not None:
@@ -65,6 +79,7 @@ class Seat:
             raise GoneError("this device has left the round")
         self._require_included()
         if self.buffer_ends is not None:
+            # The phase of a buffered round does not matter: the update goes into whichever buffer is open.
             self._require_time()
             return True
         if ORDER[self.phase] < ORDER[phase]:
@@ -75,7 +90,7 @@ class Seat:
         return True
 
     def _require_time(self) -> None:
-        """A buffered round's seat outlives the round."""
+        """Raise GoneError unless this seat in a buffered round is still valid. It outlives its round."""
         if self.task_over:
             raise GoneError(f"the task is {self.task_over}")
         if self.now >= (self.buffer_ends or 0.0):
@@ -84,7 +99,7 @@ class Seat:
             raise GoneError(f"{self.staleness} versions were made meanwhile, the task allows {self.max_staleness}")
 
     def may_read(self, phase: str) -> None:
-        """Raises ConflictError before `phase`, and GoneError for a device that dropped out before it."""
+        """Raise ConflictError before `phase`, and GoneError if the round is over or the device dropped out of it."""
         self._require_live()
         self._require_included()
         if ORDER[self.phase] < ORDER[phase]:
@@ -102,6 +117,7 @@ class Seat:
             raise GoneError("this device is out of the round: a peer showed that it was sent no shares")
 
     def _require_answer(self, phase: str | None) -> None:
+        # Nothing is sent in phase assigning: every participant has passed it.
         if phase is not None and phase != "assigning" and phase not in self.answers:
             raise GoneError(f"this device dropped out: it did not complete phase {phase} in time")
 
@@ -136,17 +152,23 @@ _SEAT = (
     .outerjoin(Answer, Answer.of(Round.round_id, Participant.device_id))
     .where(Round.round_id == bindparam("seat_round"))
 )
+# A shared lock of the round: handlers do not wait for each other, only for the coordinator's step, and it for them.
 _LOCKED_SEAT = _SEAT.with_for_update(read=True, of=Round)
 
 
 def find_seat(services: Services, round_id: str, device_id: str) -> Seat:
-    """A look at the seat. Raises NotFoundError (no such round) or ForbiddenError (not in it, or revoked)."""
+    """Look the seat up without a lock: it may have changed when this returns.
+
+    Raises:
+        NotFoundError: There is no such round.
+        ForbiddenError: The device is not in the round, or was revoked.
+    """
     rows = services.database.look_all(_SEAT, seat_round=round_id, seat_device=device_id)
     return _seat(rows, round_id, device_id, services.clock())
 
 
 def take_seat(connection: Connection, round_id: str, device_id: str, *, now: float) -> Seat:
-    """The seat, in a round that stays in its phase until the transaction ends. Raises as `find_seat`."""
+    """Look the seat up and keep the round in its phase until the transaction ends. Raises as `find_seat`."""
     rows = connection.execute(_LOCKED_SEAT, {"seat_round": round_id, "seat_device": device_id}).all()
     return _seat(rows, round_id, device_id, now)
 
@@ -167,6 +189,7 @@ def _seat(rows: Sequence[Any], round_id: str, device_id: str, now: float) -> Sea
         reason=row.reason,
         plan_digest=row.plan_digest,
         update_bytes=row.update_bytes,
+        # One row for each answer of the device, and a single one with nulls if it has sent nothing.
         answers={each.answered: each.answer for each in rows if each.answered is not None},
         privacy=row.privacy,
         buffer_ends=row.ends,
@@ -175,6 +198,7 @@ def _seat(rows: Sequence[Any], round_id: str, device_id: str, now: float) -> Sea
         max_cohort=row.cohort,
         task_over="" if row.state in LIVE else row.state,
         now=now,
+        # A round's number is that of the version it makes, so one above the number of the version it began with.
         staleness=max(row.rounds_committed + 1 - row.number, 0),
         max_staleness=0 if row.ends is None else decode_request(row.request).max_staleness,
     )
@@ -190,9 +214,19 @@ def store_answer(
     body: bytes | None = None,
     also: Callable[[Connection], None] | None = None,
 ) -> Receipt:
-    """Record that the device answered, in one transaction with `also`. Durable when it returns.
+    """Record that the device answered. Durable when it returns, so the device's request can be acknowledged then.
 
-    Raises RefusalError when the phase ended meanwhile or another message was stored.
+    Arguments:
+        services: The server's database and clock.
+        seat: The seat as `find_seat` gave it; it is looked up again under the lock.
+        phase: The phase in which the device answers.
+        digest: SHA-256 (hex) of the message's bytes.
+        size: Length of the message in bytes.
+        body: The message, or None if it is stored elsewhere (updates in the spool, shares in their own table).
+        also: Further writes of the same transaction. Not called if the same message is stored already.
+
+    Raises:
+        RefusalError: The phase ended meanwhile, or another message is stored.
     """
     row = {
         "round_id": seat.round_id,
@@ -205,8 +239,9 @@ def store_answer(
     }
 
     def store(connection: Connection) -> Receipt:
-        now = take_seat(connection, seat.round_id, seat.device_id, now=services.clock())
-        if now.may_send(phase, digest):
+        # `may_send` comes before any write, as `Database.together` demands of work that may raise RefusalError.
+        locked_seat = take_seat(connection, seat.round_id, seat.device_id, now=services.clock())
+        if locked_seat.may_send(phase, digest):
             connection.execute(_STORE, row)
             if also is not None:
                 also(connection)

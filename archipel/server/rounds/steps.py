@@ -1,16 +1,16 @@
-"""How far one step of a training may move its model: the strategy's bound, and not far beyond what is usual for it.
+"""Limits how far one step of a training moves its model: to the strategy's bound, and to what is usual for the task.
 
-A sum within the strategy's bound may still be one device's doing: the bound is made of the clip, and honest devices
-rarely reach it together. So a step beyond RATIO times the running median of the task's committed steps is scaled down
-to that. A step counts in the median as it was applied, and as COUNTED times the median before it at most: whoever
-attacks most rounds from some round on pushes the median, but it takes as many rounds again as there were before to
-push it by half.
+One device alone can push a sum close to the strategy's bound: the bound follows from the clip, which honest devices
+rarely reach together. So a step longer than RATIO times the running median of the task's committed steps is scaled down
+to that length. The median counts a step as it was applied, and as COUNTED times the median before it at most. An
+attacker of most rounds from some round on can push the median, but needs as many rounds as there were before to push it
+by half.
 
-Of one or two steps the larger stands in for the median: three are the fewest of which a single unusual one, attacked or
-of devices that hardly moved, does not decide it. A limit that was too low costs a training little, because a scaled
-step still goes three times as far as the usual one. Only the first step has no limit but the strategy's bound, and
-where most rounds are attacked from the first on, the median is the attacker's. Steps of 0 (nobody had anything to say)
-do not count, or nothing would ever move again.
+With one or two steps the larger one replaces the median. Three are the fewest steps of which a single unusual one,
+attacked or of devices that hardly moved, does not decide the median. A limit that is too low costs a training little,
+because a scaled step still goes three times as far as the usual one. Only the strategy's bound limits the first step,
+and if most rounds are attacked from the first on, the attacker decides the median. Steps of 0 (no device changed
+anything) do not count, or nothing would ever move again.
 """
 
 from __future__ import annotations
@@ -30,9 +30,11 @@ from archipel.server.database.tables import Round
 from archipel.strategies.strategy import StepBound, Tensors, storage_rounding
 
 RATIO = 3.0
+"""A step may be this many times as long as the median of the steps before it."""
 ENOUGH = 3
-"""So many steps make a median."""
+"""The fewest steps of which the median is used."""
 COUNTED = 1.5
+"""The median counts a step as at most this many times the median before it."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class History:
 
 @dataclass(frozen=True)
 class Step:
-    """L2 norms of what a step changes, as applied; `scale` below 1: it was scaled down by that."""
+    """L2 norms of what a step changes, as applied. `scale` is what it was multiplied with: 1, or less if too long."""
 
     parameters: float
     state: float
@@ -53,7 +55,7 @@ class Step:
 
     @property
     def note(self) -> str:
-        """What an operator is told of a step that was scaled down, else nothing."""
+        """One line for the operator if the step was scaled down, else empty."""
         if self.scale == 1.0:
             return ""
         return (
@@ -64,7 +66,7 @@ class Step:
 
 
 def read_history(session: Session, task_id: str) -> History:
-    """Of all its committed rounds."""
+    """The norms of the steps of all committed rounds of the task."""
     rows = session.execute(
         select(Round.step_norm, Round.state_norm)
         .where(Round.task_id == task_id, Round.phase == "committed", Round.step_norm.is_not(None))
@@ -74,10 +76,11 @@ def read_history(session: Session, task_id: str) -> History:
 
 
 def limit(norms: Sequence[float]) -> float:
-    """The longest step after steps of these norms, oldest first; infinite after none."""
+    """The largest norm allowed for the next step after steps of these norms, oldest first; infinite after none."""
     counted: list[float] = []  # sorted
     for norm in norms:
         if norm > 0:
+            # Capped by the median of the steps before it alone, so the result depends on the order of the steps.
             insort(counted, min(norm, COUNTED * _median(counted)) if len(counted) >= ENOUGH else norm)
     if not counted:
         return math.inf
@@ -90,13 +93,26 @@ def keep_within(
     bound: StepBound,
     history: History,
 ) -> tuple[Tensors, Tensors, Step]:
-    """Parameters and state `after` a step, scaled down where it goes too far, and what it came to.
+    """Scale a step down if it goes too far.
 
-    Both are scaled by one factor: they come from one sum, and it is the sum that is doubted. Deterministic. Raises
-    BoundError beyond the strategy's `bound`, which no sum reaches that passed the check of sums.
+    Parameters and state are scaled by one factor: both come from one sum, and the sum is what may be attacked.
+
+    Arguments:
+        before: Parameters and strategy state before the step.
+        after: The same after it, with the same names and shapes.
+        bound: The strategy's bound of both norms for a sum of this cohort.
+        history: The norms of the task's committed steps.
+
+    Returns:
+        The parameters and the state to keep, and the norms of what they change. Deterministic: a round that is
+        aggregated again after a kill gives the same bytes.
+
+    Raises:
+        BoundError: A norm is beyond `bound`, which no sum reaches that passed the check of sums.
     """
     moved = [_norm(old, new) for old, new in zip(before, after, strict=True)]
     for what, norm, most, old in zip(("parameters", "state"), moved, (bound.parameters, bound.state), before):
+        # `not <=` also refuses NaN. Storing values rounds them, once before the step and once after it.
         if not norm <= most * (1 + SLACK) + 2 * storage_rounding(old) + 1e-12:
             raise BoundError(f"rejected: the step of the {what} has a norm of {norm:.6g}, it can be {most:.6g} at most")
     limits = limit(history.parameters), limit(history.state)
@@ -113,6 +129,7 @@ def _median(ascending: Sequence[float]) -> float:
 
 
 def _norm(before: Mapping[str, np.ndarray], after: Mapping[str, np.ndarray]) -> float:
+    # In float64: the difference of two close float32 values, and the sum of many squares, would lose digits.
     squares = 0.0
     for name, array in after.items():
         change = array.astype(np.float64) - before[name]

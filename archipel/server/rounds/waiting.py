@@ -1,4 +1,4 @@
-"""Why no round of a task is under way, for whoever looks at it: names of attributes and numbers of devices, no more."""
+"""Explains to operators why a task has no round under way, with names of attributes and numbers of devices only."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from archipel.server.rounds.candidates import have_given, is_waiting, target_of
 from archipel.server.rounds.machine import RULES, count_seatable, required
 
 MOST = 1000
-"""Devices that are looked at."""
+"""How many devices are looked at, at most."""
 _NOT_TOGETHER = (
     "{} devices wait, but not such as may be in one sum: with those of earlier queries it would tell of fewer than "
     "min_contributors; a set that was asked before may be asked again when all of it waits"
@@ -24,14 +24,23 @@ _NOT_TOGETHER = (
 
 
 def waiting_for(session: Session, task: Task, candidates: int, *, now: float, window: float, smallest: int = 1) -> str:
-    """One line; empty while the task has not to wait for devices. `candidates`: how many may be taken now. Of devices
-    with certain attributes it says no more than that there are fewer than `smallest`, or how many in steps of it."""
+    """Say in one line what the task waits for; empty while it does not wait.
+
+    Arguments:
+        session: A reading transaction.
+        task: The task, in any state.
+        candidates: How many devices the task may take now (`candidates.count_candidates`).
+        now: Unix seconds.
+        window: As of `machine.count`, in seconds.
+        smallest: The setting `smallest_answer`. A number of devices that depends on attributes is rounded down to a
+            multiple of it, and below it only "fewer than" is said.
+    """
     if task.state == "proposed":
         return "waits for the approval of somebody else who may run queries"
     if task.state != "running":
         return ""
     phases = set(session.scalars(select(Round.phase).where(Round.task_id == task.task_id, Round.ended.is_(None))))
-    # A buffer stays open while nobody is there to fill it.
+    # The round of a buffered task stays open although no device works for it; then the task waits all the same.
     if phases and (phases != {"buffering"} or buffers.at_work(session, task, now)):
         return ""
     if queries.is_query(task):
@@ -43,17 +52,19 @@ def waiting_for(session: Session, task: Task, candidates: int, *, now: float, wi
             )
     needed = 1 if task.buffered else required(task, RULES["assigning"])
     if candidates >= needed:
+        # Enough devices wait, so only a query can still lack some: those that may be in one sum.
         shown = told(candidates, smallest) if hides(task.eligibility, smallest) else candidates
         seatable = count_seatable(session, task, now=now, window=window) if queries.is_query(task) else candidates
         return "" if seatable >= needed else _NOT_TOGETHER.format(shown)
     enrolled = select(Device.device_id).where(Device.population == task.population, Device.revoked.is_(None))
+    # At most `needed` rows are counted: more than that is not worth telling, and a population may be large.
     known = session.scalar(select(func.count()).select_from(enrolled.limit(needed).subquery())) or 0
     if not known:
         return f"no device is enrolled in population {task.population!r}"
     if hides(task.eligibility, smallest):
-        reasons = _few_reported(session, task, smallest) or [_few_wait(candidates, smallest)]
+        reasons = _rarely_reported(session, task, smallest) or [_rounded_candidates(candidates, smallest)]
     else:
-        reasons = _nobody(session, task) or [_who_waits(session, task, candidates, now, window)]
+        reasons = _why_none_is_eligible(session, task) or [_waiting_devices(session, task, candidates, now, window)]
     aside = session.scalar(select(func.count()).select_from(set_aside_now(task.population, now).subquery())) or 0
     if aside:
         reasons.append(f"{_number(aside, 'device')} of the population set aside")
@@ -61,8 +72,11 @@ def waiting_for(session: Session, task: Task, candidates: int, *, now: float, wi
     return "; ".join([*reasons, f"{needed} needed{few}"])
 
 
-def _few_reported(session: Session, task: Task, smallest: int) -> list[str]:
-    """Which attributes so few devices report, whether they wait or are busy, that the expression may have a slip."""
+def _rarely_reported(session: Session, task: Task, smallest: int) -> list[str]:
+    """One line for each attribute that hardly any device reports: the expression may have a typing error.
+
+    It counts all devices that were seen last, whether they wait or are busy.
+    """
     query = select(CheckInRow.attributes).where(CheckInRow.population == task.population)
     reported = session.scalars(query.order_by(CheckInRow.last_seen.desc()).limit(MOST)).all()
     counts = {name: sum(name in each for each in reported) for name in parse_eligibility(task.eligibility).names}
@@ -73,26 +87,28 @@ def _few_reported(session: Session, task: Task, smallest: int) -> list[str]:
     ]
 
 
-def _few_wait(candidates: int, smallest: int) -> str:
+def _rounded_candidates(candidates: int, smallest: int) -> str:
     number = told(candidates, smallest)
-    said = f"fewer than {smallest}" if number is None else f"at least {number}"
-    return f"{said} of the devices that wait may take part"
+    amount = f"fewer than {smallest}" if number is None else f"at least {number}"
+    return f"{amount} of the devices that wait may take part"
 
 
-def _nobody(session: Session, task: Task) -> list[str]:
-    """Why none of the devices that were here last is eligible, whether they wait or are busy; empty if one is."""
+def _why_none_is_eligible(session: Session, task: Task) -> list[str]:
+    """Why none of the devices that were seen last is eligible, whether they wait or are busy; empty if one is."""
     test = parse_eligibility(task.eligibility)
     if not test.names:
         return []
     query = select(CheckInRow.attributes).where(CheckInRow.population == task.population)
     reported = session.scalars(query.order_by(CheckInRow.last_seen.desc()).limit(MOST)).all()
+    # An attribute that no device reports is most likely a typing error, so it is named whatever else holds.
     unknown = test.names.difference(*reported) if reported else ()
     if unknown or any(map(test, reported)) or not reported:
         return [f"no device of the population reports {name!r}" for name in sorted(unknown)]
     return [f"of the {_number(len(reported), 'device')} that were here last none is eligible"]
 
 
-def _who_waits(session: Session, task: Task, candidates: int, now: float, window: float) -> str:
+def _waiting_devices(session: Session, task: Task, candidates: int, now: float, window: float) -> str:
+    """How many of the waiting devices may take part, and why the others may not, as far as one reason explains it."""
     query = select(CheckInRow.device_id, CheckInRow.attributes).where(*is_waiting(task.population, now, window))
     here = session.execute(query.limit(MOST)).all()
     if not here:
@@ -106,6 +122,7 @@ def _who_waits(session: Session, task: Task, candidates: int, now: float, window
         given = session.scalars(have_given(task).where(Answer.device_id.in_(able))).all()
         if len(given) == len(able):
             return f"all waiting devices have given their {_number(most, 'contribution')}"
+    # `here` has at most MOST rows, so there may be more candidates than that.
     if candidates >= len(here):
         return f"{_number(candidates, 'device')} waiting"
     of = f"{'at least ' if len(here) == MOST else ''}{_number(len(here), 'device')}"

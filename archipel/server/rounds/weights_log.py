@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Log:
-    """One bundle's in one population; `key` is the server's."""
+    """The weights log of one bundle in one population. `key` is the server's: it signs the entries."""
 
     population: str
     bundle: str
@@ -50,12 +50,12 @@ class Log:
 
 
 def start(session: Session, log: Log, *, task_id: str, weights: str) -> None:
-    """Training `task_id` begins with the bundle's own weights."""
+    """Log that training `task_id` begins with the bundle's own weights."""
     _append(session, log, kind="start", weights=weights, task_id=task_id)
 
 
 def step(session: Session, log: Log, current: Round, task: Task, version: NewVersion, devices: int) -> None:
-    """The round has changed the task's model into that of `version`."""
+    """Log that the round has changed the task's model into that of `version`, with the updates of so many `devices`."""
     _append(
         session,
         log,
@@ -69,12 +69,13 @@ def step(session: Session, log: Log, current: Round, task: Task, version: NewVer
         privacy=task.privacy,
         sum=version.sum_digest,
         devices=devices,
+        # Sorted, so that the same step always gives the same bytes to sign.
         hyperparameters=dict(sorted(request_of(task).hyperparameters.items())),
     )
 
 
 def roll_back(session: Session, log: Log, weights: str | None) -> None:
-    """Devices are to run logged weights again that others have replaced (None: the bundle's own)."""
+    """Log that devices shall run earlier weights again, which later ones have replaced (None: the bundle's own)."""
     session.flush()
     if weights is None:
         own = select(WeightsEntry.weights).where(*_of(log), WeightsEntry.kind == "start").limit(1)
@@ -84,13 +85,14 @@ def roll_back(session: Session, log: Log, weights: str | None) -> None:
 
 
 def go_back(session: Session, key: Ed25519PrivateKey, model: str, version: int | None) -> None:
-    """The model's devices are to run this earlier version again, instead of one that was offered since."""
-    there = session.get_one(ModelVersion, (model, version))
+    """Log that the model's devices shall run this earlier version again, instead of one that was offered later."""
+    target = session.get_one(ModelVersion, (model, version))
     population = session.get_one(Model, model).population
-    roll_back(session, Log(population, there.bundle, key), there.weights)
+    roll_back(session, Log(population, target.bundle, key), target.weights)
 
 
 def is_logged(session: Session, population: str, bundle: str, weights: str) -> bool:
+    """Whether an entry of the bundle's log has these weights."""
     query = select(WeightsEntry.number).where(
         WeightsEntry.population == population, WeightsEntry.bundle == bundle, WeightsEntry.weights == weights
     )
@@ -124,7 +126,8 @@ def sum_digest(total: DecodedSum) -> str:
 
 
 def _append(session: Session, log: Log, evidence: bytes | None = None, /, **fields: object) -> None:
-    # One after the other, or two entries would have the same number.
+    # Transactions append one after the other, or two entries would have the same number. One lock serves for this log
+    # and the audit log.
     audit.take_turn(session)
     last = session.execute(
         select(WeightsEntry.number, WeightsEntry.hash).where(*_of(log)).order_by(WeightsEntry.number.desc()).limit(1)
@@ -154,8 +157,10 @@ def _append(session: Session, log: Log, evidence: bytes | None = None, /, **fiel
 
 
 def endorsement(session: Session, current: Round) -> bytes | None:
-    """What as many of the round's devices have signed as its plan asks for; None of a plain round. Raises ServerError
-    where there are not as many."""
+    """JSON of the messages.Endorsement of a secure round: the confirmations that `threshold` of its devices signed.
+
+    Returns None for a plain round. Raises ServerError where fewer confirmations can be shown.
+    """
     plan = read_plan(current)
     if plan.privacy == "plain":
         return None
@@ -165,10 +170,11 @@ def endorsement(session: Session, current: Round) -> bytes | None:
         .where(Answer.round_id == current.round_id, Answer.phase == "confirming", Answer.body.is_not(None))
         .order_by(Answer.device_id)
     )
+    # All devices have signed the same body: a confirmation of other survivors is refused when it arrives.
     endorsers, body = [], b""
     for row in rows:
         confirmation = decode("confirmation", row.body, Sealed)
-        chain = _chain_then(decode("chain", row.chain, Chain), confirmation)
+        chain = _chain_at_signing(decode("chain", row.chain, Chain), confirmation)
         if chain is not None:
             endorsers.append(Endorser(chain=chain, signature=confirmation.signature))
             body = confirmation.body
@@ -180,15 +186,19 @@ def endorsement(session: Session, current: Round) -> bytes | None:
             plan=decode("plan", current.plan, Sealed),
             survivors=Survivors(devices=sorted(session.scalars(survivors))),
             confirmation=body,
-            endorsers=endorsers[: plan.threshold],
+            endorsers=endorsers[: plan.threshold],  # as many as a verifier needs; each has a chain of certificates
         )
     )
 
 
-def _chain_then(chain: Chain, signed: Sealed) -> Chain | None:
-    """The device's chain as it was when it signed: it may have replaced its key since."""
-    for kept in range(len(chain.rotations), -1, -1):
-        earlier = Chain(token=chain.token, identity=chain.identity, rotations=chain.rotations[:kept])
+def _chain_at_signing(chain: Chain, signed: Sealed) -> Chain | None:
+    """The device's chain as it was when it signed: it may have replaced its key since.
+
+    The newest key that verifies the signature is the one; None if no key of the chain does.
+    """
+    # From the newest key back, because most devices have not replaced theirs during the round.
+    for length in range(len(chain.rotations), -1, -1):
+        earlier = Chain(token=chain.token, identity=chain.identity, rotations=chain.rotations[:length])
         with suppress(CertificateError):
             unseal("confirmation", signed, read_chain(earlier)[1], Confirmation)
             return earlier

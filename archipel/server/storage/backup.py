@@ -1,8 +1,8 @@
-"""A copy of everything that a server keeps, made while it runs, and put back.
+"""Makes a backup of everything that a server keeps, while it runs, and restores it.
 
-First the database as it is at one moment, then the files that it names: they never change and blobs are never deleted,
-so all blobs of that moment are still there. Only updates of rounds under way may be gone: such a round fails closed
-after the copy is put back, and is tried again.
+The database is copied first, as it is at one moment, and then the files. Files never change and blobs are never
+deleted, so all blobs that the copied database names are still there. Only updates of rounds under way may be gone: such
+a round fails after the backup is restored, and another one is opened. (Files first would lose blobs that a row names.)
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ FILES = "blobs"
 
 @dataclass(frozen=True)
 class BackedUp:
-    """How many files of how many bytes; `missing`: updates of rounds under way that were gone already. `database`:
-    whether it is in the copy; one on PostgreSQL is not."""
+    """`files` files with `bytes` bytes in all were copied. `missing`: updates of rounds under way that were gone
+    already. `database`: whether the database is in the copy; one on PostgreSQL is not."""
 
     files: int
     bytes: int
@@ -42,10 +42,16 @@ class BackedUp:
 
 
 def back_up(settings: Settings, target: Path) -> BackedUp:
-    """Copy database, files, settings and server key to `target`, which must not exist. The server may run.
+    """Copy database, files, settings and server key to a new folder. The server may run meanwhile.
 
-    `target` is relative to the working directory, and not in the data folder. A database on PostgreSQL is left to
-    pg_dump, which must have run before this. Raises ServerError.
+    A database on PostgreSQL is not copied: run pg_dump before this, because the database must be older than the files.
+
+    Arguments:
+        settings: The server's settings.
+        target: The folder to make, relative to the working directory. It must not exist, nor lie in the data folder.
+
+    Raises:
+        ServerError: The target is not allowed, or something cannot be read or written.
     """
     target = target.absolute()
     data = Path(settings.folder).resolve()
@@ -60,14 +66,17 @@ def back_up(settings: Settings, target: Path) -> BackedUp:
         shutil.copy(settings.path(settings.server_key), key)
         key.chmod(0o600)
         save_public_key(settings.private_key, folder / PUBLIC_KEY_FILE)
-        # Where it was asked for another place, the copy is complete in itself all the same.
+        # In the backup the files are always in a folder of it, whatever the setting `blobs` says.
         copy = load_settings(settings.folder, blobs=str(folder / FILES))
         files, size, missing = _copy_files(settings, copy)
     return BackedUp(files, size, missing, database)
 
 
 def restore(backup: Path, folder: Path) -> BackedUp:
-    """Make a data folder of a backup, every file compared with its digest. Raises ServerError for a damaged one."""
+    """Make the data folder `folder` from a backup, and compare every file with its digest.
+
+    Raises ServerError if the backup is damaged or incomplete, or if `folder` exists.
+    """
     if not (backup / SETTINGS_FILE).is_file() or not (backup / FILES).is_dir():
         raise ServerError(f"{backup}: not a backup; `archipel serve backup` makes one")
     with _made_whole(folder) as made:
@@ -88,12 +97,12 @@ def restore(backup: Path, folder: Path) -> BackedUp:
 
 @contextmanager
 def _made_whole(target: Path) -> Iterator[Path]:
-    """A folder beside `target` that becomes it when all is in it and synced; otherwise nothing stays."""
+    """Give a folder beside `target` that is synced and renamed to it when the block ends, or removed after an error."""
     if target.exists():
         raise ServerError(f"{target}: exists already; choose another name")
     try:
         make_folder(target.parent)
-        # What is left of a copy to the same place that was killed.
+        # Removes what a killed copy to the same place has left.
         sweep(target.parent, target.name)
         with creating_folder(target, 0o700) as part:
             yield part
@@ -102,18 +111,19 @@ def _made_whole(target: Path) -> Iterator[Path]:
 
 
 def _copy_database(source: Path, target: Path) -> None:
-    """SQLite's own way of copying a database that is being written."""
+    """Copy a database that may be written meanwhile, with SQLite's online backup."""
     if not source.is_file():
         raise ServerError(f"{source}: there is no database; start the server once")
     try:
         with closing(sqlite3.connect(source)) as old, closing(sqlite3.connect(target)) as new:
             old.backup(new, pages=1000)
-            found = new.execute("PRAGMA integrity_check").fetchone()[0]
+            integrity = new.execute("PRAGMA integrity_check").fetchone()[0]
+            # One file instead of a database with its write-ahead log beside it.
             new.execute("PRAGMA journal_mode = DELETE")
     except sqlite3.Error as error:
         raise ServerError(f"{source}: {error}") from None
-    if found != "ok":
-        raise ServerError(f"{source}: damaged ({found})")
+    if integrity != "ok":
+        raise ServerError(f"{source}: damaged ({integrity})")
     target.chmod(0o600)
 
 
@@ -122,11 +132,11 @@ def _copy_files(source_settings: Settings, target_settings: Settings) -> tuple[i
     target.prepare()
     files = size = missing = 0
     for key in source.keys(""):
-        found = KEY.fullmatch(key)
-        if found is None:
+        match = KEY.fullmatch(key)
+        if match is None:
             continue
         try:
-            size += copy_file(source, target, key, found[1])
+            size += copy_file(source, target, key, match[1])
             files += 1
         except FileNotFoundError:
             if not key.startswith(f"{UPDATES}/"):
@@ -136,7 +146,7 @@ def _copy_files(source_settings: Settings, target_settings: Settings) -> tuple[i
 
 
 def _check_complete(settings: Settings) -> None:
-    """Raises ServerError where the database names a blob that the backup does not have."""
+    """Raise ServerError if the database names a blob that the backup does not have."""
     storage = open_storage(settings)
     database = Database(settings.database_url)
     try:

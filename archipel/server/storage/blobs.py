@@ -22,15 +22,15 @@ class BlobStore:
         self._storage = storage
 
     def prepare(self) -> None:
-        """Make sure that files can be stored. Raises ServerError, which names the remedy."""
+        """Check that files can be stored. Raises ServerError, which names the remedy."""
         self._storage.prepare()
 
     def sweep(self, before: float) -> None:
-        """Remove what killed processes left half written and nobody has touched since `before` (Unix seconds)."""
+        """Remove half-written files of killed processes, last touched before `before` (Unix seconds)."""
         self._storage.sweep(before)
 
     def check(self) -> None:
-        """Raises ServerError when nothing could be stored."""
+        """Raise ServerError if nothing could be stored now."""
         self._storage.check()
 
     def receive(self, chunks: Iterable[bytes]) -> Written:
@@ -38,25 +38,25 @@ class BlobStore:
         return self._storage.receive(INCOMING, chunks)
 
     def keep(self, written: Written) -> str:
-        """Durably in place under its digest when this returns."""
+        """Put a received file in place under its digest, durably when this returns. Returns the digest."""
         folder = f"{BLOBS}/{written.digest[:2]}"
         self._storage.make_folder(folder)
         self._storage.keep(written, f"{folder}/{written.digest}", reread=True)
         return written.digest
 
     def put(self, data: bytes) -> str:
-        """Store `data` durably; returns its digest. Storing the same bytes twice is one blob."""
+        """Store `data` durably and return its digest. The same bytes are stored once, however often this is called."""
         return self.keep(self.receive((data,)))
 
     def open(self, digest: str) -> AbstractContextManager[Path]:
-        """A local file that stays for as long as the block lasts, and for what was opened or mapped in it.
+        """Give a local file of the blob until the block ends. What the block opened or mapped stays valid after it.
 
-        Raises ServerError when an object store has lost or damaged it, OSError when it does not answer.
+        Raises ServerError if an object store has lost or damaged the blob, OSError if it does not answer.
         """
         return self._storage.hold(f"{BLOBS}/{digest[:2]}/{digest}", digest)
 
     def read(self, digest: str) -> bytes:
-        """Raises ServerError when the blob is not there or damaged."""
+        """The blob's bytes. Raises ServerError if it is missing or damaged."""
         try:
             with self.open(digest) as path:
                 data = path.read_bytes()
@@ -69,6 +69,9 @@ class BlobStore:
         return data
 
     def read_weights(self, digest: str) -> dict[str, np.ndarray]:
-        """Read-only arrays over the mapped file. Raises TensorLayoutError, and what `open` raises."""
+        """The blob's tensors by name, as read-only arrays over the mapped file.
+
+        Raises TensorLayoutError for a file that is no weights, and as `open` does.
+        """
         with self.open(digest) as path:
             return read_weights(path)

@@ -1,8 +1,14 @@
-"""Local copies of objects that are read again: bundles, weights, strategy states. Any of them may be deleted any time.
+"""Local copies of objects that are read again: bundles, weights, strategy states. Any copy may be deleted at any time.
 
-Threads and processes of one data folder share it. Advisory locks of the operating system keep them apart, which a
-killed process cannot leave behind: one on each file that is being used, so that it is not thrown out; one for the
-digests with the same first two digits, so that only one fetches an object that many ask for; one around making room.
+Threads and processes of one data folder share the cache. They use advisory locks of the operating system, which a
+killed process cannot leave behind:
+
+- on each file that is in use, shared: a file with such a lock is not evicted;
+- for all digests with the same first two digits: only one process fetches an object that many want at once;
+- `room`, around evicting files and adding one.
+
+They are taken in the order digests, file, room. Eviction never waits for a file's lock (it skips the file), so the
+order cannot turn into a deadlock.
 """
 
 from __future__ import annotations
@@ -25,7 +31,10 @@ LEFTOVER_SECONDS = 86400.0
 
 @dataclass(frozen=True)
 class _Held:
-    """An open file with a shared lock: it stays in place until `release`."""
+    """An open file with a shared lock, which keeps it from being evicted until `release`.
+
+    `passing`: a file too large for the cache. It is a temporary file, and removed at the end.
+    """
 
     path: Path
     handle: int
@@ -38,10 +47,10 @@ class _Held:
 
 
 class BlobCache:
-    """FOLDER/sha256/DIGEST, at most `max_bytes` of them beside those in use; the least recently used go first.
+    """Files FOLDER/sha256/DIGEST of at most `max_bytes` together; more only while they are in use.
 
-    A file is compared with its digest when it is fetched, and again by each process that finds it there, or finds it
-    changed: nothing is synced, so a power cut may have damaged it.
+    The least recently used file is evicted first. A file is compared with its digest when it is fetched, and again when
+    a process uses it for the first time or finds it changed: nothing is synced, so a power cut may damage it.
     """
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
@@ -54,7 +63,7 @@ class BlobCache:
         self._over = False
 
     def prepare(self) -> None:
-        """Make the folders, and remove what killed processes left. Raises ServerError."""
+        """Make the folders, and remove old temporary files. Raises ServerError."""
         try:
             for folder in (self._files, self._incoming, self._locks):
                 folder.mkdir(parents=True, exist_ok=True)
@@ -63,7 +72,7 @@ class BlobCache:
             raise ServerError(f"{self._folder}: cannot be written ({error.strerror})") from None
 
     def check(self) -> None:
-        """Raises ServerError when nothing could be received."""
+        """Raise ServerError if no file could be received now."""
         if not os.access(self._incoming, os.W_OK | os.X_OK):
             raise ServerError(f"{self._incoming}: missing or not writable")
 
@@ -75,12 +84,13 @@ class BlobCache:
                     leftover.unlink()
 
     def receive(self, chunks: Iterable[bytes]) -> Written:
-        """A temporary file of the cache's file system. It is not synced: what counts is the object."""
+        """Stream into a temporary file on the cache's file system, without a sync: only the object must be durable."""
         self._incoming.mkdir(parents=True, exist_ok=True)
         return write_temporary(self._incoming, chunks, sync=False)
 
     def adopt(self, written: Written) -> None:
-        """Take over what was stored just now, unless it is there, being fetched, or too large."""
+        """Add a file that was just stored, unless it is there already, being fetched, or too large."""
+        # Without waiting: a copy saves a later download, but the request that stored the file is still unanswered.
         with self._lock(written.digest[:2], wait=False) as locked:
             there = (self._files / written.digest).exists()
             if locked and not there and written.size <= self._max_bytes:
@@ -88,21 +98,21 @@ class BlobCache:
 
     @contextmanager
     def hold(self, digest: str, fetch: Callable[[], Iterable[bytes]]) -> Iterator[Path]:
-        """A file with these bytes, in place for as long as the block lasts; `fetch` is called when there is none.
+        """Give a file with these bytes, which stays in place until the block ends. Calls `fetch` if there is none.
 
-        Raises ServerError when what was fetched has another digest, and what `fetch` raises.
+        Raises ServerError if the fetched bytes have another digest, and whatever `fetch` raises.
         """
         held = self._take(digest)
         if held is None:
             with self._lock(digest[:2]):
-                # Another may have fetched it while this waited.
+                # Another process may have fetched it while this one waited for the lock.
                 held = self._take(digest) or self._place(self._fetch(digest, fetch))
         try:
             yield held.path
         finally:
             held.release()
             if self._over:
-                # So many were in use that there was not room enough.
+                # When a file was added too many others were in use to make room for it.
                 with self._lock("room"):
                     self._make_room(0)
 
@@ -114,17 +124,19 @@ class BlobCache:
             return None
         try:
             take_lock(handle, shared=True, timeout=None)
+            # The file may have been evicted between `open` and the lock; then the handle's file is not at the path.
             if self._is_intact(digest, handle) and is_at(handle, path):
-                # Reading order is kept as the access time, which not every file system keeps by itself.
+                # The access time orders eviction. It is set here because many file systems do not keep it up to date.
                 os.utime(handle, ns=(time.time_ns(), os.fstat(handle).st_mtime_ns))
-                kept, handle = handle, -1
-                return _Held(path, kept)
+                owned, handle = handle, -1  # `_Held` closes it, and `finally` does not
+                return _Held(path, owned)
             return None
         finally:
             if handle >= 0:
                 os.close(handle)
 
     def _is_intact(self, digest: str, handle: int) -> bool:
+        # Hashing a large file takes seconds, so it is done once per process, and again if size, time or inode change.
         signature = _signature(handle)
         if self._intact.get(digest) == signature:
             return True
@@ -139,7 +151,7 @@ class BlobCache:
         return True
 
     def _fetch(self, digest: str, fetch: Callable[[], Iterable[bytes]]) -> Written:
-        # Twice, because bytes may also be damaged on their way.
+        # Twice, because bytes may also be damaged on their way from the store.
         for _ in range(2):
             written = self.receive(fetch())
             if written.digest == digest:
@@ -151,7 +163,8 @@ class BlobCache:
         )
 
     def _place(self, written: Written) -> _Held:
-        # The caller has the digest's lock.
+        # The caller has the lock of the digest. The file is locked before it gets its name, so that no other process
+        # can evict it in between.
         path = self._files / written.digest
         handle = os.open(written.temporary, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -160,7 +173,7 @@ class BlobCache:
                 return _Held(written.temporary, handle, passing=True)
             with self._lock("room"):
                 self._make_room(written.size)
-                # In the place of a damaged one, if there is one. Nothing here is synced: see the class.
+                # It may replace a damaged file. Nothing here is synced: see the class.
                 os.replace(written.temporary, path)
             self._intact[written.digest] = _signature(handle)
         except BaseException:
@@ -170,9 +183,9 @@ class BlobCache:
         return _Held(path, handle)
 
     def _make_room(self, size: int) -> None:
-        found = [(entry.stat(), entry.path) for entry in os.scandir(self._files)]
-        total = sum(status.st_size for status, _ in found)
-        for status, path in sorted(found, key=lambda each: each[0].st_atime_ns):
+        files = [(entry.stat(), entry.path) for entry in os.scandir(self._files)]
+        total = sum(status.st_size for status, _ in files)
+        for status, path in sorted(files, key=lambda file: file[0].st_atime_ns):
             if total + size <= self._max_bytes:
                 break
             if _remove_unless_held(path):
@@ -203,7 +216,7 @@ def _remove_unless_held(path: str) -> bool:
     except FileNotFoundError:
         return True
     try:
-        take_lock(handle)
+        take_lock(handle)  # exclusive, and without waiting: fails while anybody uses the file
         os.unlink(path)
     except LockedError:
         return False

@@ -1,4 +1,4 @@
-"""From one store to another, as from a folder to a bucket: every file compared with its digest on both sides."""
+"""Copies all files from one store to another, such as from a folder to a bucket, and compares digests on both sides."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from archipel.server.storage import BLOBS, UPDATES, Storage, open_storage
 from archipel.server.storage.lock import LOCK_FILE, only_one
 
 KEY = re.compile(rf"(?:{BLOBS}/[0-9a-f]{{2}}/|{UPDATES}/[0-9a-z]+/[0-9a-z]+\.)([0-9a-f]{{64}})")
-"""What the server names its files; anything else belongs to somebody else."""
+"""The form of the server's keys, with the digest as its group. Files with other names are not the server's."""
 
 
 @dataclass(frozen=True)
 class Copied:
-    """`files` of so many `bytes` were copied, `there` had been before."""
+    """`files` files with `bytes` bytes in all were copied; `there` files were in the target already."""
 
     files: int
     bytes: int
@@ -26,10 +26,16 @@ class Copied:
 
 
 def copy_files(settings: Settings, blobs: str) -> Copied:
-    """Copy everything that the stopped server has to where `blobs` says: what the setting will be afterwards.
+    """Copy all files of a stopped server to another store.
 
-    What is there already is compared and left, so it can be run again after an interruption. Raises ServerError when
-    the server runs, when a file is damaged, or when one of the stores cannot be used.
+    Files that are in the target already are compared and left, so an interrupted copy can be run again.
+
+    Arguments:
+        settings: The server's settings, which name the store to copy from.
+        blobs: The store to copy to, in the form of the setting `blobs`.
+
+    Raises:
+        ServerError: The server is running, a file is damaged, or one of the stores cannot be used.
     """
     with only_one(settings.path(LOCK_FILE)):
         target_settings = load_settings(settings.folder, blobs=blobs)
@@ -45,10 +51,10 @@ def copy_files(settings: Settings, blobs: str) -> Copied:
 def _copy(source: Storage, target: Storage) -> Copied:
     files = size = there = 0
     for key in source.keys(""):
-        found = KEY.fullmatch(key)
-        if found is None:
+        match = KEY.fullmatch(key)
+        if match is None:
             continue
-        digest = found[1]
+        digest = match[1]
         if has_file(target, key, digest):
             there += 1
             continue
@@ -58,7 +64,7 @@ def _copy(source: Storage, target: Storage) -> Copied:
 
 
 def copy_file(source: Storage, target: Storage, key: str, digest: str) -> int:
-    """Copy one file and read it back; its bytes. Raises ServerError for one that is damaged, or OSError."""
+    """Copy one file, read it back, and return its size in bytes. Raises ServerError if it is damaged, or OSError."""
     folder = key.rpartition("/")[0]
     target.make_folder(folder)
     written = target.receive(folder, source.stream(key))
@@ -66,13 +72,14 @@ def copy_file(source: Storage, target: Storage, key: str, digest: str) -> int:
         written.discard()
         raise ServerError(f"{key}: damaged, its SHA-256 is {written.digest}; restore it or remove it")
     target.keep(written, key)
+    # Read back, because the store's acknowledgement does not show which bytes it has.
     if not has_file(target, key, digest):
         raise ServerError(f"{key}: was copied, and other bytes came back")
     return written.size
 
 
 def has_file(storage: Storage, key: str, digest: str) -> bool:
-    """Whether the file is there, with these bytes."""
+    """Whether the store has the file, with bytes of this digest."""
     try:
         return _sha256(storage.stream(key)) == digest
     except FileNotFoundError:

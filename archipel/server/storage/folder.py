@@ -1,4 +1,8 @@
-"""Files in a folder, of this machine or of a network file system: synced, renamed into place, and the folder synced."""
+"""Stores files in a folder of this machine or of a network file system.
+
+A file is synced, renamed into place, and its folder is synced. So after a kill or a power cut a key has the whole file
+or none, and an acknowledged file is there.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,7 @@ from archipel.server.storage.received import CHUNK_BYTES, Written, write_tempora
 
 
 class FolderStorage:
-    """ROOT/KEY. Acknowledged means that file and folder were synced."""
+    """The file of a key is ROOT/KEY."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -51,6 +55,7 @@ class FolderStorage:
 
     @contextmanager
     def hold(self, key: str, digest: str) -> Iterator[Path]:
+        # Blobs are never removed, so the file needs no protection while the block lasts.
         yield self.root / key
 
     def remove(self, keys: Iterable[str]) -> None:
@@ -60,6 +65,7 @@ class FolderStorage:
     def remove_folder(self, folder: str) -> None:
         path = self.root / folder
         if path.is_dir():
+            # Errors are ignored, because an upload may add a file meanwhile; the next sweep gets it.
             shutil.rmtree(path, ignore_errors=True)
             sync_folder(path.parent)
 
@@ -69,13 +75,13 @@ class FolderStorage:
 
     def keys(self, folder: str) -> Iterator[str]:
         for path in (self.root / folder).rglob("*"):
-            # Temporary files start with a dot.
+            # Temporary files start with a dot (`received.write_temporary`).
             if path.parent != self._incoming and not path.name.startswith(".") and path.is_file():
                 yield path.relative_to(self.root).as_posix()
 
     def sweep(self, before: float) -> None:
         for leftover in self._incoming.iterdir():
-            # It may be gone already: an upload that ended meanwhile.
+            # An upload that ended meanwhile has moved or removed its file.
             with suppress(FileNotFoundError):
                 if leftover.stat().st_mtime < before:
                     leftover.unlink()

@@ -1,4 +1,4 @@
-"""What any store of the server's files can do. Files never change; keys are paths such as `updates/ROUND/NAME`."""
+"""The interface of all stores of the server's files. Files never change; keys are paths like `updates/ROUND/NAME`."""
 
 from __future__ import annotations
 
@@ -10,68 +10,69 @@ from typing import Protocol
 from archipel.server.storage.received import Written
 
 BLOBS = "sha256"
-"""Folder of what is named by its digest: sha256/ab/abcdef..."""
+"""Folder of the files that are named by their digest: sha256/ab/abcdef..."""
 UPDATES = "updates"
-"""Folder of the live rounds: updates/ROUND/NAME."""
+"""Folder of the live rounds' files: updates/ROUND/NAME."""
 INCOMING = "incoming"
-"""Folder of files that are being received and belong to no round."""
+"""Folder of files that are being received for no round."""
 MAX_FILE_BYTES = 4 << 30
 
 
 class StorageUnreachableError(OSError):
     """The object store does not answer or refuses, and nothing is known to be lost.
 
-    An OSError like a full disk, and treated alike: it may pass, so a coordinator waits and a web process answers 503.
+    It is an OSError like a full disk, and treated alike: it may pass, so a coordinator waits and a web process answers
+    503. Whoever catches OSError to report lost bytes must let this one through first.
     """
 
 
 class Storage(Protocol):
-    """Whatever reads or writes raises OSError: FileNotFoundError for what is not there, else what may pass."""
+    """Methods that read or write raise OSError: FileNotFoundError for a missing file, others if a retry may succeed."""
 
     def prepare(self) -> None:
-        """Raises ServerError, with the setting and the remedy, when files cannot be written, read and deleted."""
+        """Raise ServerError, with the setting and the remedy, unless files can be written, read and deleted."""
 
     def check(self) -> None:
-        """Raises ServerError when nothing could be stored now. Cheap enough to be asked often."""
+        """Raise ServerError if nothing could be stored now. Cheap enough for every health check."""
 
     def make_folder(self, folder: str) -> None:
-        """Durable when it returns. Nothing where there are no folders."""
+        """Make the folder, durably when this returns. Does nothing in a store without folders."""
 
     def receive(self, folder: str, chunks: Iterable[bytes]) -> Written:
-        """Stream into a local temporary file for something that `keep` puts into `folder` (or comes from INCOMING).
+        """Stream into a local temporary file, for `keep` to put into `folder`; INCOMING if that is not known yet.
 
-        Raises FileNotFoundError when the store has folders and this one is gone. On any error nothing stays behind.
+        Raises FileNotFoundError if the store has folders and this one is gone. After an error no file stays behind.
         """
 
     def keep(self, written: Written, key: str, *, reread: bool = False) -> None:
-        """Durably in place when this returns; nothing is to be seen before, and the temporary file is gone.
+        """Put the received file in place, durably when this returns. Nobody sees a part of it before.
 
-        `reread`: this machine will want to read it again.
+        The temporary file is gone afterwards. `reread`: this machine will probably read the file again.
         """
 
     def read(self, key: str) -> bytes:
-        """All bytes, as they are now: the caller compares digests."""
+        """All bytes as they are stored now. They may be damaged: the caller compares their digest."""
 
     def stream(self, key: str) -> Iterator[bytes]:
-        """The same in pieces of at most 1 MiB."""
+        """The same as `read`, in pieces of at most 1 MiB."""
 
     def hold(self, key: str, digest: str) -> AbstractContextManager[Path]:
-        """A local file with these bytes, there for as long as the block lasts (and what was opened or mapped in it).
+        """Give a local file with these bytes until the block ends. What the block opened or mapped stays valid after.
 
-        Raises ServerError when an object store has lost or damaged it. A folder's own file is given out as it is.
+        Raises ServerError if an object store has lost or damaged it. A folder's own file is given as it is, unchecked.
         """
 
     def remove(self, keys: Iterable[str]) -> None:
-        """Those that are gone already do not matter."""
+        """Remove the files. Missing ones are no error."""
 
     def remove_folder(self, folder: str) -> None:
-        """With everything in it; what is added meanwhile may stay."""
+        """Remove the folder with everything in it. A file that is added meanwhile may stay."""
 
     def folders(self, folder: str) -> list[str]:
         """Names of the folders in `folder`."""
 
     def keys(self, folder: str) -> Iterator[str]:
-        """Of everything below `folder` that was kept."""
+        """The keys of all files that were kept below `folder`."""
 
     def sweep(self, before: float) -> None:
-        """Remove what killed processes left half written and nobody has touched since `before` (Unix seconds)."""
+        """Remove half-written files of killed processes, last touched before `before` (Unix seconds)."""

@@ -1,4 +1,4 @@
-"""One coordinator, or one other command that works on the files, per data folder."""
+"""Ensures that one coordinator, or one other command that works on the files, runs per data folder."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ LOCK_FILE = "coordinator.lock"
 
 @contextmanager
 def only_one(path: Path) -> Iterator[str]:
-    """Lock the data folder; gives the id under which it holds the lease, which the lock file keeps.
+    """Lock the data folder by its lock file `path`, and give the id under which this folder's coordinator takes leases.
 
-    Raises ServerError when another process has the lock.
+    The file keeps the id (32 hexadecimal digits), so a restarted coordinator has the same one. Raises ServerError if
+    another process has the lock.
     """
     try:
         handle = open_locked(path)
@@ -28,14 +29,15 @@ def only_one(path: Path) -> Iterator[str]:
     except OSError as error:
         raise ServerError(f"{path}: cannot be written ({error.strerror})") from None
     try:
-        kept = os.pread(handle, 64, 0).decode("ascii", "replace")
-        if not re.fullmatch("[0-9a-f]{32}", kept):
-            kept = secrets.token_hex(16)
+        holder = os.pread(handle, 64, 0).decode("ascii", "replace")
+        if not re.fullmatch("[0-9a-f]{32}", holder):
+            holder = secrets.token_hex(16)
             os.ftruncate(handle, 0)
-            # In place, as the lock is on this very file. Half an id, after a kill, is no id, and a new one is made.
-            os.pwrite(handle, kept.encode(), 0)
+            # Written in place, without a temporary file, because the lock belongs to this very file. A kill may leave a
+            # part of an id, which does not match above and is replaced.
+            os.pwrite(handle, holder.encode(), 0)
             sync_open(handle)
             sync_folder(path.parent)
-        yield kept
+        yield holder
     finally:
         os.close(handle)

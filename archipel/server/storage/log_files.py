@@ -1,7 +1,7 @@
-"""Log files of a bounded size: NAME is written to, NAME.1 is what was there before, up to NAME.KEPT.
+"""Log files of a bounded size: NAME is the current one, NAME.1 the one before, and so on up to NAME.KEPT.
 
-Several processes may write to one file, and a program such as logrotate may rename or truncate it. Nothing is synced:
-who writes a line must not wait for the disk, so a power cut may take the last ones.
+Several processes may write to one file, and a program such as logrotate may rename or truncate it. Nothing is synced,
+because writing a line must not wait for the disk. So a power cut may lose the last lines.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from archipel.durable import is_at, release_lock, take_lock
 
 
 class LogFile:
-    """Appends whole lines. At `most` bytes the file is renamed and a new one begun; 0: whatever its size.
+    """Appends whole lines. From `most` bytes on (0: never) the file is renamed and a new one begun.
 
-    Raises OSError when the file cannot be opened or written.
+    Raises OSError if the file cannot be opened or written.
     """
 
     def __init__(self, path: Path, *, most: int, kept: int) -> None:
@@ -29,14 +29,16 @@ class LogFile:
 
     def write(self, line: bytes) -> None:
         with self._lock:
-            if not is_at(self._handle, self._path):
+            if not is_at(self._handle, self._path):  # renamed by another process
                 self._reopen()
+            # One `write` to a file opened to append: lines of several processes do not mix.
             os.write(self._handle, line)
             if self._most and os.fstat(self._handle).st_size >= self._most:
                 self._rotate()
 
     def _rotate(self) -> None:
-        # Locked is the file itself: whoever waited for it finds that it has another name by now.
+        # The lock is on the file itself. A process that waited for it finds then that the file has another name, and
+        # does not rotate a second time.
         take_lock(self._handle, timeout=None)
         try:
             if is_at(self._handle, self._path):
@@ -56,8 +58,10 @@ class LogFile:
 
 
 def bound(log: BinaryIO, path: Path, *, most: int, kept: int) -> None:
-    """Copy `log` away and empty it once it has `most` bytes (0: whatever its size), for a file that child processes
-    hold open to append to. What they write at that very moment may be lost; a full disk leaves it as it is.
+    """Copy `log` away and empty it once it has `most` bytes (0: never), for a file that child processes append to.
+
+    It cannot be renamed, because they hold it open. What they write at that very moment may be lost. If the disk is too
+    full for the copy, the file stays as it is.
     """
     size = os.fstat(log.fileno()).st_size
     if not most or size < most:
@@ -66,6 +70,7 @@ def bound(log: BinaryIO, path: Path, *, most: int, kept: int) -> None:
         if kept:
             if shutil.disk_usage(path.parent).free < 2 * size:
                 return
+            # The copy is complete before older files are shifted: a kill in between loses none of them.
             copy = _numbered(path, 0)
             shutil.copy(path, copy)
             _shift(path, kept)
@@ -82,7 +87,8 @@ def _numbered(path: Path, number: int) -> Path:
 
 
 def _shift(path: Path, kept: int) -> None:
-    """Make room for NAME.1: the oldest goes."""
+    """Rename NAME.1 to NAME.2 and so on, which replaces the oldest file, so that NAME.1 is free."""
+    # From the oldest on, or each rename would overwrite the next file.
     for number in range(kept - 1, 0, -1):
         with suppress(FileNotFoundError):
             os.rename(_numbered(path, number), _numbered(path, number + 1))

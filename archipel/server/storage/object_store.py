@@ -1,4 +1,4 @@
-"""Files as objects of a bucket. Acknowledged means that the store has answered that it has them."""
+"""Stores files as objects of a bucket. A file is acknowledged when the store has answered that it has it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PROBE_SECONDS = 10.0
 
 
 class ObjectStorage:
-    """PREFIX/KEY in the bucket; on this machine temporary files and a cache of what is read again, in `cache`."""
+    """The object of a key is PREFIX/KEY. Temporary files and copies of objects are in `cache`, on this machine."""
 
     def __init__(self, bucket: Bucket, cache: BlobCache) -> None:
         self._bucket = bucket
@@ -38,19 +38,20 @@ class ObjectStorage:
         self._cache.prepare()
         try:
             self._probe()
-            found = b"".join(self._bucket.stream(PROBE))
-            # Of what is not there: these ask for the permissions only.
+            returned = b"".join(self._bucket.stream(PROBE))
+            # These change nothing and find nothing. They fail if a permission is missing that the server needs later.
             next(self._bucket.keys(PROBE), None)
             self._bucket.abort_uploads(PROBE, before=0.0)
             self._bucket.delete([f"{PROBE}-{secrets.token_hex(8)}"])
         except OSError as error:
             raise ServerError(str(error)) from None
-        if found != PROBE_BYTES:
+        if returned != PROBE_BYTES:
             raise ServerError(f"setting blobs: {self._bucket.url}: the store gives back other bytes than it was given")
 
     def check(self) -> None:
         self._cache.check()
-        # Anybody may ask how the server is: one question at a time goes to the store, and not too often.
+        # Anybody may call the health check, so it writes to the store at most every PROBE_SECONDS, and one thread does.
+        # The others answer with the last result and do not wait for a slow store.
         if self._probing.acquire(blocking=False):
             try:
                 if time.monotonic() >= self._next_probe:
@@ -58,7 +59,7 @@ class ObjectStorage:
             finally:
                 self._probing.release()
         if not self._works:
-            # Without its address, which is not for everybody.
+            # Without the store's address: the health check's caller may be anybody.
             raise ServerError("the object store cannot be written; the server's log says why")
 
     def _probe_again(self) -> bool:
@@ -83,6 +84,7 @@ class ObjectStorage:
     def keep(self, written: Written, key: str, *, reread: bool = False) -> None:
         try:
             self._bucket.put(key, written.temporary, size=written.size, digest=written.digest)
+            # Only after the store has it: the cache must never have a blob that the store lacks.
             if reread:
                 self._cache.adopt(written)
         finally:
@@ -100,6 +102,7 @@ class ObjectStorage:
             yield path
 
     def _fetch(self, key: str) -> Iterator[bytes]:
+        # For a blob that a row names, "missing" is a loss and not an ordinary answer, so it becomes a ServerError.
         try:
             yield from self._bucket.stream(key)
         except FileNotFoundError as error:

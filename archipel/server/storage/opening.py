@@ -1,4 +1,4 @@
-"""From the setting `blobs` to the store that it names."""
+"""Opens the store that the setting `blobs` names."""
 
 from __future__ import annotations
 
@@ -13,11 +13,14 @@ if TYPE_CHECKING:
 
 
 def open_storage(settings: Settings) -> Storage:
-    """Nothing is read or written yet. Raises ServerError when the extra for object stores is not installed."""
+    """The server's store. Nothing is read or written yet.
+
+    Raises ServerError if the setting names a bucket and the extra for object stores is not installed.
+    """
     if settings.bucket is None:
         return FolderStorage(settings.blob_folder)
     try:
-        # Its client takes a second to load.
+        # Imported here, because the S3 client takes a second to load.
         from archipel.server.storage.s3 import Bucket
     except ModuleNotFoundError as error:
         raise ServerError(

@@ -1,6 +1,6 @@
-"""What the stored files are made of: parts by SHA-256, so that devices fetch those that they do not have.
+"""Lists the parts of stored files by SHA-256, so that devices fetch only the parts that they do not have.
 
-Files never change, so this is worked out once in each web process, for the files that are asked for.
+Files never change, so each web process computes the list of a file once, when a device first asks for it.
 """
 
 from __future__ import annotations
@@ -15,34 +15,34 @@ from archipel.protocol.sealed import encode
 from archipel.server.storage.blobs import BlobStore
 
 KEPT = 32
-"""Files; the answer for one has 460 kB at most, 10 kB for a model of 10 MB."""
+"""How many files' lists are kept. One has 460 kB at most, and 10 kB for a model of 10 MB."""
 
 
 class PieceTable:
-    """The last few files' pieces, as the answers that devices get."""
+    """The lists of the last few files, encoded as devices get them."""
 
     def __init__(self, blobs: BlobStore) -> None:
         self._blobs = blobs
         self._kept: OrderedDict[str, bytes] = OrderedDict()
         self._lock = threading.Lock()
-        # One at a time: a fleet that asks for a new version asks for the same file.
+        # One file is hashed at a time: when a new version is offered, many devices ask for the same file at once.
         self._working = threading.Lock()
 
     def of(self, blob: str) -> bytes:
-        """An encoded Pieces. Raises as `BlobStore.open`."""
-        found = self._find(blob)
-        if found is not None:
-            return found
+        """JSON of messages.Pieces for the file with this digest. Raises as `BlobStore.open` does."""
+        pieces = self._find(blob)
+        if pieces is not None:
+            return pieces
         with self._working:
-            found = self._find(blob)
-            if found is None:
+            pieces = self._find(blob)  # another thread may have made it meanwhile
+            if pieces is None:
                 with self._blobs.open(blob) as path:
-                    found = encode(pieces_of(path))
+                    pieces = encode(pieces_of(path))
                 with self._lock:
-                    self._kept[blob] = found
+                    self._kept[blob] = pieces
                     if len(self._kept) > KEPT:
                         self._kept.popitem(last=False)
-            return found
+            return pieces
 
     def _find(self, blob: str) -> bytes | None:
         with self._lock:
@@ -52,10 +52,10 @@ class PieceTable:
 
 
 def pieces_of(path: Path) -> Pieces:
-    """Of a stored file; the largest parts where there are more than MAX_PIECES. Raises OSError."""
+    """The parts of a stored file; only the largest ones if there are more than MAX_PIECES. Raises OSError."""
     ranges = shareable_ranges(path)
     if len(ranges) > MAX_PIECES:
-        ranges = sorted(sorted(ranges, key=lambda each: each[1])[-MAX_PIECES:])
+        ranges = sorted(sorted(ranges, key=lambda part: part[1])[-MAX_PIECES:])  # in the order of their offsets again
     with open(path, "rb") as file:
         pieces = [
             Piece(offset=offset, length=length, sha256=range_sha256(file, offset, length)) for offset, length in ranges

@@ -1,4 +1,4 @@
-"""Files that are received piece by piece, and measured meanwhile: temporary until somebody has looked at them."""
+"""Receives files piece by piece, with their digest and size. They are temporary until their caller has checked them."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ CHUNK_BYTES = 256 << 10
 
 @dataclass(frozen=True)
 class Written:
-    """A temporary file, not yet in place. Discard it or publish it. `digest` is its SHA-256, `size` in bytes."""
+    """A temporary file, to be published or discarded. `digest` is its SHA-256 (hex), `size` its length in bytes."""
 
     temporary: Path
     digest: str
     size: int
 
     def publish(self, path: Path) -> None:
-        """Rename to `path` (same file system, its folder exists) and sync that folder: from here on it is there."""
+        """Rename to `path` (same file system, its folder exists) and sync that folder. Durable when it returns."""
         publish(self.temporary, path)
 
     def discard(self) -> None:
@@ -30,11 +30,11 @@ class Written:
 
 
 def write_temporary(folder: Path, chunks: Iterable[bytes], *, sync: bool = True) -> Written:
-    """Write the chunks to a new file in `folder` and sync it. On any error nothing stays behind.
+    """Write the chunks to a new file in `folder` and sync it. After an error no file stays behind.
 
-    What it becomes is known once it has all come, so it lies in `folder` under no name of its own (`TOKEN.part` with a
-    dot before it), and whoever owns `folder` sweeps it by its age: others may be writing there. Without `sync` it may
-    be lost or damaged after a power cut: for what is durable elsewhere.
+    A file's final name holds its digest, which is known only at the end, so until then it is called `.TOKEN.part`. A
+    killed process leaves it behind, and the owner of `folder` removes such files by age, as others may be in use.
+    Without `sync` the file may be lost or damaged after a power cut: only for files that are durable elsewhere.
     """
     temporary = folder / f".{secrets.token_hex(8)}.part"
     digest = hashlib.sha256()
@@ -54,6 +54,7 @@ def write_temporary(folder: Path, chunks: Iterable[bytes], *, sync: bool = True)
 
 
 def _write_all(write: Callable[[memoryview], int | None], data: bytes) -> None:
+    # An unbuffered file may write only a part at a time.
     view = memoryview(data)
     while view:
         view = view[write(view) or 0 :]

@@ -1,6 +1,6 @@
-"""One prefix of one S3 bucket: whole objects in and out in pieces, and errors in plain words.
+"""Reads and writes whole objects below one prefix of one S3 bucket, in pieces, and explains errors in plain words.
 
-Endpoint, region and credentials are what AWS's own tools would use: environment, configuration files, roles.
+Endpoint, region and credentials are those that AWS's own tools would use: environment, configuration files, roles.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ from archipel.errors import ServerError
 from archipel.server.storage.interface import MAX_FILE_BYTES, StorageUnreachableError
 
 PART_BYTES = 8 << 20
+"""Every part but the last: S3 needs 5 MiB at least, and 10,000 parts of this size are 80 GB."""
 ONE_PUT_BYTES = 2 * PART_BYTES
-"""Larger files go up in parts."""
+"""Larger files are uploaded in parts."""
 READ_BYTES = 1 << 20
 DELETE_KEYS = 1000
-"""As many as one request may delete."""
+"""The most keys that S3 deletes in one request."""
 ATTEMPTS = 4
 CONNECT_SECONDS = 5.0
 ANSWER_SECONDS = 60.0
@@ -55,7 +56,11 @@ _MISSING = {"get_object": ("NoSuchKey", "404"), "abort_multipart_upload": ("NoSu
 
 
 class Bucket:
-    """Every method raises StorageUnreachableError with a remedy, and FileNotFoundError for a key that is not there."""
+    """One prefix of a bucket.
+
+    Every method raises StorageUnreachableError, with a remedy, if the store does not answer as it should, and
+    FileNotFoundError for a key that does not exist.
+    """
 
     def __init__(self, name: str, prefix: str, *, connections: int = 20) -> None:
         self._name = name
@@ -71,19 +76,22 @@ class Bucket:
                 "retries": {"mode": "standard", "total_max_attempts": ATTEMPTS},
             },
         )
-        self._files.retries = 1  # botocore's own are enough
+        self._files.retries = 1  # botocore retries by itself; s3fs would multiply its attempts
 
     def put(self, key: str, file: Path, *, size: int, digest: str) -> None:
-        """`file` as one object, which is there when the store has answered, and not before. Memory: two parts."""
+        """Store `file` as one object, durably when this returns; readers never see a part of it.
+
+        It needs memory for two parts. Raises OSError if the file does not have this SHA-256 (hex).
+        """
         with open(file, "rb") as source:
             if size > ONE_PUT_BYTES:
                 self._put_parts(key, source, digest)
                 return
-            data = source.read(size + 1)
+            data = source.read(size + 1)  # one byte more, so that a file that has grown fails the comparison
         self.put_bytes(key, data, digest)
 
     def put_bytes(self, key: str, data: bytes, digest: str) -> None:
-        """The store compares what it got with the digest, where it knows how."""
+        """Store `data` with its digest. A store that supports checksums compares what it received with it."""
         _compare(hashlib.sha256(data), digest)
         checksum = base64.b64encode(bytes.fromhex(digest)).decode()
         self._call("put_object", key, Body=data, ChecksumSHA256=checksum)
@@ -98,18 +106,22 @@ class Bucket:
                 number = len(parts) + 1
                 answer = self._call("upload_part", key, UploadId=upload, PartNumber=number, Body=part)
                 parts.append({"PartNumber": number, "ETag": self._field(answer, "ETag")})
+            # Before completing: until then the object does not exist, or still has its old bytes.
             _compare(running, digest)
             self._call("complete_multipart_upload", key, UploadId=upload, MultipartUpload={"Parts": parts})
         except BaseException:
-            with suppress(OSError):  # `abort_uploads` gets it
+            # A failure is not reported: it would hide the first error, and `abort_uploads` removes the parts later.
+            with suppress(OSError):
                 self._call("abort_multipart_upload", key, UploadId=upload)
             raise
 
     def stream(self, key: str) -> Iterator[bytes]:
-        """The object in pieces of at most 1 MiB. A connection that breaks is opened again where it broke.
+        """The object in pieces of at most 1 MiB. After a broken connection a new one continues where it broke.
 
-        Raises ServerError for an object larger than any that is put there.
+        Raises ServerError for an object larger than MAX_FILE_BYTES, which the server never stores.
         """
+        # `broken` counts failures in a row: any piece that arrives sets it back, so a long object may need many
+        # connections, but a store that sends nothing is given up after ATTEMPTS.
         position, size, broken = 0, -1, 0
         while position != size:
             resume = {"Range": f"bytes={position}-"} if position else {}
@@ -119,6 +131,7 @@ class Bucket:
                 size = position + max(0, int(self._field(answer, "ContentLength")))
                 if size > MAX_FILE_BYTES:
                     raise ServerError(f"{self.url}/{key}: {size} bytes, the limit is {MAX_FILE_BYTES}")
+                # A store that ignores the range would send the object from its beginning again.
                 if position and not str(answer.get("ContentRange", "")).startswith(f"bytes {position}-"):
                     raise StorageUnreachableError(f"{self.url}/{key}: the store cannot go on from byte {position}")
                 while position < size:
@@ -134,37 +147,41 @@ class Bucket:
                 sync(self._files.loop, _close, body)
 
     def delete(self, keys: Iterable[str]) -> None:
-        """Those that are not there do not matter."""
-        left = iter(keys)
-        while some := list(islice(left, DELETE_KEYS)):
-            if len(some) == 1:
-                self._call("delete_object", some[0])
+        """Delete the objects. Missing ones are no error."""
+        remaining = iter(keys)
+        while batch := list(islice(remaining, DELETE_KEYS)):
+            if len(batch) == 1:
+                self._call("delete_object", batch[0])
                 continue
-            objects = [{"Key": self._prefix + key} for key in some]
+            objects = [{"Key": self._prefix + key} for key in batch]
             answer = self._call("delete_objects", Delete={"Objects": objects, "Quiet": True})
-            failed = answer.get("Errors", [])
+            failed = answer.get("Errors", [])  # the request succeeds even if single keys could not be deleted
             if failed:
                 raise self._refusal(str(failed[0].get("Code", "")))
 
     def keys(self, folder: str) -> Iterator[str]:
-        """Everything below `folder`, without the prefix."""
+        """The keys of all objects below `folder` ("": of all), without the bucket's prefix."""
         for page in self._pages("list_objects_v2", f"{folder}/" if folder else ""):
-            for each in page.get("Contents", ()):
-                yield str(self._field(each, "Key")).removeprefix(self._prefix)
+            for entry in page.get("Contents", ()):
+                yield str(self._field(entry, "Key")).removeprefix(self._prefix)
 
     def folders(self, folder: str) -> list[str]:
+        """The names that follow `folder/` in keys, up to the next slash."""
         pages = self._pages("list_objects_v2", f"{folder}/", Delimiter="/")
-        found = [str(self._field(each, "Prefix")) for page in pages for each in page.get("CommonPrefixes", ())]
-        return [name.rstrip("/").rpartition("/")[2] for name in found]
+        prefixes = [str(self._field(each, "Prefix")) for page in pages for each in page.get("CommonPrefixes", ())]
+        return [prefix.rstrip("/").rpartition("/")[2] for prefix in prefixes]
 
     def abort_uploads(self, folder: str, before: float) -> None:
-        """Of files in parts that were begun before that time (Unix seconds) and never completed."""
+        """Abort multipart uploads below `folder` that were begun before `before` (Unix seconds) and never completed.
+
+        The store keeps, and charges for, their parts until then.
+        """
         for page in self._pages("list_multipart_uploads", f"{folder}/"):
-            for each in page.get("Uploads", ()):
-                if self._field(each, "Initiated").timestamp() < before:
-                    key = str(self._field(each, "Key")).removeprefix(self._prefix)
-                    with suppress(FileNotFoundError):
-                        self._call("abort_multipart_upload", key, UploadId=self._field(each, "UploadId"))
+            for upload in page.get("Uploads", ()):
+                if self._field(upload, "Initiated").timestamp() < before:
+                    key = str(self._field(upload, "Key")).removeprefix(self._prefix)
+                    with suppress(FileNotFoundError):  # completed or aborted since it was listed
+                        self._call("abort_multipart_upload", key, UploadId=self._field(upload, "UploadId"))
 
     def _pages(self, method: str, folder: str, **arguments: Any) -> Iterator[dict[str, Any]]:
         more: dict[str, Any] = {}
@@ -173,6 +190,7 @@ class Bucket:
             yield page
             if not page.get("IsTruncated"):
                 return
+            # Objects are paged by a token, multipart uploads by two markers.
             if "NextContinuationToken" in page:
                 more = {"ContinuationToken": page["NextContinuationToken"]}
             else:
@@ -187,7 +205,7 @@ class Bucket:
         except Exception as error:  # noqa: BLE001 - what the client makes of junk can be anything
             response = getattr(error.__cause__, "response", None)
             if not isinstance(response, dict):
-                raise StorageUnreachableError(self._said(error)) from None
+                raise StorageUnreachableError(self._explain(error)) from None
             code = str(response.get("Error", {}).get("Code", ""))
             if code in _MISSING.get(method, ()):
                 raise FileNotFoundError(errno.ENOENT, "not there", f"{self.url}/{key}") from None
@@ -203,17 +221,17 @@ class Bucket:
         try:
             piece: bytes = sync(self._files.loop, _read, body, count)
         except Exception as error:  # noqa: BLE001
-            raise _BrokenOffError(self._said(error)) from None
+            raise _BrokenOffError(self._explain(error)) from None
         if len(piece) < count:
             raise _BrokenOffError(f"{self.url}/{key}: the store sends less than it announced")
         return piece
 
     def _refusal(self, code: str) -> StorageUnreachableError:
-        # The store's own text could say anything; its code is a word.
+        # Only the code is shown, and only if it is one word: the store's own text could say anything, and goes to logs.
         word = code if re.fullmatch("[A-Za-z0-9.]{1,64}", code) else "no code"
         return StorageUnreachableError(f"setting blobs: {self.url}: {_REASONS.get(word, 'the store refuses')} ({word})")
 
-    def _said(self, error: Exception) -> str:
+    def _explain(self, error: Exception) -> str:
         if isinstance(error, botocore.NoCredentialsError | botocore.PartialCredentialsError):
             why = "no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a role or file of AWS's"
         elif isinstance(error, _AWAY):
@@ -221,17 +239,18 @@ class Bucket:
         elif not isinstance(error, botocore.BotoCoreError | ValueError):
             why = f"{self._host()} does not speak S3 ({type(error).__name__}); check AWS_ENDPOINT_URL"
         else:
-            # Of the machine's own AWS settings: a profile that is not there, an endpoint that is no URL.
+            # An error in the machine's own AWS settings, such as an unknown profile or an endpoint that is no URL.
             why = f"AWS's environment or files cannot be used ({type(error).__name__})"
         return f"setting blobs: {self.url}: {why}"
 
     def _host(self) -> str:
         endpoint: str = self._files.s3.meta.endpoint_url
+        # Without a user and password before the @, which must not go to logs.
         return urlsplit(endpoint).netloc.rpartition("@")[2]
 
 
 class _BrokenOffError(Exception):
-    """In the middle of an object."""
+    """The connection broke in the middle of an object, so that reading can be continued."""
 
 
 def _compare(actual: Any, digest: str) -> None:
@@ -240,7 +259,8 @@ def _compare(actual: Any, digest: str) -> None:
 
 
 async def _read(body: Any, count: int) -> bytes:
-    # All of them at once: every call is a way to the client's thread and back.
+    # Collects `count` bytes in one call, because each call from the server's thread to the client's thread and back
+    # takes longer than reading a small piece.
     pieces = []
     while count > 0 and (piece := await body.read(count)):
         pieces.append(piece)

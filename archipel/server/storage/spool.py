@@ -1,7 +1,8 @@
-"""What a live round collects: masked updates as they were uploaded, and checkpoints of their running sum.
+"""The files of live rounds: updates as they were uploaded, and checkpoints of their running sum.
 
-`updates/ROUND/DEVICE.DIGEST` and `updates/ROUND/sum.DIGEST`, gone when the round ends. A file counts only when the
-database has acknowledged its digest; others are left from refused or interrupted uploads.
+They are `updates/ROUND/DEVICE.DIGEST` and `updates/ROUND/sum.DIGEST`, and are deleted when the round ends. A file
+counts only if the database has its digest; others are left from refused or interrupted uploads. The digest is part of
+the name, so a second upload of a device never overwrites the one that was acknowledged.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def sum_name(digest: str) -> str:
 
 
 class UpdateSpool:
-    """Files of rounds. Whatever reads or writes raises OSError when the storage cannot be used now."""
+    """Files of rounds. Methods that read or write raise OSError if the storage cannot be used now."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
@@ -36,55 +37,57 @@ class UpdateSpool:
         self._storage.make_folder(_folder(round_id))
 
     def receive(self, round_id: str, chunks: Iterable[bytes]) -> Written:
-        """Stream into a temporary file. Raises FileNotFoundError when the round is known to be over."""
+        """Stream into a temporary file. Raises FileNotFoundError if the round's folder is gone: the round is over."""
         return self._storage.receive(_folder(round_id), chunks)
 
     def keep(self, round_id: str, device_id: str, written: Written) -> str:
-        """Durably in place when this returns: the name to `drop` it by. Raises FileNotFoundError as `receive` does."""
+        """Put an update in place, durably when this returns. Raises FileNotFoundError as `receive` does.
+
+        Returns the name by which `drop` deletes it.
+        """
         name = update_name(device_id, written.digest)
         self._storage.keep(written, f"{_folder(round_id)}/{name}")
         return name
 
     def read(self, round_id: str, device_id: str, digest: str) -> bytes:
-        """The acknowledged bytes. Raises ServerError when they are lost or damaged: then the round cannot go on."""
+        """The acknowledged bytes. Raises ServerError if they are lost or damaged, in which case the round must fail."""
         return self._read(round_id, update_name(device_id, digest), digest, f"update of device {device_id}")
 
     def keep_sum(self, round_id: str, chunks: Iterable[bytes]) -> Written:
-        """A checkpoint of the running sum, durable when this returns; its `digest` and `size` say which.
+        """Store a checkpoint of the running sum, durably when this returns. Its name follows from its digest.
 
-        The same sum again is the same file. Raises FileNotFoundError when the round is known to be over.
+        So folding again after a crash writes the same file. Raises FileNotFoundError as `receive` does.
         """
         written = self.receive(round_id, chunks)
         self._storage.keep(written, f"{_folder(round_id)}/{sum_name(written.digest)}")
         return written
 
     def read_sum(self, round_id: str, digest: str) -> bytes:
-        """Raises ServerError when the checkpoint is lost or damaged."""
+        """The checkpoint's bytes. Raises ServerError if they are lost or damaged."""
         return self._read(round_id, sum_name(digest), digest, f"sum of round {round_id}")
 
     def drop(self, round_id: str, names: Iterable[str]) -> None:
-        """Delete single files of a round by `update_name` and `sum_name`. Those that are gone do not matter."""
+        """Delete single files of a round, named by `update_name` and `sum_name`. Missing ones are no error."""
         self._storage.remove(f"{_folder(round_id)}/{name}" for name in names)
 
     def discard(self, round_id: str) -> None:
-        """Delete everything of the round. An upload may be adding a file meanwhile; `sweep` gets what this leaves."""
+        """Delete all files of the round. An upload may add one meanwhile, which `sweep` deletes later."""
         self._storage.remove_folder(_folder(round_id))
 
     def sweep(self, live: Callable[[], Iterable[str]]) -> None:
-        """Delete every round's files but those of the rounds that `live` names.
-
-        It is asked after the files were listed, so those of a round that begins meanwhile are not among them.
-        """
+        """Delete the files of all rounds but those that `live` names."""
+        # The files are listed before `live` is called. The other way round, a round that begins in between would be
+        # listed and not live, and would lose its files.
         stored = self._storage.folders(UPDATES)
         for round_id in set(stored).difference(live()):
             self.discard(round_id)
 
     def _read(self, round_id: str, name: str, digest: str, what: str) -> bytes:
-        # Twice, because bytes may also be damaged on their way.
+        # Twice, because bytes may also be damaged on their way from the store.
         for _ in range(2):
             try:
                 data = self._storage.read(f"{_folder(round_id)}/{name}")
-            except StorageUnreachableError:
+            except StorageUnreachableError:  # an OSError, but nothing is lost: the coordinator tries again later
                 raise
             except OSError as error:
                 raise ServerError(f"{what}: cannot be read ({error.strerror})") from None

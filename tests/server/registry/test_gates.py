@@ -122,16 +122,16 @@ VERDICTS = (None, Verdict(True), Verdict(False, "worse", True), Verdict(False, "
 @pytest.mark.parametrize("state", RULES)
 @pytest.mark.parametrize("gated", [True, False])
 @pytest.mark.parametrize("late", [True, False])
-@pytest.mark.parametrize("heard", [True, False])
+@pytest.mark.parametrize("evaluated", [True, False])
 @pytest.mark.parametrize("verdict", VERDICTS)
-def test_decide(state: str, gated: bool, late: bool, heard: bool, verdict: Verdict | None) -> None:
+def test_decide(state: str, gated: bool, late: bool, evaluated: bool, verdict: Verdict | None) -> None:
     now, ends = (100.0, 100.0) if late else (99.9, 100.0)
-    step = decide(RULES[state], gated=gated, verdict=verdict, heard=heard, now=now, state_ends=ends)
+    step = decide(RULES[state], gated=gated, verdict=verdict, evaluated=evaluated, now=now, state_ends=ends)
     if state == "evaluating" and verdict is not None:
         expected = Move.GO_ON if verdict.passed else Move.ROLL_BACK
         assert (step.reason, step.reject) == (verdict.reason, verdict.measured)
     elif not late:
-        expected = Move.COMPARE if heard else Move.STAY
+        expected = Move.COMPARE if evaluated else Move.STAY
     else:
         expected = {"soaking": Move.EVALUATE if gated else Move.GO_ON}.get(state, Move.ROLL_BACK)
         assert not step.reject
@@ -142,6 +142,6 @@ def test_decide(state: str, gated: bool, late: bool, heard: bool, verdict: Verdi
 def test_no_state_hangs() -> None:
     """Whatever happens or does not: at its deadline every state is left, and only for one nearer to the end."""
     for rule, gated in itertools.product(RULES.values(), (True, False)):
-        step = decide(rule, gated=gated, verdict=None, heard=True, now=1.0, state_ends=1.0)
+        step = decide(rule, gated=gated, verdict=None, evaluated=True, now=1.0, state_ends=1.0)
         assert step.move not in (Move.STAY, Move.COMPARE)
         assert step.move is not Move.EVALUATE or rule.name == "soaking"

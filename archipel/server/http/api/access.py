@@ -1,4 +1,4 @@
-"""Access tokens of people and scripts: made and revoked by admins, shown once."""
+"""Access tokens of people and scripts. Admins make and revoke them; a token itself is shown only once."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from archipel.server.http.routes import ADMIN, Call, Route
 
 def create_token(call: Call[TokenRequest]) -> NewToken:
     """Make an access token; the answer is the only place where it is ever shown."""
+    # A limit would not bind an admin, who can make a token for any population.
     if call.body.role == "admin" and call.body.populations is not None:
         raise refuse(422, "populations: an admin's token is for all of them, for it can make others")
     now = call.services.clock()
@@ -41,7 +42,7 @@ def create_token(call: Call[TokenRequest]) -> NewToken:
 
 
 def list_tokens(call: Call[None]) -> TokenPage:
-    """Access tokens, newest first: what they are for, never the tokens."""
+    """Access tokens, newest first: their names, roles and times, never the tokens themselves."""
     with call.services.database.read() as session:
         rows, after = page(
             session, AccessToken, AccessToken.created, AccessToken.token_id, call.query, newest_first=True
@@ -50,7 +51,7 @@ def list_tokens(call: Call[None]) -> TokenPage:
 
 
 def revoke_token(call: Call[None], token_id: str) -> TokenInfo:
-    """End an access token now; one that has ended stays as it is."""
+    """Revoke an access token now. One that has ended stays as it is."""
     now = call.services.clock()
     with call.services.database.write() as session:
         row = session.get(AccessToken, token_id, with_for_update=True)

@@ -1,4 +1,4 @@
-"""The audit log, for auditors to read and to keep the head of."""
+"""The audit log: auditors read its entries, and keep its signed head elsewhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bundles go in through the operator and out to devices; so do the weights of each version."""
+"""Bundles and weights: operators upload bundles, and devices and people download bundles and weights."""
 
 from __future__ import annotations
 
@@ -43,9 +43,10 @@ def publish_bundle(call: Call[None]) -> tuple[BundleInfo, int]:
             raise refuse(
                 422, "the body is not a bundle that this server accepts", _plain(error, written.temporary)
             ) from None
-        populations = _meant_for(call, bundle.manifest, named)
+        populations = _target_populations(call, bundle.manifest, named)
         with services.database.read() as session:
             stored = session.get(BundleRow, bundle.digest)
+        # The file is in place before a row names it.
         if stored is None:
             services.blobs.keep(written)
     finally:
@@ -78,16 +79,16 @@ def publish_bundle(call: Call[None]) -> tuple[BundleInfo, int]:
     return _info(row if known is None else known), 201
 
 
-def _meant_for(call: Call[None], manifest: Manifest, named: str | None) -> list[str]:
-    """The populations that an upload is for: the one that is named, else all of the token's that its publisher allows.
+def _target_populations(call: Call[None], manifest: Manifest, named: str | None) -> list[str]:
+    """The populations that an upload is for: the `named` one, else all of the token's that the publisher allows.
 
-    With a token for all and none named it is for none until somebody with such a token makes a task or a version of it.
-    Raises ApiError 422 where the publisher allows none of them.
+    With a token for all populations and none named it is for none, until somebody with such a token uses it in a task
+    or a version. Raises ApiError 422 if the publisher allows none of them.
     """
-    wanted = sorted(call.identity.populations or ()) if named is None else [named]
-    allowed = [each for each in wanted if not manifest.populations or each in manifest.populations]
-    if wanted and not allowed:
-        raise refuse(422, f"its publisher made the bundle for {list(manifest.populations)}, not for {wanted[0]!r}")
+    populations = sorted(call.identity.populations or ()) if named is None else [named]
+    allowed = [each for each in populations if not manifest.populations or each in manifest.populations]
+    if populations and not allowed:
+        raise refuse(422, f"its publisher made the bundle for {list(manifest.populations)}, not for {populations[0]!r}")
     return allowed
 
 
@@ -97,7 +98,7 @@ def download_bundle(call: Call[None], digest: str) -> Response:
 
 
 def bundle_pieces(call: Call[None], digest: str) -> bytes:
-    """Parts of the .bundle file that others may have too: tensors, bits of graphs. Ask for ranges to fetch the rest."""
+    """Parts of the .bundle file that other files may have too: tensors, parts of graphs. Fetch the rest by ranges."""
     return call.services.pieces.of(_bundle_file(call, digest))
 
 
@@ -108,7 +109,7 @@ def download_blob(call: Call[None], digest: str) -> Response:
 
 
 def blob_pieces(call: Call[None], digest: str) -> bytes:
-    """Parts of the weights that other files may have too, mostly tensors. Ask for ranges to fetch the rest."""
+    """Parts of the weights that other files may have too, mostly tensors. Fetch the rest by ranges."""
     _check_blob(call, digest)
     return call.services.pieces.of(digest)
 
@@ -139,6 +140,7 @@ def declared_length(limit: int) -> int:
 
 def body_chunks(length: int) -> Iterator[bytes]:
     """The request's body of exactly `length` bytes, as a stream. Raises ApiError 400 when it ends early."""
+    # Flask's limit for bodies is that of JSON. `length` was checked against the limit of uploads.
     request.max_content_length = length
     left = length
     while left:
@@ -150,7 +152,7 @@ def body_chunks(length: int) -> Iterator[bytes]:
 
 
 def _file(call: Call[None], blob: str, etag: str, mimetype: str) -> Response:
-    # It is opened here; that it may go from a cache afterwards does not matter.
+    # `send_file` opens the file in this block. The open file stays readable if a cache evicts it afterwards.
     with call.services.blobs.open(blob) as path:
         return send_file(path, mimetype, conditional=True, etag=etag, last_modified=None, max_age=31536000)
 
@@ -160,7 +162,7 @@ def _info(row: BundleRow) -> BundleInfo:
 
 
 def _plain(error: BundleError, received: Path) -> str:
-    # Without the paths of the server's temporary files, which mean nothing to the sender.
+    # Paths of the server's temporary files are replaced: they mean nothing to the sender.
     text = str(error).replace(str(received), "the bundle")
     text = _UNPACKED.sub(lambda found: found[1] or "the bundle", text)
     if isinstance(error, SignatureError):

@@ -1,4 +1,4 @@
-"""A device says that it is there, and learns whether it has something to do."""
+"""Check-ins: a device reports that it is there, and gets its round's plan, or the time of its next check-in."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from archipel.server.rounds.machine import ORDER, RULES
 from archipel.server.services import Services
 
 WRITES_PER_WINDOW = 4
+"""How often at most the time of a check-in is written within `check_in_window`."""
 MAX_BYTES = 16 << 10
 
 
@@ -49,63 +50,69 @@ _SERIAL = select(OfferSerial.serial).where(OfferSerial.population == bindparam("
 
 
 def check_in(call: Call[CheckIn]) -> CheckInResponse:
-    """The plan of the round that the device is in, while it still has a part in it; else when to ask again, and which
-    versions it is to run."""
+    """Report that the device is there, and learn what to do.
+
+    The answer has the plan of the device's round while it can take part in it, else the time to ask again, and the
+    versions that it is to run.
+    """
     if len(call.raw) > MAX_BYTES:
         raise refuse(413, f"{len(call.raw)} bytes of attributes, the limit is {MAX_BYTES}")
     services = call.services
     now = services.clock()
-    told, device_id, over = call.body, call.identity.device_id, ""
+    report, device_id, over = call.body, call.identity.device_id, ""
     row = services.database.look(_CHECK_IN, device_id=device_id)
     if row is not None and row.round_id is not None:
         given = select(Answer.phase).where(Answer.of(row.round_id, device_id))
         with services.database.read() as session:
             answers = set(session.scalars(given))
-        wanted = has_part(row.phase, answers) if row.ends is None else (not answers and now < row.ends)
-        wanted = wanted and row.left is None and row.excluded is None
-        if wanted or row.ends is None:
-            plan = decode("plan", row.plan, Sealed) if wanted else None
+        takes_part = has_part(row.phase, answers) if row.ends is None else (not answers and now < row.ends)
+        takes_part = takes_part and row.left is None and row.excluded is None
+        if takes_part or row.ends is None:
+            plan = decode("plan", row.plan, Sealed) if takes_part else None
             wait = services.settings.retry_after
-            if told.versions is not None and row.versions != told.versions:
-                services.database.together(lambda connection: _store(connection, device_id, told, now, wait, ""))
-            # A device that goes from round to round would never hear of them otherwise.
-            offers = _offers(services, row.population, row.serial, device_id, told)
+            if report.versions is not None and row.versions != report.versions:
+                services.database.together(lambda connection: _store(connection, device_id, report, now, wait, ""))
+            # Also in a round: a device that goes from one round into the next would never learn of offers otherwise.
+            offers = _offers(services, row.population, row.serial, device_id, report)
             return CheckInResponse(plan=plan, retry_after=wait, offers=offers)
-        # Its seat in a buffer is over. The coordinator sees to that only while the task has a round.
+        # The device's seat in a buffer is over. The coordinator releases it only while the task has an open round, so
+        # it is released here too.
         over = row.round_id
     wait = services.pace.retry_after(now)
-    # Where all come every second, most check-ins only read: the time is written a few times per window.
-    stale = services.settings.check_in_window / WRITES_PER_WINDOW
+    # Most check-ins only read: `due` is written only if it would be off by more than this. The window tolerates that.
+    tolerance = services.settings.check_in_window / WRITES_PER_WINDOW
     population, serial, aside = "", None, None
     if row is not None:
         population, serial = row.population, row.serial
         if row.until is not None and row.until > now:
             aside = SetAside(until=row.until, reason=f"{row.reason} ({row.detail})")
-    fresh = row is not None and row.due >= now + wait - stale
-    if row is None or not fresh or row.attributes != told.attributes or row.versions != told.versions:
-        population = services.database.together(lambda connection: _store(connection, device_id, told, now, wait, over))
-        if row is None and told.versions is not None:
+    fresh = row is not None and row.due >= now + wait - tolerance
+    if row is None or not fresh or row.attributes != report.attributes or row.versions != report.versions:
+        population = services.database.together(
+            lambda connection: _store(connection, device_id, report, now, wait, over)
+        )
+        if row is None and report.versions is not None:
             with services.database.read() as session:
                 serial = session.scalar(_SERIAL, {"population": population})
-    offers = _offers(services, population, serial, device_id, told)
+    offers = _offers(services, population, serial, device_id, report)
     return CheckInResponse(retry_after=wait, set_aside=aside, offers=offers)
 
 
-def _offers(services: Services, population: str, serial: int | None, device_id: str, told: CheckIn) -> list[Sealed]:
-    if told.versions is None or serial is None:
+def _offers(services: Services, population: str, serial: int | None, device_id: str, report: CheckIn) -> list[Sealed]:
+    if report.versions is None or serial is None:
         return []
-    return services.offers.to(population, serial, device_id, told.attributes, told.versions, now=services.clock())
+    return services.offers.to(population, serial, device_id, report.attributes, report.versions, now=services.clock())
 
 
-def _store(connection: Connection, device_id: str, told: CheckIn, now: float, wait: float, over: str) -> str:
-    """Write down that the device waits, no longer in the round `over`, and what it told. Returns its population."""
+def _store(connection: Connection, device_id: str, report: CheckIn, now: float, wait: float, over: str) -> str:
+    """Store that the device waits, and what it reported; it leaves the round `over` (""). Returns its population."""
     device = require_member(connection.execute(_DEVICE, {"device": device_id}).one_or_none(), device_id)
     if device.kind != "device":
         raise refuse(403, f"a member of kind {device.kind!r} takes no part in this server's rounds")
     row = {
         "device": device_id,
-        "attributes": dict(told.attributes),
-        "versions": None if told.versions is None else dict(told.versions),
+        "attributes": dict(report.attributes),
+        "versions": None if report.versions is None else dict(report.versions),
         "now": now,
         "due": now + wait,
     }
@@ -121,6 +128,7 @@ _DEVICE = (
     .where(Device.device_id == bindparam("device"))
     .with_for_update(**SHARED)
 )
+# A round may have taken the device since it was looked up. Then `due` must stay 0 (see `machine.seat`).
 _WAITS = CheckInRow.round_id.is_(None)
 _AGAIN = (
     update(CheckInRow)
@@ -150,13 +158,14 @@ _FIRST = insert(CheckInRow).values(
 def has_part(phase: str, answers: set[str]) -> bool:
     """Whether a participant that answered in the phases `answers` can still do something in `phase`.
 
-    One that dropped out, or has done everything, is not sent the plan again: it would train in vain.
+    A device that dropped out or has done everything does not get the plan again: it would train in vain.
     """
     if ORDER[phase] <= ORDER["advertising"]:
         return True
     rule = RULES[phase]
     if rule.waits_for != "answers" or not (rule.previous == "assigning" or rule.previous in answers):
         return False
+    # These are the last phases in which a device of a secure and of a plain round sends something.
     return not (phase in ("unmasking", "updating") and phase in answers)
 
 

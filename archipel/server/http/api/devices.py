@@ -1,4 +1,4 @@
-"""Devices as operators see them: who is enrolled, and the end of it."""
+"""Devices as operators see them: lists them, revokes them, and releases those that were set aside."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def show_device(call: Call[None], device_id: str) -> DeviceInfo:
 
 
 def revoke_device(call: Call[None], device_id: str) -> DeviceInfo:
-    """End a device's membership for good; one that was revoked stays as it is."""
+    """Revoke a device for good. One that was revoked before stays as it is."""
     services = call.services
     now = services.clock()
     with services.database.write() as session:
@@ -65,12 +65,13 @@ def revoke_device(call: Call[None], device_id: str) -> DeviceInfo:
             session.flush()
             audit.append(session, now, call.identity.actor, "device.revoke", device_id, population=device.population)
         info = _infos(session, [device], now)[0]
+    # After the transaction: before it another request could put the session back into the cache.
     services.sessions.forget(device_id)
     return info
 
 
 def release_device(call: Call[None], device_id: str) -> DeviceInfo:
-    """Let rounds take a device again that was set aside; any other stays as it is."""
+    """Release a device that was set aside, so that rounds take it again. Any other device stays as it is."""
     now = call.services.clock()
     with call.services.database.write() as session:
         device = _device(session, call.identity, device_id, lock=True)
@@ -89,8 +90,8 @@ def _infos(session: Session, devices: Sequence[Device], now: float) -> list[Devi
     ids = [device.device_id for device in devices]
 
     def counts(table: type[DeviceKey] | type[Fault]) -> dict[str, int]:
-        found = select(table.device_id, func.count()).where(table.device_id.in_(ids)).group_by(table.device_id)
-        return {row[0]: row[1] for row in session.execute(found)}
+        numbers = select(table.device_id, func.count()).where(table.device_id.in_(ids)).group_by(table.device_id)
+        return {row[0]: row[1] for row in session.execute(numbers)}
 
     seen = select(CheckInRow.device_id, CheckInRow.last_seen).where(CheckInRow.device_id.in_(ids))
     last_seen = {row.device_id: row.last_seen for row in session.execute(seen)}
@@ -98,7 +99,7 @@ def _infos(session: Session, devices: Sequence[Device], now: float) -> list[Devi
     aside = select(Quarantine).where(Quarantine.device_id.in_(ids), Quarantine.until > now)
     quarantines = {row.device_id: row for row in session.scalars(aside)}
     suspects = {row.device_id: row for row in session.scalars(select(Suspect).where(Suspect.device_id.in_(ids)))}
-    # Of tasks for all devices: else it would say of which expressions are true of this one.
+    # Only rounds of tasks without an eligibility count: others would tell which expressions are true for this device.
     open_to_all = (
         select(Participant.device_id, func.count())
         .join(Round, Round.round_id == Participant.round_id)

@@ -23,13 +23,16 @@ def enrol(call: Call[EnrolmentRequest]) -> EnrolmentResponse:
     known = select(Device).where(or_(Device.token_key == claimed.token_key, Device.device_id == claimed.device_id))
     with call.services.database.read() as session:
         devices = list(session.scalars(known))
-    # A device that lost the answer asks again, and by then the token may have expired: it has done its service.
+    # A device that lost the answer asks again, when the token may have expired. It has served its purpose, so the time
+    # does not count then (`now=0.0`).
     again = any((d.token_key, d.device_key) == (claimed.token_key, claimed.device_key) for d in devices)
     with refusing(403):
         device = verify_enrolment(
             call.body, settings.enrolment_public_key, settings.public_key, now=0.0 if again else now
         )
     with call.services.database.write() as session:
+        # Taken before anything is read, so that a token cannot be used and revoked at the same moment: revocation
+        # takes its turn as well.
         audit.take_turn(session)
         if session.get(RevokedToken, token_id(device.token_key)) is not None:
             raise refuse(403, "this enrolment token was revoked; ask for a new one")

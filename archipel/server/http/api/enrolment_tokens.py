@@ -1,4 +1,4 @@
-"""Enrolment tokens are made offline, unknown to the server until they are used; here they are refused before that."""
+"""Revokes enrolment tokens before they are used. Tokens are made offline, so the server does not know them by then."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from archipel.server.http.routes import OPERATOR, READ, Call, Route
 
 
 def revoke_enrolment_token(call: Call[TokenRevocation]) -> RevokedTokenInfo:
-    """Let nobody enrol with a token any more; one that was used already is refused: revoke its device."""
+    """Revoke an enrolment token, so that nobody can enrol with it. Refused for a used one: revoke its device then."""
     services = call.services
     token_key, population = _which(call)
     if population is None:
-        # Whose it is cannot be told from the key.
+        # The key alone does not tell the token's population.
         call.identity.require_all()
     else:
         call.identity.require(population)
     now = services.clock()
     name = token_id(token_key)
     with services.database.write() as session:
-        # Enrolment takes its turn as well, or a token could be used and revoked at the same moment.
+        # Enrolment takes its turn as well. Else a token could be used and revoked at the same moment.
         audit.take_turn(session)
         used = session.scalar(select(Device.device_id).where(Device.token_key == token_key))
         if used is not None:

@@ -1,4 +1,4 @@
-"""What the rounds of a task came to, without who took part."""
+"""The results of a task's rounds, without their participants."""
 
 from __future__ import annotations
 

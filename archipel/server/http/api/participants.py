@@ -1,4 +1,4 @@
-"""Rounds as people see them: who took part, how far each came, what came of it."""
+"""Rounds as people see them: the participants, how far each came, and the result."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def list_rounds(call: Call[None], task_id: str) -> RoundPage:
 def show_round(call: Call[None], round_id: str) -> RoundInfo:
     """One round, with how far each participant came."""
     with call.services.database.read() as session:
-        found = session.get(Round, round_id)
-        task = None if found is None else session.get_one(Task, found.task_id)
-        if found is None or task is None or not call.identity.may(task.population):
+        row = session.get(Round, round_id)
+        task = None if row is None else session.get_one(Task, row.task_id)
+        if row is None or task is None or not call.identity.may(task.population):
             raise refuse(404, f"no round {round_id}")
-        return _infos(session, task, [found], call.services.settings)[0]
+        return _infos(session, task, [row], call.services.settings)[0]
 
 
 def _infos(session: Session, task: Task, rounds: Sequence[Round], settings: Settings) -> list[RoundInfo]:
@@ -51,7 +51,7 @@ def _infos(session: Session, task: Task, rounds: Sequence[Round], settings: Sett
     for row in session.execute(assigned.where(Participant.round_id.in_(shown)).order_by(Participant.device_id)):
         phases[row.round_id, row.device_id] = {"assigning"}
         left[row.round_id, row.device_id] = row.left is not None
-    if task.buffered:  # whose updates came into a buffer, whichever round they were sent for
+    if task.buffered:  # the survivors are those whose updates are in the buffer, whichever round they were sent for
         folded = select(Answer.folded_into, Answer.device_id).where(Answer.folded_into.in_(shown))
         for into, device_id in session.execute(folded.order_by(Answer.device_id)):
             survivors.setdefault(into or "", []).append(device_id)
@@ -83,7 +83,7 @@ def _infos(session: Session, task: Task, rounds: Sequence[Round], settings: Sett
     for shown_by, device_id in session.execute(quarantined.order_by(Quarantine.device_id)):
         aside.setdefault(shown_by, []).append(device_id)
     if hides(task.eligibility, settings.smallest_answer):
-        # Or being in the round would say of each device that the expression is true of it.
+        # Under their own ids, being in the round would tell about each device that the expression is true for it.
         for round_id, present in participants.items():
             renamed = [
                 msgspec.structs.replace(p, device_id=pseudonym(settings.pseudonym_key, round_id, p.device_id))
@@ -96,9 +96,9 @@ def _infos(session: Session, task: Task, rounds: Sequence[Round], settings: Sett
         faults = {
             of: [
                 msgspec.structs.replace(each, device_id=pseudonym(settings.pseudonym_key, of, each.device_id))
-                for each in found
+                for each in noted_faults
             ]
-            for of, found in faults.items()
+            for of, noted_faults in faults.items()
         }
         aside = {of: sorted(pseudonym(settings.pseudonym_key, of, each) for each in ids) for of, ids in aside.items()}
     return [
@@ -122,6 +122,7 @@ def _round_info(
     aside: list[str],
     refused: dict[str, int],
 ) -> RoundInfo:
+    # Before that the set may still change. A failed round has no survivors.
     settled = row.phase != "failed" and ORDER[row.phase] > ORDER["masking"] and row.phase not in COLLECTING
     return RoundInfo(
         round_id=row.round_id,
@@ -149,8 +150,8 @@ def _round_info(
 
 
 def _suspects(row: Round) -> int:
-    found = (row.draw or {}).get("suspects", 0)  # their number after the round, their ids before
-    return found if isinstance(found, int) else len(found)
+    suspects = (row.draw or {}).get("suspects", 0)  # a live round has their ids, one that has ended their number
+    return suspects if isinstance(suspects, int) else len(suspects)
 
 
 ROUTES = (

@@ -1,4 +1,4 @@
-"""Populations: the names that devices were enrolled under and tasks were made for, with what is going on in each."""
+"""Populations: the names under which devices are enrolled and for which tasks are made, with numbers about each."""
 
 from __future__ import annotations
 
@@ -39,6 +39,7 @@ def show_population(call: Call[None], name: str) -> PopulationInfo:
 
 
 def _names(identity: Identity, *, after: str | None = None, name: str | None = None) -> Select[str]:
+    # Populations have no table of their own: a name is known once a device or a task has it.
     known = union(select(Device.population), select(Task.population)).subquery()
     names = select(known.c.population).order_by(known.c.population)
     if identity.populations is not None:

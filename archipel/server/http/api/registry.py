@@ -46,10 +46,11 @@ def create_model(call: Call[ModelRequest]) -> tuple[ModelInfo, int]:
         known = session.get(Model, call.body.name)
         if known is not None:
             if known.population != call.body.population:
-                # Names are the server's, so that one is taken cannot be hidden; of which population it is can.
+                # Names are unique on the server, so the caller learns that this one is taken, but not by which
+                # population.
                 raise refuse(409, f"the name {known.name!r} is taken by another model; choose another name")
             return _info(session, known, now), 200
-        # All that a device is offered fits into one answer.
+        # The limit keeps the offers for a device within one answer.
         others = session.scalars(select(Model.name).where(Model.population == call.body.population)).all()
         if len(others) >= MAX_MODELS:
             raise refuse(422, f"population {call.body.population!r} has {MAX_MODELS} models, which is the limit")
@@ -96,7 +97,7 @@ def list_versions(call: Call[None], name: str) -> VersionPage:
 
 
 def show_version(call: Call[None], name: str, number: str) -> VersionDetail:
-    """One version, with what devices found when they evaluated it."""
+    """One version, with the results of its evaluations by devices."""
     with call.services.database.read() as session:
         model = find_model(session, call.identity, name)
         version = find_version(session, model, int(number))
@@ -109,14 +110,16 @@ def promote_version(call: Call[PromotionRequest], name: str) -> ModelInfo:
     """Make a version the one for all devices; once for each idempotency key."""
     key, now = keyed(call, f"promote {name} "), call.services.clock()
     with call.services.database.write() as session:
+        # The model's lock comes first: a repeated request waits here, and then finds the entry of the first one.
         model = find_model(session, call.identity, name, lock=True)
-        if not _done(session, key):
+        if not _is_done(session, key):
             version = find_version(session, model, call.body.version, error=InvalidRequestError)
             _require_no_rollout(session, name)
             if version.rejected is not None:
                 raise refuse(409, f"version {version.number} is rejected: {version.reason}; restore it first")
             if version.number != model.promoted:
                 registry.require_valid(session, version, model.population, now)
+                # Going back to earlier weights needs an entry in the log, or devices would refuse them.
                 if version.number < (model.promoted or 0):
                     weights_log.go_back(session, call.services.settings.private_key, name, version.number)
                 registry.set_promoted(
@@ -127,12 +130,12 @@ def promote_version(call: Call[PromotionRequest], name: str) -> ModelInfo:
 
 
 def roll_back_model(call: Call[None], name: str) -> ModelInfo:
-    """Take back what came last: the rollout under way, else the last promotion; once for each idempotency key."""
+    """Undo the rollout under way, or else the last promotion; once for each idempotency key."""
     key, now = keyed(call, f"rollback {name} "), call.services.clock()
     actor, request = call.identity.actor, {"request_id": key.id, "request_digest": key.digest}
     with call.services.database.write() as session:
         model = find_model(session, call.identity, name, lock=True)
-        if not _done(session, key):
+        if not _is_done(session, key):
             live = rollouts.live_rollout(session, name, lock=True)
             if live is None:
                 registry.take_back(session, model, now=now, actor=actor, **request)
@@ -148,7 +151,7 @@ def roll_back_model(call: Call[None], name: str) -> ModelInfo:
 
 
 def list_promotions(call: Call[None], name: str) -> PromotionPage:
-    """Which version was for all devices from when on, newest first."""
+    """The model's promotions, newest first: which version was for all devices, and since when."""
     with call.services.database.read() as session:
         find_model(session, call.identity, name)
         rows, after = page_by(
@@ -170,7 +173,7 @@ def list_promotions(call: Call[None], name: str) -> PromotionPage:
 
 
 def reject_version(call: Call[RejectionRequest], name: str, number: str) -> VersionInfo:
-    """Let a version never be promoted, until it is restored. One that is promoted or on its way is refused."""
+    """Reject a version: it cannot be promoted until it is restored. Refused for one that is promoted or rolled out."""
     now = call.services.clock()
     with call.services.database.write() as session:
         model = find_model(session, call.identity, name, lock=True)
@@ -189,7 +192,7 @@ def reject_version(call: Call[RejectionRequest], name: str, number: str) -> Vers
 
 
 def restore_version(call: Call[None], name: str, number: str) -> VersionInfo:
-    """Take back that a version was rejected."""
+    """Restore a rejected version, so that it can be promoted again."""
     now = call.services.clock()
     with call.services.database.write() as session:
         model = find_model(session, call.identity, name, lock=True)
@@ -210,8 +213,8 @@ def _versions(call: Call[Any], session: Session, model: Model, versions: Sequenc
     return describe_versions(session, model, versions, services.clock(), services.settings.smallest_answer)
 
 
-def _done(session: Session, key: Keyed) -> bool:
-    """Whether the request was served already."""
+def _is_done(session: Session, key: Keyed) -> bool:
+    """Whether a request with this key was served already. Raises ApiError 409 if that was a different request."""
     known = session.scalar(select(Promotion).where(Promotion.request_id == key.id))
     if known is not None:
         key.require_same(known.request_digest)
@@ -219,7 +222,7 @@ def _done(session: Session, key: Keyed) -> bool:
 
 
 def _require_no_rollout(session: Session, name: str, *, version: int | None = None) -> None:
-    """Of that version, or any."""
+    """Raise ApiError 409 if a rollout of that version (None: of any) is under way."""
     live = rollouts.live_rollout(session, name, lock=True)
     if live is not None and version in (None, live.version):
         raise refuse(409, f"rollout {live.rollout_id} of version {live.version} is under way; abort it first")

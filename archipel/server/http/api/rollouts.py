@@ -1,4 +1,4 @@
-"""Rollouts: begin one, see how it goes, hold it, end it. The coordinator takes them through their stages."""
+"""Rollouts: operators begin, watch, pause and abort them. The coordinator takes them through their stages."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SALT_BYTES = 16
 
 
 def create_rollout(call: Call[RolloutRequest]) -> tuple[RolloutInfo, int]:
-    """Begin to bring a version to more and more devices; once for each idempotency key."""
+    """Begin to roll a version out, to more devices in each stage; once for each idempotency key."""
     key, now, request = keyed(call), call.services.clock(), call.body
     with call.services.database.write() as session:
         model = find_model(session, call.identity, request.model, lock=True, error=InvalidRequestError)
@@ -48,7 +48,7 @@ def create_rollout(call: Call[RolloutRequest]) -> tuple[RolloutInfo, int]:
             rollouts.check_evaluations(session, request, version, promoted, model.population, most, now)
         except ArchipelError as error:
             raise refuse(422, f"the rollout is not possible: {error}") from None
-        # A gate's evaluation is a query, and its devices must not be chosen by somebody who may run none.
+        # A gate's evaluation is a query. Whoever chooses its devices by an eligibility must have the right to run one.
         if fewest is not None and reads_attributes(request.eligibility) and call.identity.role not in ANALYST:
             raise refuse(403, "a gate over devices with an eligibility is a query of them: an admin may ask it")
         made = Rollout(
@@ -66,6 +66,7 @@ def create_rollout(call: Call[RolloutRequest]) -> tuple[RolloutInfo, int]:
             created=now,
         )
         rollouts.begin(session, made, now)
+        # Going back to earlier weights needs an entry in the log, or devices would refuse them.
         if version.number < promoted.number:
             weights_log.go_back(session, call.services.settings.private_key, model.name, version.number)
         audit.append(
@@ -85,18 +86,18 @@ def list_rollouts(call: Call[None]) -> RolloutPage:
 
 
 def show_rollout(call: Call[None], rollout_id: str) -> RolloutInfo:
-    """One rollout, with what was found in each stage."""
+    """One rollout, with the results of each stage."""
     with call.services.database.read() as session:
         return _info(session, _rollout(session, call.identity, rollout_id))
 
 
 def pause_rollout(call: Call[None], rollout_id: str) -> RolloutInfo:
-    """Stay in the stage, for at most a week; then it is rolled back. One that has ended is refused."""
+    """Pause a rollout, for at most a week, after which it is rolled back. Refused for one that has ended."""
     return _change(call, rollout_id, lambda rollout: rollout.state != "paused", rollouts.pause)
 
 
 def resume_rollout(call: Call[None], rollout_id: str) -> RolloutInfo:
-    """Go on with the time that the stage or its evaluation had left."""
+    """Resume a paused rollout, with the time that the stage or its evaluation had left."""
     return _change(call, rollout_id, lambda rollout: rollout.state == "paused", rollouts.resume)
 
 
@@ -112,19 +113,19 @@ def abort_rollout(call: Call[None], rollout_id: str) -> RolloutInfo:
 
 
 def _change(
-    call: Call[None], rollout_id: str, wanted: Callable[[Rollout], bool], change: Callable[..., None]
+    call: Call[None], rollout_id: str, applies: Callable[[Rollout], bool], change: Callable[..., None]
 ) -> RolloutInfo:
     with call.services.database.write() as session:
         rollout = _rollout(session, call.identity, rollout_id, lock=True)
         if rollout.ended is not None:
             raise refuse(409, f"the rollout is {rollout.state}")
-        if wanted(rollout):
+        if applies(rollout):  # else it is in the wanted state already: a repeated request changes nothing
             change(session, rollout, now=call.services.clock(), actor=call.identity.actor)
         return _info(session, rollout)
 
 
 def _versions(session: Session, model: Model, request: RolloutRequest) -> tuple[ModelVersion, ModelVersion]:
-    """The promoted one and the one to be brought out. Raises ApiError 409 where there cannot be a rollout now."""
+    """The promoted version and the one to roll out. Raises ApiError 409 if no rollout can begin now."""
     version = find_version(session, model, request.version, error=InvalidRequestError)
     if model.promoted is None:
         raise refuse(409, f"no version of model {model.name!r} is promoted, so there is none to go back to")

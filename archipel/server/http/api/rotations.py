@@ -1,4 +1,4 @@
-"""A device replaces its key. The request is signed by both keys, so it needs no session, and may be sent again."""
+"""A device replaces its key. Both keys sign the request, so it needs no session and may be repeated."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from archipel.server.http.routes import PUBLIC, Call, Route
 
 
 def replace_key(call: Call[RotationRequest], device_id: str) -> RotationResponse:
-    """Answer to a device's new key from now on, and to the old one no more; refused while it is in a round."""
+    """Replace a device's key: from now on only the new one is accepted. Refused while the device is in a round."""
     services, settings = call.services, call.services.settings
     now = services.clock()
     with services.database.read() as session:
@@ -23,7 +23,7 @@ def replace_key(call: Call[RotationRequest], device_id: str) -> RotationResponse
         extended, new = verify_rotation(call.body, chain, settings.enrolment_public_key, settings.public_key)
     answer = RotationResponse(device_id=device_id, rotations=new.rotations)
     if new.device_key == device.device_key:
-        # Done before; the answer was lost.
+        # The device has lost the answer to an earlier request.
         return answer
     if new.rotations != len(chain.rotations) + 1:
         raise refuse(403, "the key was replaced already, by another one")
@@ -33,12 +33,13 @@ def replace_key(call: Call[RotationRequest], device_id: str) -> RotationResponse
             raise refuse(409, "the key is being replaced at this moment; ask again")
         seen = session.get(CheckInRow, device_id, with_for_update=True)
         if seen is not None and seen.round_id is not None:
-            # Its peers in there know it by the key that it has.
+            # The round's members verify the device's signatures with the key that it has now.
             raise refuse(409, "the device is in a round; ask again when that is over")
         if session.get(DeviceKey, new.device_key) is not None:
             raise refuse(409, "this key was a device's key before; make a new one")
         session.add(DeviceKey(device_key=new.device_key, device_id=device_id, since=now))
         known.device_key, known.chain = new.device_key, encode(extended)
+        # Whoever has stolen the old key must not keep a session that it opened.
         end_sessions(session, device_id)
         session.flush()
         audit.append(session, now, f"device:{device_id}", "device.rotate", device_id, number=new.rotations)

@@ -1,4 +1,8 @@
-"""The steps of a secure round, but for the masked update itself, and leaving any. Nothing here changes its phase."""
+"""The devices' messages in a secure round (the masked update is in `updates`), and leaving a round of any kind.
+
+Each handler checks the device's seat, verifies the message against what the round has settled, and stores it. None of
+them changes the round's phase.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +77,7 @@ def round_status(call: Call[None], round_id: str) -> RoundStatus:
         phase=row.phase,
         phase_ends=row.phase_ends,
         reason=row.reason,
-        # Half of what is told to those that wait for work: a round has six phases, each of which all wait for.
+        # Half of what devices without a round are told: a secure round has many phases, and all devices wait for each.
         retry_after=call.services.settings.retry_after / 2,
         complaints=row.complaints,
         staleness=max(row.rounds_committed + 1 - row.number, 0) if row.mode == "asynchronous" else 0,
@@ -81,7 +85,7 @@ def round_status(call: Call[None], round_id: str) -> RoundStatus:
 
 
 def advertise(call: Call[AdvertiseRequest], round_id: str) -> Receipt:
-    """Round keys, signed by the device."""
+    """Advertise round keys, signed by the device."""
     seat, digest = find_seat(call.services, round_id, call.identity.device_id), _digest(call)
     if not seat.may_send("advertising", digest):
         return Receipt()
@@ -91,8 +95,8 @@ def advertise(call: Call[AdvertiseRequest], round_id: str) -> Receipt:
             advertised = check_advertisement(sealed, seat.device_key, round_id, seat.plan_digest)
             check_envelope_keys(advertised, call.body.envelope_keys, seat.max_cohort)
         except SecureAggregationError:
-            # The device's own signature is under it, and under the envelope keys by their root (others are a
-            # MessageError). One for another round may have been sent again by somebody else.
+            # A fault of the device: it has signed the advertisement, and with the root in it the envelope keys (other
+            # keys are a MessageError). An advertisement for another round may be replayed by somebody else.
             if decode("advertisement", sealed.body, Advertisement).plan == seat.plan_digest:
                 _note(call, round_id, "forbidden keys advertised")
             raise
@@ -101,15 +105,17 @@ def advertise(call: Call[AdvertiseRequest], round_id: str) -> Receipt:
 
 
 def leave(call: Call[LeaveRequest], round_id: str) -> Receipt:
-    """The device will send nothing in the round, so that nobody waits for it. Only before its first message.
+    """Leave the round before the device's first message, so that the round does not wait for it.
 
-    Nobody waits for it in a buffered round: there its time goes by as it did. The reason, if it tells one, is counted.
+    A buffered round never waits for single devices; there the device keeps its seat until its time is over. The reason,
+    if the device gives one, is counted.
     """
     device_id = call.identity.device_id
 
     def store(connection: Connection) -> Receipt:
         now = call.services.clock()
-        # Alone with the round: a message of the same device must not come in between.
+        # An exclusive lock of the round, where messages take a shared one: no message of this device can be stored
+        # between the check of its answers and the note that it has left.
         connection.execute(_ALONE, {"in_round": round_id})
         seat = take_seat(connection, round_id, device_id, now=now)
         if seat.answers:
@@ -141,7 +147,7 @@ def cohort(call: Call[None], round_id: str) -> bytes:
 
 
 def send_shares(call: Call[Shares], round_id: str) -> Receipt:
-    """Encrypted secret shares, one for every other member of U1, each signed."""
+    """Send encrypted secret shares, one for every other member of U1, each of them signed."""
     digest = _digest(call)
     seat = find_seat(call.services, round_id, call.identity.device_id)
     if not seat.may_send("sharing", digest):
@@ -168,7 +174,7 @@ def send_shares(call: Call[Shares], round_id: str) -> Receipt:
 
 
 def inbox(call: Call[None], round_id: str) -> Shares:
-    """What the other members of U2 sent to this device."""
+    """The encrypted shares that the other members of U2 sent to this device."""
     device_id = call.identity.device_id
     query = select(Share.sender, Share.ciphertext, Share.signature).where(
         Share.round_id == round_id, Share.recipient == device_id
@@ -176,7 +182,7 @@ def inbox(call: Call[None], round_id: str) -> Shares:
     find_seat(call.services, round_id, device_id).may_read("complaining")
     with call.services.database.read() as session:
         rows = session.execute(query.order_by(Share.sender)).all()
-    if not rows:  # the round may have ended in between, and they with it
+    if not rows:  # the round may have ended in between, which deletes its shares; then the answer is 410
         find_seat(call.services, round_id, device_id).may_read("complaining")
     return Shares(
         shares=[EncryptedShare(peer=row.sender, ciphertext=row.ciphertext, signature=row.signature) for row in rows]
@@ -184,7 +190,7 @@ def inbox(call: Call[None], round_id: str) -> Shares:
 
 
 def complain(call: Call[Complaints], round_id: str) -> Receipt:
-    """That the device opened its shares, and whose signed envelopes hold none, with what shows it."""
+    """Report that the device has opened its envelopes, with a complaint and its proof for each one without shares."""
     digest = _digest(call)
     seat = find_seat(call.services, round_id, call.identity.device_id)
     if not seat.may_send("complaining", digest):
@@ -199,21 +205,21 @@ def complain(call: Call[Complaints], round_id: str) -> Receipt:
 
 
 def complaints(call: Call[None], round_id: str) -> bytes:
-    """One complaint about each device that is accused; these are out of the round."""
+    """One complaint about each accused device. Accused devices are out of the round."""
     find_seat(call.services, round_id, call.identity.device_id).may_read("masking")
     with call.services.database.read() as session:
         return call.services.frozen.complaints(session, round_id).message
 
 
 def survivors(call: Call[None], round_id: str) -> bytes:
-    """U3: whose masked updates are in the sum."""
+    """U3: the devices whose masked updates are in the sum."""
     find_seat(call.services, round_id, call.identity.device_id).may_read("confirming")
     with call.services.database.read() as session:
         return call.services.frozen.survivors(session, round_id).message
 
 
 def confirm(call: Call[ConfirmRequest], round_id: str) -> Receipt:
-    """The survivors' set and the list of complaints, signed by the device."""
+    """Confirm the set of survivors and the list of complaints, signed by the device."""
     digest = _digest(call)
     seat = find_seat(call.services, round_id, call.identity.device_id)
     if not seat.may_send("confirming", digest):
@@ -241,7 +247,7 @@ def confirmations(call: Call[None], round_id: str) -> bytes:
 
 
 def unmask(call: Call[Unmasking], round_id: str) -> Receipt:
-    """Of each survivor the share of its seed, of each dropped device that of its mask key."""
+    """Send the share of each survivor's seed, and the share of each dropped device's mask key."""
     digest = _digest(call)
     seat = find_seat(call.services, round_id, call.identity.device_id)
     if not seat.may_send("unmasking", digest):
@@ -254,7 +260,7 @@ def unmask(call: Call[Unmasking], round_id: str) -> Receipt:
 
 
 def _note(call: Call[Any], round_id: str, reason: str) -> None:
-    """The device itself did something wrong. Durable, as what it sent is refused and kept nowhere."""
+    """Note a fault of the calling device in a transaction of its own, because its message is refused and not stored."""
     services = call.services
     with services.database.write() as session:
         note_fault(

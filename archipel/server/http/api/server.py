@@ -1,4 +1,4 @@
-"""Is the server well, and who is it."""
+"""The health check, and the server's keys and version."""
 
 from __future__ import annotations
 

@@ -18,12 +18,12 @@ from archipel.server.http.routes import PUBLIC, Call, Route
 
 
 def challenge(call: Call[ChallengeRequest]) -> Challenge:
-    """A nonce for the device to sign; it is good once, for a minute."""
+    """A nonce for the device to sign. It can be used once, and expires after a minute."""
     now = call.services.clock()
     device_id = call.body.device_id
     with call.services.database.read() as session:
         require_member(session.get(Device, device_id), device_id)
-    # Nothing is kept: anybody may ask in a device's name.
+    # Nothing is stored, because anybody may ask in a device's name.
     return make_challenge(call.services.settings, device_id, now)
 
 
@@ -42,12 +42,13 @@ def open_session(call: Call[SessionRequest]) -> SessionResponse:
     token = secrets.token_urlsafe(32)
     expires = now + services.settings.session_seconds
     with services.database.write() as session:
-        # Meanwhile it may have been revoked, or have another key.
+        # The device may have been revoked or have replaced its key since the proof was verified.
         known = require_member(session.get(Device, device_id, with_for_update=SHARED), device_id)
         if known.device_key != device.device_key:
             raise refuse(403, "the proof was made with a key that the device has replaced")
         if session.get(UsedNonce, proof.nonce) is not None:
             raise refuse(403, NOT_GOOD)
+        # Of two requests with one nonce at the same moment, the primary key of this row lets one through.
         session.add(UsedNonce(nonce=proof.nonce, expires=good_until))
         session.flush()
         session.execute(delete(DeviceSession).where(DeviceSession.device_id == device_id, DeviceSession.expires <= now))

@@ -1,4 +1,7 @@
-"""Updates: checked, spooled durably, then recorded, then acknowledged."""
+"""Receives updates. An update is checked, stored durably, recorded in the database, and acknowledged, in this order.
+
+After a kill between any two steps the device has no acknowledgement and sends the same bytes again.
+"""
 
 from __future__ import annotations
 
@@ -29,15 +32,16 @@ _WANTED = select(Answer.phase).where(
 
 
 def upload_update(call: Call[None], round_id: str) -> Receipt:
-    """The packed masked vector, or in a round with privacy plain the update as safetensors, checked before it counts.
+    """Upload the packed masked vector, or in a round with privacy plain the update as safetensors, which is checked.
 
-    Any masked bytes of the right length are valid: plans use whole bytes per entry.
+    Masked bytes of the right length are always valid, because plans use whole bytes per entry.
     """
     services = call.services
     length = declared_length(services.settings.max_update_bytes)
     digest = request.headers.get(DIGEST_HEADER, "")
     if not _DIGEST.fullmatch(digest):
         raise refuse(400, f"header {DIGEST_HEADER}: expected the body's SHA-256 in 64 lower-case hexadecimal digits")
+    # Checked before the body is read: a repeated or refused upload costs no transfer.
     seat = find_seat(services, round_id, call.identity.device_id)
     if not seat.may_send(seat.uploads_in, digest):
         return Receipt()
@@ -57,7 +61,8 @@ def upload_update(call: Call[None], round_id: str) -> Receipt:
     try:
         return store_answer(services, seat, seat.uploads_in, digest=digest, size=length)
     except RefusalError:
-        # The same bytes may have been acknowledged meanwhile, and are this very file.
+        # The file is dropped unless a second request with the same bytes was acknowledged meanwhile: both requests
+        # stored them under one name.
         if services.database.look(_WANTED, round_id=round_id, device_id=seat.device_id, digest=digest) is None:
             services.spool.drop(round_id, [name])
         raise

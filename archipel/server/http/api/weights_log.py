@@ -1,4 +1,4 @@
-"""The weights log: what devices, and whoever audits the server, read to see where weights come from."""
+"""The weights log: devices and auditors read it to see where weights come from."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from archipel.server.rounds import weights_log
 
 
 def read_weights_log(call: Call[None], name: str, digest: str) -> WeightsLog:
-    """Entries of the log of a bundle's weights, oldest first; none where nothing was trained from it."""
+    """Entries of the log of a bundle's weights, oldest first; none if no training began with the bundle."""
     with call.services.database.read() as session:
         _require(session, call, name)
         return weights_log.read(session, name, digest, call.query.after)
 
 
 def weights_endorsement(call: Call[None], name: str, digest: str, number: str) -> bytes:
-    """What the devices of a secure round have signed, which is evidence of one entry."""
+    """The signatures of a secure round's devices, which are the evidence for one entry."""
     with call.services.database.read() as session:
         _require(session, call, name)
-        found = weights_log.evidence(session, name, digest, int(number))
-    if found is None:
+        endorsement = weights_log.evidence(session, name, digest, int(number))
+    if endorsement is None:
         raise refuse(404, f"no entry {number} of a secure round in the weights log of bundle {digest}")
-    return found
+    return endorsement
 
 
 def _require(session: Session, call: Call[None], population: str) -> None:
