@@ -1,4 +1,4 @@
-"""Windows and pictures: pooling, resizing, padding."""
+"""Operators over pictures: pooling, Resize, Pad."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from archipel.graph.shapes import constant_array
 
 
 def pool(node: ir.Node, links: Links) -> None:
-    """Also over the whole picture."""
+    """Pooling, also over the whole picture: channels pass, spatial axes stay."""
     source = node.inputs[0]
     if source is None or any(list(value.uses()) or value.is_graph_output() for value in node.outputs[1:]):
         raise Opaque("the places of its maxima are used")
@@ -52,8 +52,9 @@ def pad(node: ir.Node, links: Links) -> None:
     for axis in range(rank):
         if axis not in padded:
             links.join(source, axis, node.outputs[0], axis)
+            # The padding of a zero channel is not zero.
             if constant and fill is not None and not constant_is_zero(fill):
-                links.carry(node.outputs[0], axis, False)
+                links.declare_zero(node.outputs[0], axis, False)
         else:
             for value in (source, node.outputs[0]):
                 links.fix(value, axis, "it is padded along it")
