@@ -21,7 +21,7 @@ from archipel.cli.arrays import read_arrays
 from archipel.compression import Progress, StaticInt8, compress, load_recipe
 from archipel.compression.part import Part
 from archipel.compression.recipe import PARTS, kind_of
-from archipel.compression.search.point import short
+from archipel.compression.search.point import part_text
 from archipel.compression.search.search import TRIALS, SearchProgress, search
 from archipel.compression.search.target import parse_target
 from archipel.errors import CommandError
@@ -287,5 +287,5 @@ def _default(field: dataclasses.Field[Any]) -> str:
             return "(needed)"
         default = field.default_factory()
     if dataclasses.is_dataclass(default):
-        return short(default)  # type: ignore[arg-type]
+        return part_text(default)  # type: ignore[arg-type]
     return "not set" if default is None else json.dumps(default)

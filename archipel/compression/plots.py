@@ -13,12 +13,12 @@ from archipel.compression.report import Measured
 from archipel.compression.search.point import Metrics, Point
 from archipel.compression.search.result import COSTS, SearchResult
 
-_FEW = 8
+_FEW = 8  # up to so many points all are in the plot
 BLUE, ORANGE, GREEN, GREY = "#2563a8", "#d9822b", "#2f8f5b", "#9aa3ad"
 
 
 def bars(names: Sequence[str], measured: Sequence[Measured]) -> str:
-    """Bytes, MFLOPs and, where it was measured, accuracy of the model before and after each part."""
+    """Bytes, MFLOPs and, if measured, accuracy of the model before and after each part."""
     shown: list[tuple[str, Callable[[Measured], float]]] = [
         ("kB", lambda m: m.nbytes / 1e3),
         ("kB, zipped", lambda m: m.zipped / 1e3),
@@ -43,7 +43,7 @@ def bars(names: Sequence[str], measured: Sequence[Measured]) -> str:
 def trade(result: SearchResult, cost: str, label: str) -> str:
     """Every point's quality over "size", "latency" or "flops", the Pareto front as a line.
 
-    Points on the front or within the target have their numbers; the worst quarter may lie outside the plot.
+    Points on the front or within the target are numbered; the worst quarter may lie outside the plot.
     """
     value: Callable[[Metrics], float] = COSTS[cost]
     scale = {"size": 1e-3, "flops": 1e-6}.get(cost, 1.0)
@@ -93,12 +93,12 @@ def trade(result: SearchResult, cost: str, label: str) -> str:
 
 
 def _apart(points: Sequence[Point], place: Callable[[Metrics], tuple[float, float]], axes: Axes) -> list[Point]:
-    """One point of those that are close together on the page, so that no number is written over another."""
-    found: dict[tuple[int, int], Point] = {}
+    """One of the points in each cell of the page, so that numbers do not overlap."""
+    chosen: dict[tuple[int, int], Point] = {}
     for point in points:
         x, y = axes.transData.transform(place(point.metrics))
-        found.setdefault((round(x / 18), round(y / 12)), point)
-    return list(found.values())
+        chosen.setdefault((round(x / 18), round(y / 12)), point)
+    return list(chosen.values())
 
 
 def _plain(axes: Axes) -> None:

@@ -1,4 +1,4 @@
-"""What masks amount to: sparsity of each weight, and bytes after deflate."""
+"""The effect of masks for the report: sparsity of each weight, and bytes after deflate."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import numpy as np
 from archipel.compression.layer_weights import layer_weights
 from archipel.graph import Model
 
-_LEVEL = 6  # what zip writes with when nobody says otherwise
+_LEVEL = 6  # the default of zip
 
 
 def facts(before: Model, after: Model) -> dict[str, Any]:
-    """For the report: `sparsity` of the weights that layers multiply with, over all and each, and bytes of parameters.
+    """Notes for the report: `sparsity` of the layers' weights, over all and each, and bytes of parameters.
 
-    `deflated` is what zip makes of them: zeros cost little there, while plain files stay as large as they were.
+    `deflated`: bytes in a zip, where zeros cost little; plain files do not shrink.
     """
     weights = layer_weights(after)
     kept = {weight.name: weight.kept for weight in weights}
