@@ -135,7 +135,7 @@ def compare(
     """
     if rows < 0 or batch_size < 1:
         raise CompressionError(f"compare: rows must be at least 0 and batch_size at least 1, got {rows}, {batch_size}")
-    a, b = _inlined(a), _inlined(b)
+    a, b = _inline(a), _inline(b)
     examples = data if isinstance(data, Examples) else Examples.of(data, a, "data", labelled=False)
     size = _batch_size(a, b, batch_size, len(examples))
     readings_a, readings_b = Readings(a), Readings(b)
@@ -146,6 +146,7 @@ def compare(
     # Two sessions for each graph: one as devices run it, one that is not optimized and returns the inner values.
     inside_a = Instrumented(a, "a", [reading for reading, _ in pairs])
     inside_b = Instrumented(b, "b", [other for _, other in pairs])
+    # Sums and not values are kept, so that memory does not grow with the examples.
     output_sums = [_Sums() for _ in outputs]
     inside_sums = [_Sums() for _ in pairs]
     agreement = Agreement()
@@ -196,7 +197,7 @@ class _Sums:
 
     def add(self, a: np.ndarray, b: np.ndarray) -> None:
         self._shape = a.shape
-        if _squeezed(a.shape) != _squeezed(b.shape):
+        if _without_ones(a.shape) != _without_ones(b.shape):
             self._reason = _shape_reason(a.shape, b.shape)
             return
         x, y = a.astype(np.float64).ravel(), b.astype(np.float64).ravel()
@@ -233,7 +234,7 @@ def _decibels(signal: float, noise: float) -> float:
     return 10 * math.log10(signal / noise) if signal else -math.inf
 
 
-def _squeezed(shape: Sequence[int]) -> tuple[int, ...]:
+def _without_ones(shape: Sequence[int]) -> tuple[int, ...]:
     # Converters write a convolution along one axis as one along two, of which one has the size 1.
     return tuple(size for size in shape if size != 1)
 
@@ -244,7 +245,7 @@ def _shape_reason(a: Sequence[int], b: Sequence[int]) -> str:
     return f"not comparable: {list(a)} against {list(b)}"
 
 
-def _inlined(model: Model) -> Model:
+def _inline(model: Model) -> Model:
     if not model.ir.functions:
         return model
     model = model.copy()
@@ -264,6 +265,7 @@ def _batch_size(a: Model, b: Model, wanted: int, count: int) -> int:
 
 def _output_pairs(a: Model, b: Model) -> list[tuple[int, int]]:
     names_a, names_b = [info.name for info in a.outputs], [info.name for info in b.outputs]
+    # By name if any name is shared, else by position.
     if set(names_a) & set(names_b):
         pairs = [(i, names_b.index(name)) for i, name in enumerate(names_a) if name in names_b]
     else:

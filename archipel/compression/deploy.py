@@ -90,6 +90,7 @@ def refresh_program(
     op = Builder(graph, scope="refresh")
     by_name = {str(value.name): value for value in values(graph)}
     # Dead code goes below: what leads to stored tensors reads no example, so all inputs of the graph can go too.
+    # Initializers that `predict` lacks, such as folded ones, need no refresh.
     for name in targets:
         value = by_name.get(name)
         if name not in predicted or value is None or value not in derived:
@@ -107,6 +108,7 @@ def refresh_program(
             value = ir.Value(name=name, const_value=ir.tensor(array, name=name))
             value.type, value.shape = ir.TensorType(ir.DataType.from_numpy(array.dtype)), ir.Shape(array.shape)
             graph.register_initializer(value)
+    # Parameters become inputs of the program.
     promote(work, moving)
     inputs: list[Parameter | State] = [
         Parameter(name=name, tensor=name, dtype=cast(DType, array.dtype.name), shape=array.shape)
@@ -154,7 +156,7 @@ def evaluate_constants(model: ir.Model, names: Iterable[str]) -> dict[str, np.nd
 
 def constants(graph: ir.Graph) -> set[ir.Value]:
     """Initializers, and what is computed from them alone."""
-    return computable(filter(_computed, graph), graph.initializers.values())
+    return computable(filter(_is_deterministic, graph), graph.initializers.values())
 
 
 def _frontier(graph: ir.Graph) -> list[ir.Value]:
@@ -162,7 +164,7 @@ def _frontier(graph: ir.Graph) -> list[ir.Value]:
 
     A node that unpacks (DequantizeLinear, or one marked UNPACK) counts as such, so its input is stored in small form.
     """
-    once = (node for node in graph if _computed(node) and not _unpacks(node))
+    once = (node for node in graph if _is_deterministic(node) and not _unpacks(node))
     known = computable(once, graph.initializers.values())
     read: dict[ir.Value, None] = {}
     for node in graph:
@@ -192,6 +194,7 @@ def _name(values: Sequence[ir.Value], names: Builder) -> None:
 
 def _shorten(predict: ir.Model, source: Model) -> None:
     """Shorten the names that `source` does not have: they would be a tenth of a small file."""
+    # Names of the source stay: users and reports know them.
     known = {str(name) for node in source.ir.graph.all_nodes() for name in (node.name, *(v.name for v in node.outputs))}
     taken = known | set(predict.graph.initializers) | {str(value.name) for value in values(predict.graph)}
     count = 0
@@ -220,7 +223,7 @@ def _unpacks(node: ir.Node) -> bool:
     return node.op_type == "DequantizeLinear" or UNPACK in node.metadata_props
 
 
-def _computed(node: ir.Node) -> bool:
+def _is_deterministic(node: ir.Node) -> bool:
     """Whether the same inputs always give the same outputs."""
     return not node.op_type.startswith("Random") and node.op_type not in ("Multinomial", "Bernoulli")
 

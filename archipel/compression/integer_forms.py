@@ -28,6 +28,7 @@ def use_integer_forms(model: ir.Model, constants: Collection[ir.Value]) -> None:
     for node in list(model.graph):
         if node.domain != "" or node.op_type not in LAYERS:
             continue
+        # A layer is quantized if a DequantizeLinear is in front of both factors.
         data, weight = _dequantize(node.inputs[0]), _dequantize(node.inputs[1])
         source = None if data is None else data.inputs[0]
         dynamic = None if source is None else source.producer()
@@ -38,7 +39,7 @@ def use_integer_forms(model: ir.Model, constants: Collection[ir.Value]) -> None:
             _quantize_bias(op, node, data, weight)
     for node in list(model.graph):
         # After the layers: a weight that an integer kernel multiplies with stays behind its DequantizeLinear.
-        if _stored(node, constants) and not any(_computes_integers(use.node) for use in node.outputs[0].uses()):
+        if _is_stored(node, constants) and not any(_computes_integers(use.node) for use in node.outputs[0].uses()):
             _pack(op, node)
     for node in list(model.graph):
         if node.op_type == "MaxPool" and node.domain == "":
@@ -78,7 +79,7 @@ def _quantize(node: ir.Node) -> ir.Node | None:
     return quantizer if quantizer is not None and quantizer.op_type == "QuantizeLinear" else None
 
 
-def _stored(node: ir.Node, constants: Collection[ir.Value]) -> bool:
+def _is_stored(node: ir.Node, constants: Collection[ir.Value]) -> bool:
     """Whether the node dequantizes a rounded constant."""
     return (
         node.op_type == "DequantizeLinear"
@@ -123,6 +124,7 @@ def _multiply_integers(op: Builder, node: ir.Node, dynamic: ir.Node, weight: ir.
             integers = op.Transpose(integers, perm=[1, 0])
         if node.op_type == "Conv":
             kept = {name: attribute.value for name, attribute in node.attributes.items()}
+            # int32 sums; the zero point of the data goes to the kernel, the weights have none.
             product = op.ConvInteger(dynamic.outputs[0], integers, dynamic.outputs[2], **kept)
             channels = [1, -1, *[1] * (rank(weight.outputs[0]) - 2)]
             factor = op.Reshape(factor, channels) if rank(factor) else factor

@@ -120,6 +120,7 @@ def find_mask(value: ir.Value, parameters: set[str]) -> Mask | None:
     other = product.inputs[1 - index]
     cast = None if other is None else other.producer()
     stored = cast.inputs[0] if cast is not None and _is(cast, "Cast") else other
+    # A product with another parameter or of another shape is no mask.
     if stored is None or not stored.is_initializer() or stored.name in parameters or dims(stored) != dims(value):
         return None
     content = constant_array(stored)
@@ -145,17 +146,17 @@ def _readers(value: ir.Value, axes: Axes, path: tuple[ir.Node, ...]) -> Iterator
         yield None
     for use in value.uses():
         node, slot = use.node, use.idx
-        summed = _summed(node, slot, len(axes))
+        summed = _summed_axis(node, slot, len(axes))
         if summed is not None:
             yield Reader(node, slot, axes[summed], path)
         elif node.domain == "" and node.op_type in _LAYOUT and (slot == 0 or node.op_type == "Concat"):
             for output in node.outputs:
-                yield from _readers(output, _moved(node, axes, output), (*path, node))
+                yield from _readers(output, _axes_behind(node, axes, output), (*path, node))
         else:
             yield None
 
 
-def _summed(node: ir.Node, slot: int, count: int) -> int | None:
+def _summed_axis(node: ir.Node, slot: int, count: int) -> int | None:
     """The axis of its input `slot` that a layer sums over; None if that input is no weight."""
     if node.domain != "":
         return None
@@ -175,7 +176,7 @@ def _summed(node: ir.Node, slot: int, count: int) -> int | None:
     return axis
 
 
-def _moved(node: ir.Node, axes: Axes, output: ir.Value) -> Axes:
+def _axes_behind(node: ir.Node, axes: Axes, output: ir.Value) -> Axes:
     """The axes behind a layout operator."""
     if node.op_type == "Transpose":
         perm = node.attributes.get_ints("perm") or range(len(axes))[::-1]

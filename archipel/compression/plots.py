@@ -29,7 +29,7 @@ def bars(names: Sequence[str], measured: Sequence[Measured]) -> str:
     figure = Figure(figsize=(2.4 * len(shown) + 1.6, 0.8 + 0.32 * len(names)), layout="constrained")
     places = range(len(names))
     for axes, (title, value) in zip(figure.subplots(1, len(shown), sharey=True, squeeze=False)[0], shown):
-        _plain(axes)
+        _style(axes)
         values = [value(m) for m in measured]
         drawn = axes.barh(places, values, color=[GREY] + [BLUE] * (len(names) - 1))
         axes.bar_label(drawn, [f"{each:,.4g}" for each in values], padding=2, fontsize=8)
@@ -54,7 +54,7 @@ def trade(result: SearchResult, cost: str, label: str) -> str:
 
     figure = Figure(figsize=(7.2, 4.2), layout="constrained")
     axes = figure.add_subplot()
-    _plain(axes)
+    _style(axes)
     front = result.front(cost)
     axes.plot(*zip(*(place(point.metrics) for point in front)), "-", color=GREY, label="Pareto front", zorder=1)
     meeting = result.meeting
@@ -81,7 +81,7 @@ def trade(result: SearchResult, cost: str, label: str) -> str:
         axes.set_ylim(min(needed) - room, max(needed) + room)
     if accuracy:
         axes.set_ylim(top=min(axes.get_ylim()[1], 100.5))
-    for point in _apart([*front, *meeting], place, axes):
+    for point in _thin_out([*front, *meeting], place, axes):
         axes.annotate(str(point.number), place(point.metrics), xytext=(4, 4), textcoords="offset points", fontsize=8,
                       annotation_clip=True)  # fmt: skip
     axes.set_xlabel(label)
@@ -92,7 +92,7 @@ def trade(result: SearchResult, cost: str, label: str) -> str:
     return _svg(figure)
 
 
-def _apart(points: Sequence[Point], place: Callable[[Metrics], tuple[float, float]], axes: Axes) -> list[Point]:
+def _thin_out(points: Sequence[Point], place: Callable[[Metrics], tuple[float, float]], axes: Axes) -> list[Point]:
     """One of the points in each cell of the page, so that numbers do not overlap."""
     chosen: dict[tuple[int, int], Point] = {}
     for point in points:
@@ -101,7 +101,7 @@ def _apart(points: Sequence[Point], place: Callable[[Metrics], tuple[float, floa
     return list(chosen.values())
 
 
-def _plain(axes: Axes) -> None:
+def _style(axes: Axes) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(visible=True, color="#e6e9ec", linewidth=0.8)
     axes.set_axisbelow(True)

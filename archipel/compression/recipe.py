@@ -106,6 +106,7 @@ def check_sets(parts: Sequence[Part], given: Mapping[Need, object]) -> None:
     """
     there = {need for need, examples in given.items() if examples is not None}
     if "data" in there:
+        # Training data stand in (`Work.need_calibration`).
         there.add("calibration")
     for number, part in enumerate(parts, start=1):
         name = type(part).__name__

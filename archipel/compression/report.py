@@ -78,7 +78,7 @@ class Report:
         rows = [("", "bytes", "zipped", "weights", "MFLOPs", "accuracy", "loss"), _row("before", self.before)]
         rows += [_row(step.part, step.after) for step in self.steps]
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-        return "\n".join(_aligned(row, widths) for row in rows)
+        return "\n".join(_align(row, widths) for row in rows)
 
 
 def _row(title: str, measured: Measured) -> tuple[str, ...]:
@@ -96,6 +96,6 @@ def _row(title: str, measured: Measured) -> tuple[str, ...]:
     )
 
 
-def _aligned(row: Sequence[str], widths: Sequence[int]) -> str:
+def _align(row: Sequence[str], widths: Sequence[int]) -> str:
     first, *rest = (cell.rjust(width) if i else cell.ljust(width) for i, (cell, width) in enumerate(zip(row, widths)))
     return "  ".join([first, *rest]).rstrip()

@@ -48,6 +48,7 @@ def score(model: Model, examples: Examples, loss: Loss) -> Score:
     for batch in examples.batches(fixed_batch(model) or BATCH):
         output = session(dict(batch.fields))[0]
         sums += sum_batch(output, np.asarray(batch.labels))
+    # Weights and ignored labels (`Loss.weights`) may leave nothing to divide by.
     if sums[2] == 0:
         raise CompressionError("no label counts: every one is ignored, or has the weight 0")
     accuracy = None if np.isnan(sums[1]) else float(sums[1] / sums[2])

@@ -89,11 +89,11 @@ def _batch(examples: Examples, options: FineTune, size: int, seed: int, step: in
             # The same seed for each array, so that a picture and a label that is a picture move together.
             if array.ndim == 4 and array.dtype.kind == "f":
                 rng = np.random.default_rng((seed, epoch, place))
-                batch[name] = augmented(array, options.shift, options.augment == "shift_flip", rng)
+                batch[name] = augment_images(array, options.shift, options.augment == "shift_flip", rng)
     return batch
 
 
-def augmented(images: np.ndarray, most: int, flip: bool, rng: np.random.Generator) -> np.ndarray:
+def augment_images(images: np.ndarray, most: int, flip: bool, rng: np.random.Generator) -> np.ndarray:
     """[batch, channels, height, width] moved by -most..most pixels, zeros moving in; with `flip` half are mirrored."""
     count, _, height, width = images.shape
     padded = np.pad(images, ((0, 0), (0, 0), (most, most), (most, most)))

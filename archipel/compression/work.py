@@ -120,6 +120,7 @@ class Work:
             checkpoint=checkpoint,
             on_step=lambda done, total, last: self.progress(done, total, f"{what}, loss {last:.3f}"),
         )
+        # The last loss of a single batch would be noise.
         tail = losses[-max(len(losses) // 10, 1) :]
         self.note(training={**self.facts.get("training", {}), f"{what} {self._runs}": {
             "steps": len(losses), "first loss": losses[0], "last loss": sum(tail) / len(tail)}})  # fmt: skip

@@ -110,6 +110,7 @@ def _sites(model: Model) -> list[_Site]:
         value = node.inputs[0] if node.inputs and node.domain == "" else None
         if value is None or value not in learned or value in outputs or not is_float(value):
             continue
+        # A site has the batch first, and fixed sizes behind it.
         if value.shape is None or dims(value)[:1] != batch or not is_static(dims(value)[1:]) or len(dims(value)) < 2:
             continue
         axis = _channel_axis(node.op_type, len(dims(value)))

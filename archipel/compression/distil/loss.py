@@ -64,6 +64,7 @@ class DistillationLoss:
         student, teacher, *hints = self._parts(op, output)
         soft = self._soft(op, student, teacher)
         for hint in hints:
+            # A loss over classes has no class axis in its values; one by element keeps it, with size 1.
             distance = op.Squeeze(hint, [self.axis]) if isinstance(self.hard, _WITH_CLASSES) else hint
             soft = op.Add(op.Mul(soft, self.alpha), op.Mul(distance, self.features))
         if not hints:

@@ -117,7 +117,7 @@ def _inputs(student: Model, teacher: Model) -> dict[str, str]:
     ours, theirs = student.inputs, teacher.inputs
     by_name = {info.name: info for info in theirs}
     pairs = [(info, by_name[info.name]) for info in ours if info.name in by_name]
-    if len(pairs) < len(theirs):
+    if len(pairs) < len(theirs):  # names differ: pair them in order
         pairs = list(zip(ours, theirs))
     fits = len(ours) == len(theirs) and all(
         a.dtype == b.dtype
@@ -127,12 +127,13 @@ def _inputs(student: Model, teacher: Model) -> dict[str, str]:
     )
     if not fits:
         raise CompressionError(
-            f"Distil: the student takes {_listed(student)}, the teacher {_listed(teacher)}; both must take the same"
+            f"Distil: the student takes {_list_inputs(student)}, the teacher {_list_inputs(teacher)}; both must take "
+            "the same"
         )
     return {a.name: b.name for a, b in pairs}
 
 
-def _listed(model: Model) -> str:
+def _list_inputs(model: Model) -> str:
     return ", ".join(f"{info.name} {info.dtype}{list(info.shape)}" for info in model.inputs)
 
 
@@ -175,6 +176,7 @@ def _training_graph(
         like = op.ReduceMean(output, [axis], keepdims=1)
         parts.append(op.Expand(spread, op.Shape(like)))
     joined = op.Concat(*parts, axis=axis)
+    # The training loop allows one output, so all parts of the loss are joined along the axis of the classes.
     graph.outputs.clear()
     op.name_output(joined, "distillation")
     record_parameters(result.ir, [*parameters, *projections])
@@ -212,6 +214,7 @@ def _answers(teacher: Model, renamed: dict[str, str], pairs: list[Hint]) -> Call
         size = most or count
         if count % size:
             raise CompressionError(f"Distil: the teacher takes {size} examples at a time, the batch has {count}")
+        # The batch in pieces of the teacher's fixed size.
         pieces = [run({n: array[at : at + size] for n, array in feed.items()}) for at in range(0, count, size)]
         results = [np.concatenate(each) for each in zip(*pieces)]
         features = dict(zip(names, results[1:]))

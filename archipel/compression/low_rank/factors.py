@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from archipel.compression.layer_weights import LayerWeight
-from archipel.compression.low_rank.splits import Split, Window, transposed
+from archipel.compression.low_rank.splits import Split, Window, is_transposed
 from archipel.graph import Builder
 from archipel.graph.passes import remove_dead_code
 
@@ -71,7 +71,7 @@ def replace(model: ir.Model, weight: LayerWeight, split: Split, rank: int, facto
             inner = op.Conv(node.inputs[0], first, **split.windows[0].attributes())
             result = op.Conv(inner, second, bias, **split.windows[1].attributes())
         else:
-            flipped = transposed(weight)
+            flipped = is_transposed(weight)
             tensors = (left.T, right.T) if flipped else (left, right)
             first, second = (_parameter(op, f"{weight.name}.{n}", t) for n, t in zip(("left", "right"), tensors))
             if node.op_type == "Gemm":

@@ -45,9 +45,10 @@ def moments(
                 x = values[source].astype(np.float64)
                 first = None if split.windows is None else split.windows[0]
                 rows = x.reshape(-1, x.shape[-1]) if first is None else windows(x, first, _PLACES, rng)
+                # Sums of products, so that no batch needs to be kept.
                 sums[layer][number] += rows.T @ rows
                 counts[layer][number] += len(rows)
-    return {layer: [_shrunk(s, c) for s, c in zip(sums[layer], counts[layer])] for layer in sums}
+    return {layer: [_shrink(s, c) for s, c in zip(sums[layer], counts[layer])] for layer in sums}
 
 
 def windows(x: np.ndarray, window: Window, places: int, rng: np.random.Generator) -> np.ndarray:
@@ -65,7 +66,7 @@ def windows(x: np.ndarray, window: Window, places: int, rng: np.random.Generator
     return np.concatenate(rows)
 
 
-def _shrunk(total: np.ndarray, count: int) -> np.ndarray:
+def _shrink(total: np.ndarray, count: int) -> np.ndarray:
     """The mean of `count` products, shrunk towards a multiple of the identity, the more the fewer there are per row.
 
     Otherwise a layer of 3000 inputs would be fitted to the 512 examples of the calibration data alone.

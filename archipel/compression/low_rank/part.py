@@ -74,6 +74,7 @@ class LowRank:
                 skipped[layer.name] = "no rank that is low enough to save anything"
                 continue
             names = replace(result.ir, weight, layer.splits[choice.split], choice.rank, layer.factors[choice.split])
+            # Both factors take the place of the weight in the order of parameters.
             place = parameters.index(layer.name)
             parameters[place : place + 1] = names
             notes[layer.name] = {

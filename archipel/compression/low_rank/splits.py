@@ -79,7 +79,7 @@ def layer_splits(weight: LayerWeight, flops: int) -> tuple[list[Split], str]:
     return [Split("product", matrix, flops * sum(matrix.shape) / max(matrix.size, 1))], ""
 
 
-def transposed(weight: LayerWeight) -> bool:
+def is_transposed(weight: LayerWeight) -> bool:
     """Whether a Gemm or MatMul multiplies with the transpose of the parameter."""
     reader = weight.readers[0]
     flipped = reader.node.op_type == "Gemm" and bool(reader.node.attributes.get_int("transB", 0))
@@ -105,7 +105,7 @@ def _matrix(weight: LayerWeight) -> np.ndarray | None:
         return None
     if node.op_type == "Gemm" and node.attributes.get_int("transA", 0) != 0:
         return None
-    return content.T if transposed(weight) else content
+    return content.T if is_transposed(weight) else content
 
 
 def _convolution(weight: LayerWeight, node: ir.Node, flops: int) -> Iterator[Split]:

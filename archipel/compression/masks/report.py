@@ -27,13 +27,13 @@ def facts(before: Model, after: Model) -> dict[str, Any]:
         "layers": {name: round(1.0 - float(mask.mean()), 4) for name, mask in kept.items()},
         "bytes": {
             "parameters": sum(content.nbytes for content in after.parameters.values()),
-            "deflated before": deflated(before.parameters),
-            "deflated": deflated(after.parameters, kept),
+            "deflated before": deflated_bytes(before.parameters),
+            "deflated": deflated_bytes(after.parameters, kept),
         },
     }
 
 
-def deflated(parameters: Mapping[str, np.ndarray], kept: Mapping[str, np.ndarray] | None = None) -> int:
+def deflated_bytes(parameters: Mapping[str, np.ndarray], kept: Mapping[str, np.ndarray] | None = None) -> int:
     """Bytes of the tensors after deflate (RFC 1951), each by itself, with zeros where `kept` is false."""
     total = 0
     for name, content in parameters.items():

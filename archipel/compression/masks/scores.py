@@ -49,6 +49,7 @@ def taylor(model: Model, loss: Loss, names: Sequence[str], examples: Examples) -
     op.free_name(LABEL)
     label = op.input(LABEL, *loss.label(output))
     op.name_output(objective(op, loss, output, label), _LOSS)
+    # dL/dw without an optimizer, for all weights in one graph.
     program = gradient(work, of=_LOSS, wrt=list(names))
     run = open_session(program, outputs=[f"{name}.grad" for name in names])
     contents = model.parameters

@@ -105,7 +105,8 @@ def masks(
     """
     if scope == "layer":
         return {weight.name: _without_least(importance[weight.name], target) for weight in weights}
-    flat = np.concatenate([_protected(importance[weight.name].ravel(), target) for weight in weights])
+    # One ranking over all layers.
+    flat = np.concatenate([_protect(importance[weight.name].ravel(), target) for weight in weights])
     kept = _without_least(flat, target)
     ends = np.cumsum([importance[weight.name].size for weight in weights])
     parts = np.split(kept, ends[:-1])
@@ -119,7 +120,7 @@ def _without_least(importance: np.ndarray, share: float) -> np.ndarray:
     return kept.reshape(importance.shape)
 
 
-def _protected(importance: np.ndarray, target: float) -> np.ndarray:
+def _protect(importance: np.ndarray, target: float) -> np.ndarray:
     """The importance of a layer's weights, infinite for those that stay whatever the threshold."""
     least = max(int(_LEAST * (1.0 - target) * importance.size), 1)
     result = importance.copy()

@@ -22,7 +22,7 @@ class Cuts:
         self.flow = flow
         self._kept = {key: ~gone[slots] for key, slots in links.lanes() if gone[slots].any()}
 
-    def kept(self, value: ir.Value | None, axis: int) -> np.ndarray | None:
+    def kept_indices(self, value: ir.Value | None, axis: int) -> np.ndarray | None:
         """bool along the axis: which indices stay; None where all do."""
         return None if value is None else self._kept.get((value, axis))
 
@@ -39,7 +39,7 @@ class Cuts:
 
     def size(self, value: ir.Value, axis: int) -> int | None:
         """The new size of an axis, None where it is not fixed."""
-        size, kept = self.links.shape(value)[axis], self.kept(value, axis)
+        size, kept = self.links.shape(value)[axis], self.kept_indices(value, axis)
         return size if kept is None or size is None else int(kept.sum())
 
     def set_input(self, node: ir.Node, index: int, content: Sequence[int] | np.ndarray) -> None:
@@ -54,7 +54,7 @@ class Cuts:
         before = node.inputs[place] if place < len(node.inputs) else None
         if before is None:
             return
-        computed = any(self.kept(*key) is not None for key in self.flow.depends_on(before))
+        computed = any(self.kept_indices(*key) is not None for key in self.flow.depends_on(before))
         # A shape computed from a size that changes may no longer fit: replace it, even if this output stays.
         if output.shape is None or not (computed or self.axes(output)):
             return

@@ -96,6 +96,7 @@ class Dependencies:
         links = self.links
         for value in stored_tensors(self.graph):
             links.store(value)
+        # The model's inputs and outputs keep their shapes.
         for value in self.graph.inputs:
             links.fix(value, None, f"input {value.name!r} of the model")
         for node in self.graph:
@@ -124,6 +125,7 @@ class Dependencies:
         for value in self.graph.outputs:
             links.fix(value, None, f"output {value.name!r} of the model")
             self.flow.leak(value, f"output {value.name!r} of the model")
+        # After all outputs are fixed: decisions depend on what may go.
         links.settle()
 
     def _groups(self) -> list[ChannelGroup]:

@@ -54,6 +54,7 @@ def taylor(
     """
     if examples.labels is None:
         raise CompressionError("Taylor importance needs labelled examples")
+    # Running statistics are not trained.
     weights, averages = model.parameters, set(statistics(model.ir))
     members = {
         group.name: [
@@ -83,6 +84,7 @@ def _gradients(
     deactivate(work)
     op = work.op
     value = objective(op, loss, work.output, work.label)
+    # The cotangent of the loss.
     seed = op.constant(np.ones((), dtype_of(value).numpy()))
     for place, gradient in enumerate(differentiate(op, {value: seed}, work.parameters)):
         op.name_output(gradient, op.unique(f"gradient_{place}"))

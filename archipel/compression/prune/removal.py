@@ -44,6 +44,7 @@ def remove_channels(model: M, drop: Mapping[str, Sequence[int] | np.ndarray]) ->
         if len(chosen) == sizes[name]:
             raise CompressionError(f"{name!r}: all {sizes[name]} units would go; leave at least one")
         gone_labels.append(dependencies.units[name][chosen])
+    # Every slot with the label of a unit goes with it, also those of activations: rules read them for sizes.
     gone = np.isin(dependencies.labels, np.concatenate(gone_labels))
     cuts = Cuts(graph, dependencies.links, dependencies.flow, gone)
     # Nodes first: their rules read the old sizes.

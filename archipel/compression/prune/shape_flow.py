@@ -39,7 +39,7 @@ class ShapeFlow:
         content = constant_array(value)
         if content is None or content.dtype.kind not in "iu" or content.ndim > 1:
             return None
-        return [Number(int(number), frozenset()) for number in content.reshape(-1)]
+        return [Number(int(number), frozenset()) for number in content.reshape(-1)]  # no size went in
 
     def follow(self, node: ir.Node) -> bool:
         """Whether the node computes with sizes and nothing else; if so, its result is recorded."""
@@ -48,7 +48,7 @@ class ShapeFlow:
         if node.op_type == "Shape":
             numbers = self._shape(node)
         elif any(value in self._numbers for value in node.inputs):
-            numbers = self._computed(node)
+            numbers = self._compute(node)
         else:
             return False
         if numbers is not None:
@@ -93,17 +93,19 @@ class ShapeFlow:
         start, end = node.attributes.get_int("start", 0), node.attributes.get_int("end", len(sizes))
         return [Number(sizes[axis], frozenset({(source, axis)})) for axis in range(len(sizes))[start:end]]
 
-    def _computed(self, node: ir.Node) -> list[Number] | None:
+    def _compute(self, node: ir.Node) -> list[Number] | None:
         inputs = [self.numbers(value) for value in node.inputs]
         first = inputs[0] if inputs else None
         if first is None:
             return None
         if node.op_type in ("Squeeze", "Unsqueeze", "Reshape", "Identity", "Cast"):
+            # These leave the elements of a vector in order.
             return first if _is_vector(node.outputs[0]) and _is_integer(node.outputs[0]) else None
         if node.op_type == "Concat":
             return None if None in inputs else [number for numbers in inputs for number in numbers or []]
         if node.op_type == "Gather":
             places = constant_array(node.inputs[1])
+            # The usual way to read one size of a Shape.
             return None if places is None or places.ndim > 1 else [first[int(i)] for i in places.reshape(-1)]
         if node.op_type == "Slice":
             bounds = [constant_array(value) for value in node.inputs[1:]]
@@ -113,17 +115,18 @@ class ShapeFlow:
             step = 1 if len(bounds) < 4 or bounds[3] is None else int(bounds[3].reshape(()))
             return first[start:end:step] if step > 0 else None
         if node.op_type in _ARITHMETIC and len(inputs) == 2 and inputs[1] is not None:
-            return _combined(node.op_type, first, inputs[1])
+            return _combine(node.op_type, first, inputs[1])
         return None
 
 
-def _combined(op_type: str, left: list[Number], right: list[Number]) -> list[Number] | None:
+def _combine(op_type: str, left: list[Number], right: list[Number]) -> list[Number] | None:
     length = max(len(left), len(right))
     if len(left) not in (1, length) or len(right) not in (1, length):
         return None
     numbers = []
     for a, b in zip(left * (length // len(left)), right * (length // len(right))):
         size = None
+        # An unknown size is still made of known axes.
         if a.size is not None and b.size is not None and not (op_type == "Div" and b.size == 0):
             size = int(_ARITHMETIC[op_type](a.size, b.size))
         numbers.append(Number(size, a.axes | b.axes))

@@ -92,7 +92,7 @@ class Moments:
         return error
 
 
-def chosen_integers(
+def choose_integers(
     weight: np.ndarray, scale: np.ndarray, moments: Moments, levels: int, steps: int
 ) -> tuple[np.ndarray, float, float]:
     """The integers of `weight` for `scale`, both [groups, channels, k], from -levels - 1 to `levels`.

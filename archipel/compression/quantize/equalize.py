@@ -97,7 +97,7 @@ def pairs(model: CompressedModel) -> Iterable[Pair]:
 def _pair(node: ir.Node, parameters: set[str]) -> Pair | None:
     """The pair whose first layer is `node`; None where it cannot be equalized."""
     weight = _parameter(node.inputs[1], parameters)
-    if weight is None or (node.op_type == "Gemm" and _scaled(node)):
+    if weight is None or (node.op_type == "Gemm" and _has_factors(node)):
         return None
     axis = 0 if node.op_type == "Conv" or node.attributes.get_int("transB", 0) == 1 else 1
     channels = dims(weight)[axis]
@@ -117,7 +117,7 @@ def _pair(node: ir.Node, parameters: set[str]) -> Pair | None:
         made, scale, value = list(after.inputs[1:3]), after.inputs[1], after.outputs[0]
         after = only_reader(value)
     value, second = _next_layer(value)
-    if second is None or second.inputs[0] is not value or (second.op_type == "Gemm" and _scaled(second)):
+    if second is None or second.inputs[0] is not value or (second.op_type == "Gemm" and _has_factors(second)):
         return None
     read = _parameter(second.inputs[1], parameters)
     tensors = [_parameter(each, parameters) if each is not made[0] or scale is not None else weight for each in made]
@@ -162,7 +162,7 @@ def _flattens(node: ir.Node) -> bool:
     return len(after) == 2 and len(before) > 2 and before[0] is not None and before[0] == after[0]
 
 
-def _scaled(node: ir.Node) -> bool:
+def _has_factors(node: ir.Node) -> bool:
     """Whether a Gemm scales or transposes what it reads."""
     factors = [node.attributes.get_float(name, 1.0) for name in ("alpha", "beta")]
     return factors != [1.0, 1.0] or bool(node.attributes.get_int("transA", 0))

@@ -15,8 +15,8 @@ from archipel.compression.compressed import CompressedModel
 from archipel.compression.deploy import constants, evaluate_constants
 from archipel.compression.examples import Examples, fixed_batch
 from archipel.compression.low_rank.moments import windows
-from archipel.compression.low_rank.splits import Window
-from archipel.compression.quantize.adaround import Moments, chosen_integers
+from archipel.compression.low_rank.splits import Window, window
+from archipel.compression.quantize.adaround import Moments, choose_integers
 from archipel.compression.quantize.placement import Layer, layers
 from archipel.compression.quantize.simulation import correctable, float_form, initializer
 from archipel.compression.quantize.walk import Walk
@@ -99,6 +99,7 @@ def fit_layers(
             result.errors[weight.name] = errors
         if correct and correctable(layer):
             outputs, wanted = rounded_walk.after(layer.node), float_walk.after(floats[layer.key].node)
+            # Nagel et al. 2019, section 4.2: the mean of each channel moves back to that of the float network.
             axis = outputs[0].ndim - 1 if layer.node.op_type == "MatMul" else 1
             shift = _channel_mean(wanted, axis) - _channel_mean(outputs, axis)
             along = shift.reshape([-1 if i == axis else 1 for i in range(outputs[0].ndim)]).astype(np.float32)
@@ -155,6 +156,7 @@ def _weights(model: CompressedModel, simulated: ir.Model, rounded_layers: list[L
         fits = layer.node.op_type in ("Conv", "Gemm", "MatMul") and layer.axis is not None
         if fits and quantizer is not None and layer.weight in parameters and names.count(layer.weight) == 1:
             eligible[layer.key] = layer, quantizer
+    # All constants in one run of the graph.
     contents = evaluate_constants(simulated, [n for _, node in eligible.values() for n in _input_names(node)])
     # The same graph over parameters of ones computes the factor; the comparison below finds what is no plain product.
     ones = simulated.clone()
@@ -168,6 +170,7 @@ def _weights(model: CompressedModel, simulated: ir.Model, rounded_layers: list[L
         parameter, exact = parameters[layer.weight], contents[exact_name]
         arrays = (exact, factors[exact_name], _spread(contents[scale_name], exact.shape, node))
         effective, factor, scale = (_as_read(layer, array) for array in arrays)
+        # Where the graph transposes the parameter before it rounds, only one of the two products fits.
         for transposed in (False, True):
             source = parameter.T if transposed else parameter
             if source.shape == effective.shape and np.allclose(
@@ -230,7 +233,7 @@ def _round(
     scale = _as_matrix(layer, weight.scale, groups)
     # The same seed twice: rows of both networks come from the same places.
     moments = Moments.of(_rows(layer.node, read, groups, seed), _rows(layer.node, exact, groups, seed), matrix)
-    integers, before, after = chosen_integers(matrix, scale, moments, levels, steps)
+    integers, before, after = choose_integers(matrix, scale, moments, levels, steps)
     return _from_matrix(layer, integers, weight.effective.shape), {"nearest": before, "chosen": after}
 
 
@@ -243,6 +246,7 @@ def _rows(node: ir.Node, arrays: list[np.ndarray], groups: int, seed: int) -> np
         rows = np.concatenate([windows(array, _window(node), _PLACES, rng) for array in arrays])
     rows = rows.astype(np.float64)
     if len(rows) > EXAMPLES * _PLACES:
+        # After the windows: with one seed both networks draw the same rows here too.
         rows = rows[rng.permutation(len(rows))[: EXAMPLES * _PLACES]]
     return np.ascontiguousarray(rows.reshape(len(rows), groups, -1).transpose(1, 0, 2))
 
@@ -250,18 +254,7 @@ def _rows(node: ir.Node, arrays: list[np.ndarray], groups: int, seed: int) -> np
 def _window(node: ir.Node) -> Window:
     weight = node.inputs[1]
     kernel = tuple(int(d) for d in dims(weight)[2:]) if weight is not None else ()  # type: ignore[arg-type]
-    count = len(kernel)
-    pads = node.attributes.get_ints("pads")
-    automatic = node.attributes.get_string("auto_pad", "NOTSET")
-    if pads is None and automatic == "NOTSET":
-        pads = [0] * (2 * count)
-    return Window(
-        kernel,
-        tuple(node.attributes.get_ints("strides") or [1] * count),
-        tuple(node.attributes.get_ints("dilations") or [1] * count),
-        tuple(pads) if automatic == "NOTSET" and pads is not None else None,
-        automatic,
-    )
+    return window(node, kernel)
 
 
 def _as_matrix(layer: Layer, weight: np.ndarray, groups: int) -> np.ndarray:

@@ -56,13 +56,13 @@ class Observer:
             return limits
         # The first pass gives the ends of the histograms that the second one fills.
         histograms = {name: Histogram(seen.low, seen.high) for name, seen in limits.items()}
-        run = open_session(_sampled(model, names, size))
+        run = open_session(_with_samples(model, names, size))
         for batch in examples.batches(size):
             for histogram, values in zip(histograms.values(), run(dict(batch.fields))):
                 histogram.add(values)
-        return {name: self._chosen(histogram) for name, histogram in histograms.items()}
+        return {name: self._clipped_range(histogram) for name, histogram in histograms.items()}
 
-    def _chosen(self, seen: Histogram) -> Range:
+    def _clipped_range(self, seen: Histogram) -> Range:
         if self.kind == "int8":
             by_error = self.method == "mse"
             largest = seen.least_error_magnitude() if by_error else seen.magnitude_percentile(self.percentile)
@@ -73,13 +73,14 @@ class Observer:
 
 def _limits(model: Model, names: Sequence[str], examples: Examples, size: int) -> dict[str, Range]:
     """Least and largest, computed inside the graph, so that its outputs stay small whatever the batch."""
-    work, values = _tapped(model, names)
+    work, values = _without_outputs(model, names)
     op = Builder(work.ir.graph, scope="observe")
     for index, value in enumerate(values):
         # The sum shows NaN and infinities, which a maximum may pass over.
         for kind in ("ReduceMin", "ReduceMax", "ReduceSum"):
             op.name_output(op(kind, value, keepdims=0), f"{kind}.{index}")
     run = open_session(work)
+    # From 0, which every range includes.
     low, high = np.zeros(len(names)), np.zeros(len(names))
     for batch in examples.batches(size):
         extremes = np.array(run(dict(batch.fields)), np.float64).reshape(-1, 3)
@@ -90,9 +91,9 @@ def _limits(model: Model, names: Sequence[str], examples: Examples, size: int) -
     return {name: Range(float(bottom), float(top)) for name, bottom, top in zip(names, low, high)}
 
 
-def _sampled(model: Model, names: Sequence[str], size: int) -> Model:
+def _with_samples(model: Model, names: Sequence[str], size: int) -> Model:
     """A graph whose outputs are the values, flat; of a larger value, SAMPLE elements at random places, fixed here."""
-    work, values = _tapped(model, names)
+    work, values = _without_outputs(model, names)
     op = Builder(work.ir.graph, scope="sample")
     # Shares of a value's length, the same for all: a batch may have any size.
     places = op.constant(np.random.default_rng(0).random(SAMPLE, dtype=np.float32))
@@ -114,7 +115,7 @@ def _elements(value: ir.Value, size: int) -> int:
     return count
 
 
-def _tapped(model: Model, names: Sequence[str]) -> tuple[Model, list[ir.Value]]:
+def _without_outputs(model: Model, names: Sequence[str]) -> tuple[Model, list[ir.Value]]:
     """A copy without outputs, and its values of these names."""
     work = Model(model.copy().ir)
     graph = work.ir.graph

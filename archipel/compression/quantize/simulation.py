@@ -123,6 +123,7 @@ def _round_activations(
             scales[source] = initializer(op, name + SCALE, scale), initializer(op, name + ZERO_POINT, zero)
         scale_value, zero_value = scales[source]
         node = value.producer()
+        # Directly behind the node, or at the start for an input of the graph.
         with op.after(node) if node is not None else op.before(op.graph[0]):
             integers = op.QuantizeLinear(value, scale_value, zero_value)
             result = op.DequantizeLinear(integers, scale_value, zero_value)
@@ -130,6 +131,7 @@ def _round_activations(
                 result = switch(op, str(value.name), value, result)
         own_nodes = {integers.producer(), result.producer()}
         result.shape = value.shape
+        # A graph output is no use of the value, so the replacement below would miss it (see PASSED).
         if value.is_graph_output() and kind == "int8" and node is not None and node.op_type in PASSED:
             _hand_out(op.graph, value, result)
         # All readers change to the rounded value, but not the nodes of the rounding itself.
@@ -174,10 +176,12 @@ def _round_weight(
         if ratio is not None:
             scale = op.Mul(scale, initializer(op, f"{layer.key}.weight_ratio", ratio.astype(np.float32)))
         bias = node.inputs[2] if len(node.inputs) > 2 else None
+        # Without a rounded input there is no integer bias, and no bound.
         data_scale = scales.get(node.inputs[0]) if node.inputs[0] is not None else None
         if bias is not None and data_scale is not None:
             # The bias becomes int32 in the scale (weight * data): a tiny weight scale would make it overflow.
             scale = op.Max(scale, _least_scale(op, bias, data_scale, scheme.per_channel))
+        # Weights are symmetric: the zero point is 0.
         zero = np.zeros([d for d in dims(scale) if isinstance(d, int)], np.int8)
         rounded = op.DequantizeLinear(
             op.QuantizeLinear(weight, scale, zero, axis=scale_axis), scale, zero, axis=scale_axis

@@ -152,6 +152,7 @@ class StaticInt8:
             form.source, self.scheme, form.calibrated, form.examples, self.exclude,
             lambda done, total: work.progress(done, total, "sensitivity of layers"),
         )  # fmt: skip
+        # The least signal-to-noise ratio first.
         order = sorted(ranked, key=lambda name: ranked[name])
         # With all layers in float nothing is rounded, so nothing is lost.
         chosen = choose_float_layers(order, lambda names: len(names) == len(order) or measure_drop(names) <= budget)
@@ -206,6 +207,7 @@ class _Form:
         model, source, calibrated = self.model, self.source, self.calibrated
         weights = self.unfitted.parameters
         restored = {name: weights[name] for name in float_layers if name in weights}
+        # AdaRound moved these weights, which pays only where they are rounded.
         if restored and model is not self.unfitted:
             model = model.with_parameters(restored)
             source = float_form(model)

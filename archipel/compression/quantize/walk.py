@@ -61,6 +61,7 @@ class Walk:
         """Run the nodes up to number `end`, exclusive, as one graph, and keep what is read from there on."""
         nodes = self._nodes[self._place : end]
         if nodes:
+            # Of this piece only values that a later piece reads become outputs.
             made = [value for node in nodes for value in node.outputs if value.name]
             outputs = [value for value in made if value is wanted or self._last.get(value, -1) >= end]
             if outputs:

@@ -100,10 +100,12 @@ class WeightOnly:
             work.progress(number, len(weights), f"weight {weight.name}")
             grid = Grid.of(weight.sizes, weight.inputs, weight.outputs, self.block_size)
             name, shares = str(weight.value.name), None
+            # A factor of the scale in the graph, so that `refresh` scales trained weights alike.
             if name in contents:
                 shares = grid.shares(contents[name].reshape(grid.shape), self._levels)
             with op.before(weight.readers[0][0]):
                 result = round_weight(op, weight.value, grid, self.bits, shares, name)
+            # All readers share one rounding.
             for node, index in weight.readers:
                 node.replace_input_with(index, result)
         work.note(weights=[weight.name for weight in weights])

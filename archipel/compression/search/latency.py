@@ -35,6 +35,7 @@ def latencies(models: Sequence[Model], fields: Mapping[str, np.ndarray], seconds
     with tempfile.TemporaryDirectory(prefix="archipel-latency-") as folder:
         runtimes = [_runtime(model, Path(folder) / str(number)) for number, model in enumerate(models)]
         feed = dict(fields)
+        # The first predictions are slower.
         for runtime in runtimes * WARM_UP:
             runtime.predict(feed)
         times: list[list[int]] = [[] for _ in runtimes]

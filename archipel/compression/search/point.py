@@ -106,6 +106,7 @@ def save_point(
 def pareto(points: Sequence[Point], cost: Callable[[Metrics], float]) -> tuple[Point, ...]:
     """The points that no other point beats in quality at the same or a lower `cost`, the cheapest first."""
     front: list[Point] = []
+    # From the cheapest on, a point is on the front if it beats the best so far.
     for point in sorted(points, key=lambda p: (cost(p.metrics), -p.metrics.quality, p.number)):
         if not front or point.metrics.quality > front[-1].metrics.quality:
             front.append(point)

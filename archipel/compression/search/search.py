@@ -129,6 +129,7 @@ class _Search:
         self.feed = dict(self.validation.take(slice(0, fixed_batch(model) or 1)).fields)
         self.deployed = CompressedModel.of(model).deployed()
         self._open()
+        # Costs without a bound would pull the search away from accuracy and size.
         guides = [name for name in OBJECTIVES if name in ("quality", "size") or name in target.quantities]
         self.history = History(folder / "trials.sqlite", self.space, seed, guides)
         for trial in self.history.trials:
@@ -141,6 +142,7 @@ class _Search:
         while done < trials and repeats < REPEATS and (deadline is None or time.monotonic() < deadline):
             number = len(self.history.trials)
             if number < len(self.space.anchors):
+                # The trial's number alone decides, so a resumed search makes the same trials.
                 values = self.space.anchors[number]
             else:
                 values = self.history.propose([self._outcome(trial) for trial in self.history.trials])

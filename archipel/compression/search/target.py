@@ -113,6 +113,7 @@ def parse_target(text: str) -> Target:
     """Read a target. Raises CompressionError with the text and a mark under the wrong place."""
     conditions: list[Condition] = []
     at = 0
+    # Condition by condition, as in the grammar above; `at` is the position in the text.
     while True:
         start = _skip(text, at)
         condition, at = _condition(text, start)

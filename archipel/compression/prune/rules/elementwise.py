@@ -97,6 +97,7 @@ def _broadcast(
         sizes = links.shape(value)
         if value is None:
             continue
+        # Broadcasting aligns the last axes.
         lead = len(shape) - len(sizes)
         for axis, parts in axes:
             own = axis - lead

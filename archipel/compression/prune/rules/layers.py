@@ -101,7 +101,7 @@ def conv_transpose(node: ir.Node, links: Links) -> None:
 def cut_groups(node: ir.Node, cuts: Cuts) -> None:
     """Lower the number of groups, as channels go in whole groups."""
     source, groups = node.inputs[0], node.attributes.get_int("group", 1)
-    if source is None or groups == 1 or cuts.kept(source, 1) is None:
+    if source is None or groups == 1 or cuts.kept_indices(source, 1) is None:
         return
     size, left = cuts.links.shape(source)[1], cuts.size(source, 1)
     if size is not None and left is not None:

@@ -51,7 +51,7 @@ def split(node: ir.Node, links: Links) -> None:
 def cut_split(node: ir.Node, cuts: Cuts) -> None:
     source = _source(node)
     along = cuts.links.axis(source, node.attributes.get_int("axis", 0))
-    if cuts.kept(source, along) is None:
+    if cuts.kept_indices(source, along) is None:
         return
     sizes = [cuts.size(output, along) for output in node.outputs]
     # Parts that differ in size need their sizes as an input.
@@ -86,11 +86,11 @@ def cut_slice(node: ir.Node, cuts: Cuts) -> None:
     source = _source(node)
     rank, bounds = cuts.links.rank(source), _bounds(node)
     axes = _slice_axes(node, rank)
-    if bounds is None or all(cuts.kept(source, axis) is None for axis in axes):
+    if bounds is None or all(cuts.kept_indices(source, axis) is None for axis in axes):
         return
     starts, ends = bounds[0].copy(), bounds[1].copy()
     for place, axis in enumerate(axes):
-        kept = cuts.kept(source, axis)
+        kept = cuts.kept_indices(source, axis)
         if kept is not None:
             first, last, _ = slice(int(starts[place]), int(ends[place]), 1).indices(len(kept))
             # A bound moves forward by as many indices as go in front of it. An empty slice stays empty.
@@ -127,7 +127,7 @@ def gather(node: ir.Node, links: Links) -> None:
 def cut_gather(node: ir.Node, cuts: Cuts) -> None:
     source = _source(node)
     along = cuts.links.axis(source, node.attributes.get_int("axis", 0))
-    kept, places = cuts.kept(source, along), constant_array(node.inputs[1])
+    kept, places = cuts.kept_indices(source, along), constant_array(node.inputs[1])
     if kept is None or places is None:
         return
     places = places % len(kept)
@@ -140,6 +140,7 @@ def tile(node: ir.Node, links: Links) -> None:
     if repeats is None:
         raise Opaque("how often it repeats is not fixed")
     for axis, count in enumerate(repeats):
+        # Each repeat of an axis would have to lose the same index.
         if count == 1:
             links.join(source, axis, node.outputs[0], axis)
         else:
@@ -159,6 +160,7 @@ def _tie_parts(links: Links, whole: ir.Value, parts: list[ir.Value], along: int,
     slots = links.slots(whole, along)
     sizes = [links.shape(part)[along] for part in parts]
     known = [size for size in sizes if size is not None]
+    # The parts must cover the whole, or an offset would tie the wrong indices.
     if slots is None or len(known) < len(sizes) or sum(known) != len(slots):
         for value in (whole, *parts):
             links.fix(value, along, "where its parts begin is not known")

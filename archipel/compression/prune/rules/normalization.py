@@ -42,9 +42,10 @@ def group(node: ir.Node, links: Links) -> None:
 
 def cut_group(node: ir.Node, cuts: Cuts) -> None:
     source = node.inputs[0]
-    kept = cuts.kept(source, 1)
+    kept = cuts.kept_indices(source, 1)
     if kept is not None:
         groups = node.attributes.get_int("num_groups", 1)
+        # Whole groups go, so the channels of a group stay as many.
         node.attributes["num_groups"] = ir.AttrInt64("num_groups", int(kept.sum()) // (len(kept) // groups))
 
 

@@ -56,7 +56,7 @@ def recurrent(node: ir.Node, links: Links) -> None:
 
 def cut_hidden(node: ir.Node, cuts: Cuts) -> None:
     recurrence = node.inputs[2]
-    kept = cuts.kept(recurrence, 2)
+    kept = cuts.kept_indices(recurrence, 2)
     if kept is not None:
         node.attributes["hidden_size"] = ir.AttrInt64("hidden_size", int(kept.sum()))
 
