@@ -69,7 +69,7 @@ def load_recipe(path: str | os.PathLike[str]) -> list[Part]:
 
 
 def parse_recipe(text: str) -> list[Part]:
-    """As `load_recipe`, from the text of a file: `parse_recipe('[[part]]\nkind = "static_int8"')`."""
+    """As `load_recipe`, from the text of a file: `parse_recipe('part = [{kind = "static_int8"}]')`."""
     try:
         content = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

@@ -114,7 +114,7 @@ class Dependencies:
             rule = RULES.get(node.op_type) if node.domain == "" else None
             try:
                 if rule is None:
-                    raise Opaque("an operator that channels are not followed through")
+                    raise Opaque("no rule follows channels through this operator")
                 rule.link(node, links)
             # A barrier: all that the node reads or writes stays, with its sizes.
             except Opaque as reason:

@@ -62,7 +62,7 @@ class Links:
     def shape(self, value: ir.Value | None) -> tuple[int | None, ...]:
         """Sizes, None for an open one. Raises Opaque where the rank is not known."""
         if value is None or value.shape is None:
-            raise Opaque(f"the shape of {'an input' if value is None else value.name!r} is not known")
+            raise Opaque(f"the shape of {'a missing input' if value is None else value.name!r} is not known")
         return tuple(
             self._sizes.get((value, axis), size if isinstance(size, int) else None)
             for axis, size in enumerate(value.shape)

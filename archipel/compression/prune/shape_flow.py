@@ -62,7 +62,7 @@ class ShapeFlow:
             if value is None or value not in self._numbers:
                 continue
             if index != target:
-                self.leak(value, "the number of channels is computed with")
+                self.leak(value, "nodes compute with the number of channels")
             elif node.outputs[0].shape is not None:
                 numbers, sizes = self._numbers[value], node.outputs[0].shape
                 for axis, (number, size) in enumerate(zip(numbers, sizes)):
@@ -70,7 +70,7 @@ class ShapeFlow:
                     if not isinstance(size, int) and number.size is not None and number.size > 0:
                         self._links.set_size(node.outputs[0], axis, number.size)
                     elif not isinstance(size, int):
-                        self._keep(number, "the number of channels is part of a size that is not fixed")
+                        self._keep(number, "the number of channels goes into an open size")
 
     def leak(self, value: ir.Value, why: str) -> None:
         """Keep the axes whose sizes went into `value`."""

@@ -37,7 +37,7 @@ class Grid:
         if len(sizes) == 3 and outputs == 1:  # recurrent weights: a matrix for each direction
             rows = sizes[0] * sizes[1]
         shape = (rows, int(np.prod(sizes)) // rows)
-        # The rows of [inputs, outputs] (MatMul) are summed over; in other layouts a row is what makes one output.
+        # [inputs, outputs] (MatMul) is summed over axis 0; in other layouts a row makes one output.
         along = 0 if outputs == len(sizes) - 1 and inputs < outputs else 1
         # One block for all of a channel is one scale for each channel.
         if block is None or block >= shape[along]:

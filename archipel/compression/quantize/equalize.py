@@ -121,7 +121,7 @@ def _pair(node: ir.Node, parameters: set[str]) -> Pair | None:
         return None
     read = _parameter(second.inputs[1], parameters)
     tensors = [_parameter(each, parameters) if each is not made[0] or scale is not None else weight for each in made]
-    # A tensor that another node reads, or that is no parameter, cannot change; nor can one be divided and multiplied.
+    # A tensor that another node reads, or that is no parameter, cannot change, nor can one that both layers read.
     if read is None or any(tensor is None for tensor in tensors) or read is weight:
         return None
     if second.op_type == "Conv":

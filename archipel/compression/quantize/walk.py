@@ -48,7 +48,7 @@ class Walk:
     def after(self, node: ir.Node) -> list[np.ndarray]:
         """The values of the node's first output, batch by batch. Runs all nodes up to this one."""
         output = node.outputs[0]
-        # A graph output that no node reads would be dropped.
+        # An output of the graph may have no reader.
         self._last.setdefault(output, self._index[node])
         self._run(self._index[node] + 1, output)
         return self._kept[output]

@@ -49,7 +49,7 @@ def matmul(node: ir.Node, links: Links) -> None:
     a, b = _factors(node)
     ranks = links.rank(a), links.rank(b)
     if 0 in ranks:
-        raise Opaque("a factor of rank 0")
+        raise Opaque("a factor has rank 0")
     # Batch axes are aligned from the last one, as in broadcasting; a vector has only the axis of the sum.
     lead = "abcdefghij"[: max(*ranks, 2) - 2]
     left = "k" if ranks[0] == 1 else lead[len(lead) - ranks[0] + 2 :] + "mk"
@@ -80,11 +80,11 @@ def gemm(node: ir.Node, links: Links) -> None:
 def einsum(node: ir.Node, links: Links) -> None:
     equation = node.attributes.get_string("equation", "").replace(" ", "")
     if "." in equation or "->" not in equation:
-        raise Opaque("an equation with dots or without a result")
+        raise Opaque("its equation has dots or no result")
     left, out = equation.split("->")
     terms = left.split(",")
     if any(len(set(term)) < len(term) for term in [*terms, out]):
-        raise Opaque("an equation with a diagonal")
+        raise Opaque("its equation takes a diagonal")
     operands = [(value, term) for value, term in zip(node.inputs, terms) if value is not None]
     for letter, when in contract(links, operands, node.outputs[0], out).items():
         links.declare_zero(node.outputs[0], out.index(letter), when)
@@ -146,5 +146,5 @@ def _grouped(links: Links, source: ir.Value, weight: ir.Value, output: ir.Value,
 def _factors(node: ir.Node) -> tuple[ir.Value, ir.Value]:
     first, second = node.inputs[:2]
     if first is None or second is None:
-        raise Opaque("an input is left out")
+        raise Opaque("an input is missing")
     return first, second

@@ -9,7 +9,7 @@ from archipel.compression.prune.cuts import Cuts
 from archipel.compression.prune.links import Links, Opaque, Role
 from archipel.graph.shapes import constant_array
 
-_ALONE = "one index of it is used by itself"
+_ALONE = "a single index of it is used"
 
 
 def transpose(node: ir.Node, links: Links) -> None:
@@ -71,7 +71,7 @@ def slice_(node: ir.Node, links: Links) -> None:
             continue
         slots, size = links.slots(source, axis), sizes[axis]
         if slots is None or bounds is None or size is None:
-            _fix_both(links, source, output, axis, "where it is cut is not fixed")
+            _fix_both(links, source, output, axis, "the bounds of the Slice are not constant")
             continue
         # NumPy's slices treat bounds beyond the ends as ONNX does.
         window = slice(*(int(bound[axes.index(axis)]) for bound in bounds))
@@ -102,7 +102,7 @@ def cut_slice(node: ir.Node, cuts: Cuts) -> None:
 def gather(node: ir.Node, links: Links) -> None:
     source, indices, output = _source(node), node.inputs[1], node.outputs[0]
     if indices is None:
-        raise Opaque("an input is left out")
+        raise Opaque("an input is missing")
     along = links.axis(source, node.attributes.get_int("axis", 0))
     wide = links.rank(indices)
     for axis in range(links.rank(source)):
@@ -138,7 +138,7 @@ def cut_gather(node: ir.Node, cuts: Cuts) -> None:
 def tile(node: ir.Node, links: Links) -> None:
     source, repeats = _source(node), constant_array(node.inputs[1])
     if repeats is None:
-        raise Opaque("how often it repeats is not fixed")
+        raise Opaque("the number of repeats is not constant")
     for axis, count in enumerate(repeats):
         # Each repeat of an axis would have to lose the same index.
         if count == 1:
@@ -163,7 +163,7 @@ def _tie_parts(links: Links, whole: ir.Value, parts: list[ir.Value], along: int,
     # The parts must cover the whole, or an offset would tie the wrong indices.
     if slots is None or len(known) < len(sizes) or sum(known) != len(slots):
         for value in (whole, *parts):
-            links.fix(value, along, "where its parts begin is not known")
+            links.fix(value, along, "the sizes of its parts are not known")
         return
     start = 0
     for part, size in zip(parts, known):
@@ -204,7 +204,7 @@ def _changed_axes(node: ir.Node, rank: int) -> set[int]:
     """The axes that a Squeeze or Unsqueeze names, from 0."""
     axes = constant_array(node.inputs[1]) if len(node.inputs) > 1 else None
     if axes is None:
-        raise Opaque("which axes it changes is not fixed")
+        raise Opaque("its axes are not constant")
     return {int(axis) % rank for axis in axes.reshape(-1)}
 
 
@@ -214,11 +214,11 @@ def _slice_axes(node: ir.Node, rank: int) -> list[int]:
         starts = node.inputs[1]
         length = None if starts is None or starts.shape is None else starts.shape[0]
         if not isinstance(length, int):
-            raise Opaque("which axes it cuts is not fixed")
+            raise Opaque("its axes are not constant")
         return list(range(length))
     axes = constant_array(given)
     if axes is None:
-        raise Opaque("which axes it cuts is not fixed")
+        raise Opaque("its axes are not constant")
     return [int(axis) % rank for axis in axes]
 
 
@@ -233,5 +233,5 @@ def _bounds(node: ir.Node) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
 
 def _source(node: ir.Node) -> ir.Value:
     if node.inputs[0] is None:
-        raise Opaque("an input is left out")
+        raise Opaque("an input is missing")
     return node.inputs[0]

@@ -7,13 +7,13 @@ import onnx_ir as ir
 from archipel.compression.prune.cuts import Cuts
 from archipel.compression.prune.links import Links, Opaque, Role
 
-_OVER = "it normalizes over these"
+_OVER = "it normalizes over this axis"
 
 
 def batch(node: ir.Node, links: Links) -> None:
     source, scale, shift, mean, variance = _inputs(node, 5)
     if any(list(value.uses()) or value.is_graph_output() for value in node.outputs[1:]):
-        raise Opaque("its running statistics are results")
+        raise Opaque("other nodes read its running statistics")
     _link_affine(node, links, source, scale, shift)
     # Each channel has statistics of its own, which are never zeroed.
     for value in (mean, variance):
@@ -105,5 +105,5 @@ def _fix(links: Links, node: ir.Node, axes: range | list[int]) -> None:
 def _inputs(node: ir.Node, count: int) -> list[ir.Value]:
     values = [value for value in node.inputs[:count] if value is not None]
     if len(values) < count:
-        raise Opaque("an input is left out")
+        raise Opaque("an input is missing")
     return values

@@ -16,12 +16,12 @@ _USUAL = {"LSTM": {"Sigmoid", "Tanh"}, "GRU": {"Sigmoid", "Tanh"}, "RNN": {"Tanh
 def recurrent(node: ir.Node, links: Links) -> None:
     """LSTM, GRU and RNN in the layout [time, batch, input]; both directions lose the same units."""
     if node.attributes.get_int("layout", 0):
-        raise Opaque("layout 1")
+        raise Opaque("layout 1 is not supported")
     if not set(node.attributes.get_strings("activations", ())) <= _USUAL[node.op_type]:
-        raise Opaque("activations of its own")
+        raise Opaque("its activations are not the default ones")
     source, weight, recurrence = node.inputs[:3]
     if source is None or weight is None or recurrence is None:
-        raise Opaque("an input is left out")
+        raise Opaque("an input is missing")
     # The last axis of the recurrence has one slot for each hidden unit; everything else is tied to these.
     unit = links.slots(recurrence, 2)
     if unit is None:
@@ -32,7 +32,7 @@ def recurrent(node: ir.Node, links: Links) -> None:
     if optional.get(3) is not None:
         stacked.append((optional[3], 1))  # type: ignore[arg-type]
     if optional.get(7) is not None:
-        raise Opaque("peepholes")
+        raise Opaque("peepholes are not supported")
     for value, axis in stacked:
         _tie_blocks(links, value, axis, unit)
         links.mark(value, axis, Role.WEIGHT if value in (weight, recurrence) else Role.AFFINE)
@@ -66,10 +66,10 @@ def _fix_places(node: ir.Node, links: Links, source: ir.Value, states: list[ir.V
     for value in (source, *node.outputs):
         if value.name:
             for axis in range(links.rank(value) - 1):
-                links.fix(value, axis, "time, batch or direction")
+                links.fix(value, axis, "an axis of time, batch or direction")
     for stored in (*node.inputs[1:4], *states):
         if stored is not None:
-            links.fix(stored, 0, "the direction")
+            links.fix(stored, 0, "the axis of directions")
 
 
 def _tie_blocks(links: Links, value: ir.Value, axis: int, unit: np.ndarray) -> None:

@@ -19,7 +19,7 @@ def statistic(node: ir.Node, links: Links) -> None:
     """Means, extremes and products: the axes that they run over stay; the result is zero where the source is."""
     source, over = _reduce(node, links)
     for axis in over:
-        links.fix(source, axis, "it runs over these")
+        links.fix(source, axis, "it reduces this axis")
 
 
 def nonzero_statistic(node: ir.Node, links: Links) -> None:
@@ -33,18 +33,18 @@ def arg(node: ir.Node, links: Links) -> None:
     source = _source(node)
     over = links.axis(source, node.attributes.get_int("axis", 0))
     _join_rest(node, links, source, [over])
-    links.fix(source, over, "it says where along these")
+    links.fix(source, over, "it returns indices along this axis")
     links.declare_nonzero(node.outputs[0])
 
 
 def cumulative(node: ir.Node, links: Links) -> None:
     source, axis = _source(node), constant_array(node.inputs[1])
     if axis is None:
-        raise Opaque("its axis is not fixed")
+        raise Opaque("its axis is not constant")
     for place in range(links.rank(source)):
         if place == links.axis(source, int(axis.reshape(()))):
-            links.fix(source, place, "it runs along these")
-            links.fix(node.outputs[0], place, "it runs along these")
+            links.fix(source, place, "it accumulates along this axis")
+            links.fix(node.outputs[0], place, "it accumulates along this axis")
         else:
             links.join(source, place, node.outputs[0], place)
 
@@ -54,8 +54,8 @@ def triangle(node: ir.Node, links: Links) -> None:
     source = _source(node)
     for axis in range(rank := links.rank(source)):
         if axis >= rank - 2:
-            links.fix(source, axis, "a place along it")
-            links.fix(node.outputs[0], axis, "a place along it")
+            links.fix(source, axis, "it compares positions along this axis")
+            links.fix(node.outputs[0], axis, "it compares positions along this axis")
         else:
             links.join(source, axis, node.outputs[0], axis)
 
@@ -70,7 +70,7 @@ def _reduce(node: ir.Node, links: Links) -> tuple[ir.Value, list[int]]:
     else:
         axes = constant_array(given)
         if axes is None:
-            raise Opaque("which axes it runs over is not fixed")
+            raise Opaque("its axes are not constant")
         over = sorted(int(axis) % rank for axis in axes.reshape(-1))
         if not over:
             over = [] if node.attributes.get_int("noop_with_empty_axes", 0) else list(range(rank))
@@ -91,5 +91,5 @@ def _join_rest(node: ir.Node, links: Links, source: ir.Value, over: list[int]) -
 
 def _source(node: ir.Node) -> ir.Value:
     if node.inputs[0] is None:
-        raise Opaque("an input is left out")
+        raise Opaque("an input is missing")
     return node.inputs[0]

@@ -29,7 +29,7 @@ class _Axis:
 def reshape(node: ir.Node, links: Links) -> None:
     source, output = node.inputs[0], node.outputs[0]
     if source is None:
-        raise Opaque("an input is left out")
+        raise Opaque("an input is missing")
     if 0 in links.shape(source):
         raise Opaque("it has no elements")
     sizes: list[int] = []
@@ -106,7 +106,7 @@ def _match(links: Links, ours: list[_Axis], theirs: list[_Axis], sizes: list[int
     for axis in (*left, *right):
         if rest[id(axis)] is not None or axis.factors:
             axis.factors.clear()
-            links.fix(axis.value, axis.place, "its elements are shared out in a way that is not followed")
+            links.fix(axis.value, axis.place, "no rule follows how its elements are regrouped")
 
 
 def _consume(axis: _Axis, remaining: list[_Axis], rest: dict[int, int | None], shared: int) -> None:
