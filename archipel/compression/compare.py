@@ -283,8 +283,8 @@ def _count(agreement: Agreement, outputs: Sequence[tuple[np.ndarray, np.ndarray]
     for x, y in outputs:
         classes = x.ndim > 1 and x.shape == y.shape and len(x) == len(batch) and x.dtype.kind == "f"
         if classes and max(x.shape[1], x.shape[-1]) > 1:
-            whole = batch.labels is not None and batch.labels.dtype.kind in "iu"
-            agreement.add(x, y, batch.labels if whole else None)
+            class_labels = batch.labels is not None and batch.labels.dtype.kind in "iu"
+            agreement.add(x, y, batch.labels if class_labels else None)
             return
 
 

@@ -252,18 +252,18 @@ def _match_structure(
 ) -> None:
     inputs = dict(_graph_inputs(a, b))
     # Of b: (operator, output, what it reads) -> values.
-    made: dict[tuple[object, ...], list[Reading]] = {}
+    by_inputs: dict[tuple[object, ...], list[Reading]] = {}
     for reading in b.all:
-        made.setdefault((reading.node.op_type, reading.index, *_moving_inputs(reading, b)), []).append(reading)
+        by_inputs.setdefault((reading.node.op_type, reading.index, *_moving_inputs(reading, b)), []).append(reading)
     # In the graph's order: the inputs of a value have been paired before it, so that pairs spread down the graph.
     for reading in a.all:
         if reading in pairs.of:
             continue
-        read = _moving_inputs(reading, a)
-        wanted = [pairs.of.get(value) if isinstance(value, Reading) else inputs.get(value) for value in read]
+        own_inputs = _moving_inputs(reading, a)
+        wanted = [pairs.of.get(value) if isinstance(value, Reading) else inputs.get(value) for value in own_inputs]
         if None in wanted:
             continue
-        alike = made.get((reading.node.op_type, reading.index, *wanted), [])
+        alike = by_inputs.get((reading.node.op_type, reading.index, *wanted), [])
         # Several alike values cannot be told apart.
         if len(alike) == 1:
             layer, other = layers_a.get(reading.node), layers_b.get(alike[0].node)

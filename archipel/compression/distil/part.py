@@ -147,9 +147,9 @@ def _training_graph(
     op = Builder(graph, scope="distil")
     output, answer = graph.outputs[0], teacher.ir.graph.outputs[0]
     axis = class_axis(loss, len(dims(output))) if len(dims(output)) > 1 else 1
-    wanted, given = dims(output)[1:], dims(answer)[1:]
-    differ = any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in zip(wanted, given))
-    if not wanted or len(wanted) != len(given) or differ or not isinstance(dims(output)[axis], int):
+    sizes, answer_sizes = dims(output)[1:], dims(answer)[1:]
+    differ = any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in zip(sizes, answer_sizes))
+    if not sizes or len(sizes) != len(answer_sizes) or differ or not isinstance(dims(output)[axis], int):
         raise CompressionError(
             f"Distil: the student's output {output.name!r} is {list(dims(output))}, the teacher's {answer.name!r} "
             f"{list(dims(answer))}; both need the same sizes behind the batch, and a fixed one along axis {axis}"
@@ -203,9 +203,9 @@ def _answers(teacher: Model, renamed: dict[str, str], pairs: list[Hint]) -> Call
     op = Builder(graph)
     inner = inner_values(teacher)
     names = list(dict.fromkeys(hint.teacher for hint in pairs))
-    read = {name: str(op.name_output(op.Identity(inner[name]), f"{name}/read").name) for name in names}
+    outputs = {name: str(op.name_output(op.Identity(inner[name]), f"{name}/read").name) for name in names}
     # One thread: a second thread pool would spin on the cores where the student trains.
-    run = open_session(teacher, threads=1, outputs=[answer, *read.values()])
+    run = open_session(teacher, threads=1, outputs=[answer, *outputs.values()])
     most = fixed_batch(teacher)
 
     def ask(batch: Fields) -> Fields:

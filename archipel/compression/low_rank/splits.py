@@ -111,13 +111,13 @@ def _matrix(weight: LayerWeight) -> np.ndarray | None:
 def _convolution(weight: LayerWeight, node: ir.Node, flops: int) -> Iterator[Split]:
     content = weight.content.astype(np.float64)
     outputs, inputs, *kernel = content.shape
-    whole = window(node, tuple(kernel))
+    full_window = window(node, tuple(kernel))
     count = len(kernel)
     per_weight = flops / max(content.size, 1)  # every element of the weight is used once at each place of the output
     rows, columns = inputs * math.prod(kernel), outputs
-    point = whole.along(())
+    point = full_window.along(())
     # First all of the window with few outputs, then a 1 x 1 convolution.
-    yield Split("channels", content.reshape(outputs, rows).T, per_weight * (rows + columns), (whole, point))
+    yield Split("channels", content.reshape(outputs, rows).T, per_weight * (rows + columns), (full_window, point))
     if count != 2 or 1 in kernel:
         return
     for axis in (0, 1):
@@ -126,9 +126,11 @@ def _convolution(weight: LayerWeight, node: ir.Node, flops: int) -> Iterator[Spl
         moved = content.transpose(1, 2 + axis, 2 + other, 0)
         matrix = moved.reshape(inputs * kernel[axis], kernel[other] * outputs)
         # The first layer strides along `axis` alone, so it runs at more places than the output has.
-        wide = _widening(node, whole, other)
+        wide = _widening(node, full_window, other)
         cost = per_weight * (matrix.shape[0] * wide + matrix.shape[1])
-        yield Split(("vertical", "horizontal")[axis], matrix, cost, (whole.along((axis,)), whole.along((other,))))
+        yield Split(
+            ("vertical", "horizontal")[axis], matrix, cost, (full_window.along((axis,)), full_window.along((other,)))
+        )
 
 
 def _widening(node: ir.Node, whole: Window, axis: int) -> float:

@@ -41,8 +41,8 @@ class PruneNM:
     fine_tune: FineTune | None = None
 
     def __post_init__(self) -> None:
-        whole = all(isinstance(value, int) and not isinstance(value, bool) for value in (self.n, self.m))
-        if not whole or not 0 < self.n < self.m:
+        integers = all(isinstance(value, int) and not isinstance(value, bool) for value in (self.n, self.m))
+        if not integers or not 0 < self.n < self.m:
             raise CompressionError(f"PruneNM: n and m must be whole numbers with 0 < n < m, are {self.n!r}, {self.m!r}")
         if self.criterion not in get_args(Criterion):
             raise CompressionError(f"PruneNM: criterion is one of {get_args(Criterion)}, got {self.criterion!r}")

@@ -20,15 +20,15 @@ def facts(before: Model, after: Model) -> dict[str, Any]:
     `deflated`: bytes in a zip, where zeros cost little; plain files do not shrink.
     """
     weights = layer_weights(after)
-    kept = {weight.name: weight.kept for weight in weights}
-    size = sum(mask.size for mask in kept.values())
+    masks = {weight.name: weight.kept for weight in weights}
+    size = sum(mask.size for mask in masks.values())
     return {
-        "sparsity": round(1.0 - sum(int(mask.sum()) for mask in kept.values()) / max(size, 1), 4),
-        "layers": {name: round(1.0 - float(mask.mean()), 4) for name, mask in kept.items()},
+        "sparsity": round(1.0 - sum(int(mask.sum()) for mask in masks.values()) / max(size, 1), 4),
+        "layers": {name: round(1.0 - float(mask.mean()), 4) for name, mask in masks.items()},
         "bytes": {
             "parameters": sum(content.nbytes for content in after.parameters.values()),
             "deflated before": deflated_bytes(before.parameters),
-            "deflated": deflated_bytes(after.parameters, kept),
+            "deflated": deflated_bytes(after.parameters, masks),
         },
     }
 

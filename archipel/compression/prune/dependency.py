@@ -141,7 +141,7 @@ class Dependencies:
             # A unit without a weight has no layer whose channel it is.
             if (role[part] & int(Role.WEIGHT)).any():
                 parts_by_owners.setdefault(owner[part].tobytes(), []).append(part)
-        groups, taken = [], dict[str, int]()
+        groups, name_counts = [], dict[str, int]()
         for parts in sorted(parts_by_owners.values(), key=lambda parts: parts[0].start):
             # [units, slots per unit]: the columns of all units belong to the same axes, as the key of the group says.
             table = np.stack([index[part] for part in parts])
@@ -153,7 +153,7 @@ class Dependencies:
                 value, axis = keys[place]
                 part_role = _role(int(np.bitwise_or.reduce(bits[columns])))
                 members.append(Member(str(value.name), axis, part_role, table[:, columns]))
-            group = self._name_group(members, len(parts), taken)
+            group = self._name_group(members, len(parts), name_counts)
             self.units[group.name] = np.array([label[part.start] for part in parts])
             groups.append(group)
         return groups
@@ -181,11 +181,11 @@ class Dependencies:
             self._roles[slots][loose],
         )
 
-    def _name_group(self, members: list[Member], size: int, taken: dict[str, int]) -> ChannelGroup:
+    def _name_group(self, members: list[Member], size: int, name_counts: dict[str, int]) -> ChannelGroup:
         first = next(member for member in members if member.role == "weight")
         # One weight may have several groups: its channels may go to different places.
-        taken[first.tensor] = taken.get(first.tensor, 0) + 1
-        count = taken[first.tensor]
+        name_counts[first.tensor] = name_counts.get(first.tensor, 0) + 1
+        count = name_counts[first.tensor]
         name = first.tensor if count == 1 else f"{first.tensor}#{count}"
         return ChannelGroup(name, size, first.indices.shape[1], tuple(members))
 
@@ -210,8 +210,8 @@ class Dependencies:
 def stored_tensors(graph: ir.Graph) -> list[ir.Value]:
     """The initializers, and what Constant nodes hold."""
     nodes = [node.outputs[0] for node in graph if node.op_type == "Constant" and node.domain == ""]
-    kept = [value for value in graph.initializers.values() if not value.is_graph_input()]
-    return [*kept, *(value for value in nodes if constant_array(value) is not None)]
+    initializers = [value for value in graph.initializers.values() if not value.is_graph_input()]
+    return [*initializers, *(value for value in nodes if constant_array(value) is not None)]
 
 
 def _role(bits: int) -> Part:

@@ -123,14 +123,14 @@ class PruneChannels:
             if self.fine_tune is not None:
                 result = work.train(result, self.fine_tune)
         check_model(result.ir)
-        left = _sizes(result)
+        sizes = _sizes(result)
         work.note(
             goal=self._goal,
             before=before,
             after=measure(result),
             flops={"before": flops_per_example(model), "after": flops_per_example(result)},
             parameter_bytes={"before": parameter_bytes(model), "after": parameter_bytes(result)},
-            units={name: {"before": size, "after": left.get(name, 1)} for name, size in units.items()},
+            units={name: {"before": size, "after": sizes.get(name, 1)} for name, size in units.items()},
             fixed=fixed_channels(model),
         )
         return result
@@ -223,8 +223,8 @@ class PruneChannels:
         removed = counts(high)
         # Units go in blocks, so the last step may have removed too much. Blocks come back where the target allows it,
         # the most important ones first.
-        taken = [group for group in groups if removed[group.name]]
-        for group in sorted(taken, key=lambda g: -scores[g.name][order[g.name][removed[g.name] - 1]]):
+        pruned_groups = [group for group in groups if removed[group.name]]
+        for group in sorted(pruned_groups, key=lambda g: -scores[g.name][order[g.name][removed[g.name] - 1]]):
             fewer = {**removed, group.name: max(removed[group.name] - _block(group, self.round_to), 0)}
             if measure_without(fewer) <= target:
                 removed = fewer
@@ -240,11 +240,11 @@ def _per_cost(
     model: CompressedModel, groups: list[ChannelGroup], scores: dict[str, np.ndarray], cost: Callable[[Model], float]
 ) -> dict[str, np.ndarray]:
     """Importance divided by what a unit of the group costs: units that save much and matter little go first."""
-    whole = cost(model)
+    total = cost(model)
     per_cost = {}
     for group in groups:
         # All units of a group cost the same.
-        saved = whole - cost(remove_channels(model, {group.name: [0]}))
+        saved = total - cost(remove_channels(model, {group.name: [0]}))
         per_cost[group.name] = scores[group.name] / max(saved, np.finfo(np.float64).tiny)
     return per_cost
 

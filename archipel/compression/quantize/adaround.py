@@ -60,9 +60,9 @@ class Moments:
         # few rows show. It goes into A, B and C alike, or the error could fall below 0.
         share = k / (k + count)
         per_row, ridge = (1 - share) / count, share * float(np.square(read).sum(axis=(1, 2)).mean()) / count / k
-        made = weight @ exact.transpose(0, 2, 1)
-        cross = per_row * (made @ read) + ridge * weight
-        square = per_row * np.square(made).sum(axis=2) + ridge * np.square(weight).sum(axis=2)
+        outputs = weight @ exact.transpose(0, 2, 1)
+        cross = per_row * (outputs @ read) + ridge * weight
+        square = per_row * np.square(outputs).sum(axis=2) + ridge * np.square(weight).sum(axis=2)
         # The rows themselves are a factor already, with no more rows than columns.
         if count <= k:
             factor = np.sqrt(per_row) * read

@@ -45,16 +45,16 @@ _BATCH = 64
 class Pair:
     """Two layers in a row, whose weights are `first` and `weight`.
 
-    `made`: (name, axis of the channels) of each tensor that is divided: the first layer's weight and bias, or the scale
-    and shift of the last BatchNormalization behind it. Normalizations multiply the channels with `factor`, [channels],
-    and the last one with the tensor `scale`. A channel is read as `repeat` inputs of `weight`.
+    `divided`: (name, axis of the channels) of each tensor that is divided: the first layer's weight and bias, or the
+    scale and shift of the last BatchNormalization behind it. Normalizations multiply the channels with `factor`,
+    [channels], and the last one with the tensor `scale`. A channel is read as `repeat` inputs of `weight`.
     """
 
     first: str
     first_axis: int
     factor: np.ndarray
     scale: str | None
-    made: tuple[tuple[str, int], ...]
+    divided: tuple[tuple[str, int], ...]
     weight: str
     groups: int
     axis: int
@@ -79,7 +79,7 @@ def equalize_channels(model: CompressedModel, examples: Examples, work: Work) ->
         if max((_equalize(pair, values) for pair in neighbours), default=0.0) < _SETTLED:
             break
     work.note(equalized=[f"{pair.first} -> {pair.weight}" for pair in neighbours], opened_clips=opened)
-    changed = {name for pair in neighbours for name in [pair.weight, *(name for name, _ in pair.made)]}
+    changed = {name for pair in neighbours for name in [pair.weight, *(name for name, _ in pair.divided)]}
     return result.with_parameters({name: values[name].astype(dtypes[name]) for name in sorted(changed)})
 
 
@@ -102,7 +102,7 @@ def _pair(node: ir.Node, parameters: set[str]) -> Pair | None:
     axis = 0 if node.op_type == "Conv" or node.attributes.get_int("transB", 0) == 1 else 1
     channels = dims(weight)[axis]
     bias = node.inputs[2] if len(node.inputs) > 2 else None
-    made: list[ir.Value | None] = [node.inputs[1]] if bias is None else [node.inputs[1], bias]
+    producers: list[ir.Value | None] = [node.inputs[1]] if bias is None else [node.inputs[1], bias]
     factor = np.ones(channels if isinstance(channels, int) else 0)
     value = node.outputs[0]
     scale = None
@@ -114,28 +114,28 @@ def _pair(node: ir.Node, parameters: set[str]) -> Pair | None:
             return None
         factor = factor * earlier / np.sqrt(variance + after.attributes.get_float("epsilon", EPSILON))
         # The normalization is divided. The layer before it stays, or its running statistics would be wrong.
-        made, scale, value = list(after.inputs[1:3]), after.inputs[1], after.outputs[0]
+        producers, scale, value = list(after.inputs[1:3]), after.inputs[1], after.outputs[0]
         after = only_reader(value)
     value, second = _next_layer(value)
     if second is None or second.inputs[0] is not value or (second.op_type == "Gemm" and _has_factors(second)):
         return None
-    read = _parameter(second.inputs[1], parameters)
-    tensors = [_parameter(each, parameters) if each is not made[0] or scale is not None else weight for each in made]
+    reader = _parameter(second.inputs[1], parameters)
+    tensors = [weight if scale is None and v is producers[0] else _parameter(v, parameters) for v in producers]
     # A tensor that another node reads, or that is no parameter, cannot change, nor can one that both layers read.
-    if read is None or any(tensor is None for tensor in tensors) or read is weight:
+    if reader is None or any(tensor is None for tensor in tensors) or reader is weight:
         return None
     if second.op_type == "Conv":
         groups, inputs = second.attributes.get_int("group", 1), 1
-        count = groups * int(dims(read)[1] or 0)
+        count = groups * int(dims(reader)[1] or 0)
     else:
         groups, inputs = 1, 1 if second.attributes.get_int("transB", 0) else 0
-        count = int(dims(read)[inputs] or 0)
+        count = int(dims(reader)[inputs] or 0)
     # Behind a Flatten of pictures each channel is several inputs in a row.
     if not len(factor) or count % len(factor):
         return None
     divided = tuple((str(tensor.name), axis if tensor is weight else 0) for tensor in tensors if tensor is not None)
     return Pair(
-        str(weight.name), axis, factor, None if scale is None else str(scale.name), divided, str(read.name), groups,
+        str(weight.name), axis, factor, None if scale is None else str(scale.name), divided, str(reader.name), groups,
         inputs, count // len(factor),
     )  # fmt: skip
 
@@ -228,7 +228,7 @@ def _equalize(pair: Pair, values: dict[str, np.ndarray]) -> float:
     used = (before > 0) & (after > 0)
     s = np.where(used, np.sqrt(np.where(used, before, 1) / np.where(used, after, 1)), 1.0)
     s = np.clip(s, 1 / _LARGEST_FACTOR, _LARGEST_FACTOR)
-    for name, axis in pair.made:
+    for name, axis in pair.divided:
         values[name] = values[name] / s.reshape([-1 if i == axis else 1 for i in range(values[name].ndim)])
     spread = np.repeat(s, pair.repeat).reshape([-1] + [1] * (by_input.ndim - 1))
     values[pair.weight] = _from_input(pair, by_input * spread, weight.shape)

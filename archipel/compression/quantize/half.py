@@ -83,16 +83,16 @@ def _weights(
     graph: ir.Graph, known: Collection[ir.Value], parameters: set[str], exclude: Collection[str]
 ) -> list[ir.Value]:
     """The constants, made of parameters, that the network reads; without scalars and running statistics."""
-    made = {value for name, value in graph.initializers.items() if name in parameters}
+    from_parameters = {value for name, value in graph.initializers.items() if name in parameters}
     weights: dict[ir.Value, None] = {}
     for node in graph:
         inputs = dependencies(node)
         if all(value in known for value in inputs):
-            if any(value in made for value in inputs):
-                made.update(node.outputs)
+            if any(value in from_parameters for value in inputs):
+                from_parameters.update(node.outputs)
         elif node.op_type != "BatchNormalization":
             # The node depends on an input: its constants are weights in their last form, behind masks and folding.
-            read = (v for v in inputs if v in made and v.dtype == SINGLE and rank(v) > 0)
+            read = (v for v in inputs if v in from_parameters and v.dtype == SINGLE and rank(v) > 0)
             weights.update(dict.fromkeys(v for v in read if not _matches(source_name(v), exclude)))
     return list(weights)
 
@@ -165,13 +165,13 @@ def _takes_half(node: ir.Node) -> set[int]:
     """The inputs that the operator takes in float16."""
     schema = defs.get_schema(node.op_type, OPSET, node.domain)
     allowed = {c.type_param_str: set(c.allowed_type_strs) for c in schema.type_constraints}
-    taken = set()
+    indices = set()
     for index in range(len(node.inputs)):
         formal = schema.inputs[min(index, len(schema.inputs) - 1)]
         if "tensor(float16)" in allowed.get(formal.type_str, {formal.type_str}):
-            taken.add(index)
+            indices.add(index)
     # ONNX allows float16 for the region and the scales of Resize (inputs 1 and 2), runtimes do not.
-    return taken - {1, 2} if node.op_type == "Resize" else taken
+    return indices - {1, 2} if node.op_type == "Resize" else indices
 
 
 def _gives_half(node: ir.Node, index: int) -> bool:

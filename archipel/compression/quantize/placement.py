@@ -120,11 +120,11 @@ def place(
                 result.rounded.append(value)
     # See PASSED.
     for node in graph if signed else ():
-        read, made = node.inputs[0] if node.inputs else None, node.outputs[0]
-        if read is None or node.op_type not in PASSED or made in result.rounded:
+        source, output = node.inputs[0] if node.inputs else None, node.outputs[0]
+        if source is None or node.op_type not in PASSED or output in result.rounded:
             continue
-        if read in result.rounded or read in result.sharing:
-            result.sharing.setdefault(made, read)
+        if source in result.rounded or source in result.sharing:
+            result.sharing.setdefault(output, source)
     return result
 
 

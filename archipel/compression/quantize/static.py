@@ -82,7 +82,7 @@ class StaticInt8:
                 narrow_convolutions=("float", "int8"))  # fmt: skip
         check_percent(self, "percentile")
         if self.max_drop is not None and not self.max_drop >= 0:
-            raise CompressionError(f"StaticInt8: max_drop must be from 0, is {self.max_drop!r}")
+            raise CompressionError(f"StaticInt8: max_drop must be 0 or more, is {self.max_drop!r}")
 
     @property
     def scheme(self) -> Scheme:
@@ -101,7 +101,7 @@ class StaticInt8:
         if self.max_drop is not None:
             work.need_validation(self)
         calibration = work.need_calibration(self).take(slice(0, self.examples))
-        given = model
+        original = model
         if self.equalize:
             model = equalize_channels(model, calibration, work)
         source = float_form(model)
@@ -118,7 +118,7 @@ class StaticInt8:
             model = model.with_parameters(fitted.parameters)
             source = float_form(model)
         form = _Form(settings, work, calibration, calibrated, unfitted, model, source)
-        float_layers = [] if self.max_drop is None else settings._in_float(given, form, work)
+        float_layers = [] if self.max_drop is None else settings._in_float(original, form, work)
         return form.round(float_layers)
 
     def _with_all_excluded(self, graph: ir.Graph) -> StaticInt8:
@@ -132,9 +132,9 @@ class StaticInt8:
             return self
         return replace(self, exclude=(*self.exclude, *narrow))
 
-    def _in_float(self, given: CompressedModel, form: _Form, work: Work) -> list[str]:
+    def _in_float(self, original: CompressedModel, form: _Form, work: Work) -> list[str]:
         """The layers that stay in float to keep within `max_drop`, measured on what devices run."""
-        start, budget = work.evaluate(given), self.max_drop or 0.0
+        start, budget = work.evaluate(original), self.max_drop or 0.0
         drops: dict[frozenset[str], float] = {}
 
         # Cached: the search below asks again for sets that it has tried.

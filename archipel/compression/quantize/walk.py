@@ -62,8 +62,8 @@ class Walk:
         nodes = self._nodes[self._place : end]
         if nodes:
             # Of this piece only values that a later piece reads become outputs.
-            made = [value for node in nodes for value in node.outputs if value.name]
-            outputs = [value for value in made if value is wanted or self._last.get(value, -1) >= end]
+            values = [value for node in nodes for value in node.outputs if value.name]
+            outputs = [value for value in values if value is wanted or self._last.get(value, -1) >= end]
             if outputs:
                 self._compute(nodes, outputs)
         self._place = max(end, self._place)
@@ -94,10 +94,10 @@ def _piece(nodes: Sequence[ir.Node], outputs: Sequence[ir.Value]) -> tuple[Model
                 initializers.append(copy)
             else:
                 inputs.append(value)
-        made = [ir.Value(name=value.name, type=value.type, shape=value.shape) for value in node.outputs]
-        copies.update(zip(node.outputs, made))
-        read = [None if value is None else copies[value] for value in node.inputs]
-        copied.append(ir.Node(node.domain, node.op_type, read, list(node.attributes.values()), outputs=made,
+        results = [ir.Value(name=value.name, type=value.type, shape=value.shape) for value in node.outputs]
+        copies.update(zip(node.outputs, results))
+        sources = [None if value is None else copies[value] for value in node.inputs]
+        copied.append(ir.Node(node.domain, node.op_type, sources, list(node.attributes.values()), outputs=results,
                               name=node.name, version=OPSET))  # fmt: skip
     graph = ir.Graph(
         [copies[value] for value in inputs], [copies[value] for value in outputs], nodes=copied,

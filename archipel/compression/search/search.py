@@ -88,7 +88,7 @@ def search(
     """
     wanted = parse_target(target) if isinstance(target, str) else target
     if trials < 1 or (minutes is not None and not minutes > 0):
-        raise CompressionError(f"search: trials must be from 1 and minutes above 0, are {trials} and {minutes}")
+        raise CompressionError(f"search: trials must be 1 or more and minutes above 0, got {trials} and {minutes}")
     if validation is None:
         raise CompressionError("search needs validation data to measure accuracy on; pass validation=(inputs, labels)")
     run = _Search(model, wanted, data, calibration, validation, loss, seed, Path(folder), space, on_progress)
@@ -270,7 +270,7 @@ class _Search:
 def _metrics(measured: Measured, latency_us: float, ratio: float) -> Metrics:
     loss, accuracy = measured.loss, measured.accuracy
     if loss is None or not math.isfinite(loss):
-        raise CompressionError(f"the loss on the validation data is {loss}, no number that can be compared")
+        raise CompressionError(f"the loss on the validation data is {loss}, which cannot be compared")
     return Metrics(
         measured.nbytes, measured.zipped, measured.weights, measured.flops, loss, accuracy, latency_us, ratio
     )

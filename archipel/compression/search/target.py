@@ -54,7 +54,7 @@ class Condition:
         """The limit in bytes, FLOPs, microseconds or accuracy from 0 to 1; a latency ratio stays a ratio."""
         if self.kind == "points":
             if original.accuracy is None:
-                raise CompressionError(f"{self.text}: the loss of this search knows no accuracy")
+                raise CompressionError(f"{self.text}: the loss of this search has no accuracy")
             return original.accuracy + self.value / 100
         if self.kind == "ratio" and self.quantity != "latency":
             return self.value * (original.nbytes if self.quantity == "size" else original.flops)
@@ -65,7 +65,7 @@ class Condition:
         bound = self.bound(original)
         if self.quantity == "accuracy":
             if metrics.accuracy is None:
-                raise CompressionError(f"{self.text}: the loss of this search knows no accuracy")
+                raise CompressionError(f"{self.text}: the loss of this search has no accuracy")
             share = POINT_WEIGHT * (bound - metrics.accuracy)
         else:
             share = self._quantity_of(metrics) / bound - 1.0

@@ -103,9 +103,9 @@ def cut_groups(node: ir.Node, cuts: Cuts) -> None:
     source, groups = node.inputs[0], node.attributes.get_int("group", 1)
     if source is None or groups == 1 or cuts.kept_indices(source, 1) is None:
         return
-    size, left = cuts.links.shape(source)[1], cuts.size(source, 1)
-    if size is not None and left is not None:
-        node.attributes["group"] = ir.AttrInt64("group", left // (size // groups))
+    size, remaining = cuts.links.shape(source)[1], cuts.size(source, 1)
+    if size is not None and remaining is not None:
+        node.attributes["group"] = ir.AttrInt64("group", remaining // (size // groups))
 
 
 def _convolution(node: ir.Node, links: Links, out_axis: int) -> None:

@@ -111,11 +111,11 @@ def _match(links: Links, ours: list[_Axis], theirs: list[_Axis], sizes: list[int
 
 def _consume(axis: _Axis, remaining: list[_Axis], rest: dict[int, int | None], shared: int) -> None:
     """Take a factor out of the last remaining axis, and the axis off the list if nothing is left of it."""
-    left = rest[id(axis)]
-    if left is None:
+    remainder = rest[id(axis)]
+    if remainder is None:
         return
-    rest[id(axis)] = left // shared
-    if left == shared:
+    rest[id(axis)] = remainder // shared
+    if remainder == shared:
         if axis.size is None:
             rest[id(axis)] = None  # how often the block repeats is unknown
         else:
