@@ -265,7 +265,6 @@ def _batch_size(a: Model, b: Model, wanted: int, count: int) -> int:
 
 def _output_pairs(a: Model, b: Model) -> list[tuple[int, int]]:
     names_a, names_b = [info.name for info in a.outputs], [info.name for info in b.outputs]
-    # By name if any name is shared, else by position.
     if set(names_a) & set(names_b):
         pairs = [(i, names_b.index(name)) for i, name in enumerate(names_a) if name in names_b]
     else:

@@ -214,7 +214,6 @@ def _answers(teacher: Model, renamed: dict[str, str], pairs: list[Hint]) -> Call
         size = most or count
         if count % size:
             raise CompressionError(f"Distil: the teacher takes {size} examples at a time, the batch has {count}")
-        # The batch in pieces of the teacher's fixed size.
         pieces = [run({n: array[at : at + size] for n, array in feed.items()}) for at in range(0, count, size)]
         results = [np.concatenate(each) for each in zip(*pieces)]
         features = dict(zip(names, results[1:]))

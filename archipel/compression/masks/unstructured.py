@@ -105,7 +105,6 @@ def masks(
     """
     if scope == "layer":
         return {weight.name: _without_least(importance[weight.name], target) for weight in weights}
-    # One ranking over all layers.
     flat = np.concatenate([_protect(importance[weight.name].ravel(), target) for weight in weights])
     kept = _without_least(flat, target)
     ends = np.cumsum([importance[weight.name].size for weight in weights])

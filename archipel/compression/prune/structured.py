@@ -168,7 +168,6 @@ class PruneChannels:
         if self.criterion != "taylor":
             return magnitudes(model, groups, self.criterion)
         data = work.need_data(self)
-        # A random sample, in the data's order.
         rows = np.sort(np.random.default_rng(work.seed).permutation(len(data))[: self.examples])
         return taylor(model, groups, work.loss, data.take(rows))
 
@@ -268,7 +267,6 @@ def _milliseconds(model: Model, feed: dict[str, np.ndarray]) -> float:
     """The median time of what a device would run, one example on one thread."""
     run = open_session(model.deployed() if hasattr(model, "deployed") else model, threads=1)
     times: list[float] = []
-    # At least 20 runs, and up to 2000 within 0.2 s.
     begin = time.perf_counter()
     while len(times) < 20 or (time.perf_counter() - begin < 0.2 and len(times) < 2000):
         start = time.perf_counter()

@@ -156,7 +156,6 @@ def _weights(model: CompressedModel, simulated: ir.Model, rounded_layers: list[L
         fits = layer.node.op_type in ("Conv", "Gemm", "MatMul") and layer.axis is not None
         if fits and quantizer is not None and layer.weight in parameters and names.count(layer.weight) == 1:
             eligible[layer.key] = layer, quantizer
-    # All constants in one run of the graph.
     contents = evaluate_constants(simulated, [n for _, node in eligible.values() for n in _input_names(node)])
     # The same graph over parameters of ones computes the factor; the comparison below finds what is no plain product.
     ones = simulated.clone()

@@ -123,7 +123,6 @@ def _round_activations(
             scales[source] = initializer(op, name + SCALE, scale), initializer(op, name + ZERO_POINT, zero)
         scale_value, zero_value = scales[source]
         node = value.producer()
-        # Directly behind the node, or at the start for an input of the graph.
         with op.after(node) if node is not None else op.before(op.graph[0]):
             integers = op.QuantizeLinear(value, scale_value, zero_value)
             result = op.DequantizeLinear(integers, scale_value, zero_value)
