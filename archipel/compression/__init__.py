@@ -1,4 +1,4 @@
-"""Make models small: graph to graph, whatever framework they came from."""
+"""Make models small: graph to graph, whichever framework they come from."""
 
 from archipel.compression.compare import Comparison, compare
 from archipel.compression.compress import compress

@@ -19,10 +19,9 @@ SEVERAL_LABELS = "percentile bootstrap over whole examples, 10,000 resamples (Ef
 
 @dataclass(frozen=True)
 class PairedAccuracy:
-    """Accuracies of a and b on the same labels, and b - a with a 95% interval; all from -1 to 1.
+    """Accuracies of a and b on the same labels, and the difference b - a with its 95% interval, from -1 to 1.
 
-    `only_a` and `only_b` count the labels that one of the two met and the other did not. `method` says what the
-    interval is.
+    `only_a` and `only_b` count the labels that only a or only b predicts. `method` names the interval.
     """
 
     a: float
@@ -41,7 +40,7 @@ class PairedAccuracy:
 
 @dataclass
 class Agreement:
-    """Counts over batches. The classes are along axis 1 of the output, or where the labels' shape says."""
+    """Counts over batches. The classes lie along axis 1 of the output, or along the axis that the labels lack."""
 
     labels: int = 0
     same: int = 0
@@ -55,17 +54,17 @@ class Agreement:
         self.labels += best_a.size
         self.same += int((best_a == best_b).sum())
         if labels is not None:
-            # One row for each example: labels of one example stand and fall together.
+            # One row for each example: the labels of an example are not independent, so the bootstrap draws rows.
             self.correct_a.append((best_a == labels).reshape(len(labels), -1))
             self.correct_b.append((best_b == labels).reshape(len(labels), -1))
 
     @property
     def share(self) -> float | None:
-        """How many of the predicted classes are the same, from 0 to 1."""
+        """The share of predicted classes that are the same, from 0 to 1; None without predictions."""
         return self.same / self.labels if self.labels else None
 
     def accuracy(self, seed: int = 0) -> PairedAccuracy | None:
-        """None without labels."""
+        """The accuracy of both; None without labels. `seed` is that of the bootstrap."""
         if not self.correct_a:
             return None
         a, b = np.concatenate(self.correct_a), np.concatenate(self.correct_b)
@@ -82,7 +81,7 @@ class Agreement:
 
 
 def class_axis(output: tuple[int, ...], labels: tuple[int, ...]) -> int:
-    """The axis of an output that labels of this shape leave out: 1 if it can be. Raises CompressionError."""
+    """The axis of an output that labels of this shape lack: 1 if possible, else the last. Raises CompressionError."""
     for axis in (1, len(output) - 1):
         if 0 < axis < len(output) and output[:axis] + output[axis + 1 :] == labels:
             return axis
@@ -103,7 +102,7 @@ def wald_plus_two(only_a: int, only_b: int, count: int) -> tuple[float, float]:
 def bootstrap(differences: np.ndarray, seed: int) -> tuple[float, float]:
     """95% percentile interval of the mean of `differences`, one for each example."""
     values, counts = np.unique(differences, return_counts=True)
-    # Drawing examples with replacement is a multinomial draw of how often each value comes.
+    # Drawing examples with replacement is a multinomial draw of how often each value occurs, and much faster.
     draws = np.random.default_rng(seed).multinomial(len(differences), counts / len(differences), RESAMPLES)
     low, high = np.percentile(draws @ values / len(differences), [2.5, 97.5])
     return float(low), float(high)

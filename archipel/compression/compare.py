@@ -1,4 +1,4 @@
-"""Where two forms of one model part: every value that both compute, on the same examples."""
+"""Where two forms of one model diverge: compares every value that both compute on the same examples."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ to 2 points of accuracy, at 11 to 14 dB 8 to 11 % of the classes, from 31 dB on 
 class Row:
     """One value of graph a and the one of graph b that stands for it.
 
-    `snr_db` is 10 log10(sum a^2 / sum (a - b)^2) over all elements of all examples: inf where they are equal, -inf
-    where an infinity or NaN is in one only. `cosine` is that of the two as one long vector each. Both are None where
-    they cannot be compared (`reason` says why) or, the cosine, where it is not defined. `position` counts in the
-    order of graph a; `layer` is what computes the value, with the name of its weight.
+    `snr_db` is 10 log10(sum a^2 / sum (a - b)^2) over all elements of all examples: inf if they are equal, -inf if only
+    one has an infinity or NaN. `cosine` is that of the two as one long vector each, None where it is not defined. Both
+    are None if the shapes differ (`reason` says how). `largest` is max |a - b|. `position` counts in the order of graph
+    a; `layer` is the operator that computes the value, with the name of its weight.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Row:
     reason: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has no infinity, `snr_db` is null where `equal` is true, and where `reason` says why."""
+        """Plain values for JSON, which has no infinity: `snr_db` is null if `equal` is true, or `reason` says why."""
         finite = self.snr_db is not None and math.isfinite(self.snr_db)
         largest = self.largest if self.largest is not None and math.isfinite(self.largest) else None
         return {
@@ -64,10 +64,10 @@ class Row:
 @dataclass(frozen=True)
 class Comparison:
     """`rows`: the graph's outputs first (over all `examples`), then every other value in the order of graph a (over the
-    first `compared` examples). `unmatched` are the values of a that b does not have: folded away, or not recognized.
+    first `compared` examples). `unmatched` are values of a without a counterpart in b: folded away, or not recognized.
 
-    `agreement` is the share of equal predicted classes of the first output that has classes; `accuracy` that of both
-    against the labels. None where there is no such thing.
+    `agreement` is the share of equal predicted classes of the first output with classes, `accuracy` that of both
+    against the labels; None without classes or labels.
     """
 
     rows: tuple[Row, ...]
@@ -115,19 +115,27 @@ def compare(
 ) -> Comparison:
     """Run both graphs on `data` and compare every float value that both compute.
 
-    `b` is typically made of `a`: quantized, pruned, converted. Values are matched by name, layers by the names of their
-    weights, and integers are compared as the float numbers that they stand for (`matching.match`). `data` has an array
-    for every input of `a`; labels (under "label") give the accuracy of both. Outputs, agreement and accuracy are those
-    of the graphs as devices run them; the values inside, on the first `rows` examples, come from a run in which ONNX
-    Runtime fuses nothing, so that they exist. Memory: the values of `batch_size` examples of both graphs at a time.
+        print(compare(model, small.deployed(), {"input": images, "label": labels}).first_divergence)
 
-    `threshold` (dB) says what counts as diverged. The measure is that of Lin et al. 2016 ("Fixed point quantization of
-    deep convolutional networks", section 3) and of onnxruntime.quantization.qdq_loss_debug. `progress` is called
-    with the examples done and all. Raises CompressionError for data that does not fit, or a graph that does not run.
+    Values are matched by name, layers by the names of their weights, and integers are compared as the float numbers
+    that they stand for (`matching.match`). Outputs, agreement and accuracy are those of the graphs as devices run them.
+    Inner values come from a run in which ONNX Runtime fuses nothing, so that they exist. The measure is that of Lin et
+    al. 2016 ("Fixed point quantization of deep convolutional networks", section 3) and of
+    onnxruntime.quantization.qdq_loss_debug.
+
+    Arguments:
+        a, b: two forms of one model; `b` is typically made from `a`: quantized, pruned or converted.
+        data: an array for every input of `a`; labels (under "label") give the accuracy of both.
+        rows: inner values are compared on so many examples, the first ones; 0: outputs only.
+        threshold: in dB; values with a lower signal-to-noise ratio have diverged.
+        batch_size: examples whose values, of both graphs, are in memory at a time.
+        progress: called with the number of examples done, and of all.
+
+    Raises CompressionError for data that does not fit, or a graph that does not run.
     """
     if rows < 0 or batch_size < 1:
         raise CompressionError(f"compare: rows must be at least 0 and batch_size at least 1, got {rows}, {batch_size}")
-    a, b = _inlined(a), _inlined(b)
+    a, b = _inline(a), _inline(b)
     examples = data if isinstance(data, Examples) else Examples.of(data, a, "data", labelled=False)
     size = _batch_size(a, b, batch_size, len(examples))
     readings_a, readings_b = Readings(a), Readings(b)
@@ -135,8 +143,10 @@ def compare(
     pairs = [(reading, other) for reading, other in matched if other is not None]
     outputs = _output_pairs(a, b)
     plain_a, plain_b = Instrumented(a, "a"), Instrumented(b, "b")
+    # Two sessions for each graph: one as devices run it, one that is not optimized and returns the inner values.
     inside_a = Instrumented(a, "a", [reading for reading, _ in pairs])
     inside_b = Instrumented(b, "b", [other for _, other in pairs])
+    # Sums and not values are kept, so that memory does not grow with the examples.
     output_sums = [_Sums() for _ in outputs]
     inside_sums = [_Sums() for _ in pairs]
     agreement = Agreement()
@@ -149,6 +159,7 @@ def compare(
         _count(agreement, [(answers_a[x], answers_b[y]) for x, y in outputs], batch)
         if pairs and compared < rows:
             wanted = (
+                # A graph of a fixed batch takes no part of one.
                 len(batch) if size == fixed_batch(a) or size == fixed_batch(b) else min(len(batch), rows - compared)
             )
             part = {name: array[:wanted] for name, array in feed.items()}
@@ -160,23 +171,23 @@ def compare(
             progress(done, len(examples))
     place = {reading: number for number, reading in enumerate(readings_a.all)}
     layers = {r: layer for layer in readings_a.layers() for _, r in (*layer.affine, *layer.clipped)}
-    found = []
+    table = []
     for sums, (x, y) in zip(output_sums, outputs):
         value, other_value = a.ir.graph.outputs[x], b.ir.graph.outputs[y]
         reading = readings_a.of.get(value)
         position = len(place) + x if reading is None else place[reading]
         layer = "" if reading is None else _title(reading, layers)
-        found.append(sums.row(str(value.name), str(other_value.name), layer, position, True))
+        table.append(sums.row(str(value.name), str(other_value.name), layer, position, True))
     for sums, (reading, other) in zip(inside_sums, pairs):
-        found.append(sums.row(reading.name, other.name, _title(reading, layers), place[reading], False))
+        table.append(sums.row(reading.name, other.name, _title(reading, layers), place[reading], False))
     unmatched = tuple(reading.name for reading, other in matched if other is None)
     return Comparison(
-        tuple(found), unmatched, len(examples), compared, threshold, agreement.share, agreement.accuracy()
+        tuple(table), unmatched, len(examples), compared, threshold, agreement.share, agreement.accuracy()
     )
 
 
 class _Sums:
-    """Running sums over the batches of one pair of values."""
+    """Running sums over the batches of one pair of values, in float64."""
 
     def __init__(self) -> None:
         self._shape: tuple[int, ...] = ()
@@ -186,13 +197,13 @@ class _Sums:
 
     def add(self, a: np.ndarray, b: np.ndarray) -> None:
         self._shape = a.shape
-        if _squeezed(a.shape) != _squeezed(b.shape):
-            self._reason = _difference(a.shape, b.shape)
+        if _without_ones(a.shape) != _without_ones(b.shape):
+            self._reason = _shape_reason(a.shape, b.shape)
             return
         x, y = a.astype(np.float64).ravel(), b.astype(np.float64).ravel()
         finite = np.isfinite(x) & np.isfinite(y)
         if not finite.all():
-            # The minus infinity of an attention mask is the same value in both.
+            # Only elements that differ count: the minus infinity of an attention mask is the same in both.
             self._odd += int((~finite & (x != y) & ~(np.isnan(x) & np.isnan(y))).sum())
             x, y = x[finite], y[finite]
         self._aa += float(x @ x)
@@ -223,18 +234,18 @@ def _decibels(signal: float, noise: float) -> float:
     return 10 * math.log10(signal / noise) if signal else -math.inf
 
 
-def _squeezed(shape: Sequence[int]) -> tuple[int, ...]:
-    # A convolution along one axis may have been written as one along two, of which one has the size 1.
+def _without_ones(shape: Sequence[int]) -> tuple[int, ...]:
+    # Converters write a convolution along one axis as one along two, of which one has the size 1.
     return tuple(size for size in shape if size != 1)
 
 
-def _difference(a: Sequence[int], b: Sequence[int]) -> str:
+def _shape_reason(a: Sequence[int], b: Sequence[int]) -> str:
     if len(a) == len(b) > 1 and a[1] != b[1] and a[0] == b[0] and tuple(a[2:]) == tuple(b[2:]):
         return f"not comparable: {a[1]} against {b[1]} channels"
     return f"not comparable: {list(a)} against {list(b)}"
 
 
-def _inlined(model: Model) -> Model:
+def _inline(model: Model) -> Model:
     if not model.ir.functions:
         return model
     model = model.copy()
@@ -267,11 +278,12 @@ def _output_pairs(a: Model, b: Model) -> list[tuple[int, int]]:
 
 
 def _count(agreement: Agreement, outputs: Sequence[tuple[np.ndarray, np.ndarray]], batch: Examples) -> None:
+    """Add the first output that has classes."""
     for x, y in outputs:
         classes = x.ndim > 1 and x.shape == y.shape and len(x) == len(batch) and x.dtype.kind == "f"
         if classes and max(x.shape[1], x.shape[-1]) > 1:
-            whole = batch.labels is not None and batch.labels.dtype.kind in "iu"
-            agreement.add(x, y, batch.labels if whole else None)
+            class_labels = batch.labels is not None and batch.labels.dtype.kind in "iu"
+            agreement.add(x, y, batch.labels if class_labels else None)
             return
 
 

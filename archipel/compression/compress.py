@@ -19,7 +19,7 @@ from archipel.compression.compressed import CompressedModel
 from archipel.compression.distil import Distil
 from archipel.compression.examples import Data, Examples
 from archipel.compression.part import Part
-from archipel.compression.recipe import check_sets, checked, write_recipe
+from archipel.compression.recipe import check_parts, check_sets, write_recipe
 from archipel.compression.report import Measured, Report, Step
 from archipel.compression.score import default_loss
 from archipel.compression.work import Progress, Work
@@ -44,18 +44,26 @@ def compress(
     folder: str | os.PathLike[str] | None = None,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> tuple[CompressedModel, Report]:
-    """Apply the parts of `recipe` one after the other. Returns the small model and what was measured on the way.
+    """Apply the parts of `recipe` to `model`, one after the other.
 
-    `data` (for training) and `validation` are arrays by name with labels under "label", or a tuple with the labels
-    last; `calibration` needs no labels and is taken from `data` if it is not given. `loss` is cross entropy where the
-    labels are whole numbers, else the squared error. The inputs and outputs of the model stay as they are.
+        small, report = compress(model, [StaticInt8()], calibration=images, validation=(images, labels))
 
-    Everything follows from the arguments and `seed`. With `folder` the run keeps checkpoints there: stopped by Ctrl-C
-    or killed, the same call goes on at the step where it was. `on_progress` may raise KeyboardInterrupt to stop.
+    Arguments:
+        model: stays as it is; the result has the same inputs and outputs.
+        recipe: structure (pruning, low rank) first, then masks, then quantization; training after any of them.
+        data: labelled examples to train on: arrays by input name with labels under "label", or a tuple, labels last.
+        calibration: examples for the ranges of activations; labels are not needed. None: the first 512 of `data`.
+        validation: labelled examples for the measurements in the report, and for choices such as `max_drop`.
+        loss: None: cross entropy if the labels are whole numbers, else the squared error.
+        seed: decides every random choice; the same arguments give the same bytes.
+        folder: for checkpoints: after Ctrl-C or a kill the same call goes on at the step where it was.
+        on_progress: called with the progress of each step; may raise KeyboardInterrupt to stop.
 
-    Raises CompressionError for a recipe that does not fit the model, or data that do not.
+    Returns the small model, and the report of what each part did.
+
+    Raises CompressionError for a recipe or data that do not fit the model.
     """
-    parts = checked(recipe)
+    parts = check_parts(recipe)
     sets = {
         "data": None if data is None else Examples.of(data, model, "data", labelled=True),
         "calibration": None if calibration is None else Examples.of(calibration, model, "calibration", labelled=False),
@@ -64,6 +72,7 @@ def compress(
     check_sets(parts, {"data": data, "calibration": calibration, "validation": validation})
     labelled = sets["validation"] or sets["data"]
     chosen = loss or default_loss(None if labelled is None else labelled.labels)
+    # The folder comes after all checks, so that a refused run leaves none.
     store = None if folder is None else _Store(Path(folder), _fingerprint(model, parts, sets, seed))
     work = Work(model, loss=chosen, seed=seed, folder=None if store is None else store.folder,
                 on_progress=on_progress, **sets)  # fmt: skip
@@ -74,7 +83,7 @@ def compress(
     else:
         before = None
     if before is None:
-        before = _measured(current, work)
+        before = _measure(current, work)
     for number, part in enumerate(parts, start=1):
         if number <= len(steps):
             continue
@@ -90,7 +99,7 @@ def compress(
         current = result
         facts = dict(work.facts)
         seconds = time.monotonic() - started
-        steps.append(Step(repr(part), seconds, _measured(current, work), facts))
+        steps.append(Step(repr(part), seconds, _measure(current, work), facts))
         if store is not None:
             store.save(current, steps, before)
         work.progress(1, 1, type(part).__name__)
@@ -99,7 +108,7 @@ def compress(
     return result, result.report
 
 
-def _measured(model: CompressedModel, work: Work) -> Measured:
+def _measure(model: CompressedModel, work: Work) -> Measured:
     deployed = model.deployed()
     return Measured.of(model, deployed, work.evaluate(deployed) if work.validated else None)
 
@@ -117,6 +126,7 @@ def _fingerprint(model: Model, parts: Sequence[Part], sets: dict[str, Examples |
     digest.update(write_recipe(parts).encode() + f"seed {seed}".encode())
     for part in parts:
         if isinstance(part, Distil) and part.teacher is not None:
+            # The recipe has only the path of a teacher, whose content may change.
             digest.update(_content(Path(part.teacher)))
     for name, examples in sets.items():
         for field, array in sorted((examples.feed if examples else {}).items()):
@@ -135,8 +145,8 @@ def _content(path: Path) -> bytes:
 class _Store:
     """The folder of a resumable run: the model after the last finished part, the steps so far, training checkpoints.
 
-    Files are written beside their place and moved there, so that what is there is always whole; a part counts as
-    finished when state.json names its model.
+    Files are written beside their place and moved there, so that each is whole after a kill. A part is finished when
+    state.json names its model.
     """
 
     def __init__(self, folder: Path, fingerprint: str) -> None:
@@ -167,10 +177,12 @@ class _Store:
         return CompressedModel(self._graph(state["model"]), form), steps, before
 
     def _graph(self, name: str) -> ir.Model:
-        """A graph as it was written: what an import makes of a foreign one (folding, renaming) must not happen."""
+        """A graph as `save` wrote it, without the folding and renaming of an import, which would change later parts."""
         return ir.from_proto(onnx.load_model_from_string((self.folder / name).read_bytes()))
 
     def save(self, model: CompressedModel, steps: list[Step], before: Measured) -> None:
+        # Models first, then the state that names them, then the removal of older files: a kill in between leaves the
+        # old state with its files, or the new state with a few files too many.
         number = len(steps)
         name, form = f"part-{number}.onnx", None
         self._write(self.folder / name, model.to_bytes())
@@ -185,8 +197,9 @@ class _Store:
         self._clean(f"part-{number}")
 
     def _clean(self, keep: str) -> None:
-        """Remove what earlier parts left: their models and the checkpoints of their training."""
+        """Remove models of other parts than `keep`, and training checkpoints: they belong to finished parts."""
         for path in [*self.folder.glob("part-*.onnx"), *self.folder.glob("training-*")]:
+            # With the character behind the number, or part-1 would keep part-10.
             if not keep or not path.name.startswith((f"{keep}.", f"{keep}-")):
                 path.unlink(missing_ok=True)
 

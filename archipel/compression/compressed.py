@@ -1,4 +1,4 @@
-"""CompressedModel: a graph that still trains, and what devices run of it."""
+"""CompressedModel: a graph that still trains, and the form of it that devices run."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from archipel.graph.slim import slim
 
 
 class CompressedModel(Model):
-    """A model in the course of compression, and its result.
+    """A model during and after compression.
 
     The graph is the simulation: parameters are float, and what compression does to them (masks, rounding) is written
-    into the graph, so that it trains. `deployed` is what a device runs. `training_form` is the float graph that
-    devices train where the simulation has more than they need (quantization); its parameters have the same names.
-    `report` is what `compress` measured, on the model that it returns.
+    into the graph, so that it trains. `deployed` is the form that devices run. `training_form` is the float graph that
+    devices train, if the simulation has more than that needs (quantization); its parameters have the same names.
+    `report` has the measurements of `compress`, on the model that it returns.
     """
 
     def __init__(self, model: ir.Model, training_form: Model | None = None) -> None:
@@ -33,7 +33,7 @@ class CompressedModel(Model):
 
     @classmethod
     def of(cls, model: Model) -> CompressedModel:
-        """The model itself, or a copy of a plain one."""
+        """The model itself if it is a CompressedModel, else one made of a copy."""
         return model if isinstance(model, CompressedModel) else cls(model.copy().ir)
 
     def copy(self) -> CompressedModel:
@@ -42,12 +42,12 @@ class CompressedModel(Model):
         return CompressedModel(self.ir.clone(), training)
 
     def deployed(self) -> Model:
-        """What a device runs: weights computed once and stored in their small form, the graph optimized."""
+        """The form that devices run: weights are computed once and stored small, the graph is optimized."""
         return deploy(self).predict
 
     @property
     def trainable_names(self) -> tuple[str, ...]:
-        """The parameters that training moves: those of the training form; running statistics are not among them."""
+        """The parameters that training moves: those of the training form, without running statistics."""
         return tuple(trainable_names((self.training_form or self).ir, "*"))
 
     def with_parameters(self, values: Mapping[str, np.ndarray]) -> CompressedModel:
@@ -55,10 +55,10 @@ class CompressedModel(Model):
         result = self.copy()
         graphs = [result.ir.graph, *([] if result.training_form is None else [result.training_form.ir.graph])]
         for name, content in values.items():
-            found = [graph.initializers[name] for graph in graphs if name in graph.initializers]
-            if not found:
+            holders = [graph.initializers[name] for graph in graphs if name in graph.initializers]
+            if not holders:
                 raise CompressionError(f"the model has no tensor {name!r}")
-            for value in found:
+            for value in holders:
                 before = value.const_value
                 if before is None or tuple(before.shape) != content.shape or before.dtype.numpy() != content.dtype:
                     expected = "nothing" if before is None else f"{before.dtype.numpy()}{list(before.shape)}"
@@ -67,7 +67,7 @@ class CompressedModel(Model):
         return result
 
     def save(self, path: str | os.PathLike[str], *, trainable: bool = False) -> None:
-        """Write what a device runs, or with `trainable` the graph with its float parameters, as plain ONNX."""
+        """Write the form that devices run, or with `trainable` the graph with float parameters, as plain ONNX."""
         if trainable:
             super().save(path)
         else:

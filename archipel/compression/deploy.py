@@ -1,8 +1,8 @@
-"""From a graph that trains to what a device runs, and back again after training.
+"""From a graph that trains to the one that devices run, and the program that refreshes it after training.
 
-What depends on parameters alone (folded normalizations, masks, scales, rounding) is computed once: `predict` keeps the
-results as initializers, and the same computation, cut off as a graph of its own, becomes the `refresh` program. This is
-partial evaluation; nothing in it knows a compression scheme.
+Everything that depends on parameters alone (folded normalizations, masks, scales, rounding) is computed once: `predict`
+keeps the results as initializers, and the same computation, cut off as a graph of its own, becomes the `refresh`
+program. This is partial evaluation; nothing in it knows a compression scheme.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from archipel.training.folding import fold_batch_norm_symbolic
 
 @dataclass(frozen=True)
 class Deployment:
-    """`predict` with constants for weights; `graph` is the same before they were computed, `stored` their names.
+    """`predict` with stored constants; `graph` is the same before they are computed, `stored` are their names.
 
-    `parameters` are those of the model, whether or not something still depends on them.
+    `parameters` are all parameters of the model, also those that nothing depends on any more.
     """
 
     predict: Model
@@ -46,14 +46,17 @@ class Deployment:
 
 
 def deploy(model: Model) -> Deployment:
-    """What a device runs of `model`. Raises CompressionError if its constants cannot be computed."""
+    """The form of `model` that devices run. Raises CompressionError if its constants cannot be computed."""
     work = prepared(model, "frozen")
     inline_functions(work.ir)
     parameters = set(model.parameter_names)
     fold_batch_norm_symbolic(work.ir)
+    # Before optimization: it looks for the nodes that the simulation writes. Parameters stay initializers of their own,
+    # from which `refresh` starts.
     use_integer_forms(work.ir, constants(work.ir.graph))
     optimize_for_inference(work.ir, keep=set(work.ir.graph.initializers) & parameters)
     graph = work.ir
+    # An initializer that is read as it is needs no computation, and keeps its name.
     stored = [value for value in _frontier(graph.graph) if not value.is_initializer()]
     _name(stored, Builder(graph.graph))
     contents = evaluate_constants(graph, [str(value.name) for value in stored])
@@ -70,8 +73,8 @@ def refresh_program(
 ) -> Model:
     """A Model with the signature of `refresh`: `parameters` -> every initializer of `predict` that derives from them.
 
-    `statistics` is state that stands for initializers of the graph, by their names: running averages, which training
-    moves. Raises CompressionError for a parameter that the graph does not have.
+    `statistics`: state, by the name of the initializer that it replaces: running averages, which training moves.
+    Raises CompressionError for a parameter that the graph does not have.
     """
     for name in parameters:
         if name not in deployment.parameters:
@@ -86,7 +89,8 @@ def refresh_program(
     graph.outputs.clear()
     op = Builder(graph, scope="refresh")
     by_name = {str(value.name): value for value in values(graph)}
-    # Of this graph only what leads to stored tensors stays, and that reads no example.
+    # Dead code goes below: what leads to stored tensors reads no example, so all inputs of the graph can go too.
+    # Initializers that `predict` lacks, such as folded ones, need no refresh.
     for name in targets:
         value = by_name.get(name)
         if name not in predicted or value is None or value not in derived:
@@ -99,11 +103,12 @@ def refresh_program(
     graph.inputs.clear()
     for name in moving:
         if name not in graph.initializers:
-            # Nothing that is stored derives from it (any more), but the program is handed it all the same.
+            # No stored tensor derives from it, but the program's signature has all of `moving`.
             array = parameters[name] if name in parameters else _zeros((statistics or {})[name])
             value = ir.Value(name=name, const_value=ir.tensor(array, name=name))
             value.type, value.shape = ir.TensorType(ir.DataType.from_numpy(array.dtype)), ir.Shape(array.shape)
             graph.register_initializer(value)
+    # Parameters become inputs of the program.
     promote(work, moving)
     inputs: list[Parameter | State] = [
         Parameter(name=name, tensor=name, dtype=cast(DType, array.dtype.name), shape=array.shape)
@@ -126,7 +131,7 @@ def _zeros(state: State) -> np.ndarray:
 
 
 def evaluate_constants(model: ir.Model, names: Iterable[str]) -> dict[str, np.ndarray]:
-    """The contents of values that no input of the graph changes, by name. Raises CompressionError."""
+    """Compute values that no input of the graph changes, by name. Raises CompressionError where that fails."""
     wanted = list(dict.fromkeys(names))
     if not wanted:
         return {}
@@ -151,12 +156,15 @@ def evaluate_constants(model: ir.Model, names: Iterable[str]) -> dict[str, np.nd
 
 def constants(graph: ir.Graph) -> set[ir.Value]:
     """Initializers, and what is computed from them alone."""
-    return computable_values(filter(_computed, graph), graph.initializers.values())
+    return computable_values(filter(_is_deterministic, graph), graph.initializers.values())
 
 
 def _frontier(graph: ir.Graph) -> list[ir.Value]:
-    """The constants that something reads which is not to be computed once, in the graph's order."""
-    once = (node for node in graph if _computed(node) and not _unpacks(node))
+    """The constants that are read by nodes which run with every prediction, in the graph's order.
+
+    A node that unpacks (DequantizeLinear, or one marked UNPACK) counts as such, so its input is stored in small form.
+    """
+    once = (node for node in graph if _is_deterministic(node) and not _unpacks(node))
     known = computable_values(once, graph.initializers.values())
     read: dict[ir.Value, None] = {}
     for node in graph:
@@ -167,8 +175,8 @@ def _frontier(graph: ir.Graph) -> list[ir.Value]:
 
 
 def _name(values: Sequence[ir.Value], names: Builder) -> None:
-    """Call what is stored after the tensor that it is made of: manifests, learned files and people show these names."""
-    found: dict[ir.Value, str] = {}
+    """Name stored values after the tensor that they come from: manifests, learned files and reports show the names."""
+    new_names: dict[ir.Value, str] = {}
     for value in values:
         uses = [use for use in value.uses() if _unpacks(use.node)]
         suffix, tensor = "_computed", value
@@ -177,14 +185,16 @@ def _name(values: Sequence[ir.Value], names: Builder) -> None:
             tensor = uses[0].node.inputs[0] or value
         elif uses:
             suffix = "_quantized" if value.dtype is not None and value.dtype.is_integer() else "_scale"
-        found[value] = f"{_origin(tensor)}{suffix}"
-    for value, name in found.items():
+        new_names[value] = f"{_origin(tensor)}{suffix}"
+    # In a second loop: `_origin` reads the old names.
+    for value, name in new_names.items():
         if not value.is_graph_output():
             value.name = names.unique(name)
 
 
 def _shorten(predict: ir.Model, source: Model) -> None:
-    """Short names for values and nodes that the source does not have: they would be a tenth of a small file."""
+    """Shorten the names that `source` does not have: they would be a tenth of a small file."""
+    # Names of the source stay: users and reports know them.
     known = {str(name) for node in source.ir.graph.all_nodes() for name in (node.name, *(v.name for v in node.outputs))}
     taken = known | set(predict.graph.initializers) | {str(value.name) for value in values(predict.graph)}
     count = 0
@@ -199,7 +209,7 @@ def _shorten(predict: ir.Model, source: Model) -> None:
 
 
 def _origin(value: ir.Value) -> str:
-    """The first tensor on the way back that has a name of its own; made ones have a "/"."""
+    """The first tensor on the way back with a name from the model; generated names have a "/"."""
     node = value.producer()
     while node is not None and "/" in str(value.name):
         before = next((v for v in node.inputs if v is not None), None)
@@ -213,7 +223,7 @@ def _unpacks(node: ir.Node) -> bool:
     return node.op_type == "DequantizeLinear" or UNPACK in node.metadata_props
 
 
-def _computed(node: ir.Node) -> bool:
+def _is_deterministic(node: ir.Node) -> bool:
     """Whether the same inputs always give the same outputs."""
     return not node.op_type.startswith("Random") and node.op_type not in ("Multinomial", "Bernoulli")
 
@@ -228,6 +238,7 @@ def _store(model: ir.Model, contents: Mapping[str, np.ndarray]) -> None:
         value = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(content.shape), const_value=tensor)
         graph.register_initializer(value)
         if computed.is_graph_output():
+            # A graph output must be computed by a node.
             value = Builder(graph, scope="stored").Identity(value)
             value.name, value.const_value = name, None
         computed.replace_all_uses_with(value, replace_graph_outputs=True)

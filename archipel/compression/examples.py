@@ -1,4 +1,4 @@
-"""Examples as the parts of a recipe see them: an array for each input of the model, and labels."""
+"""Examples for the parts of a recipe: an array for each input of the model, and labels."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from archipel.graph.model import TensorInfo
 LABEL = "label"
 
 Data = Mapping[str, np.ndarray] | Sequence[np.ndarray] | np.ndarray
-"""What users pass: arrays by name (labels under "label"), in the order of the inputs (labels last), or just one."""
+"""Examples as users pass them: arrays by name (labels under "label"), in the order of the inputs (labels last), or one
+array."""
 
 
 @dataclass(frozen=True)
 class Examples:
-    """`fields` has an array for every input of the model, `labels` what a loss compares with; first axis: examples."""
+    """`fields` has an array for every input of the model, `labels` go to the loss. The first axis of all: examples."""
 
     fields: Mapping[str, np.ndarray]
     labels: np.ndarray | None = None
@@ -56,18 +57,18 @@ class Examples:
         return Examples({name: array[rows] for name, array in self.fields.items()}, labels)
 
     def batches(self, size: int) -> Iterator[Examples]:
-        """In order, `size` examples each; the last may be smaller."""
+        """Batches of `size` examples in order; the last may be smaller."""
         for start in range(0, len(self), size):
             yield self.take(slice(start, start + size))
 
     @property
     def feed(self) -> dict[str, np.ndarray]:
-        """The fields and, where there are labels, "label": what a train program's batch has."""
+        """The fields, and the labels under "label": the batch of a train program."""
         return dict(self.fields) if self.labels is None else {**self.fields, LABEL: self.labels}
 
 
 def fixed_batch(model: Model) -> int | None:
-    """The number of examples that every batch must have, None where the model takes any."""
+    """The number of examples that every batch must have; None if the model takes any number."""
     return next((int(i.shape[0]) for i in model.inputs if i.shape and isinstance(i.shape[0], int)), None)
 
 

@@ -1,4 +1,4 @@
-"""FineTune: train what is left after a change, on the graph itself."""
+"""FineTune: train the graph that earlier parts of a recipe have made."""
 
 from __future__ import annotations
 
@@ -22,11 +22,16 @@ BatchNorm = Literal["train", "frozen"]
 class FineTune:
     """Train every parameter on the training data for `epochs`, or for exactly `steps`.
 
-    `lr` is the largest learning rate; `schedule` says how it goes down to 0 ("cosine", "one_cycle") or that it does
-    not ("constant"). `momentum` is of SGD (Nesterov). `augment` moves images of [batch, channels, height, width] by up
-    to `shift` pixels, and flips half of them. `batch_norm="frozen"` leaves running statistics as they are.
+    After quantization this is quantization-aware training: the graph rounds, and gradients go straight through.
 
-    In a recipe after quantization it is quantization-aware training: the graph rounds, gradients go straight through.
+    Arguments:
+        optimizer: "adam", or "sgd" with `momentum` (Nesterov); both with `weight_decay`.
+        lr: the largest learning rate. `schedule` lowers it to 0 ("cosine", "one_cycle") or keeps it ("constant").
+        augment: "shift" moves images [batch, channels, height, width] by up to `shift` pixels, "shift_flip" also
+            mirrors half of them.
+        batch_norm: "frozen" leaves running statistics as they are.
+
+    Raises CompressionError for a field out of range.
     """
 
     epochs: int = 1
@@ -73,5 +78,5 @@ class FineTune:
 
 
 def steps_per_epoch(examples: int, batch_size: int) -> int:
-    """The last batch of an epoch is left out where it would be a smaller one: its statistics would be noise."""
+    """The number of whole batches, at least 1. A smaller last one is left out: its statistics would be noise."""
     return max(examples // batch_size, 1)

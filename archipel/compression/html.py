@@ -15,7 +15,7 @@ from archipel.compression.search.result import SearchResult
 from archipel.durable import write_durably
 
 _MOST = 400
-"""Rows that a table of a part's notes shows; a page of a network with thousands of layers must still open."""
+"""Most rows of a table of a part's notes: the page of a network with thousands of layers must still open."""
 
 
 def write_report(report: Report, path: str | os.PathLike[str], title: str = "compression") -> None:
@@ -43,7 +43,7 @@ def write_search_report(result: SearchResult, path: str | os.PathLike[str], titl
 
 
 def _note(name: str, value: Any) -> dict[str, Any]:
-    """A fact of a part as something to show: text, or a table of an entry for each layer."""
+    """A fact of a part for the template: text, or a table with a row for each layer."""
     if not isinstance(value, Mapping) or not value:
         return {"name": name, "text": _text(value), "columns": [], "rows": [], "left_out": 0}
     if all(isinstance(each, Mapping) for each in value.values()):

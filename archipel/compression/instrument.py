@@ -1,4 +1,4 @@
-"""A graph that also hands out what it computes on the way."""
+"""A graph that also returns its inner values."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from archipel.lite_runtime.sessions import error_types
 
 
 class Instrumented:
-    """Runs `model` on the CPU. Without `readings` the answers are its own outputs, as optimized as ONNX Runtime can.
+    """Runs `model` on the CPU. Without `readings` it returns the model's outputs, fully optimized.
 
-    With them the answers are those values as float arrays, and ONNX Runtime leaves the graph as it is written. `what`
-    names the model in errors. Raises CompressionError where ONNX Runtime cannot load the graph.
+    With `readings` it returns those values as float arrays, and ONNX Runtime optimizes nothing, so that they exist.
+    `what` names the model in errors. Raises CompressionError where ONNX Runtime cannot load the graph.
     """
 
     def __init__(self, model: Model, what: str, readings: Sequence[Reading] | None = None) -> None:
@@ -30,7 +30,7 @@ class Instrumented:
             return
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 4
-        model = Model(model.ir)  # what the graph computes, whatever form of it a subclass would write
+        model = Model(model.ir)  # a CompressedModel would save its deployed form
         if readings is not None:
             model = _with_outputs(model, readings)
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -46,7 +46,7 @@ class Instrumented:
         self._inputs = {value.name: _numpy_type(value.type) for value in self._session.get_inputs()}
 
     def run(self, feed: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-        """Arrays by input name, or in the order of the inputs where a model has other names, as its types."""
+        """Run on arrays by input name, or in the order of the inputs if names differ; they become the inputs' types."""
         if self._empty:
             return []
         arrays = list(feed.values())
@@ -76,10 +76,10 @@ def _with_outputs(model: Model, readings: Sequence[Reading]) -> Model:
         inputs, op_type, attributes = [value], "Identity", {}
         if reading.scale is not None:
             points = [reading.scale] + ([] if reading.zero_point is None else [reading.zero_point])
-            inputs, op_type = [value, *(values[each.name] for each in points)], "DequantizeLinear"
+            inputs, op_type = [value, *(values[point.name] for point in points)], "DequantizeLinear"
         elif value.dtype == ir.DataType.BFLOAT16:
             op_type, attributes = "Cast", {"to": int(ir.DataType.FLOAT)}
-        # An own name for each: a value may be an output of the graph as well.
+        # A new name for each, as the value may be an output of the model too.
         out = ir.Value(name=f"compared:{place}")
         out.type = ir.TensorType(value.dtype) if op_type == "Identity" and value.dtype else None
         node = ir.Node(

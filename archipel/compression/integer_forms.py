@@ -1,7 +1,7 @@
-"""From simulated quantization to what runtimes store and compute: integer biases and products, packed weights.
+"""From simulated quantization to operators that runtimes are fast with: integer biases and products, packed weights.
 
-The simulation is `QuantizeLinear -> DequantizeLinear` on float tensors. What follows changes which operators compute
-the same numbers, up to the rounding of float32.
+The simulation is `QuantizeLinear -> DequantizeLinear` on float tensors. Here other operators take over the computation
+of the same numbers, up to the rounding of float32.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ _INT4 = (ir.DataType.INT4, ir.DataType.UINT4)
 
 
 def use_integer_forms(model: ir.Model, constants: Collection[ir.Value]) -> None:
-    """Change the graph: see the module's text. `constants` are the values that no input changes."""
+    """Change the graph as the module says. `constants` are the values that no input changes."""
     op = Builder(model.graph, scope="integer")
     for node in list(model.graph):
         if node.domain != "" or node.op_type not in LAYERS:
             continue
+        # A layer is quantized if a DequantizeLinear is in front of both factors.
         data, weight = _dequantize(node.inputs[0]), _dequantize(node.inputs[1])
         source = None if data is None else data.inputs[0]
         dynamic = None if source is None else source.producer()
@@ -37,7 +38,8 @@ def use_integer_forms(model: ir.Model, constants: Collection[ir.Value]) -> None:
         elif data is not None and weight is not None and len(node.inputs) > 2 and node.inputs[2] in constants:
             _quantize_bias(op, node, data, weight)
     for node in list(model.graph):
-        if _stored(node, constants) and not any(_computes_integers(use.node) for use in node.outputs[0].uses()):
+        # After the layers: a weight that an integer kernel multiplies with stays behind its DequantizeLinear.
+        if _is_stored(node, constants) and not any(_computes_integers(use.node) for use in node.outputs[0].uses()):
             _pack(op, node)
     for node in list(model.graph):
         if node.op_type == "MaxPool" and node.domain == "":
@@ -45,15 +47,16 @@ def use_integer_forms(model: ir.Model, constants: Collection[ir.Value]) -> None:
 
 
 def _pool_in_float(op: Builder, pool: ir.Node) -> None:
-    """float -> Relu -> MaxPool -> QuantizeLinear becomes float -> MaxPool -> Relu -> QuantizeLinear: the same numbers.
+    """Change float -> Relu -> MaxPool -> QuantizeLinear to float -> MaxPool -> Relu -> QuantizeLinear: equal results.
 
-    Otherwise ONNX Runtime rounds before the pooling, whose kernel for integers takes three times as long there.
+    Otherwise ONNX Runtime rounds before the pooling, and its MaxPool of integers takes three times as long.
     """
     relu = None if pool.inputs[0] is None else pool.inputs[0].producer()
     if relu is None or relu.op_type != "Relu" or only_reader(relu.outputs[0]) is None or len(pool.outputs) > 1:
         return
     data, result = relu.inputs[0], pool.outputs[0]
     layer = None if data is None else data.producer()
+    # For float layers only: behind an integer layer the rounding must come first, to be part of its kernel.
     if layer is None or _computes_integers(layer):
         return
     if any(use.node.op_type != "QuantizeLinear" for use in result.uses()) or result.is_graph_output():
@@ -72,11 +75,12 @@ def _dequantize(value: ir.Value | None) -> ir.Node | None:
 
 def _quantize(node: ir.Node) -> ir.Node | None:
     source = node.inputs[0]
-    found = None if source is None else source.producer()
-    return found if found is not None and found.op_type == "QuantizeLinear" else None
+    quantizer = None if source is None else source.producer()
+    return quantizer if quantizer is not None and quantizer.op_type == "QuantizeLinear" else None
 
 
-def _stored(node: ir.Node, constants: Collection[ir.Value]) -> bool:
+def _is_stored(node: ir.Node, constants: Collection[ir.Value]) -> bool:
+    """Whether the node dequantizes a rounded constant."""
     return (
         node.op_type == "DequantizeLinear"
         and node.domain == ""
@@ -86,14 +90,15 @@ def _stored(node: ir.Node, constants: Collection[ir.Value]) -> bool:
 
 
 def _computes_integers(node: ir.Node) -> bool:
-    """Whether a runtime has an integer kernel for this layer: all that it multiplies is quantized."""
+    """Whether a runtime has an integer kernel for this layer: both factors are quantized."""
     return node.op_type in LAYERS and all(_dequantize(value) is not None for value in node.inputs[:2])
 
 
 def _quantize_bias(op: Builder, node: ir.Node, data: ir.Node, weight: ir.Node) -> None:
     """The bias as int32 with the product of the two scales, as integer kernels add it.
 
-    ONNX has no QuantizeLinear to int32; in float64, as float32 cannot hold every int32; ties go to even like there.
+    ONNX has no QuantizeLinear to int32, so this writes its arithmetic: in float64, as float32 cannot hold every int32,
+    with ties to even.
     """
     bias, weight_scale, data_scale = node.inputs[2], weight.inputs[1], data.inputs[1]
     with op.before(node):
@@ -101,15 +106,15 @@ def _quantize_bias(op: Builder, node: ir.Node, data: ir.Node, weight: ir.Node) -
         exact = op.Round(op.Div(op.Cast(bias, to=11), op.Cast(scale, to=11)))
         bounded = op.Clip(exact, np.array(-INT32_LARGEST), np.array(INT32_LARGEST))
         axis = 0 if rank(scale) else None
-        # A product of its own (in the other order: equal ones would become one), which devices compute once when they
-        # open the graph, as both scales are stored already.
+        # Devices compute this product once when they open the graph, from scales that are stored anyway. Its factors
+        # are in the other order, or it would be merged with `scale`, which is not stored.
         product = op.Mul(data_scale, weight_scale)
         _mark(product, {weight_scale, data_scale})
         node.replace_input_with(2, op.DequantizeLinear(op.Cast(bounded, to=6), product, axis=axis))
 
 
 def _multiply_integers(op: Builder, node: ir.Node, dynamic: ir.Node, weight: ir.Node) -> None:
-    """MatMulInteger or ConvInteger of what was quantized, times the product of the scales, plus the bias."""
+    """MatMulInteger or ConvInteger of both quantized factors, times the product of the scales, plus the bias."""
     flipped = node.op_type == "Gemm" and bool(node.attributes.get_int("transB", 0))
     alpha = node.attributes.get_float("alpha", 1.0) if node.op_type == "Gemm" else 1.0
     with op.before(node):
@@ -119,6 +124,7 @@ def _multiply_integers(op: Builder, node: ir.Node, dynamic: ir.Node, weight: ir.
             integers = op.Transpose(integers, perm=[1, 0])
         if node.op_type == "Conv":
             kept = {name: attribute.value for name, attribute in node.attributes.items()}
+            # int32 sums; the zero point of the data goes to the kernel, the weights have none.
             product = op.ConvInteger(dynamic.outputs[0], integers, dynamic.outputs[2], **kept)
             channels = [1, -1, *[1] * (rank(weight.outputs[0]) - 2)]
             factor = op.Reshape(factor, channels) if rank(factor) else factor
@@ -133,9 +139,9 @@ def _multiply_integers(op: Builder, node: ir.Node, dynamic: ir.Node, weight: ir.
 
 
 def _pack(op: Builder, node: ir.Node) -> None:
-    """Integers beside their scales, multiplied out by operators that runtimes compute once when they open the graph.
+    """Replace a DequantizeLinear, which would run with every prediction, by a product of stored integers and scales.
 
-    A DequantizeLinear would run with every prediction. Two integers of 4 bits share a byte.
+    Runtimes compute that once when they open the graph. Two integers of 4 bits share a byte.
     """
     quantize = _quantize(node)
     if quantize is None:
@@ -146,7 +152,7 @@ def _pack(op: Builder, node: ir.Node) -> None:
         stored = quantize.outputs[0]
         integers = stored
         if stored is not None and stored.dtype in _INT4:
-            # ONNX Runtime hands out no tensors of 4 bits, so these are made as bytes.
+            # ONNX Runtime returns no tensors of 4 bits, so `deploy` could not store them: round to int8.
             wide = op.QuantizeLinear(
                 quantize.inputs[0], scale, axis=axis, block_size=block or None, output_dtype=int(ir.DataType.INT8)
             )
@@ -158,7 +164,7 @@ def _pack(op: Builder, node: ir.Node) -> None:
 
 
 def _pack_nibbles(op: Builder, integers: ir.Value, shape: Sequence[Dim]) -> ir.Value:
-    """int8 from -8 to 7 -> uint8 [half as many, rounded up]: the first half in the low bits, the rest in the high."""
+    """int8 from -8 to 7 -> uint8, half as many, rounded up: the first half in the low bits, the rest in the high."""
     count = math.prod(int(d) for d in shape if d is not None)
     half = (count + 1) // 2
     shifted = op.Reshape(op.Cast(op.Add(op.Cast(integers, to=6), np.array(8, np.int32)), to=2), [-1])
@@ -186,13 +192,13 @@ def _spread(op: Builder, scale: ir.Value | None, shape: Sequence[Dim], axis: int
     if not block:
         return op.Reshape(scale, [-1 if i == axis else 1 for i in range(len(shape))])
     size = shape[axis]
-    # The numbers of the blocks are made by the runtime: as a constant they can be larger than the weight.
+    # The runtime computes the block of each index: as a stored constant they can be larger than the weight.
     places = op.Range(np.array(0), np.array(size if isinstance(size, int) else 0), np.array(1))
     return op.Gather(scale, op.Div(places, np.array(block)), axis=axis)
 
 
 def _mark(value: ir.Value, stops: Collection[ir.Value | None]) -> None:
-    """Let the nodes between `stops` and `value` stay in what devices run."""
+    """Mark the nodes from `stops`, which are stored, to `value`: devices run them when they open the graph."""
     node = None if value in stops else value.producer()
     if node is not None:
         node.metadata_props[UNPACK] = ""
@@ -202,6 +208,7 @@ def _mark(value: ir.Value, stops: Collection[ir.Value | None]) -> None:
 
 
 def _replace(op: Builder, node: ir.Node, result: ir.Value) -> None:
+    """Let all readers of the node read `result`; a graph output keeps its name."""
     old = node.outputs[0]
     if result.shape is None:
         result.shape = old.shape

@@ -1,4 +1,4 @@
-"""Which parameters are weights of layers: followed from the initializer to the operators that multiply with it."""
+"""Find the weights of layers: follow each parameter from its initializer to the operators that multiply with it."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from archipel.graph.shapes import constant_array, dims, rank
 from archipel.graph.walk import only_use
 
 Axes = tuple[int | None, ...]
-"""For each axis of a value the axis of the parameter that it is, None where it is none of them."""
+"""For each axis of a value the parameter's axis that it is; None if it is none."""
 
 _RECURRENT = ("LSTM", "GRU", "RNN")
-# These move elements about and compute nothing.
+# These move elements, and compute nothing.
 _LAYOUT = frozenset({"Transpose", "Unsqueeze", "Squeeze", "Slice", "Split", "Concat", "Reshape", "Flatten", "Identity"})
 
 
@@ -38,9 +38,9 @@ class Reader:
 
 @dataclass(frozen=True)
 class LayerWeight:
-    """A parameter of rank 2 and above that layers multiply with. `mask` is what it is multiplied with first, if it is.
+    """A parameter of rank 2 and above that layers multiply with, after multiplying it with its `mask`, if any.
 
-    `alone` says that nothing but these layers reads it.
+    `alone` says that only these layers read it.
     """
 
     name: str
@@ -51,20 +51,20 @@ class LayerWeight:
 
     @property
     def content(self) -> np.ndarray:
-        found = constant_array(self.value)
-        if found is None:
+        content = constant_array(self.value)
+        if content is None:
             raise CompressionError(f"parameter {self.name!r} has no value")
-        return found
+        return content
 
     @property
     def axis(self) -> int | None:
-        """The axis of input channels where all readers have the same."""
+        """The axis of input channels, if all readers agree on it."""
         axes = {reader.axis for reader in self.readers}
         return axes.pop() if len(axes) == 1 else None
 
     @property
     def kept(self) -> np.ndarray:
-        """bool in the shape of the parameter: false where a mask has made it zero."""
+        """bool in the shape of the parameter: false where a mask makes it zero."""
         return np.ones(self.content.shape, bool) if self.mask is None else self.mask.kept
 
 
@@ -80,22 +80,26 @@ class Mask:
 def layer_weights(model: Model) -> list[LayerWeight]:
     """The weights of Conv, ConvTranspose, Gemm, MatMul, LSTM, GRU and RNN, in the order of the initializers."""
     parameters = set(model.parameter_names)
-    found = []
+    weights = []
     for name in model.parameter_names:
         value = model.ir.graph.initializers[name]
         if rank(value) < 2:
             continue
         mask = find_mask(value, parameters)
         source = value if mask is None else mask.node.outputs[0]
+        # Followed from behind the mask, so that a masked weight has the same readers.
         ends = list(_readers(source, tuple(range(rank(value))), ()))
         readers = tuple(end for end in ends if end is not None)
         if readers:
-            found.append(LayerWeight(name, value, readers, None not in ends, mask))
-    return found
+            weights.append(LayerWeight(name, value, readers, None not in ends, mask))
+    return weights
 
 
-def chosen(weights: Sequence[LayerWeight], part: str, layers: str, exclude: Sequence[str]) -> list[LayerWeight]:
-    """Those whose name matches the glob `layers` and none of `exclude`. Raises CompressionError for an idle glob."""
+def choose_weights(weights: Sequence[LayerWeight], part: str, layers: str, exclude: Sequence[str]) -> list[LayerWeight]:
+    """The weights whose name matches the glob `layers` and none of `exclude`.
+
+    Raises CompressionError for a glob that matches nothing.
+    """
     names = [weight.name for weight in weights]
     if not names:
         raise CompressionError(f"{part}: the model has no weights of Conv, Gemm, MatMul or recurrent layers")
@@ -108,7 +112,7 @@ def chosen(weights: Sequence[LayerWeight], part: str, layers: str, exclude: Sequ
 
 
 def find_mask(value: ir.Value, parameters: set[str]) -> Mask | None:
-    """The mask that is all that reads an initializer, if it has one."""
+    """The mask of an initializer: a product with 0 and 1 that is its only reader."""
     use = only_use(value)
     if use is None or not _is(use[0], "Mul"):
         return None
@@ -116,6 +120,7 @@ def find_mask(value: ir.Value, parameters: set[str]) -> Mask | None:
     other = product.inputs[1 - index]
     cast = None if other is None else other.producer()
     stored = cast.inputs[0] if cast is not None and _is(cast, "Cast") else other
+    # A product with another parameter or of another shape is no mask.
     if stored is None or not stored.is_initializer() or stored.name in parameters or dims(stored) != dims(value):
         return None
     content = constant_array(stored)
@@ -125,7 +130,7 @@ def find_mask(value: ir.Value, parameters: set[str]) -> Mask | None:
 
 
 def refuse_quantized(model: Model, part: str) -> None:
-    """Raise CompressionError for a model whose weights are rounded already: parts that change them come before."""
+    """Raise CompressionError for a model whose weights are rounded: parts that change weights come before."""
     rounded = getattr(model, "training_form", None) is not None or any(
         _is(use.node, "QuantizeLinear") and use.idx == 0
         for name in model.parameter_names
@@ -136,23 +141,23 @@ def refuse_quantized(model: Model, part: str) -> None:
 
 
 def _readers(value: ir.Value, axes: Axes, path: tuple[ir.Node, ...]) -> Iterator[Reader | None]:
-    """The layers behind `value`; None for whatever else reads it."""
+    """The layers behind `value`; None for each other reader."""
     if value.is_graph_output():
         yield None
     for use in value.uses():
         node, slot = use.node, use.idx
-        summed = _summed(node, slot, len(axes))
+        summed = _summed_axis(node, slot, len(axes))
         if summed is not None:
             yield Reader(node, slot, axes[summed], path)
         elif node.domain == "" and node.op_type in _LAYOUT and (slot == 0 or node.op_type == "Concat"):
             for output in node.outputs:
-                yield from _readers(output, _moved(node, axes, output), (*path, node))
+                yield from _readers(output, _axes_behind(node, axes, output), (*path, node))
         else:
             yield None
 
 
-def _summed(node: ir.Node, slot: int, count: int) -> int | None:
-    """The axis over which a layer sums, of its input `slot`; None where that input is no weight."""
+def _summed_axis(node: ir.Node, slot: int, count: int) -> int | None:
+    """The axis of its input `slot` that a layer sums over; None if that input is no weight."""
     if node.domain != "":
         return None
     axis: int | None = None
@@ -162,6 +167,7 @@ def _summed(node: ir.Node, slot: int, count: int) -> int | None:
         axis = 0
     elif node.op_type == "Gemm" and slot < 2:
         flipped = bool(node.attributes.get_int("transB" if slot else "transA", 0))
+        # The second factor is [summed, out], the first [out, summed]; the transpositions exchange the axes.
         axis = int(flipped == bool(slot))
     elif node.op_type == "MatMul" and count >= 2:
         axis = count - 2 if slot else count - 1
@@ -170,7 +176,8 @@ def _summed(node: ir.Node, slot: int, count: int) -> int | None:
     return axis
 
 
-def _moved(node: ir.Node, axes: Axes, output: ir.Value) -> Axes:
+def _axes_behind(node: ir.Node, axes: Axes, output: ir.Value) -> Axes:
+    """The axes behind a layout operator."""
     if node.op_type == "Transpose":
         perm = node.attributes.get_ints("perm") or range(len(axes))[::-1]
         return tuple(axes[i] for i in perm)

@@ -1,4 +1,4 @@
-"""Which value of one graph stands for which of another that was made of it: by name, by weight, by structure."""
+"""Which value of a graph corresponds to which value of a graph made from it: by name, by weight, by structure."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _SCALES = {
 }  # fmt: skip
 _KEEP_SCALE = ("MaxPool", "Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Slice", "Gather")
 _AFFINE = ("BatchNormalization", "Add", "Sub", "Mul", "Div")  # with constants
-_CLIPS = ("Relu", "Clip")  # what the range of an integer does too, so that quantizers leave them out
+_CLIPS = ("Relu", "Clip")  # the range of an integer clips too, so quantizers leave them out
 _PASSED = ("Identity", "Cast", "QuantizeLinear", "DequantizeLinear")
 _QUANTIZE = ("QuantizeLinear", "DynamicQuantizeLinear")
-# What onnxruntime.quantization appends to a tensor's name.
+# Suffixes that onnxruntime.quantization appends to a tensor's name.
 _SUFFIXES = (
     "_QuantizeLinear_Input", "_QuantizeLinear_Output", "_DequantizeLinear_Output", "_DequantizeLinear", "_quantized",
     "_output_quantized",
@@ -39,9 +39,9 @@ _SUFFIXES = (
 class Reading:
     """A value that can be read as float numbers.
 
-    `value` is what is read: of a tensor that is quantized and dequantized, what comes out, since that is what goes on.
-    `scale` and `zero_point` dequantize a `value` of integers. `node` computes it as its output `index`; `names` are all
-    that the tensor has in the graph, the first one its own.
+    `value` is the one to read: of a tensor that is quantized and dequantized, the dequantized one, which later nodes
+    read. `scale` and `zero_point` dequantize a `value` of integers. `node` computes the tensor as its output `index`;
+    `names` are all its names in the graph, its own first.
     """
 
     value: ir.Value
@@ -59,10 +59,10 @@ class Reading:
 
 @dataclass(eq=False)
 class Layer:
-    """A node with a weight, and the values up to the end of what can be folded into it.
+    """A node with a weight, and the values behind it that other graphs may have folded into the node.
 
-    `affine` come from the node and the scaling and shifting after it, `clipped` from an activation after that; each
-    with the operator it comes from.
+    `affine`: outputs of the node and of scaling and shifting behind it; `clipped`: that of an activation behind those.
+    Each comes with the type of its operator, "" for the node itself.
     """
 
     node: ir.Node
@@ -72,7 +72,7 @@ class Layer:
 
 
 class Readings:
-    """The float values of a graph that its inputs move, in the graph's order."""
+    """The float values of a graph that depend on its inputs, in the graph's order."""
 
     def __init__(self, model: Model) -> None:
         self.graph = model.ir.graph
@@ -91,6 +91,7 @@ class Readings:
     ) -> None:
         source = node.inputs[0] if node.inputs else None
         before = None if source is None else self.of.get(source)
+        # The quantized and the dequantized form of a tensor are further names of its reading, no readings of their own.
         if node.op_type in _QUANTIZE:
             # A quantized input of the graph is no value of the network.
             if before is not None and index == 0:
@@ -99,6 +100,7 @@ class Readings:
         if node.op_type == "DequantizeLinear" and _source(value).is_graph_input():
             return
         if node.op_type == "DequantizeLinear" and before is not None:
+            # Integers become readable here; of a float tensor, only if nothing reads its exact form.
             if before.scale is not None or _always_quantized(before.value):
                 before.value, before.scale, before.zero_point = value, None, None
             self._add_name(before, value)
@@ -120,20 +122,20 @@ class Readings:
         self.of[value] = reading
         name = value.name or ""
         plain = next((name.removesuffix(end) for end in _SUFFIXES if name.endswith(end)), name)
-        reading.names += [each for each in dict.fromkeys((name, plain)) if each not in reading.names]
+        reading.names += [n for n in dict.fromkeys((name, plain)) if n not in reading.names]
 
     def layers(self, known: Collection[str] | None = None) -> list[Layer]:
-        """The nodes with weights. `known` are the names to call weights by: those of the graph this one was made of."""
-        found = []
+        """The nodes with weights. `known` are the names of weights in the graph that this one was made from."""
+        layers = []
         for node in self.graph:
             weight = self._weight(node)
             if weight is not None and any(value in self.moving for value in node.inputs if value is not None):
                 names = _roots(weight)
-                layer = Layer(node, frozenset(names if known is None else _recognized(names, known)))
+                layer = Layer(node, frozenset(names if known is None else _known_names(names, known)))
                 self._follow(layer)
                 if layer.affine:
-                    found.append(layer)
-        return found
+                    layers.append(layer)
+        return layers
 
     def _weight(self, node: ir.Node) -> ir.Value | None:
         at = _WEIGHTS.get(node.op_type)
@@ -146,8 +148,10 @@ class Readings:
         return None
 
     def _follow(self, layer: Layer) -> None:
+        """Collect the values behind the layer, as long as each has one reader that could be folded into the layer."""
         value, kind, scaling = layer.node.outputs[0], "", layer.node.op_type in _SCALED_LATER
         while True:
+            # The int32 of an integer product is no value until it is scaled.
             reading = None if scaling or kind in _PASSED else self.of.get(value)
             if reading is not None and all(reading is not other for _, other in layer.affine):
                 (layer.clipped if kind in _CLIPS else layer.affine).append((kind, reading))
@@ -165,12 +169,12 @@ class Readings:
 
 
 def match(a: Readings, b: Readings) -> list[tuple[Reading, Reading | None]]:
-    """Each float value of `a`, in the graph's order, and the one of `b` that stands for it, if there is one.
+    """Each float value of `a`, in the graph's order, and the one of `b` that corresponds to it, if any.
 
-    In this order: graph outputs by name, or by position where their names differ; the layers, by the names of their
-    weights; values by their names; then what the same operator makes of values that stand for each other. A layer
-    counts with the normalization, scale, bias and Relu after it: where one graph has them folded into the layer, only
-    what comes out at the end is the same value in both.
+    Matched in this order, the most certain first: graph outputs by name, or by position if their names differ; layers
+    by the names of their weights; values by their names; then results of the same operator on corresponding values. A
+    layer includes the normalization, scale, bias and Relu behind it: if one graph has them folded into the layer, only
+    the last value is the same in both.
     """
     pairs = _Pairs()
     for first, second in _outputs(a, b):
@@ -180,17 +184,18 @@ def match(a: Readings, b: Readings) -> list[tuple[Reading, Reading | None]]:
     layers_b = b.layers(known)
     for layer, other in _same_weight(layers_a, layers_b):
         pairs.align(layer, other)
+    # Reversed, so that the first value with a name, and a value's own name, win.
     named = {name: reading for reading in reversed(b.all) for name in reversed(reading.names)}
     for reading in a.all:
-        found = next((named[name] for name in reading.names if name in named), None)
-        if found is not None:
-            pairs.add(reading, found)
-    _by_structure(a, b, pairs, {layer.node: layer for layer in layers_a}, {layer.node: layer for layer in layers_b})
+        namesake = next((named[name] for name in reading.names if name in named), None)
+        if namesake is not None:
+            pairs.add(reading, namesake)
+    _match_structure(a, b, pairs, {layer.node: layer for layer in layers_a}, {layer.node: layer for layer in layers_b})
     return [(reading, pairs.of.get(reading)) for reading in a.all]
 
 
 class _Pairs:
-    """Values that stand for each other, each in one pair at most; `alone` are those that must have none."""
+    """Corresponding values, each in one pair at most; values in `_alone` must have no counterpart."""
 
     def __init__(self) -> None:
         self.of: dict[Reading, Reading] = {}
@@ -203,20 +208,21 @@ class _Pairs:
             self._taken.add(b)
 
     def align(self, a: Layer, b: Layer) -> None:
-        """Pair what two layers compute step by step where they take the same steps, else only what comes out."""
+        """Pair the values of two layers step by step if they have the same steps, else only the last ones."""
         if [kind for kind, _ in a.clipped] != [kind for kind, _ in b.clipped]:
-            self._ends([*a.affine, *a.clipped], [*b.affine, *b.clipped])
+            self._pair_ends([*a.affine, *a.clipped], [*b.affine, *b.clipped])
             return
         if [kind for kind, _ in a.affine] == [kind for kind, _ in b.affine]:
             for (_, first), (_, second) in zip(a.affine, b.affine):
                 self.add(first, second)
         else:
-            self._ends(a.affine, b.affine)
+            self._pair_ends(a.affine, b.affine)
         for (_, first), (_, second) in zip(a.clipped, b.clipped):
             self.add(first, second)
 
-    def _ends(self, a: Sequence[tuple[str, Reading]], b: Sequence[tuple[str, Reading]]) -> None:
+    def _pair_ends(self, a: Sequence[tuple[str, Reading]], b: Sequence[tuple[str, Reading]]) -> None:
         self.add(a[-1][1], b[-1][1])
+        # Inner steps have other values in the two graphs, even where a name or operator is the same.
         self._alone.update(reading for _, reading in (*a[:-1], *b[:-1]) if reading not in self._taken)
 
 
@@ -241,21 +247,24 @@ def _same_weight(a: Sequence[Layer], b: Sequence[Layer]) -> Iterator[tuple[Layer
             yield from zip(first, second)
 
 
-def _by_structure(
+def _match_structure(
     a: Readings, b: Readings, pairs: _Pairs, layers_a: dict[ir.Node, Layer], layers_b: dict[ir.Node, Layer]
 ) -> None:
     inputs = dict(_graph_inputs(a, b))
-    made: dict[tuple[object, ...], list[Reading]] = {}
+    # Of b: (operator, output, what it reads) -> values.
+    by_inputs: dict[tuple[object, ...], list[Reading]] = {}
     for reading in b.all:
-        made.setdefault((reading.node.op_type, reading.index, *_moving_inputs(reading, b)), []).append(reading)
+        by_inputs.setdefault((reading.node.op_type, reading.index, *_moving_inputs(reading, b)), []).append(reading)
+    # In the graph's order: the inputs of a value have been paired before it, so that pairs spread down the graph.
     for reading in a.all:
         if reading in pairs.of:
             continue
-        read = _moving_inputs(reading, a)
-        wanted = [pairs.of.get(each) if isinstance(each, Reading) else inputs.get(each) for each in read]
+        own_inputs = _moving_inputs(reading, a)
+        wanted = [pairs.of.get(value) if isinstance(value, Reading) else inputs.get(value) for value in own_inputs]
         if None in wanted:
             continue
-        alike = made.get((reading.node.op_type, reading.index, *wanted), [])
+        alike = by_inputs.get((reading.node.op_type, reading.index, *wanted), [])
+        # Several alike values cannot be told apart.
         if len(alike) == 1:
             layer, other = layers_a.get(reading.node), layers_b.get(alike[0].node)
             if layer is not None and other is not None:
@@ -275,37 +284,38 @@ def _graph_inputs(a: Readings, b: Readings) -> Iterator[tuple[ir.Value, ir.Value
 
 
 def _moving_inputs(reading: Reading, readings: Readings) -> list[Reading | ir.Value]:
-    """What the node reads of the examples: readings, or inputs of the graph."""
+    """The inputs of the node that depend on the examples: readings, or inputs of the graph."""
     moving = [value for value in reading.node.inputs if value is not None and value in readings.moving]
     return [readings.of.get(value) or _source(value) for value in moving]
 
 
 def _source(value: ir.Value) -> ir.Value:
-    """The input of the graph that is only quantized and dequantized here."""
+    """The value in front of casts and rounding: an input of the graph, where nothing else lies between."""
     return trace_back(value, _PASSED)
 
 
 def _always_quantized(value: ir.Value) -> bool:
+    """Whether only quantizing nodes read the value."""
     users = [use.node.op_type for use in value.uses()]
     return bool(users) and all(op_type in _QUANTIZE for op_type in users) and not value.is_graph_output()
 
 
 def _roots(value: ir.Value) -> list[str]:
-    """The initializer that a constant value is made of; several if they are as large as the largest."""
-    found: dict[str, int] = {}
-    for each in origins(value):
-        node = each.producer()
-        if each.name and (node is None or not node.inputs):
-            tensor = each.const_value
-            found[each.name] = 0 if tensor is None else tensor.size
-    return [name for name, size in found.items() if size == max(found.values())]
+    """The largest initializer that a constant value is computed from; several if they are equally large."""
+    sizes: dict[str, int] = {}
+    for origin in origins(value):
+        node = origin.producer()
+        if origin.name and (node is None or not node.inputs):
+            tensor = origin.const_value
+            sizes[origin.name] = 0 if tensor is None else tensor.size
+    return [name for name, size in sizes.items() if size == max(sizes.values())]
 
 
-def _recognized(names: Sequence[str], known: Collection[str]) -> list[str]:
+def _known_names(names: Sequence[str], known: Collection[str]) -> list[str]:
     """The known names that these begin with: "conv.weight" for "conv.weight_quantized"."""
-    found = []
+    recognized = []
     for name in names:
         starts = [k for k in known if name == k or (name.startswith(k) and not name[len(k)].isalnum())]
         if starts:
-            found.append(max(starts, key=len))
-    return found
+            recognized.append(max(starts, key=len))
+    return recognized

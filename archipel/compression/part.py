@@ -1,4 +1,4 @@
-"""What a recipe is made of: frozen dataclasses, each of which changes a model in one way."""
+"""The parts of a recipe: frozen dataclasses, each of which changes a model in one way."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 Need = Literal["data", "calibration", "validation"]
-"""Examples that a part cannot do without: arguments of `compress`. Training data stand in for calibration data."""
+"""The argument of `compress` with examples that a part needs. Training data stand in for calibration data."""
 
 
 class Part(Protocol):
@@ -19,7 +19,7 @@ class Part(Protocol):
 
     @property
     def needs(self) -> tuple[Need, ...]:
-        """What `apply` asks its `work` for, so that a run that lacks it is refused before the first part."""
+        """The examples that `apply` asks `work` for: `compress` refuses a run without them before the first part."""
 
     def apply(self, model: CompressedModel, work: Work) -> CompressedModel:
         """The changed model; `model` stays as it is. Raises CompressionError where the part cannot be applied."""

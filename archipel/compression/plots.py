@@ -13,12 +13,12 @@ from archipel.compression.report import Measured
 from archipel.compression.search.point import Metrics, Point
 from archipel.compression.search.result import COSTS, SearchResult
 
-_FEW = 8
+_FEW = 8  # up to so many points all are in the plot
 BLUE, ORANGE, GREEN, GREY = "#2563a8", "#d9822b", "#2f8f5b", "#9aa3ad"
 
 
 def bars(names: Sequence[str], measured: Sequence[Measured]) -> str:
-    """Bytes, MFLOPs and, where it was measured, accuracy of the model before and after each part."""
+    """Bytes, MFLOPs and, if measured, accuracy of the model before and after each part."""
     shown: list[tuple[str, Callable[[Measured], float]]] = [
         ("kB", lambda m: m.nbytes / 1e3),
         ("kB, zipped", lambda m: m.zipped / 1e3),
@@ -29,7 +29,7 @@ def bars(names: Sequence[str], measured: Sequence[Measured]) -> str:
     figure = Figure(figsize=(2.4 * len(shown) + 1.6, 0.8 + 0.32 * len(names)), layout="constrained")
     places = range(len(names))
     for axes, (title, value) in zip(figure.subplots(1, len(shown), sharey=True, squeeze=False)[0], shown):
-        _plain(axes)
+        _style(axes)
         values = [value(m) for m in measured]
         drawn = axes.barh(places, values, color=[GREY] + [BLUE] * (len(names) - 1))
         axes.bar_label(drawn, [f"{each:,.4g}" for each in values], padding=2, fontsize=8)
@@ -43,7 +43,7 @@ def bars(names: Sequence[str], measured: Sequence[Measured]) -> str:
 def trade(result: SearchResult, cost: str, label: str) -> str:
     """Every point's quality over "size", "latency" or "flops", the Pareto front as a line.
 
-    Points on the front or within the target have their numbers; the worst quarter may lie outside the plot.
+    Points on the front or within the target are numbered; the worst quarter may lie outside the plot.
     """
     value: Callable[[Metrics], float] = COSTS[cost]
     scale = {"size": 1e-3, "flops": 1e-6}.get(cost, 1.0)
@@ -54,7 +54,7 @@ def trade(result: SearchResult, cost: str, label: str) -> str:
 
     figure = Figure(figsize=(7.2, 4.2), layout="constrained")
     axes = figure.add_subplot()
-    _plain(axes)
+    _style(axes)
     front = result.front(cost)
     axes.plot(*zip(*(place(point.metrics) for point in front)), "-", color=GREY, label="Pareto front", zorder=1)
     meeting = result.meeting
@@ -81,7 +81,7 @@ def trade(result: SearchResult, cost: str, label: str) -> str:
         axes.set_ylim(min(needed) - room, max(needed) + room)
     if accuracy:
         axes.set_ylim(top=min(axes.get_ylim()[1], 100.5))
-    for point in _apart([*front, *meeting], place, axes):
+    for point in _thin_out([*front, *meeting], place, axes):
         axes.annotate(str(point.number), place(point.metrics), xytext=(4, 4), textcoords="offset points", fontsize=8,
                       annotation_clip=True)  # fmt: skip
     axes.set_xlabel(label)
@@ -92,16 +92,16 @@ def trade(result: SearchResult, cost: str, label: str) -> str:
     return _svg(figure)
 
 
-def _apart(points: Sequence[Point], place: Callable[[Metrics], tuple[float, float]], axes: Axes) -> list[Point]:
-    """One point of those that are close together on the page, so that no number is written over another."""
-    found: dict[tuple[int, int], Point] = {}
+def _thin_out(points: Sequence[Point], place: Callable[[Metrics], tuple[float, float]], axes: Axes) -> list[Point]:
+    """One of the points in each cell of the page, so that numbers do not overlap."""
+    chosen: dict[tuple[int, int], Point] = {}
     for point in points:
         x, y = axes.transData.transform(place(point.metrics))
-        found.setdefault((round(x / 18), round(y / 12)), point)
-    return list(found.values())
+        chosen.setdefault((round(x / 18), round(y / 12)), point)
+    return list(chosen.values())
 
 
-def _plain(axes: Axes) -> None:
+def _style(axes: Axes) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(visible=True, color="#e6e9ec", linewidth=0.8)
     axes.set_axisbelow(True)

@@ -1,4 +1,4 @@
-"""Recipes as TOML files, and what parts there are.
+"""Recipes as TOML files, and the list of all parts.
 
 [[part]]
 kind = "prune_channels"
@@ -41,7 +41,7 @@ PARTS: tuple[type[Any], ...] = (
     PruneChannels, LowRank, Distil, FineTune, PruneWeights, PruneNM,
     StaticInt8, QuantizationAware, DynamicInt8, WeightOnly, Float16,
 )  # fmt: skip
-"""Every kind of part; in files its name is written like `static_int8`."""
+"""Every kind of part. In files `StaticInt8` is called `static_int8`."""
 
 _REMEDIES: Mapping[Need, str] = {
     "data": "training data; pass data=(inputs, labels)",
@@ -55,7 +55,7 @@ def kind_of(part: type[Any]) -> str:
 
 
 def load_recipe(path: str | os.PathLike[str]) -> list[Part]:
-    """Read a recipe. Raises CompressionError that names the file, the part and the field."""
+    """Read a recipe from a TOML file. Raises CompressionError that names the file, the part and the field."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -69,7 +69,7 @@ def load_recipe(path: str | os.PathLike[str]) -> list[Part]:
 
 
 def parse_recipe(text: str) -> list[Part]:
-    """As `load_recipe`, from the text of a file."""
+    """As `load_recipe`, from the text of a file: `parse_recipe('part = [{kind = "static_int8"}]')`."""
     try:
         content = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -82,12 +82,12 @@ def parse_recipe(text: str) -> list[Part]:
 
 
 def write_recipe(parts: Sequence[Part]) -> str:
-    """The recipe as TOML, with what is not the default. Raises CompressionError for what is no part."""
-    return tomli_w.dumps({"part": [_fields(part) for part in checked(parts)]})
+    """The recipe as TOML, without fields that are defaults. Raises CompressionError for objects that are no parts."""
+    return tomli_w.dumps({"part": [_fields(part) for part in check_parts(parts)]})
 
 
-def checked(parts: Sequence[Part]) -> list[Part]:
-    """The parts of a recipe. Raises CompressionError for what is none."""
+def check_parts(parts: Sequence[Part]) -> list[Part]:
+    """The parts as a list. Raises CompressionError for anything that is no part."""
     if isinstance(parts, str) or not isinstance(parts, Sequence):
         raise CompressionError(
             f"recipe: expected a list of parts, got {type(parts).__name__}; load_recipe reads a file"
@@ -100,12 +100,13 @@ def checked(parts: Sequence[Part]) -> list[Part]:
 
 
 def check_sets(parts: Sequence[Part], given: Mapping[Need, object]) -> None:
-    """Refuse a recipe of which a part needs examples that are not `given` (None: not), or whose teacher is no file.
+    """Raise CompressionError, naming the part, if it needs examples that `given` lacks (None), or a missing teacher.
 
-    Raises CompressionError that names the part. Nothing is read: whoever calls this first wastes no work.
+    Reads nothing, so that callers can check before any work.
     """
     there = {need for need, examples in given.items() if examples is not None}
     if "data" in there:
+        # Training data stand in (`Work.need_calibration`).
         there.add("calibration")
     for number, part in enumerate(parts, start=1):
         name = type(part).__name__
@@ -121,20 +122,22 @@ def _part(number: int, fields: dict[str, Any]) -> Part:
     kind = kinds.get(str(fields.pop("kind", "")))
     if kind is None:
         raise CompressionError(f"part {number}: kind is one of {', '.join(kinds)}")
-    return cast(Part, _built(kind, fields, f"part {number} ({kind_of(kind)})"))
+    return cast(Part, _build(kind, fields, f"part {number} ({kind_of(kind)})"))
 
 
-def _built(kind: type[Any], fields: dict[str, Any], where: str) -> Any:
+def _build(kind: type[Any], fields: dict[str, Any], where: str) -> Any:
     known = {field.name: field for field in dataclasses.fields(kind)}
     for name in fields:
         if name not in known:
             raise CompressionError(f"{where}: no field {name!r}; there are {', '.join(known)}")
+    # A table inside a part is always a FineTune: no part has another dataclass as a field.
     nested = {name: FineTune for name, value in fields.items() if isinstance(value, dict)}
-    values = {name: _built(nested[name], value, f"{where}.{name}") if name in nested else value
+    values = {name: _build(nested[name], value, f"{where}.{name}") if name in nested else value
               for name, value in fields.items()}  # fmt: skip
     plain = {name: value for name, value in values.items() if name not in nested}
     try:
         types = {name: hint for name, hint in _hints(kind).items() if name in plain}
+        # TOML has lists where parts have tuples; this also checks the types.
         plain = {name: msgspec.convert(value, types[name]) for name, value in plain.items()}
         return kind(**{**values, **plain})
     except msgspec.ValidationError as error:
@@ -148,17 +151,15 @@ def _hints(kind: type[Any]) -> dict[str, Any]:
 
 
 def _fields(part: Any) -> dict[str, Any]:
-    found: dict[str, Any] = {"kind": kind_of(type(part))}
-    found.update(_changed(part))
-    return found
+    return {"kind": kind_of(type(part)), **_changed_fields(part)}
 
 
-def _changed(part: Any) -> dict[str, Any]:
-    """The fields that are not their defaults; None has no form in TOML and is always a default."""
-    found: dict[str, Any] = {}
+def _changed_fields(part: Any) -> dict[str, Any]:
+    """The fields that are not defaults. None has no form in TOML, and is always a default."""
+    fields: dict[str, Any] = {}
     for field in dataclasses.fields(part):
         value = getattr(part, field.name)
         if value is None or value == field.default:
             continue
-        found[field.name] = _changed(value) if dataclasses.is_dataclass(value) else value
-    return found
+        fields[field.name] = _changed_fields(value) if dataclasses.is_dataclass(value) else value
+    return fields

@@ -1,4 +1,4 @@
-"""What compression did: measured before and after each part."""
+"""The report of a compression: measurements before and after each part."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from archipel.graph.slim import slim
 class Measured:
     """One model as a device would run it.
 
-    `nbytes`: the ONNX file; `zipped`: the same deflated, as it travels; `weights`: numbers stored, `flops`: two per
-    multiply-accumulate for one example. `loss` and `accuracy` (0 to 1) are of the validation data, if there is some.
+    `nbytes`: bytes of the ONNX file; `zipped`: of the deflated file, as it travels; `weights`: numbers in parameters;
+    `flops`: for one example, two per multiply-accumulate. `loss` and `accuracy` (0 to 1): on the validation data, None
+    without any.
     """
 
     nbytes: int
@@ -31,7 +32,7 @@ class Measured:
 
     @classmethod
     def of(cls, model: Model, deployed: Model, score: Score | None = None) -> Measured:
-        """`deployed` is what devices run of `model`."""
+        """Measure `deployed`, the form of `model` that devices run."""
         data = slim(deployed.ir).SerializeToString(deterministic=True)
         buffer = io.BytesIO()
         with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -48,7 +49,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Step:
-    """One part of the recipe: what it is, how long it took, what came out, and the facts that it noted."""
+    """One part of the recipe, with the seconds it took, the measurements after it, and the facts that it noted."""
 
     part: str
     seconds: float
@@ -58,7 +59,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Report:
-    """What `compress` did with a `recipe` (TOML). Prints as a table."""
+    """The measurements of `compress` with a `recipe` (TOML). `print` shows them as a table."""
 
     recipe: str
     before: Measured
@@ -77,24 +78,24 @@ class Report:
         rows = [("", "bytes", "zipped", "weights", "MFLOPs", "accuracy", "loss"), _row("before", self.before)]
         rows += [_row(step.part, step.after) for step in self.steps]
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-        return "\n".join(_aligned(row, widths) for row in rows)
+        return "\n".join(_align(row, widths) for row in rows)
 
 
-def _row(title: str, found: Measured) -> tuple[str, ...]:
-    accuracy = "-" if found.accuracy is None else f"{100 * found.accuracy:.2f} %"
-    loss = "-" if found.loss is None else f"{found.loss:.4f}"
+def _row(title: str, measured: Measured) -> tuple[str, ...]:
+    accuracy = "-" if measured.accuracy is None else f"{100 * measured.accuracy:.2f} %"
+    loss = "-" if measured.loss is None else f"{measured.loss:.4f}"
     title = title if len(title) <= 60 else title[:57] + "..."
     return (
         title,
-        f"{found.nbytes:,}",
-        f"{found.zipped:,}",
-        f"{found.weights:,}",
-        f"{found.flops / 1e6:.2f}",
+        f"{measured.nbytes:,}",
+        f"{measured.zipped:,}",
+        f"{measured.weights:,}",
+        f"{measured.flops / 1e6:.2f}",
         accuracy,
         loss,
     )
 
 
-def _aligned(row: Sequence[str], widths: Sequence[int]) -> str:
+def _align(row: Sequence[str], widths: Sequence[int]) -> str:
     first, *rest = (cell.rjust(width) if i else cell.ljust(width) for i, (cell, width) in enumerate(zip(row, widths)))
     return "  ".join([first, *rest]).rstrip()

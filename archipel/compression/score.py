@@ -1,4 +1,4 @@
-"""How good a model is on labelled examples."""
+"""Loss and accuracy of a model on labelled examples."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BATCH = 256
 
 @dataclass(frozen=True)
 class Score:
-    """Mean loss over the labels that count; `accuracy` from 0 to 1, None where the loss knows no right and wrong."""
+    """Mean loss over the `count` labels that count; `accuracy` from 0 to 1, None if the loss has no right and wrong."""
 
     loss: float
     accuracy: float | None
@@ -34,20 +34,21 @@ class Score:
 
 
 def default_loss(labels: np.ndarray | None) -> Loss:
-    """Cross entropy for whole numbers, the squared error for others."""
+    """Cross entropy for whole numbers (and without labels), the squared error for others."""
     return cross_entropy() if labels is None or labels.dtype.kind in "iu" else mse()
 
 
 def score(model: Model, examples: Examples, loss: Loss) -> Score:
-    """Run `model` over labelled examples, in ONNX Runtime. Raises CompressionError where it cannot run."""
+    """Run `model` over labelled examples in ONNX Runtime. Raises CompressionError where it cannot run."""
     if examples.labels is None:
         raise CompressionError("a score needs labelled examples")
     session = open_session(model)
-    judge = _judge(model, loss)
+    sum_batch = _batch_sums(model, loss)
     sums = np.zeros(3)
     for batch in examples.batches(fixed_batch(model) or BATCH):
         output = session(dict(batch.fields))[0]
-        sums += judge(output, np.asarray(batch.labels))
+        sums += sum_batch(output, np.asarray(batch.labels))
+    # Weights and ignored labels (`Loss.weights`) may leave nothing to divide by.
     if sums[2] == 0:
         raise CompressionError("no label counts: every one is ignored, or has the weight 0")
     accuracy = None if np.isnan(sums[1]) else float(sums[1] / sums[2])
@@ -57,7 +58,10 @@ def score(model: Model, examples: Examples, loss: Loss) -> Score:
 def open_session(
     model: Model, threads: int = 0, outputs: list[str] | None = None
 ) -> Callable[[dict[str, np.ndarray]], list[np.ndarray]]:
-    """A function from fields to outputs. Raises CompressionError where ONNX Runtime cannot open the graph."""
+    """A function from fields to outputs, on the CPU. `threads` 0: as many as there are cores.
+
+    Raises CompressionError where ONNX Runtime cannot open the graph.
+    """
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     options.intra_op_num_threads = threads
@@ -68,17 +72,18 @@ def open_session(
 
     def run(feed: dict[str, np.ndarray]) -> list[np.ndarray]:
         try:
-            found: list[np.ndarray] = session.run(outputs, feed)
+            answers: list[np.ndarray] = session.run(outputs, feed)
         except error_types() as error:
             raise CompressionError(f"ONNX Runtime cannot run the model: {error}") from None
-        return found
+        return answers
 
     return run
 
 
-def _judge(model: Model, loss: Loss) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
-    """(outputs, labels) -> [sum of losses, number of right ones (NaN: no such notion), number of labels]."""
+def _batch_sums(model: Model, loss: Loss) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
+    """A function (outputs, labels) -> [sum of losses, number of right answers or NaN, number of labels]."""
     output = model.ir.graph.outputs[0]
+    # A graph of its own, so that the model runs as it is deployed, without the loss.
     graph = ir.Graph([], [], nodes=[], opset_imports={"": OPSET}, name="score")
     op = Builder(graph)
     if output.dtype is None or output.shape is None:
@@ -93,10 +98,10 @@ def _judge(model: Model, loss: Loss) -> Callable[[np.ndarray, np.ndarray], np.nd
     op.name_output(op.Cast(counted(op, values, loss.weights(op, given, label)), to=1), "count")
     run = open_session(Model(ir.Model(graph, ir_version=IR_VERSION)))
 
-    def judged(outputs: np.ndarray, labels: np.ndarray) -> np.ndarray:
-        found = run({"output": outputs, "label": labels})
-        if len(found) == 2:
-            found.insert(1, np.array(np.nan))
-        return np.array([float(value) for value in found])
+    def sum_batch(outputs: np.ndarray, labels: np.ndarray) -> np.ndarray:
+        sums = run({"output": outputs, "label": labels})
+        if len(sums) == 2:
+            sums.insert(1, np.array(np.nan))
+        return np.array([float(value) for value in sums])
 
-    return judged
+    return sum_batch

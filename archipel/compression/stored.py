@@ -1,4 +1,4 @@
-"""A graph as it stands in its file: nothing upgraded, folded or renamed, so that what is shown is what runs."""
+"""A graph as it is in its file: not upgraded, folded or renamed, so that reports show what runs."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ MAX_BYTES = 2**31 - 1
 def read_stored(path: str | os.PathLike[str]) -> Model:
     """Read an ONNX file of any opset and domain, its external data included, to look at it or to run it.
 
-    `Model.from_onnx` brings a graph to one form; this one only infers the shapes that ONNX can, takes weights out of
-    the inputs, and names nodes without a name of their own ("Conv_3"). Raises ModelImportError that names the file.
+    `Model.from_onnx` normalizes a graph. This function only infers shapes, takes weights out of the inputs, and names
+    nodes without a unique name ("Conv_3"). Raises ModelImportError that names the file.
     """
     where = os.fspath(path)
     try:
@@ -30,6 +30,7 @@ def read_stored(path: str | os.PathLike[str]) -> Model:
         proto = onnx.load(path, format="protobuf")
         if not proto.graph.output:
             raise ModelImportError(f"{where}: not an ONNX model, it has no graph outputs")
+        # Again, now with external data: protobuf cannot hold more in one message.
         if proto.ByteSize() > MAX_BYTES:
             raise ModelImportError(f"{where}: {proto.ByteSize():,} bytes of weights; at most {MAX_BYTES:,} can be read")
         onnx.checker.check_model(proto)
@@ -39,7 +40,7 @@ def read_stored(path: str | os.PathLike[str]) -> Model:
     except ModelImportError:
         raise
     except Exception as error:
-        # Protobuf, the C++ checker, inference and external data each have their own exceptions.
+        # Protobuf, the C++ checker, inference and external data each raise exceptions of their own.
         text = " ".join(str(error).split())[:300] or type(error).__name__
         raise ModelImportError(f"{where}: not a valid ONNX file ({text})") from error
     common.RemoveInitializersFromInputsPass()(model)
@@ -61,7 +62,7 @@ def fix_inputs(model: Model, values: Mapping[str, np.ndarray]) -> Model:
     """A copy in which graph inputs have become initializers with these values."""
     work = Model(model.ir.clone())
     graph = work.ir.graph
-    for value in [each for each in graph.inputs if each.name in values]:
+    for value in [value for value in graph.inputs if value.name in values]:
         graph.inputs.remove(value)
         value.const_value = ir.tensor(values[str(value.name)], name=value.name)
         graph.register_initializer(value)

@@ -1,4 +1,4 @@
-"""The training loop of compression: our step graph on ONNX Runtime, resumable at any step."""
+"""The training loop of compression: archipel's step graph on ONNX Runtime, resumable at any step."""
 
 from __future__ import annotations
 
@@ -34,12 +34,13 @@ def train(
     checkpoint: Path | None = None,
     on_step: Callable[[int, int, float], None] | None = None,
 ) -> tuple[dict[str, np.ndarray], list[float]]:
-    """New values of what training moves, by tensor name, and the loss of every step.
+    """New values of the tensors that training moves, by name, and the loss of every step.
 
     The order of examples depends on `seed` and the epoch alone. `fields` may change each batch before it is used.
-    With `checkpoint` the state is written to that file every CHECKPOINT_SECONDS, at the end and when something stops
-    the loop; a file that is there is gone on from, with the same result as without interruption. `on_step` is told
-    the number of steps made, that of all, and the last loss. Raises CompressionError when the loss is not finite.
+    With `checkpoint` the state is written to that file every CHECKPOINT_SECONDS, at the end, and when something stops
+    the loop; training goes on from an existing file, with the same result as without interruption. `on_step` gets the
+    number of steps made, the number of all steps, and the last loss. Raises CompressionError for a loss that is not
+    finite.
     """
     size = fixed_batch(model) or min(options.batch_size, len(examples))
     total = options.steps or options.epochs * steps_per_epoch(len(examples), size)
@@ -61,7 +62,7 @@ def train(
                     f"training diverged at step {done} of {total}: the loss is {value}; lower lr={options.lr:g}"
                 )
             losses.append(value)
-            # What is saved is one step's whole result, whenever the loop is stopped.
+            # Both at once: if Ctrl-C stops the loop here or inside a step, `finally` saves the last whole step.
             state, done = dict(runner.tensors), done + 1
             if checkpoint is not None and time.monotonic() - last_saved > CHECKPOINT_SECONDS:
                 _save(checkpoint, state, losses[:done])
@@ -71,6 +72,7 @@ def train(
     finally:
         if checkpoint is not None and done:
             _save(checkpoint, state, losses[:done])
+    # Without the optimizer's own tensors.
     known = set(model.ir.graph.initializers)
     return {name: value for name, value in state.items() if name in known}, losses
 
@@ -78,19 +80,20 @@ def train(
 def _batch(examples: Examples, options: FineTune, size: int, seed: int, step: int) -> Batch:
     per_epoch = steps_per_epoch(len(examples), size)
     epoch, place = divmod(step, per_epoch)
+    # From the step number alone, so that a resumed run needs no state of a generator.
     order = np.random.default_rng((seed, epoch)).permutation(len(examples))
     rows = order[place * size : (place + 1) * size]
     batch = examples.take(rows).feed
     if options.augment != "none":
         for name, array in batch.items():
-            # A new generator for each, so that a picture and a label that is one move together.
+            # The same seed for each array, so that a picture and a label that is a picture move together.
             if array.ndim == 4 and array.dtype.kind == "f":
                 rng = np.random.default_rng((seed, epoch, place))
-                batch[name] = augmented(array, options.shift, options.augment == "shift_flip", rng)
+                batch[name] = augment_images(array, options.shift, options.augment == "shift_flip", rng)
     return batch
 
 
-def augmented(images: np.ndarray, most: int, flip: bool, rng: np.random.Generator) -> np.ndarray:
+def augment_images(images: np.ndarray, most: int, flip: bool, rng: np.random.Generator) -> np.ndarray:
     """[batch, channels, height, width] moved by -most..most pixels, zeros moving in; with `flip` half are mirrored."""
     count, _, height, width = images.shape
     padded = np.pad(images, ((0, 0), (0, 0), (most, most), (most, most)))

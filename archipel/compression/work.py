@@ -1,4 +1,4 @@
-"""Work: what a part of a recipe may use: data, training, evaluation, notes for the report, checkpoints."""
+"""Work: data, training, evaluation, notes for the report and checkpoints, for the parts of a recipe."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from archipel.compression.fine_tune import FineTune
 
 MAX_CALIBRATION = 512
-"""Training examples that stand in for calibration data that was not given."""
+"""How many training examples stand in for missing calibration data."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,11 @@ class Progress:
 
 
 class Work:
-    """The surroundings of one run of `compress`. `seed` decides every random choice; `original` is what was given."""
+    """What the parts of one run of `compress` work with.
+
+    `original` is the model that `compress` was given, `seed` decides every random choice, `facts` are the notes of the
+    present part.
+    """
 
     def __init__(
         self,
@@ -59,29 +63,29 @@ class Work:
         self._runs = 0
 
     def begin(self, part: int, parts: int) -> None:
-        """Part number `part` of `parts` (from 1) starts: notes and checkpoints are its own from now on."""
+        """Start part number `part` of `parts` (from 1), with notes and checkpoints of its own."""
         self._place, self._runs, self.facts = (part, parts), 0, {}
 
     def need_data(self, part: object) -> Examples:
         """Labelled training examples. Raises CompressionError, naming the part, where there are none."""
-        return _given(self._data, part, "training data", "data=(inputs, labels)")
+        return _require(self._data, part, "training data", "data=(inputs, labels)")
 
     def need_calibration(self, part: object) -> Examples:
         """Examples, labelled or not: the calibration data, else the first MAX_CALIBRATION of the training data."""
         if self._calibration is None and self._data is not None:
             return self._data.take(slice(0, MAX_CALIBRATION))
-        return _given(self._calibration, part, "calibration data", "calibration=inputs")
+        return _require(self._calibration, part, "calibration data", "calibration=inputs")
 
     def need_validation(self, part: object) -> Examples:
-        """Labelled examples that choices are made by."""
-        return _given(self._validation, part, "validation data", "validation=(inputs, labels)")
+        """Labelled examples for choices and measurements. Raises CompressionError, naming the part, without them."""
+        return _require(self._validation, part, "validation data", "validation=(inputs, labels)")
 
     @property
     def validated(self) -> bool:
         return self._validation is not None
 
     def evaluate(self, model: Model, examples: Examples | None = None) -> Score:
-        """Loss and accuracy of what devices would run, on the validation data or other labelled examples."""
+        """Loss and accuracy of the form that devices run, on the validation data or other labelled examples."""
         deployed = model.deployed() if isinstance(model, CompressedModel) else model
         return score(deployed, examples or self.need_validation("evaluation"), self.loss)
 
@@ -96,13 +100,14 @@ class Work:
         examples: Examples | None = None,
         what: str = "fine-tuning",
     ) -> CompressedModel:
-        """`model` after training: all that `CompressedModel.trainable_names` has, or the tensors named.
+        """`model` after training `model.trainable_names`, or the tensors `trainable`.
 
-        `fields` may change each batch, `examples` stand in for the training data. Where a folder was given for the
-        run, it can be stopped at any step and goes on from there.
+        `fields` may change each batch, `examples` replace the training data, `what` is the title in the report. In a
+        run with a folder, training can be stopped at any step and goes on from there.
         """
         data = examples or self.need_data(options)
         self._runs += 1
+        # Numbered in order: a part that is resumed makes the same trainings again, and finds the finished ones here.
         checkpoint = None if self._folder is None else self._folder / f"training-{self._place[0]}-{self._runs}.npz"
         values, losses = train(
             model,
@@ -115,6 +120,7 @@ class Work:
             checkpoint=checkpoint,
             on_step=lambda done, total, last: self.progress(done, total, f"{what}, loss {last:.3f}"),
         )
+        # The last loss of a single batch would be noise.
         tail = losses[-max(len(losses) // 10, 1) :]
         self.note(training={**self.facts.get("training", {}), f"{what} {self._runs}": {
             "steps": len(losses), "first loss": losses[0], "last loss": sum(tail) / len(tail)}})  # fmt: skip
@@ -125,12 +131,12 @@ class Work:
         self.facts.update(facts)
 
     def progress(self, done: int, total: int, what: str) -> None:
-        """Tell how far the part is. Whoever listens may stop the run by raising KeyboardInterrupt."""
+        """Report how far the part is. The listener may stop the run by raising KeyboardInterrupt."""
         if self._on_progress is not None:
             self._on_progress(Progress(*self._place, what, done, total))
 
 
-def _given(examples: Examples | None, part: object, what: str, remedy: str) -> Examples:
+def _require(examples: Examples | None, part: object, what: str, remedy: str) -> Examples:
     if examples is None:
         name = part if isinstance(part, str) else type(part).__name__
         raise CompressionError(f"{name} needs {what}; pass {remedy}")

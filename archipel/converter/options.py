@@ -14,7 +14,7 @@ from archipel.bundle import Lineage
 from archipel.bundle.validation import MAX_EPOCHS, MAX_POPULATIONS, MAX_WHOLE, check_digest, check_file_name
 from archipel.compression.examples import Data
 from archipel.compression.part import Part
-from archipel.compression.recipe import check_sets, checked, load_recipe
+from archipel.compression.recipe import check_parts, check_sets, load_recipe
 from archipel.compression.work import Progress
 from archipel.converter.arguments import check_instance, check_struct, check_whole
 from archipel.converter.federated import check_steps, schedule
@@ -125,7 +125,7 @@ class Compression:
     parts: tuple[Part, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        read = load_recipe(self.recipe) if isinstance(self.recipe, str | os.PathLike) else checked(self.recipe)
+        read = load_recipe(self.recipe) if isinstance(self.recipe, str | os.PathLike) else check_parts(self.recipe)
         object.__setattr__(self, "parts", tuple(read))
         check_sets(
             self.parts, {"data": self.data, "calibration": self.calibration, "validation": self.validation}

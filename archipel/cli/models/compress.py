@@ -17,7 +17,7 @@ from archipel.cli.models.progress import catch_ctrl_c, progress_callback, progre
 from archipel.compression import StaticInt8, compress, load_recipe
 from archipel.compression.part import Part
 from archipel.compression.recipe import PARTS, kind_of
-from archipel.compression.search.point import short
+from archipel.compression.search.point import part_text
 from archipel.compression.search.search import TRIALS, SearchProgress, search
 from archipel.compression.search.target import parse_target
 from archipel.errors import CommandError
@@ -222,5 +222,5 @@ def _default(field: dataclasses.Field[Any]) -> str:
             return "(needed)"
         default = field.default_factory()
     if dataclasses.is_dataclass(default):
-        return short(default)  # type: ignore[arg-type]
+        return part_text(default)  # type: ignore[arg-type]
     return "not set" if default is None else json.dumps(default)

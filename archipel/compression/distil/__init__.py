@@ -1,4 +1,4 @@
-"""A small model learns from what a large one answers, and from what it sees on the way."""
+"""Knowledge distillation: a student learns from a teacher's answers, and from its inner values."""
 
 from archipel.compression.distil.part import Distil as Distil
 

@@ -1,4 +1,4 @@
-"""Which inner values of student and teacher are compared, and how: FitNets (Romero et al. 2015)."""
+"""Choose inner values of student and teacher, and compare them: FitNets (Romero et al. 2015)."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from archipel.graph.walk import descendants
 
 _CHANNELS_FIRST = ("Conv", "ConvTranspose", "MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool", "Resize")
 _CHANNELS_LAST = ("Gemm", "MatMul")
-_COLLECT = ("ReduceMean", "Flatten", "Reshape")  # of pictures: what ends the convolutional part
+_COLLECT = ("ReduceMean", "Flatten", "Reshape")  # of pictures: they end the convolutional part
 
 
 @dataclass(frozen=True)
 class Hint:
-    """A value of the student and the one of the teacher that it is to resemble, with channels along `axis`.
+    """A value of the student, and the teacher's value that it should resemble; channels lie along `axis`.
 
-    With `project` the student's goes through a trained matrix [student's channels, teacher's channels] first.
+    With `project` a trained matrix [student's channels, teacher's channels] maps the student's value first.
     """
 
     student: str
@@ -39,7 +39,7 @@ class _Site:
 
     @property
     def key(self) -> tuple[int, ...]:
-        """What must be equal for two values to be compared: all sizes but that of the channels."""
+        """All sizes but that of the channels: values are compared if it is equal."""
         return (len(self.shape), self.axis, *(size for i, size in enumerate(self.shape, 1) if i != self.axis))
 
     @property
@@ -48,26 +48,27 @@ class _Site:
 
 
 def hints(student: Model, teacher: Model, named: Sequence[Sequence[str]], alike: bool) -> list[Hint]:
-    """The pairs that are `named`, or else for each resolution the last value of that size that layers read.
+    """The pairs `named`, or else for each resolution the last value of that size that a layer reads.
 
-    `alike` says that the student was made of the teacher, so that channels of the same number mean the same. Raises
-    CompressionError for an unknown name, for shapes that differ in more than one axis, and where nothing matches.
+    `alike`: the student was made from the teacher, so that channel i means the same in both. Raises CompressionError
+    for an unknown name, for shapes that differ in more than one axis, and where nothing matches.
     """
     if named:
-        return [_named(student, teacher, str(first), str(second), alike) for first, second in named]
+        return [_named_hint(student, teacher, str(first), str(second), alike) for first, second in named]
+    # Later sites replace earlier ones of the same resolution.
     ours, theirs = ({site.key: site for site in _sites(model)} for model in (student, teacher))
-    found = [
+    matched = [
         Hint(site.name, theirs[key].name, site.axis, not alike or site.channels != theirs[key].channels)
         for key, site in ours.items()
         if key in theirs
     ]
-    if not found:
+    if not matched:
         names = [[site.name for site in sites.values()] for sites in (ours, theirs)]
         raise CompressionError(
             f"Distil: no feature of the student ({', '.join(names[0]) or 'it has none'}) has the resolution of one of "
             f"the teacher ({', '.join(names[1]) or 'it has none'}); name pairs in match=, or use features=0"
         )
-    return found
+    return matched
 
 
 def distance(op: Builder, hint: Hint, student: ir.Value, teacher: ir.Value, weight: ir.Value | None) -> ir.Value:
@@ -85,15 +86,15 @@ def distance(op: Builder, hint: Hint, student: ir.Value, teacher: ir.Value, weig
 
 
 def first_projection(hint: Hint, student: ir.Value, teacher: ir.Value, rng: np.random.Generator) -> np.ndarray:
-    """float32 [student's channels, teacher's channels]: of the size that keeps variance."""
+    """The initial projection, float32 [student's channels, teacher's channels], scaled to keep the variance."""
     sizes = [dims(value)[hint.axis] for value in (student, teacher)]
     rows, columns = (size if isinstance(size, int) else 0 for size in sizes)
-    found: np.ndarray = rng.standard_normal((rows, columns)) / np.sqrt(max(rows, 1))
-    return found.astype(np.float32)
+    weights: np.ndarray = rng.standard_normal((rows, columns)) / np.sqrt(max(rows, 1))
+    return weights.astype(np.float32)
 
 
 def inner_values(model: Model) -> dict[str, ir.Value]:
-    """What nodes of the main graph compute, by name."""
+    """The values that nodes of the main graph compute, by name."""
     return {value.name: value for node in model.ir.graph for value in node.outputs if value.name}
 
 
@@ -102,19 +103,20 @@ def _sites(model: Model) -> list[_Site]:
     batch = dims(graph.inputs[0])[:1]
     weights = {graph.initializers[name] for name in model.parameter_names}
     outputs = set(graph.outputs)
-    # What weights have touched: a flattened picture is no feature.
+    # Values that depend on weights and on inputs: a flattened picture is no feature.
     learned = (descendants(graph, weights) & descendants(graph, graph.inputs)) - weights - set(graph.inputs)
-    found = []
+    sites = []
     for node in graph:
         value = node.inputs[0] if node.inputs and node.domain == "" else None
         if value is None or value not in learned or value in outputs or not is_float(value):
             continue
+        # A site has the batch first, and fixed sizes behind it.
         if value.shape is None or dims(value)[:1] != batch or not is_static(dims(value)[1:]) or len(dims(value)) < 2:
             continue
         axis = _channel_axis(node.op_type, len(dims(value)))
         if axis is not None:
-            found.append(_Site(str(value.name), axis, tuple(int(d) for d in dims(value)[1:] if d is not None)))
-    return found
+            sites.append(_Site(str(value.name), axis, tuple(int(d) for d in dims(value)[1:] if d is not None)))
+    return sites
 
 
 def _channel_axis(reader: str, rank: int) -> int | None:
@@ -123,7 +125,7 @@ def _channel_axis(reader: str, rank: int) -> int | None:
     return rank - 1 if reader in _CHANNELS_LAST else None
 
 
-def _named(student: Model, teacher: Model, first: str, second: str, alike: bool) -> Hint:
+def _named_hint(student: Model, teacher: Model, first: str, second: str, alike: bool) -> Hint:
     values = []
     for role, model, name in (("student", student, first), ("teacher", teacher, second)):
         value = inner_values(model).get(name)
@@ -139,5 +141,6 @@ def _named(student: Model, teacher: Model, first: str, second: str, alike: bool)
             "differ along one axis, the channels, and need fixed sizes"
         )
     rank = len(shapes[0]) + 1
+    # The axis that differs has the channels; else axis 1 of pictures, and the last axis of matrices and sequences.
     axis = differing[0] if differing else (1 if rank > 3 else rank - 1)
     return Hint(first, second, axis, bool(differing) or not alike)

@@ -1,4 +1,4 @@
-"""The loss of a student: of the labels, of the teacher's answers, of the teacher's features."""
+"""The loss of a student: from the labels, the teacher's answers and the teacher's features."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _SUPPORTED = (*_WITH_CLASSES, BinaryCrossEntropy, *_BY_ELEMENT)
 
 @dataclass(frozen=True)
 class DistillationLoss:
-    """(1 - alpha) hard + alpha soft + features hint, for an output that has all parts side by side along `axis`.
+    """(1 - alpha) hard + alpha soft + features hint, for an output with all parts concatenated along `axis`.
 
     The output is [student, teacher] or [student, teacher, hint]: twice `channels` along `axis` and then, if `features`
     is not 0, one more, the distance between the features of that example. The label is that of `hard`. `soft` is
@@ -38,7 +38,8 @@ class DistillationLoss:
     - T^2 times binary cross entropy with sigmoid(teacher / T) as label for `binary_cross_entropy`,
     - `hard` itself with the teacher's output as label for losses over numbers, which have no temperature.
 
-    Class weights and ignored labels count for all three.
+    Class weights and ignored labels apply to all three. The training loop knows one output and one label: so the
+    teacher's answers come as a part of the output.
     """
 
     hard: Loss
@@ -63,6 +64,7 @@ class DistillationLoss:
         student, teacher, *hints = self._parts(op, output)
         soft = self._soft(op, student, teacher)
         for hint in hints:
+            # A loss over classes has no class axis in its values; one by element keeps it, with size 1.
             distance = op.Squeeze(hint, [self.axis]) if isinstance(self.hard, _WITH_CLASSES) else hint
             soft = op.Add(op.Mul(soft, self.alpha), op.Mul(distance, self.features))
         if not hints:
@@ -89,15 +91,16 @@ class DistillationLoss:
         cool = 1.0 / self.temperature
         student, teacher = op.Mul(student, cool), op.Mul(teacher, cool)
         if isinstance(self.hard, BinaryCrossEntropy):
-            each = self.hard.values(op, student, op.Sigmoid(teacher))
+            loss = self.hard.values(op, student, op.Sigmoid(teacher))
         else:
-            each = KLDivergence(log_target=True, axis=self.axis).values(
+            loss = KLDivergence(log_target=True, axis=self.axis).values(
                 op, student, op.LogSoftmax(teacher, axis=self.axis)
             )
-        return op.Mul(each, self.temperature**2)
+        # T^2 keeps the gradient of `soft` as large as that of `hard`, whatever T is.
+        return op.Mul(loss, self.temperature**2)
 
 
 def class_axis(loss: Loss, rank: int) -> int:
-    """The axis along which the parts stand side by side."""
+    """The axis along which the parts are concatenated: that of the classes, else 1."""
     axis = loss.axis % rank if isinstance(loss, _WITH_CLASSES) else 1
     return axis

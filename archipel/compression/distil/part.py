@@ -1,4 +1,4 @@
-"""Distil: train the model to answer as a teacher does."""
+"""Distil: train the model to give a teacher's answers."""
 
 from __future__ import annotations
 
@@ -33,14 +33,21 @@ Fields = dict[str, np.ndarray]
 class Distil:
     """Knowledge distillation (Hinton et al. 2015): train on (1 - alpha) loss(labels) + alpha T^2 KL(teacher | student).
 
-    The model that the part is given is the student: after pruning it learns back what it lost, and a `compress` of a
-    smaller network of any architecture makes that one the student. `teacher` is the path of an ONNX file with the
-    same inputs and outputs; without one it is the model that `compress` was given. It runs on each batch, augmented
-    as the student sees it, in inference mode.
+    The student is the present model of the recipe: a pruned one learns back what it lost; `compress` of a smaller
+    network of any architecture teaches that one. The teacher runs in inference mode on each batch, augmented as for the
+    student.
 
-    `features` weighs the mean squared difference of inner values (Romero et al. 2015) next to that. They are matched by
-    resolution, or are the pairs (student's value, teacher's value) in `match`. Where channels differ in number, or the
-    teacher is another network, a trained linear map of channels stands between; it is dropped afterwards.
+        compress(pruned, [Distil(teacher="large.onnx", fine_tune=FineTune(epochs=3))], data=(images, labels))
+
+    Arguments:
+        temperature: T, above 0; alpha: the weight of the teacher's answers, from 0 to 1.
+        features: the weight of the mean squared difference of inner values (Romero et al. 2015); 0: none. If channels
+            differ in number, or the teacher is another network, a linear map of channels is trained too.
+        match: pairs (student's value, teacher's value) to compare; empty: values of the same resolution.
+        teacher: an ONNX file with the same inputs and outputs; None: the model that `compress` was given.
+        fine_tune: how to train.
+
+    Raises CompressionError for a field out of range; from `apply` for a teacher that does not fit.
     """
 
     temperature: float = 4.0
@@ -69,11 +76,11 @@ class Distil:
     def apply(self, model: CompressedModel, work: Work) -> CompressedModel:
         student = CompressedModel.of(model)
         teacher = self._teacher(work)
-        found = []
+        pairs = []
         if self.features:
-            found = hints(student, teacher, self.match, alike=self.teacher is None)
+            pairs = hints(student, teacher, self.match, alike=self.teacher is None)
         renamed = _inputs(student, teacher)
-        training, projections = _training_graph(student, teacher, found, work.loss, work.seed)
+        training, projections = _training_graph(student, teacher, pairs, work.loss, work.seed)
         output = student.ir.graph.outputs[0]
         axis = class_axis(work.loss, len(dims(output)))
         channels = dims(output)[axis]
@@ -85,12 +92,13 @@ class Distil:
             self.fine_tune,
             loss=loss,
             trainable=(*student.trainable_names, *projections),
-            fields=_answers(teacher, renamed, found),
+            fields=_answers(teacher, renamed, pairs),
             what="distillation",
         )
+        # Only the student's own parameters: projections stay behind.
         values = trained.parameters
         result = student.with_parameters({name: values[name] for name in student.parameter_names})
-        notes: dict[str, Any] = {"features": [[hint.student, hint.teacher] for hint in found]}
+        notes: dict[str, Any] = {"features": [[hint.student, hint.teacher] for hint in pairs]}
         if work.validated:
             score = work.evaluate(teacher)
             notes["teacher"] = {"loss": score.loss, "accuracy": score.accuracy}
@@ -105,11 +113,11 @@ class Distil:
 
 
 def _inputs(student: Model, teacher: Model) -> dict[str, str]:
-    """The teacher's inputs by the student's: of the same name, or else in order."""
+    """Student's input -> teacher's input: by name, or else in order."""
     ours, theirs = student.inputs, teacher.inputs
     by_name = {info.name: info for info in theirs}
     pairs = [(info, by_name[info.name]) for info in ours if info.name in by_name]
-    if len(pairs) < len(theirs):
+    if len(pairs) < len(theirs):  # names differ: pair them in order
         pairs = list(zip(ours, theirs))
     fits = len(ours) == len(theirs) and all(
         a.dtype == b.dtype
@@ -119,17 +127,18 @@ def _inputs(student: Model, teacher: Model) -> dict[str, str]:
     )
     if not fits:
         raise CompressionError(
-            f"Distil: the student takes {_listed(student)}, the teacher {_listed(teacher)}; both must take the same"
+            f"Distil: the student takes {_list_inputs(student)}, the teacher {_list_inputs(teacher)}; both must take "
+            "the same"
         )
     return {a.name: b.name for a, b in pairs}
 
 
-def _listed(model: Model) -> str:
+def _list_inputs(model: Model) -> str:
     return ", ".join(f"{info.name} {info.dtype}{list(info.shape)}" for info in model.inputs)
 
 
 def _training_graph(
-    student: CompressedModel, teacher: Model, found: list[Hint], loss: Any, seed: int
+    student: CompressedModel, teacher: Model, pairs: list[Hint], loss: Any, seed: int
 ) -> tuple[CompressedModel, list[str]]:
     """The student with the teacher's answers as inputs and all parts of the loss as output; names of projections."""
     result = CompressedModel(student.ir.clone())
@@ -138,9 +147,9 @@ def _training_graph(
     op = Builder(graph, scope="distil")
     output, answer = graph.outputs[0], teacher.ir.graph.outputs[0]
     axis = class_axis(loss, len(dims(output))) if len(dims(output)) > 1 else 1
-    wanted, given = dims(output)[1:], dims(answer)[1:]
-    differ = any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in zip(wanted, given))
-    if not wanted or len(wanted) != len(given) or differ or not isinstance(dims(output)[axis], int):
+    sizes, answer_sizes = dims(output)[1:], dims(answer)[1:]
+    differ = any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in zip(sizes, answer_sizes))
+    if not sizes or len(sizes) != len(answer_sizes) or differ or not isinstance(dims(output)[axis], int):
         raise CompressionError(
             f"Distil: the student's output {output.name!r} is {list(dims(output))}, the teacher's {answer.name!r} "
             f"{list(dims(answer))}; both need the same sizes behind the batch, and a fixed one along axis {axis}"
@@ -151,7 +160,7 @@ def _training_graph(
     distances = []
     inner, theirs = inner_values(result), inner_values(teacher)
     rng = np.random.default_rng(seed)
-    for number, hint in enumerate(found):
+    for number, hint in enumerate(pairs):
         ours, other = inner[hint.student], theirs[hint.teacher]
         shape = [_size(batch, 0), *(int(d) for d in dims(other)[1:] if isinstance(d, int))]
         feature = op.input(_FEATURE.format(number), dtype_of(other), shape)
@@ -163,9 +172,11 @@ def _training_graph(
     if distances:
         mean = op.Mul(op.Sum(*distances), 1.0 / len(distances))
         spread = op.Unsqueeze(mean, list(range(1, len(dims(output)))))
+        # One distance for each example, repeated over all positions but the channels: the shape that Concat needs.
         like = op.ReduceMean(output, [axis], keepdims=1)
         parts.append(op.Expand(spread, op.Shape(like)))
     joined = op.Concat(*parts, axis=axis)
+    # The training loop allows one output, so all parts of the loss are joined along the axis of the classes.
     graph.outputs.clear()
     op.name_output(joined, "distillation")
     record_parameters(result.ir, [*parameters, *projections])
@@ -185,16 +196,16 @@ def _add_parameter(op: Builder, name: str, content: np.ndarray) -> ir.Value:
     return value
 
 
-def _answers(teacher: Model, renamed: dict[str, str], found: list[Hint]) -> Callable[[Fields], Fields]:
-    """Adds to a batch what the teacher says of it."""
+def _answers(teacher: Model, renamed: dict[str, str], pairs: list[Hint]) -> Callable[[Fields], Fields]:
+    """A function that adds the teacher's answers to a batch."""
     graph = teacher.ir.graph
     answer = str(graph.outputs[0].name)
     op = Builder(graph)
     inner = inner_values(teacher)
-    names = list(dict.fromkeys(hint.teacher for hint in found))
-    read = {name: str(op.name_output(op.Identity(inner[name]), f"{name}/read").name) for name in names}
-    # One thread: a second pool would wait, spinning, on the cores where the student trains.
-    run = open_session(teacher, threads=1, outputs=[answer, *read.values()])
+    names = list(dict.fromkeys(hint.teacher for hint in pairs))
+    outputs = {name: str(op.name_output(op.Identity(inner[name]), f"{name}/read").name) for name in names}
+    # One thread: a second thread pool would spin on the cores where the student trains.
+    run = open_session(teacher, threads=1, outputs=[answer, *outputs.values()])
     most = fixed_batch(teacher)
 
     def ask(batch: Fields) -> Fields:
@@ -209,7 +220,7 @@ def _answers(teacher: Model, renamed: dict[str, str], found: list[Hint]) -> Call
         return {
             **batch,
             _ANSWER: results[0],
-            **{_FEATURE.format(number): features[hint.teacher] for number, hint in enumerate(found)},
+            **{_FEATURE.format(number): features[hint.teacher] for number, hint in enumerate(pairs)},
         }
 
     return ask

@@ -1,4 +1,4 @@
-"""Which layers become thinner, and how thin: by energy for each layer, or within a budget for all of them."""
+"""Choose which layers to split, and their ranks: by energy for each layer, or within a budget for all layers."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from archipel.errors import CompressionError
 Unit = Literal["flops", "size"]
 _ROUNDING = 1e-12  # of the sum of squares in float64
 _BISECTIONS = 200
-_NOTHING = 1e-12  # of energy
+_NOTHING = 1e-12  # of energy, so that its logarithm is finite
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer that can be split, with what it takes as it is: FLOPs of one example, and elements of its weight."""
+    """A layer that can be split, with its present cost: FLOPs for one example, and elements of its weight."""
 
     name: str
     flops: int
@@ -31,7 +31,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Choice:
-    """What a layer becomes: number of the split, rank, and the energy that is lost."""
+    """A split of a layer by number, its rank, its cost, and the share of energy that is lost."""
 
     split: int
     rank: int
@@ -41,22 +41,23 @@ class Choice:
 
 
 def by_energy(layer: Layer, energy: float) -> Choice | None:
-    """The cheapest split in FLOPs among the lowest ranks that keep `energy`; None where that saves nothing."""
-    found = []
+    """The split with the fewest FLOPs, each at the lowest rank that keeps `energy`; None where no split saves FLOPs."""
+    choices = []
     for number, factors in enumerate(layer.factors):
         rank = max(int(np.argmax(factors.energy >= energy - _ROUNDING)), 1)
-        found.append(_choice(layer, number, rank))
-    saving = [choice for choice in found if choice.flops < layer.flops and choice.elements <= layer.elements]
+        choices.append(_choice(layer, number, rank))
+    saving = [choice for choice in choices if choice.flops < layer.flops and choice.elements <= layer.elements]
     return min(saving, key=lambda choice: choice.flops, default=None)
 
 
 def by_budget(layers: Sequence[Layer], unit: Unit, most: float) -> list[Choice | None]:
-    """For each layer a choice, or None to leave it, so that together they take `most` and lose little energy.
+    """For each layer a choice, or None to leave it, so that together they cost at most `most` and lose little energy.
 
-    What is kept is the product of all layers' energies (rank selection of Zhang et al. 2016), so no layer is emptied
-    for the sake of others. A price on each FLOP (or element) decides: every layer takes the option with the least
-    -log(energy) + price * cost, which walks along the convex hulls of all layers by energy per FLOP saved; what the
-    budget leaves over is given back where it helps most. Raises CompressionError if the lowest ranks take too much.
+    The goal is the product of all layers' energies (rank selection of Zhang et al. 2016), so that no layer is emptied
+    for the sake of others. This is Lagrangian relaxation: with a price on each FLOP (or element) every layer takes the
+    option with the least -log(energy) + price * cost, and bisection finds the price at which the budget is met. What
+    the budget leaves over goes to the options that gain most per cost. Raises CompressionError if the lowest ranks cost
+    too much.
     """
     tables = [_options(layer, unit) for layer in layers]
     costs = [np.array([_cost(layer, choice, unit) for choice in table]) for layer, table in zip(layers, tables)]
@@ -68,18 +69,22 @@ def by_budget(layers: Sequence[Layer], unit: Unit, most: float) -> list[Choice |
             f"{sum(float(cost[0]) for cost in costs):.4g}, and the target leaves {most:.4g} for them"
         )
 
-    def taken(price: float) -> list[int]:
+    def picks_at(price: float) -> list[int]:
+        # lexsort: of equal options the cheapest.
         return [int(np.lexsort((cost, loss + price * cost))[0]) for cost, loss in zip(costs, losses)]
 
     def total(picks: Sequence[int]) -> float:
         return sum(float(cost[pick]) for cost, pick in zip(costs, picks))
 
+    # At the high end even the smallest saving of cost outweighs any loss: every layer takes its cheapest option.
     low, high = 0.0, 2.0 * (1.0 - np.log(_NOTHING)) / max(min(_gaps(costs)), 1e-12)
     for _ in range(_BISECTIONS):
+        # Geometric, as prices range over many orders of magnitude.
         middle = np.sqrt(max(low, high * 1e-12) * high)
-        low, high = (low, middle) if total(taken(middle)) <= most else (middle, high)
-    picks = taken(high)
+        low, high = (low, middle) if total(picks_at(middle)) <= most else (middle, high)
+    picks = picks_at(high)
     while True:
+        # A price reaches only options on the convex hull; greedily upgrade single layers within the budget.
         slack = most - total(picks)
         better = [
             (float((losses[i][pick] - losses[i][other]) / max(costs[i][other] - costs[i][pick], 1e-12)), i, int(other))
@@ -96,15 +101,15 @@ _NAMES = {"flops": "FLOPs", "size": "elements of weights"}
 
 
 def _options(layer: Layer, unit: Unit) -> list[Choice | None]:
-    """The layer as it is, and every rank of every split that saves in `unit` and takes no more otherwise."""
-    found: list[Choice | None] = [None]
+    """None (the layer as it is), and every rank of every split that saves in `unit` and costs no more otherwise."""
+    options: list[Choice | None] = [None]
     for number, factors in enumerate(layer.factors):
         for rank in range(1, len(factors.values) + 1):
             choice = _choice(layer, number, rank)
             fits = choice.flops <= layer.flops and choice.elements <= layer.elements
             if fits and _cost(layer, choice, unit) < _cost(layer, None, unit):
-                found.append(choice)
-    return found
+                options.append(choice)
+    return options
 
 
 def _choice(layer: Layer, number: int, rank: int) -> Choice:
@@ -120,6 +125,6 @@ def _cost(layer: Layer, choice: Choice | None, unit: Unit) -> float:
 
 
 def _gaps(costs: Sequence[np.ndarray]) -> list[float]:
-    """The smallest differences of cost in each layer: no price needs to tell smaller ones apart."""
-    found = [float(np.min(np.diff(np.unique(cost)))) for cost in costs if len(np.unique(cost)) > 1]
-    return found or [1.0]
+    """The smallest difference of cost in each layer with several options: no price must distinguish smaller ones."""
+    gaps = [float(np.min(np.diff(np.unique(cost)))) for cost in costs if len(np.unique(cost)) > 1]
+    return gaps or [1.0]

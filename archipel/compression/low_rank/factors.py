@@ -1,4 +1,4 @@
-"""Factors of a matrix, and the two layers that they become."""
+"""Factor a matrix, and put two layers with the factors in the place of one."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import numpy as np
 import onnx_ir as ir
 
 from archipel.compression.layer_weights import LayerWeight
-from archipel.compression.low_rank.splits import Split, Window, transposed
+from archipel.compression.low_rank.splits import Split, Window, is_transposed
 from archipel.graph import Builder
 from archipel.graph.passes import remove_dead_code
 
-_LEAST_VARIANCE = 1e-6  # of the mean: directions that calibration never showed are not free to change
+_LEAST_VARIANCE = 1e-6  # of the mean: even directions that calibration never showed must not change freely
 
 
 @dataclass(frozen=True)
 class Factors:
-    """Singular vectors of a split's matrix, seen through `root` where inputs are not alike: root root^T = E[x x^T]."""
+    """The SVD of a split's matrix, or of root^T matrix where moments are known: root root^T = E[x x^T]."""
 
     left: np.ndarray
     values: np.ndarray
@@ -26,10 +26,10 @@ class Factors:
 
     @classmethod
     def of(cls, matrix: np.ndarray, moments: np.ndarray | None = None) -> Factors:
-        """The SVD of [rows, columns]; `moments` [rows, rows] are E[x x^T] of what is multiplied with it.
+        """The SVD of [rows, columns]; `moments` [rows, rows] are E[x x^T] of the inputs x that the matrix multiplies.
 
-        With moments the error that a lower rank makes is measured at the output, where plain SVD takes all inputs for
-        equally large and unrelated: SVD-LLM (Wang et al. 2025).
+        With moments a lower rank has the least error at the layer's output, whereas plain SVD takes all inputs for
+        equally large and uncorrelated: SVD-LLM (Wang et al. 2025).
         """
         root = None if moments is None else _root(moments)
         left, values, right = np.linalg.svd(matrix if root is None else root.T @ matrix, full_matrices=False)
@@ -42,20 +42,22 @@ class Factors:
         return squares / squares[-1] if squares[-1] > 0 else np.ones(len(squares))
 
     def pair(self, rank: int) -> tuple[np.ndarray, np.ndarray]:
-        """[rows, rank] and [rank, columns], each column of the one as large as the row of the other."""
+        """[rows, rank] and [rank, columns]; each column of the first has the norm of its row of the second."""
         first = self.left[:, :rank] * self.values[:rank]
+        # The SVD is of root^T matrix: undo root^T on the side of the rows.
         if self.root is not None:
             first = np.linalg.solve(self.root.T, first)
         second = self.right[:rank]
+        # Rows of `second` have norm 1. Equal norms keep gradients of both layers alike in fine-tuning.
         size = np.linalg.norm(first, axis=0)
         scale = np.where(size > 0, np.sqrt(np.maximum(size, 1e-300)), 1.0)
         return first / scale, second * scale[:, None]
 
 
 def replace(model: ir.Model, weight: LayerWeight, split: Split, rank: int, factors: Factors) -> tuple[str, str]:
-    """Put two layers in the place of the one that reads `weight`. Returns the names of the new parameters.
+    """Put two layers in the place of the layer that reads `weight`. Returns the names of the new parameters.
 
-    They have the layout of the old one; its bias is the second layer's, its result keeps its name. Changes `model`.
+    These have the layout of the old one. The second layer has its bias, and its output the old name. Changes `model`.
     """
     node = weight.readers[0].node
     op = Builder(model.graph, scope=node.name or weight.name)
@@ -69,10 +71,11 @@ def replace(model: ir.Model, weight: LayerWeight, split: Split, rank: int, facto
             inner = op.Conv(node.inputs[0], first, **split.windows[0].attributes())
             result = op.Conv(inner, second, bias, **split.windows[1].attributes())
         else:
-            flipped = transposed(weight)
+            flipped = is_transposed(weight)
             tensors = (left.T, right.T) if flipped else (left, right)
             first, second = (_parameter(op, f"{weight.name}.{n}", t) for n, t in zip(("left", "right"), tensors))
             if node.op_type == "Gemm":
+                # alpha and beta once, in the second layer.
                 inner = op.Gemm(node.inputs[0], first, transB=int(flipped))
                 scales = {name: node.attributes.get_float(name, 1.0) for name in ("alpha", "beta")}
                 result = op.Gemm(inner, second, bias, transB=int(flipped), **scales)
@@ -95,7 +98,7 @@ def _kernels(
     outputs, inputs = weight.kept.shape[:2]
     rank = left.shape[1]
     first = left.T.reshape(rank, inputs, *windows[0].kernel)
-    # Columns are [second kernel, outputs].
+    # Rows of the matrix are [inputs, first kernel], columns [second kernel, outputs] (`splits`).
     second = right.reshape(rank, -1, outputs).transpose(2, 0, 1).reshape(outputs, rank, *windows[1].kernel)
     return first, second
 
@@ -110,8 +113,8 @@ def _parameter(op: Builder, name: str, content: np.ndarray) -> ir.Value:
 
 
 def _root(moments: np.ndarray) -> np.ndarray:
-    """A symmetric, well-conditioned square root."""
+    """The symmetric square root, well-conditioned, so that `pair` can solve with it."""
     values, vectors = np.linalg.eigh((moments + moments.T) / 2)
     floor = _LEAST_VARIANCE * max(float(np.mean(values)), 1e-30)
-    found: np.ndarray = (vectors * np.sqrt(np.maximum(values, floor))) @ vectors.T
-    return found
+    root: np.ndarray = (vectors * np.sqrt(np.maximum(values, floor))) @ vectors.T
+    return root

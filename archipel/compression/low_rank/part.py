@@ -1,4 +1,4 @@
-"""LowRank: layers whose weight is nearly a product of two thin matrices become two thin layers."""
+"""LowRank: turn layers whose weight is nearly a product of two thin matrices into two thin layers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from archipel.compression.compressed import CompressedModel
 from archipel.compression.fine_tune import FineTune
-from archipel.compression.layer_weights import LayerWeight, chosen, layer_weights, refuse_quantized
+from archipel.compression.layer_weights import LayerWeight, choose_weights, layer_weights, refuse_quantized
 from archipel.compression.low_rank.choice import Choice, Layer, Unit, by_budget, by_energy
 from archipel.compression.low_rank.factors import Factors, replace
 from archipel.compression.low_rank.moments import moments
@@ -21,19 +21,22 @@ from archipel.graph.parameters import record_parameters
 
 @dataclass(frozen=True)
 class LowRank:
-    """Write layers as two by singular value decomposition, and train what comes out with `fine_tune`.
+    """Split layers in two by singular value decomposition, and train the result with `fine_tune`.
 
     Gemm, MatMul and 1 x 1 Conv become two of their kind; a k x k Conv becomes k x 1 and then 1 x k, or the other way
     round (Jaderberg et al. 2014, scheme 2), or k x k with few channels and then 1 x 1 (Zhang et al. 2016), whichever
-    is cheapest. Exactly one target:
+    is cheapest. A layer is replaced only where that saves. The new parameters are `<weight>.left`, read first, and
+    `<weight>.right`.
 
-    - `energy`: each layer gets the lowest rank that keeps this share of its squared singular values.
-    - `flops`: the share of the model's FLOPs to remove; ranks go where a FLOP saved loses least energy.
-    - `size`: the same with bytes of parameters.
+    Arguments (exactly one of the first three):
+        energy: each layer gets the lowest rank that keeps this share of its squared singular values.
+        flops: the share of the model's FLOPs to remove; ranks fall where a saved FLOP loses least energy.
+        size: the same for the parameters' bytes.
+        layers, exclude: a glob of names of weights to split, and globs of those to leave.
+        data_aware: energy is that of the layers' outputs over the calibration data, not of the weights.
+        fine_tune: training after the split; None: none.
 
-    A layer is replaced only where that saves. `layers` is a glob of weights' names, `exclude` several. With
-    `data_aware` energy is that of the layers' outputs over the calibration data and not of the weights. The new
-    parameters are `<weight>.left`, read first, and `<weight>.right`.
+    Raises CompressionError for a field out of range; from `apply` where the target cannot be reached, or for masks.
     """
 
     energy: float | None = None
@@ -71,6 +74,7 @@ class LowRank:
                 skipped[layer.name] = "no rank that is low enough to save anything"
                 continue
             names = replace(result.ir, weight, layer.splits[choice.split], choice.rank, layer.factors[choice.split])
+            # Both factors take the place of the weight in the order of parameters.
             place = parameters.index(layer.name)
             parameters[place : place + 1] = names
             notes[layer.name] = {
@@ -95,8 +99,8 @@ class LowRank:
     def _candidates(
         self, model: CompressedModel, counted: dict[str, int]
     ) -> tuple[dict[str, LayerWeight], dict[str, str]]:
-        found, skipped = {}, {}
-        for weight in chosen(layer_weights(model), "LowRank", self.layers, self.exclude):
+        candidates, skipped = {}, {}
+        for weight in choose_weights(layer_weights(model), "LowRank", self.layers, self.exclude):
             if weight.mask is not None:
                 raise CompressionError(
                     f"LowRank: {weight.name!r} has a mask; put LowRank before PruneWeights and PruneNM in the recipe, "
@@ -106,17 +110,17 @@ class LowRank:
             if reason:
                 skipped[weight.name] = reason
             else:
-                found[weight.name] = weight
-        return found, skipped
+                candidates[weight.name] = weight
+        return candidates, skipped
 
     def _layers(
         self, model: CompressedModel, weights: dict[str, LayerWeight], counted: dict[str, int], work: Work
     ) -> list[Layer]:
         splits = {n: tuple(layer_splits(w, _flops_of(w, counted))[0]) for n, w in weights.items()}
-        seen = None
+        input_moments = None
         if self.data_aware:
             sources = {name: str(weight.readers[0].node.inputs[0].name) for name, weight in weights.items()}  # type: ignore[union-attr]
-            seen = moments(model, sources, splits, work.need_calibration(self), work.seed)
+            input_moments = moments(model, sources, splits, work.need_calibration(self), work.seed)
         return [
             Layer(
                 name,
@@ -124,7 +128,8 @@ class LowRank:
                 weight.kept.size,
                 splits[name],
                 tuple(
-                    Factors.of(s.matrix, None if seen is None else seen[name][i]) for i, s in enumerate(splits[name])
+                    Factors.of(s.matrix, None if input_moments is None else input_moments[name][i])
+                    for i, s in enumerate(splits[name])
                 ),
             )
             for name, weight in weights.items()
@@ -137,6 +142,7 @@ class LowRank:
         share = self.flops if self.flops is not None else self.size or 0.0
         if unit == "size":
             total = sum(content.size for content in model.parameters.values())
+        # The budget of the layers that can be split: the others keep their cost.
         own = sum(layer.flops if unit == "flops" else layer.elements for layer in layers)
         return by_budget(layers, unit, own - share * total)
 

@@ -1,7 +1,7 @@
-"""The ways to write a layer as two: which matrix is factored, and what each unit of rank costs.
+"""The ways to split a layer in two: which matrix is factored, and the cost of each unit of rank.
 
-Every way is a matrix [rows, columns] whose rows are what the first new layer reads and whose columns are what the
-second one writes; a rank-r product of it is the pair of layers with r channels between them.
+In each way the first new layer reads the rows of a matrix [rows, columns], and the second one writes its columns; a
+product of rank r is a pair of layers with r channels between them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from archipel.graph.shapes import dims
 
 @dataclass(frozen=True)
 class Window:
-    """What a convolution reads at each place, for its spatial axes: `pads` are those before each, then those behind."""
+    """A convolution's window over its spatial axes; `pads`: before each axis, then behind each; None: `auto_pad`."""
 
     kernel: tuple[int, ...]
     strides: tuple[int, ...]
@@ -32,24 +32,24 @@ class Window:
         """The same along some axes, and a window of 1 along the others."""
         count = len(self.kernel)
 
-        def only(values: tuple[int, ...], other: int) -> tuple[int, ...]:
+        def pick(values: tuple[int, ...], other: int) -> tuple[int, ...]:
             return tuple(value if i % count in axes else other for i, value in enumerate(values))
 
-        pads = None if self.pads is None else only(self.pads, 0)
-        return Window(only(self.kernel, 1), only(self.strides, 1), only(self.dilations, 1), pads, self.auto_pad)
+        pads = None if self.pads is None else pick(self.pads, 0)
+        return Window(pick(self.kernel, 1), pick(self.strides, 1), pick(self.dilations, 1), pads, self.auto_pad)
 
     def attributes(self) -> dict[str, Attribute]:
-        found: dict[str, Attribute] = {
+        attributes: dict[str, Attribute] = {
             "kernel_shape": self.kernel, "strides": self.strides, "dilations": self.dilations, "pads": self.pads
         }  # fmt: skip
-        return found if self.pads is not None else {**found, "auto_pad": self.auto_pad}
+        return attributes if self.pads is not None else {**attributes, "auto_pad": self.auto_pad}
 
 
 @dataclass(frozen=True)
 class Split:
-    """One way to write a layer as two. `flops` and `elements` are for each unit of rank.
+    """One way to split a layer in two. `flops` and `elements` are for each unit of rank.
 
-    `windows` are those of two convolutions, None for two matrix products.
+    `windows` are those of the two convolutions; None: two matrix products.
     """
 
     kind: str
@@ -63,7 +63,7 @@ class Split:
 
 
 def layer_splits(weight: LayerWeight, flops: int) -> tuple[list[Split], str]:
-    """The splits of the layer that reads `weight` and takes `flops`; where there is none, why."""
+    """The splits of the layer that reads `weight` and costs `flops`; without any, the reason."""
     node, slot = weight.readers[0].node, weight.readers[0].slot
     if len(weight.readers) > 1 or not weight.alone:
         return [], "several operators read the weight"
@@ -79,10 +79,11 @@ def layer_splits(weight: LayerWeight, flops: int) -> tuple[list[Split], str]:
     return [Split("product", matrix, flops * sum(matrix.shape) / max(matrix.size, 1))], ""
 
 
-def transposed(weight: LayerWeight) -> bool:
+def is_transposed(weight: LayerWeight) -> bool:
     """Whether a Gemm or MatMul multiplies with the transpose of the parameter."""
     reader = weight.readers[0]
     flipped = reader.node.op_type == "Gemm" and bool(reader.node.attributes.get_int("transB", 0))
+    # The path has only Transposes (`_matrix`): an even number of them cancels out.
     return flipped != (len(reader.path) % 2 == 1)
 
 
@@ -104,18 +105,19 @@ def _matrix(weight: LayerWeight) -> np.ndarray | None:
         return None
     if node.op_type == "Gemm" and node.attributes.get_int("transA", 0) != 0:
         return None
-    return content.T if transposed(weight) else content
+    return content.T if is_transposed(weight) else content
 
 
 def _convolution(weight: LayerWeight, node: ir.Node, flops: int) -> Iterator[Split]:
     content = weight.content.astype(np.float64)
     outputs, inputs, *kernel = content.shape
-    whole = window(node, tuple(kernel))
+    full_window = window(node, tuple(kernel))
     count = len(kernel)
     per_weight = flops / max(content.size, 1)  # every element of the weight is used once at each place of the output
     rows, columns = inputs * math.prod(kernel), outputs
-    point = whole.along(())
-    yield Split("channels", content.reshape(outputs, rows).T, per_weight * (rows + columns), (whole, point))
+    point = full_window.along(())
+    # First all of the window with few outputs, then a 1 x 1 convolution.
+    yield Split("channels", content.reshape(outputs, rows).T, per_weight * (rows + columns), (full_window, point))
     if count != 2 or 1 in kernel:
         return
     for axis in (0, 1):
@@ -123,13 +125,16 @@ def _convolution(weight: LayerWeight, node: ir.Node, flops: int) -> Iterator[Spl
         # [inputs, first kernel axis, other kernel axis, outputs].
         moved = content.transpose(1, 2 + axis, 2 + other, 0)
         matrix = moved.reshape(inputs * kernel[axis], kernel[other] * outputs)
-        wide = _widening(node, whole, other)
+        # The first layer strides along `axis` alone, so it runs at more places than the output has.
+        wide = _widening(node, full_window, other)
         cost = per_weight * (matrix.shape[0] * wide + matrix.shape[1])
-        yield Split(("vertical", "horizontal")[axis], matrix, cost, (whole.along((axis,)), whole.along((other,))))
+        yield Split(
+            ("vertical", "horizontal")[axis], matrix, cost, (full_window.along((axis,)), full_window.along((other,)))
+        )
 
 
 def _widening(node: ir.Node, whole: Window, axis: int) -> float:
-    """How many more places the first layer has along an axis that only the second one strides over."""
+    """How many times as many places the first layer has along an axis that only the second one strides over."""
     source, output = node.inputs[0], node.outputs[0]
     if source is not None and source.shape is not None and output.shape is not None:
         before, after = dims(source)[2 + axis], dims(output)[2 + axis]

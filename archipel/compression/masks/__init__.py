@@ -1,4 +1,4 @@
-"""Weights set to zero and kept there: a mask in the graph that training goes through."""
+"""Masks: weights are set to zero, and a product in the graph keeps them there during training."""
 
 from archipel.compression.masks.apply import write_masks as write_masks
 from archipel.compression.masks.n_of_m import PruneNM as PruneNM

@@ -1,4 +1,4 @@
-"""Masks as part of the graph: layers read `Mul(weight, Cast(mask))`, so that zeros stay zeros while weights train."""
+"""Masks in the graph: layers read `Mul(weight, Cast(mask))`, so that zeros stay zeros while weights train."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ SUFFIX = ".mask"
 def write_masks(model: CompressedModel, masks: Mapping[str, np.ndarray]) -> CompressedModel:
     """A copy in which every reader of a parameter sees zeros where its mask, bool of the same shape, is false.
 
-    The parameter itself is zero there too. A mask that is there already is replaced. The mask is an initializer
-    `<parameter>.mask` and no parameter: training does not move it. Raises CompressionError for a parameter that the
-    model does not have and for a mask of another shape.
+    The parameter itself is set to zero there too. An earlier mask is replaced. The mask is an initializer
+    `<parameter>.mask` and no parameter, so training does not move it. Raises CompressionError for a parameter that the
+    model does not have, and for a mask of another shape or dtype.
     """
     result = model.copy()
     graph = result.ir.graph
     parameters = parameter_names(result.ir)
-    record_parameters(result.ir, parameters)  # or a mask could be taken for one
+    record_parameters(result.ir, parameters)  # without a record a mask could count as a parameter
     op = Builder(graph)
     for name, mask in masks.items():
         value = graph.initializers.get(name)
@@ -38,6 +38,7 @@ def write_masks(model: CompressedModel, masks: Mapping[str, np.ndarray]) -> Comp
                 f"a mask for {name!r} must be bool{list(dims(value))}, is {mask.dtype}{list(mask.shape)}"
             )
         content = value.const_value.numpy()
+        # Gradients of masked weights are zero, but the product alone would leave old numbers in the stored parameter.
         value.const_value = ir.tensor(np.where(mask, content, 0).astype(content.dtype), name=name)
         before = find_mask(value, set(parameters))
         if before is None:
@@ -50,6 +51,7 @@ def write_masks(model: CompressedModel, masks: Mapping[str, np.ndarray]) -> Comp
 
 def _insert(op: Builder, value: ir.Value, mask: np.ndarray) -> None:
     graph = op.graph
+    # Listed before the product is made, which must go on reading the parameter.
     uses = list(value.uses())
     stored = ir.Value(
         name=op.unique(f"{value.name}{SUFFIX}"), type=ir.TensorType(ir.DataType.BOOL), shape=ir.Shape(mask.shape)
@@ -63,6 +65,6 @@ def _insert(op: Builder, value: ir.Value, mask: np.ndarray) -> None:
 
 
 def sparsity(weights: Sequence[LayerWeight]) -> float:
-    """The share of elements that masks have made zero, of all elements of these weights."""
+    """The share of masked elements among all elements of these weights."""
     total = sum(weight.kept.size for weight in weights)
     return 1.0 - sum(int(weight.kept.sum()) for weight in weights) / max(total, 1)

@@ -1,4 +1,4 @@
-"""PruneNM: of every m weights that follow one another along the input channels n stay."""
+"""PruneNM: of every m consecutive weights along the input channels n stay."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from archipel.compression.compressed import CompressedModel
 from archipel.compression.fine_tune import FineTune
-from archipel.compression.layer_weights import LayerWeight, chosen, layer_weights, refuse_quantized
+from archipel.compression.layer_weights import LayerWeight, choose_weights, layer_weights, refuse_quantized
 from archipel.compression.masks.apply import write_masks
 from archipel.compression.masks.report import facts
 from archipel.compression.masks.scores import Criterion, scores
@@ -22,10 +22,16 @@ from archipel.errors import CompressionError
 class PruneNM:
     """Keep the `n` most important of every `m` consecutive weights along the input channels (Mishra et al. 2021).
 
-    2:4 is what sparse tensor cores multiply. Groups lie along the axis that the layer sums over: axis 1 of Conv, the
-    rows of MatMul, the columns of PyTorch's Linear; a last group that is shorter keeps `n` as well. A weight whose
-    axis is shorter than `m` (a first layer of 3 channels, a depthwise Conv) stays dense, as do those in `exclude`,
-    globs of parameter names. `criterion` as for PruneWeights; masks that are there stay and count as zeros.
+    Sparse tensor cores multiply 2:4. Groups lie along the axis that the layer sums over: axis 1 of Conv, the rows of
+    MatMul, the columns of PyTorch's Linear; a shorter last group keeps `n` as well. A weight whose axis is shorter than
+    `m` (a first layer of 3 channels, a depthwise Conv) stays dense. Earlier masks stay.
+
+    Arguments:
+        criterion: as in `PruneWeights`.
+        exclude: globs of names of parameters that stay dense.
+        fine_tune: training after the pruning; None: none.
+
+    Raises CompressionError for a field out of range; from `apply` where no weight has a long enough axis.
     """
 
     n: int = 2
@@ -35,8 +41,8 @@ class PruneNM:
     fine_tune: FineTune | None = None
 
     def __post_init__(self) -> None:
-        whole = all(isinstance(value, int) and not isinstance(value, bool) for value in (self.n, self.m))
-        if not whole or not 0 < self.n < self.m:
+        integers = all(isinstance(value, int) and not isinstance(value, bool) for value in (self.n, self.m))
+        if not integers or not 0 < self.n < self.m:
             raise CompressionError(f"PruneNM: n and m must be whole numbers with 0 < n < m, are {self.n!r}, {self.m!r}")
         if self.criterion not in get_args(Criterion):
             raise CompressionError(f"PruneNM: criterion is one of {get_args(Criterion)}, got {self.criterion!r}")
@@ -50,15 +56,15 @@ class PruneNM:
         result = CompressedModel.of(model)
         dense: dict[str, str] = {}
         weights = []
-        for weight in chosen(layer_weights(result), "PruneNM", "*", self.exclude):
+        for weight in choose_weights(layer_weights(result), "PruneNM", "*", self.exclude):
             if reason := self._unfit(weight):
                 dense[weight.name] = reason
             else:
                 weights.append(weight)
         if not weights:
             raise CompressionError(f"PruneNM: no weight can be pruned {self.n}:{self.m}: {dense or 'all are excluded'}")
-        found = scores(self.criterion, result, weights, work, self)
-        masks = {w.name: pattern(found[w.name], w.axis or 0, self.n, self.m) & w.kept for w in weights}
+        importance = scores(self.criterion, result, weights, work, self)
+        masks = {w.name: pattern(importance[w.name], w.axis or 0, self.n, self.m) & w.kept for w in weights}
         result = write_masks(result, masks)
         if self.fine_tune is not None:
             result = work.train(result, self.fine_tune)
@@ -72,13 +78,14 @@ class PruneNM:
         return f"{size} input channels, fewer than m" if size < self.m else ""
 
 
-def pattern(found: np.ndarray, axis: int, n: int, m: int) -> np.ndarray:
-    """bool in the shape of `found`: true for the `n` largest of every `m` that follow one another along `axis`."""
-    moved = np.moveaxis(found, axis, -1)
+def pattern(importance: np.ndarray, axis: int, n: int, m: int) -> np.ndarray:
+    """bool in the shape of `importance`: true for the `n` largest of every `m` consecutive ones along `axis`."""
+    moved = np.moveaxis(importance, axis, -1)
     size = moved.shape[-1]
-    short = -size % m
-    padded = np.pad(moved, [(0, 0)] * (moved.ndim - 1) + [(0, short)], constant_values=-np.inf)
+    missing = -size % m
+    padded = np.pad(moved, [(0, 0)] * (moved.ndim - 1) + [(0, missing)], constant_values=-np.inf)
     groups = padded.reshape(*moved.shape[:-1], -1, m)
+    # The second argsort turns the order into ranks. Stable: of equal weights the first stay; padding comes last.
     place = np.argsort(np.argsort(-groups, axis=-1, kind="stable"), axis=-1, kind="stable")
     kept = (place < n).reshape(padded.shape)[..., :size]
     return np.moveaxis(kept, -1, axis)

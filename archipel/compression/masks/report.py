@@ -1,4 +1,4 @@
-"""What masks amount to: sparsity of each weight, and bytes after deflate."""
+"""The effect of masks for the report: sparsity of each weight, and bytes after deflate."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ import numpy as np
 from archipel.compression.layer_weights import layer_weights
 from archipel.graph import Model
 
-_LEVEL = 6  # what zip writes with when nobody says otherwise
+_LEVEL = 6  # the default of zip
 
 
 def facts(before: Model, after: Model) -> dict[str, Any]:
-    """For the report: `sparsity` of the weights that layers multiply with, over all and each, and bytes of parameters.
+    """Notes for the report: `sparsity` of the layers' weights, over all and each, and bytes of parameters.
 
-    `deflated` is what zip makes of them: zeros cost little there, while plain files stay as large as they were.
+    `deflated`: bytes in a zip, where zeros cost little; plain files do not shrink.
     """
     weights = layer_weights(after)
-    kept = {weight.name: weight.kept for weight in weights}
-    size = sum(mask.size for mask in kept.values())
+    masks = {weight.name: weight.kept for weight in weights}
+    size = sum(mask.size for mask in masks.values())
     return {
-        "sparsity": round(1.0 - sum(int(mask.sum()) for mask in kept.values()) / max(size, 1), 4),
-        "layers": {name: round(1.0 - float(mask.mean()), 4) for name, mask in kept.items()},
+        "sparsity": round(1.0 - sum(int(mask.sum()) for mask in masks.values()) / max(size, 1), 4),
+        "layers": {name: round(1.0 - float(mask.mean()), 4) for name, mask in masks.items()},
         "bytes": {
             "parameters": sum(content.nbytes for content in after.parameters.values()),
-            "deflated before": deflated(before.parameters),
-            "deflated": deflated(after.parameters, kept),
+            "deflated before": deflated_bytes(before.parameters),
+            "deflated": deflated_bytes(after.parameters, masks),
         },
     }
 
 
-def deflated(parameters: Mapping[str, np.ndarray], kept: Mapping[str, np.ndarray] | None = None) -> int:
+def deflated_bytes(parameters: Mapping[str, np.ndarray], kept: Mapping[str, np.ndarray] | None = None) -> int:
     """Bytes of the tensors after deflate (RFC 1951), each by itself, with zeros where `kept` is false."""
     total = 0
     for name, content in parameters.items():

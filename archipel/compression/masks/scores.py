@@ -1,4 +1,4 @@
-"""What a single weight is worth: its size, or by how much the loss would change without it."""
+"""The importance of single weights: the magnitude, or how much the loss would change without the weight."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ _LOSS = "archipel/loss"
 def scores(
     criterion: Criterion, model: CompressedModel, weights: Sequence[LayerWeight], work: Work, part: object
 ) -> dict[str, np.ndarray]:
-    """For each weight an array of its shape, float64: small is what can go, -1 what a mask took already.
+    """For each weight an array of its shape, float64: small where it can go, -1 where a mask has it already.
 
     "l1" is |w|; "taylor" the mean over batches of |w dL/dw|, the first-order change of the loss without w (Molchanov
     et al. 2019, for single weights), with BatchNormalization in inference mode.
     """
     if criterion == "taylor":
-        found = taylor(model, work.loss, [w.name for w in weights], _sample(work.need_data(part), work.seed))
+        importance = taylor(model, work.loss, [w.name for w in weights], _sample(work.need_data(part), work.seed))
     else:
-        found = {w.name: np.abs(w.content.astype(np.float64)) for w in weights}
-    return {w.name: np.where(w.kept, found[w.name], -1.0) for w in weights}
+        importance = {w.name: np.abs(w.content.astype(np.float64)) for w in weights}
+    return {w.name: np.where(w.kept, importance[w.name], -1.0) for w in weights}
 
 
 def taylor(model: Model, loss: Loss, names: Sequence[str], examples: Examples) -> dict[str, np.ndarray]:
@@ -49,16 +49,17 @@ def taylor(model: Model, loss: Loss, names: Sequence[str], examples: Examples) -
     op.free_name(LABEL)
     label = op.input(LABEL, *loss.label(output))
     op.name_output(objective(op, loss, output, label), _LOSS)
+    # dL/dw without an optimizer, for all weights in one graph.
     program = gradient(work, of=_LOSS, wrt=list(names))
     run = open_session(program, outputs=[f"{name}.grad" for name in names])
     contents = model.parameters
     totals = {name: np.zeros(contents[name].shape) for name in names}
     size, count = fixed_batch(model) or min(_BATCH, len(examples)), 0
     for batch in examples.batches(size):
-        if len(batch) == size:  # each batch counts the same
+        if len(batch) == size:  # all batches count the same
             count += 1
-            for name, found in zip(names, run(batch.feed)):
-                totals[name] += np.abs(contents[name] * found.astype(np.float64))
+            for name, grad in zip(names, run(batch.feed)):
+                totals[name] += np.abs(contents[name] * grad.astype(np.float64))
     return {name: total / max(count, 1) for name, total in totals.items()}
 
 

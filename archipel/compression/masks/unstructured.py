@@ -1,4 +1,4 @@
-"""PruneWeights: the least important single weights become zero, all at once or little by little."""
+"""PruneWeights: set the least important single weights to zero, at once or in steps."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from archipel.compression.compressed import CompressedModel
 from archipel.compression.fine_tune import FineTune
-from archipel.compression.layer_weights import LayerWeight, chosen, layer_weights, refuse_quantized
+from archipel.compression.layer_weights import LayerWeight, choose_weights, layer_weights, refuse_quantized
 from archipel.compression.masks.apply import sparsity, write_masks
 from archipel.compression.masks.report import facts
 from archipel.compression.masks.scores import Criterion, scores
@@ -21,23 +21,26 @@ from archipel.errors import CompressionError
 Scope = Literal["global", "layer"]
 
 _LEAST = 0.1
-"""What a layer keeps at least under scope "global", of what it would keep under "layer": without a floor a single
-threshold may empty a layer and with it cut the network (Tanaka et al. 2020)."""
+"""The least share of a layer's weights that scope "global" keeps, of what "layer" would keep: without a floor a single
+threshold may empty a layer, and so cut the network (Tanaka et al. 2020)."""
 
 
 @dataclass(frozen=True)
 class PruneWeights:
     """Set the share `sparsity` of the weights of Conv, ConvTranspose, Gemm, MatMul, LSTM and GRU to zero.
 
-    `criterion` "l1" takes the smallest (Han et al. 2015), "taylor" those that change the loss least, from gradients
-    over training data (`masks.scores`): those are nearly 0 everywhere in a network that has been trained to its end,
-    where "l1" is the better choice. With `scope` "global" one threshold holds for all layers, with "layer" each
-    loses the same share. `iterations` goes there in that many steps with `fine_tune` after each, by the cubic schedule
-    of Zhu & Gupta 2017 (equation 1). `exclude` has globs of parameter names that stay dense. Biases, normalizations
-    and embeddings are never masked. A model with masks gets sparser ones: `sparsity` is that of the result.
+    Masks stay in the graph, so all later training keeps the zeros. Devices get plain weights with zeros in them, which
+    deflate well and run no faster. Biases, normalizations and embeddings are never masked.
 
-    Masks stay in the graph, so all later training keeps the zeros; what is deployed has plain weights with zeros in
-    them, that compress well and run no faster.
+    Arguments:
+        sparsity: of the result; a model with masks gets sparser ones.
+        criterion: "l1" removes the smallest weights (Han et al. 2015), "taylor" those that change the loss least, by
+            gradients over training data. In a fully trained network these are nearly 0: use "l1" there.
+        scope: "global": one threshold for all layers; "layer": each layer loses the same share.
+        iterations: steps with `fine_tune` after each, by the cubic schedule of Zhu & Gupta 2017 (equation 1).
+        exclude: globs of names of parameters that stay dense.
+
+    Raises CompressionError for a field out of range; from `apply` for a model that is quantized or sparser already.
     """
 
     sparsity: float = 0.8
@@ -69,16 +72,17 @@ class PruneWeights:
         refuse_quantized(model, "PruneWeights")
         result = CompressedModel.of(model)
         weights = self._weights(result)
-        first = sparsity(weights)
-        if first > self.sparsity:
+        initial = sparsity(weights)
+        if initial > self.sparsity:
             raise CompressionError(
-                f"PruneWeights: {first:.1%} of the weights are masked already, more than sparsity={self.sparsity:g}"
+                f"PruneWeights: {initial:.1%} of the weights are masked already, more than sparsity={self.sparsity:g}"
             )
         for done in range(1, self.iterations + 1):
-            target = self.sparsity + (first - self.sparsity) * (1.0 - done / self.iterations) ** 3
+            # From the present sparsity: most weights go in the first steps, while there are many to spare.
+            target = self.sparsity + (initial - self.sparsity) * (1.0 - done / self.iterations) ** 3
             weights = self._weights(result)
-            found = scores(self.criterion, result, weights, work, self)
-            result = write_masks(result, masks(weights, found, target, self.scope))
+            importance = scores(self.criterion, result, weights, work, self)
+            result = write_masks(result, masks(weights, importance, target, self.scope))
             if self.fine_tune is not None:
                 result = work.train(result, self.fine_tune, what=f"fine-tuning at {target:.0%} zeros")
             work.progress(done, self.iterations, f"pruning weights, {target:.0%} zeros")
@@ -86,38 +90,40 @@ class PruneWeights:
         return result
 
     def _weights(self, model: CompressedModel) -> list[LayerWeight]:
-        found = chosen(layer_weights(model), "PruneWeights", "*", self.exclude)
-        if not found:
+        weights = choose_weights(layer_weights(model), "PruneWeights", "*", self.exclude)
+        if not weights:
             raise CompressionError(f"PruneWeights: exclude={self.exclude!r} leaves no weights to prune")
-        return found
+        return weights
 
 
 def masks(
-    weights: Sequence[LayerWeight], found: Mapping[str, np.ndarray], target: float, scope: Scope
+    weights: Sequence[LayerWeight], importance: Mapping[str, np.ndarray], target: float, scope: Scope
 ) -> dict[str, np.ndarray]:
-    """Masks (true: kept) with the share `target` of zeros, where `found` is smallest.
+    """Masks (true: kept) with the share `target` of zeros, where `importance` is smallest.
 
-    What is masked already (scored -1) goes first, so masks only grow.
+    Weights that are masked already (-1) go first, so the zeros of earlier masks stay.
     """
     if scope == "layer":
-        return {weight.name: _without_least(found[weight.name], target) for weight in weights}
-    flat = np.concatenate([_protected(found[weight.name].ravel(), target) for weight in weights])
+        return {weight.name: _without_least(importance[weight.name], target) for weight in weights}
+    flat = np.concatenate([_protect(importance[weight.name].ravel(), target) for weight in weights])
     kept = _without_least(flat, target)
-    ends = np.cumsum([found[weight.name].size for weight in weights])
+    ends = np.cumsum([importance[weight.name].size for weight in weights])
     parts = np.split(kept, ends[:-1])
-    return {weight.name: part.reshape(found[weight.name].shape) for weight, part in zip(weights, parts)}
+    return {weight.name: part.reshape(importance[weight.name].shape) for weight, part in zip(weights, parts)}
 
 
-def _without_least(found: np.ndarray, share: float) -> np.ndarray:
-    kept = np.ones(found.size, bool)
-    gone = round(share * found.size)
-    kept[np.argsort(found, axis=None, kind="stable")[:gone]] = False
-    return kept.reshape(found.shape)
+def _without_least(importance: np.ndarray, share: float) -> np.ndarray:
+    kept = np.ones(importance.size, bool)
+    gone = round(share * importance.size)
+    kept[np.argsort(importance, axis=None, kind="stable")[:gone]] = False
+    return kept.reshape(importance.shape)
 
 
-def _protected(found: np.ndarray, target: float) -> np.ndarray:
-    least = max(int(_LEAST * (1.0 - target) * found.size), 1)
-    result = found.copy()
-    top = np.argpartition(found, found.size - least)[found.size - least :]
-    result[top] = np.where(found[top] < 0, found[top], np.inf)
+def _protect(importance: np.ndarray, target: float) -> np.ndarray:
+    """The importance of a layer's weights, infinite for those that stay whatever the threshold."""
+    least = max(int(_LEAST * (1.0 - target) * importance.size), 1)
+    result = importance.copy()
+    top = np.argpartition(importance, importance.size - least)[importance.size - least :]
+    # A masked weight is never among those that stay.
+    result[top] = np.where(importance[top] < 0, importance[top], np.inf)
     return result

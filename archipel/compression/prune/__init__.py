@@ -1,4 +1,4 @@
-"""Structured pruning: channels are removed for real, from any graph."""
+"""Structured pruning: removes channels from the tensors of any graph."""
 
 from archipel.compression.prune.dependency import ChannelGroup as ChannelGroup
 from archipel.compression.prune.dependency import Member as Member

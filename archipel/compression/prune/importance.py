@@ -1,4 +1,4 @@
-"""How much each unit of a group matters: by the size of its weights, or by what the loss says of them."""
+"""How much each unit of a group matters: by the size of its weights, or by their effect on the loss."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ BATCH = 32
 def magnitudes(model: Model, groups: Sequence[ChannelGroup], criterion: Literal["l1", "l2"]) -> dict[str, np.ndarray]:
     """For each group the importance of its units, float64 [units]: the mean absolute value (L1) or the root mean square
     (L2) of the unit's weights in every layer that makes it, over the layer's mean, so that layers can be compared."""
-    found = {}
+    importance = {}
     for group in groups:
         total = np.zeros(group.size)
         for member in _members(model, group, ("weight",)):
             weights = _slices(_content(model, member), member)
             norms = np.abs(weights).mean(1) if criterion == "l1" else np.sqrt(np.square(weights).mean(1))
             total += norms / max(float(norms.mean()), np.finfo(np.float64).tiny)
-        found[group.name] = total
-    return found
+        importance[group.name] = total
+    return importance
 
 
 def taylor(
@@ -48,12 +48,13 @@ def taylor(
 ) -> dict[str, np.ndarray]:
     """For each group the importance of its units, float64 [units]: (sum of w dL/dw over what produces the unit)^2.
 
-    The square of what the loss changes by, to first order, when the unit's weights, biases and scales become zero
-    (Molchanov et al. 2019, section 3.1), averaged over batches of the labelled `examples`, with BatchNormalization and
+    To first order, the square of the change of the loss when the unit's weights, biases and scales become zero
+    (Molchanov et al. 2019, section 3.1): averaged over batches of the labelled `examples`, with BatchNormalization and
     Dropout as in inference. Raises CompressionError where there are no labels.
     """
     if examples.labels is None:
         raise CompressionError("Taylor importance needs labelled examples")
+    # Running statistics are not trained.
     weights, averages = model.parameters, set(statistics(model.ir))
     members = {
         group.name: [
@@ -61,14 +62,16 @@ def taylor(
         ]
         for group in groups
     }
-    names = sorted({member.tensor for found in members.values() for member in found})
+    names = sorted({member.tensor for producers in members.values() for member in producers})
     size = fixed_batch(model) or BATCH
+    # A smaller last batch would count as much as the others.
     batches = [batch.feed for batch in examples.batches(size) if len(batch) == size or len(examples) < size]
     total = {group.name: np.zeros(group.size) for group in groups}
     for gradients in _gradients(model, loss, names, batches):
         products = {name: gradient.astype(np.float64) * weights[name] for name, gradient in gradients.items()}
-        for name, found in members.items():
-            change = sum(_slices(products[member.tensor], member).sum(1) for member in found)
+        for name, producers in members.items():
+            # Summed over the unit before it is squared: what one weight adds another may take away.
+            change = sum(_slices(products[member.tensor], member).sum(1) for member in producers)
             total[name] += np.square(change) / len(batches)
     return total
 
@@ -76,10 +79,12 @@ def taylor(
 def _gradients(
     model: Model, loss: Loss, names: Sequence[str], batches: Iterable[Mapping[str, np.ndarray]]
 ) -> Iterable[dict[str, np.ndarray]]:
+    """dL/dw of each batch, by name: one graph that ONNX Runtime opens once."""
     work = Assembly(prepared(model, "frozen"), loss, list(names))
     deactivate(work)
     op = work.op
     value = objective(op, loss, work.output, work.label)
+    # The cotangent of the loss.
     seed = op.constant(np.ones((), dtype_of(value).numpy()))
     for place, gradient in enumerate(differentiate(op, {value: seed}, work.parameters)):
         op.name_output(gradient, op.unique(f"gradient_{place}"))
@@ -99,8 +104,8 @@ def _members(model: Model, group: ChannelGroup, roles: tuple[str, ...]) -> list[
 def _slices(content: np.ndarray, member: Member) -> np.ndarray:
     """[units, elements of the unit], float64."""
     rows = np.moveaxis(content, member.axis, 0)[member.indices.reshape(-1)]
-    found: np.ndarray = rows.reshape(len(member.indices), -1).astype(np.float64)
-    return found
+    elements: np.ndarray = rows.reshape(len(member.indices), -1).astype(np.float64)
+    return elements
 
 
 def _content(model: Model, member: Member) -> np.ndarray:

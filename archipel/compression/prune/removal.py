@@ -1,4 +1,4 @@
-"""Remove channels for real: smaller tensors, and nodes that say so."""
+"""Remove channels: tensors shrink, and nodes that hold sizes change with them."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ M = TypeVar("M", bound=Model)
 
 
 def remove_channels(model: M, drop: Mapping[str, Sequence[int] | np.ndarray]) -> M:
-    """A copy of `model` without these units: the names of groups (`channel_groups`) -> which of their units go.
+    """A copy of `model` without the units `drop`: names of groups (`channel_groups`) -> which of their units go.
 
-    Every tensor of the group's members loses its indices; shapes that nodes hold (of Reshape, Split, Slice, Expand, the
-    number of groups or of hidden units) are written anew. Inputs and outputs stay as they are, and so does the result
-    where the units' producers are zero. Raises CompressionError for unknown groups and units, or for all units of one.
+    Every tensor of the group's members loses its indices; sizes that nodes hold (of Reshape, Split, Slice, Expand, the
+    number of groups or of hidden units) change. Inputs and outputs keep their shapes. If the units' producers are zero,
+    the outputs are the same. Raises CompressionError for unknown groups and units, or if all units of a group would go.
     """
     result = model.copy()
     graph, known = result.ir.graph, parameter_names(result.ir)
+    # Before the analysis, as in `channel_groups`: only so do its names and unit numbers mean the same here.
     copies = separate_constants(result.ir)
     dependencies = Dependencies(graph)
     sizes = {group.name: group.size for group in dependencies.groups}
@@ -43,8 +44,10 @@ def remove_channels(model: M, drop: Mapping[str, Sequence[int] | np.ndarray]) ->
         if len(chosen) == sizes[name]:
             raise CompressionError(f"{name!r}: all {sizes[name]} units would go; leave at least one")
         gone_labels.append(dependencies.units[name][chosen])
+    # Every slot with the label of a unit goes with it, also those of activations: rules read them for sizes.
     gone = np.isin(dependencies.labels, np.concatenate(gone_labels))
     cuts = Cuts(graph, dependencies.links, dependencies.flow, gone)
+    # Nodes first: their rules read the old sizes.
     for node in list(graph):
         rule = RULES.get(node.op_type) if node.domain == "" else None
         if rule is not None and rule.cut is not None:
@@ -54,6 +57,7 @@ def remove_channels(model: M, drop: Mapping[str, Sequence[int] | np.ndarray]) ->
     if copies:
         share_again(result.ir, copies)
     remove_dead_code(result.ir)
+    # Constants that rules have written are no parameters.
     record_parameters(result.ir, known)
     return result  # type: ignore[return-value]  # a copy has the class of what it copies
 
@@ -72,6 +76,7 @@ def _shrink(value: ir.Value, axes: Mapping[int, np.ndarray]) -> None:
     if node is None:
         value.const_value = tensor
     else:
+        # A Constant node has its content in one of several attributes.
         node.attributes.clear()
         node.attributes["value"] = ir.AttrTensor("value", tensor)
         value.const_value = None

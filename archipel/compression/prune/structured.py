@@ -1,4 +1,4 @@
-"""PruneChannels: structured pruning to a share of the channels, of the FLOPs, of the size or of the latency."""
+"""PruneChannels: structured pruning by a share of the channels, the FLOPs, the bytes or the latency."""
 
 from __future__ import annotations
 
@@ -34,17 +34,27 @@ _STEPS = 1000  # how finely a share of each layer is searched
 
 @dataclass(frozen=True)
 class PruneChannels:
-    """Remove the least important channels, hidden units and attention heads, for real.
+    """Remove the least important channels, hidden units and attention heads from the graph.
 
-    One goal: `ratio` of the units that are not excluded, or the share of FLOPs (`flops`), of the parameters' bytes
-    (`size`) or of the time for one example on one thread (`latency`, measured) that is to go; 0.5 is half. `criterion`
-    is "taylor" (needs labelled data, `examples` of it), "l1" or "l2". `scope="global"` ranks all units together (by
-    Taylor importance over what a unit costs), "layer" takes the same share of each layer. Each of `iterations` goes its
-    part of the way, and `fine_tune` trains after each.
+        compress(model, [PruneChannels(flops=0.5, fine_tune=FineTune(epochs=2))], data=(images, labels))
 
-    `exclude` are globs over weights whose channels stay. `keep` is the share of each layer's units that stay at least;
-    `round_to` leaves whole multiples of so many channels, and layers with fewer than twice as many as they are: ONNX
-    Runtime's blocked convolutions need multiples of 4 (on one x86-64 machine 30 channels took 1.8 times as long as 32).
+    Arguments:
+        ratio, flops, size, latency: exactly one, the share that is removed (0.5: half) of the units that are not
+            excluded, of FLOPs, of the parameters' bytes, or of the measured time for one example on one thread.
+        criterion: the importance of a unit: "taylor" (needs labelled data), or by its weights, "l1" or "l2".
+        scope: "global" ranks all units together ("taylor": importance per cost), "layer" removes the same share of
+            each layer.
+        iterations: in how many equal steps to prune; `fine_tune` trains after each.
+        exclude: globs of names of weights whose channels stay.
+        keep: the least share of each layer's units that stays.
+        round_to: layers keep a multiple of so many channels; layers with fewer than twice as many stay as they are.
+            ONNX Runtime's blocked convolutions need multiples of 4 (on one x86-64 machine 30 channels took 1.8 times as
+            long as 32).
+        examples: how many training examples "taylor" reads.
+        fine_tune: training after each iteration; None: none.
+
+    Raises CompressionError for a field out of range; from `apply` where the goal cannot be reached, nothing can be
+    removed, or the model has masks or is quantized.
     """
 
     ratio: float | None = None
@@ -97,13 +107,13 @@ class PruneChannels:
         return (*data, "calibration") if self._goal == "latency" else data
 
     def apply(self, model: CompressedModel, work: Work) -> CompressedModel:
-        """The smaller model. Raises CompressionError where the goal cannot be reached or nothing can be removed."""
         _refuse_changed(model)
         units = {group.name: group.size for group in self._groups(model)}
         measure = self._measure(units, work)
         before = measure(model)
         result = model
         for iteration in range(1, self.iterations + 1):
+            # Of the original measure, and limits by the original units: iterations do not compound.
             target = before * (1 - self._share * iteration / self.iterations)
             groups = self._groups(result)
             scores = self._scores(result, groups, work)
@@ -113,14 +123,14 @@ class PruneChannels:
             if self.fine_tune is not None:
                 result = work.train(result, self.fine_tune)
         check_model(result.ir)
-        left = _sizes(result)
+        sizes = _sizes(result)
         work.note(
             goal=self._goal,
             before=before,
             after=measure(result),
             flops={"before": flops_per_example(model), "after": flops_per_example(result)},
             parameter_bytes={"before": parameter_bytes(model), "after": parameter_bytes(result)},
-            units={name: {"before": size, "after": left.get(name, 1)} for name, size in units.items()},
+            units={name: {"before": size, "after": sizes.get(name, 1)} for name, size in units.items()},
             fixed=fixed_channels(model),
         )
         return result
@@ -131,9 +141,9 @@ class PruneChannels:
         if self._goal == "size":
             return parameter_bytes
         if self._goal == "ratio":
-            return lambda found: _left(found, units)
+            return lambda pruned: _count_units(pruned, units)
         feed = dict(work.need_calibration(self).take(slice(0, 1)).fields)
-        return lambda found: _milliseconds(found, feed)
+        return lambda pruned: _milliseconds(pruned, feed)
 
     def _groups(self, model: Model) -> list[ChannelGroup]:
         groups = channel_groups(model)
@@ -144,15 +154,15 @@ class PruneChannels:
                     f"PruneChannels: exclude {pattern!r} matches no parameter; channels are made by: "
                     f"{', '.join(sorted(weights))}"
                 )
-        found = [
+        chosen = [
             group
             for group in groups
             if not any(_matches(m.tensor, p) for m in group.members if m.role == "weight" for p in self.exclude)
         ]
-        if not found:
+        if not chosen:
             reasons = "; ".join(f"{name}: {why}" for name, why in fixed_channels(model).items())
             raise CompressionError(f"PruneChannels: the model has no channels that can be removed ({reasons})")
-        return found
+        return chosen
 
     def _scores(self, model: CompressedModel, groups: list[ChannelGroup], work: Work) -> dict[str, np.ndarray]:
         if self.criterion != "taylor":
@@ -170,10 +180,17 @@ class PruneChannels:
         measure: Callable[[Model], float],
         target: float,
     ) -> Drop:
-        """The fewest of the least important units that must go for `measure` to come down to `target`."""
+        """The fewest of the least important units without which `measure` is at most `target`.
+
+        `units` are the sizes of the groups before the first iteration.
+        """
         order = {group.name: np.argsort(scores[group.name], kind="stable") for group in groups}
+        # Taylor importance, a change of the loss, can be divided by a cost; norms cannot. FLOPs stand in for latency,
+        # which is too noisy to show a single unit.
         if self._goal != "ratio" and self.criterion == "taylor":
             scores = _per_cost(model, groups, scores, flops_per_example if self._goal == "latency" else measure)
+        # A step is a number of units, or a thousandth of each layer: the more steps, the more goes, so that bisection
+        # finds the fewest that reach the target.
         limits = {group.name: group.size - max(1, math.ceil(self.keep * units[group.name])) for group in groups}
         ranking = self._ranking(groups, scores)
         steps = _STEPS if self.scope == "layer" else len(ranking)
@@ -184,16 +201,16 @@ class PruneChannels:
             else:
                 wanted = np.bincount(ranking[:step], minlength=len(groups)).tolist()
             capped = (min(count, limits[group.name]) for group, count in zip(groups, wanted))
-            return {group.name: _rounded(group, count, self.round_to) for group, count in zip(groups, capped)}
+            return {group.name: _round_count(group, count, self.round_to) for group, count in zip(groups, capped)}
 
-        def drop(chosen: dict[str, int]) -> Drop:
+        def least_important(chosen: dict[str, int]) -> Drop:
             return {name: np.sort(order[name][:count]) for name, count in chosen.items() if count > 0}
 
-        def reached(chosen: dict[str, int]) -> float:
-            return measure(remove_channels(model, drop(chosen)))
+        def measure_without(chosen: dict[str, int]) -> float:
+            return measure(remove_channels(model, least_important(chosen)))
 
         low, high = 0, steps
-        if (least := reached(counts(high))) > target:
+        if (least := measure_without(counts(high))) > target:
             raise CompressionError(
                 f"PruneChannels: {self._goal}={self._share:g} cannot be reached: with keep={self.keep:g} and "
                 f"round_to={self.round_to} {least:.4g} is left where {target:.4g} was asked for; lower keep or "
@@ -201,15 +218,16 @@ class PruneChannels:
             )
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (low, middle) if reached(counts(middle)) <= target else (middle, high)
-        found = counts(high)
-        # The last step may have overshot, as units go in blocks: what matters most may come back.
-        taken = [group for group in groups if found[group.name]]
-        for group in sorted(taken, key=lambda g: -scores[g.name][order[g.name][found[g.name] - 1]]):
-            fewer = {**found, group.name: max(found[group.name] - _block(group, self.round_to), 0)}
-            if reached(fewer) <= target:
-                found = fewer
-        return drop(found)
+            low, high = (low, middle) if measure_without(counts(middle)) <= target else (middle, high)
+        removed = counts(high)
+        # Units go in blocks, so the last step may have removed too much. Blocks come back where the target allows it,
+        # the most important ones first.
+        pruned_groups = [group for group in groups if removed[group.name]]
+        for group in sorted(pruned_groups, key=lambda g: -scores[g.name][order[g.name][removed[g.name] - 1]]):
+            fewer = {**removed, group.name: max(removed[group.name] - _block(group, self.round_to), 0)}
+            if measure_without(fewer) <= target:
+                removed = fewer
+        return least_important(removed)
 
     def _ranking(self, groups: list[ChannelGroup], scores: dict[str, np.ndarray]) -> np.ndarray:
         """The groups' numbers in the order in which their units go."""
@@ -220,13 +238,14 @@ class PruneChannels:
 def _per_cost(
     model: CompressedModel, groups: list[ChannelGroup], scores: dict[str, np.ndarray], cost: Callable[[Model], float]
 ) -> dict[str, np.ndarray]:
-    """Importance over what a unit of the group costs: what goes first saves much and matters little."""
-    whole = cost(model)
-    found = {}
+    """Importance divided by what a unit of the group costs: units that save much and matter little go first."""
+    total = cost(model)
+    per_cost = {}
     for group in groups:
-        saved = whole - cost(remove_channels(model, {group.name: [0]}))
-        found[group.name] = scores[group.name] / max(saved, np.finfo(np.float64).tiny)
-    return found
+        # All units of a group cost the same.
+        saved = total - cost(remove_channels(model, {group.name: [0]}))
+        per_cost[group.name] = scores[group.name] / max(saved, np.finfo(np.float64).tiny)
+    return per_cost
 
 
 def parameter_bytes(model: Model) -> int:
@@ -234,8 +253,8 @@ def parameter_bytes(model: Model) -> int:
     return sum(array.nbytes for array in model.parameters.values())
 
 
-def _left(model: Model, units: dict[str, int]) -> int:
-    """How many units these groups have in a model that was pruned; one of which a single unit is left is none."""
+def _count_units(model: Model, units: dict[str, int]) -> int:
+    """How many units these groups have in a pruned model. A group with a single unit left is no group any more."""
     sizes = _sizes(model)
     return sum(sizes.get(name, 1) for name in units)
 
@@ -256,20 +275,22 @@ def _milliseconds(model: Model, feed: dict[str, np.ndarray]) -> float:
     return 1e3 * float(np.median(times))
 
 
-def _rounded(group: ChannelGroup, count: int, multiple: int) -> int:
-    """At most `count` units of the group, so that what is left is a multiple of `multiple` channels."""
+def _round_count(group: ChannelGroup, count: int, multiple: int) -> int:
+    """At most `count` units of the group, as many as leave a multiple of `multiple` channels."""
     if group.size * group.granularity < 2 * multiple:
         return count if multiple == 1 else 0
+    # Rounds what is left up, so never removes more than `count`.
     left, step = group.size - count, _block(group, multiple)
     return max(group.size - -(-left // step) * step, 0)
 
 
 def _block(group: ChannelGroup, multiple: int) -> int:
-    """The number of units whose channels are a multiple of `multiple`."""
+    """The least number of units whose channels are a multiple of `multiple`."""
     return multiple // math.gcd(multiple, group.granularity)
 
 
 def _refuse_changed(model: CompressedModel) -> None:
+    """Raise CompressionError for masks and rounding, which removing channels would not keep."""
     refuse_quantized(model, "PruneChannels")
     names = set(model.parameter_names)
     for name in names:

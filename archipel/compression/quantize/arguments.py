@@ -1,11 +1,11 @@
-"""Checks of the fields of parts."""
+"""Checks of the fields of quantizing parts."""
 
 from __future__ import annotations
 
 from archipel.errors import CompressionError
 
 
-def whole(part: object, *names: str) -> None:
+def check_whole(part: object, *names: str) -> None:
     """Raise CompressionError unless these fields are whole numbers from 1."""
     for name in names:
         value = getattr(part, name)
@@ -13,7 +13,7 @@ def whole(part: object, *names: str) -> None:
             raise CompressionError(f"{_kind(part)}: {name} must be a whole number from 1, is {value!r}")
 
 
-def choices(part: object, **allowed: tuple[object, ...]) -> None:
+def check_choices(part: object, **allowed: tuple[object, ...]) -> None:
     """Raise CompressionError unless each field is one of the values allowed."""
     for name, values in allowed.items():
         if getattr(part, name) not in values:
@@ -21,7 +21,7 @@ def choices(part: object, **allowed: tuple[object, ...]) -> None:
             raise CompressionError(f"{_kind(part)}: {name} is one of {listed}, got {getattr(part, name)!r}")
 
 
-def percent(part: object, name: str) -> None:
+def check_percent(part: object, name: str) -> None:
     """Raise CompressionError unless the field is above 50 and at most 100."""
     value = getattr(part, name)
     if not isinstance(value, int | float) or not 50 < value <= 100:

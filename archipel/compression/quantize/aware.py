@@ -1,4 +1,4 @@
-"""Quantization-aware training: a graph that rounds is trained, and so are the steps of its activations."""
+"""Quantization-aware training: trains a graph that rounds, and the step sizes of its activations with it."""
 
 from __future__ import annotations
 
@@ -26,14 +26,19 @@ _DEFAULT = FineTune(epochs=2, lr=2e-4)
 
 @dataclass(frozen=True)
 class QuantizationAware:
-    """Train a model that `StaticInt8` (or another scheme) has made round, as `fine_tune` says.
+    """Train a model in which `StaticInt8` (or another scheme) rounds, as `fine_tune` says.
 
-    Gradients go straight through the rounding (Bengio et al. 2013); BatchNormalization is folded, with the statistics
-    that it has. With `learn_steps` the scale of each activation is trained as well (Esser et al. 2020, LSQ), as
-    scale exp(r), so that it stays positive and a step of the optimizer changes all of them in proportion; at the end
-    they are constants again. Behind a Clip a scale stays where the whole range is within the Clip: beyond it steps are
-    wasted, and a runtime could not drop the Clip. Scales of weights follow the weights. Use the optimizer "adam" with
-    `learn_steps`.
+        compress(model, [StaticInt8(), QuantizationAware(FineTune(epochs=2, lr=2e-4))], data=(images, labels))
+
+    Gradients go straight through the rounding (Bengio et al. 2013). BatchNormalization is folded, with the running
+    statistics that it has. Scales of weights follow the weights.
+
+    Arguments:
+        fine_tune: how to train; `batch_norm` is always "frozen". Use the optimizer "adam" with `learn_steps`.
+        learn_steps: trains the scale of each activation as well (Esser et al. 2020, LSQ), as scale exp(r): it stays
+            positive, and the optimizer changes all scales in proportion. At the end the scales are constants again.
+
+    Raises CompressionError from `apply` where the model does not round.
     """
 
     fine_tune: FineTune = _DEFAULT
@@ -54,59 +59,66 @@ class QuantizationAware:
         trained = work.train(
             staged, options, trainable=(*model.trainable_names, *names), what="quantization-aware training"
         )
+        # The trained graph is left behind with its logarithms: only values go back into the model.
         values = trained.parameters
         moved = {name: values[name] for name in model.trainable_names}
-        found = {
+        learned = {
             name: np.minimum(scales[name] * np.exp(values[logarithm]), largest[name]).astype(np.float32)
             for logarithm, name in names.items()
         }
-        moved.update(found)
-        work.note(steps_moved_by={name: round(float(scale / scales[name]), 3) for name, scale in found.items()})
+        moved.update(learned)
+        work.note(steps_moved_by={name: round(float(scale / scales[name]), 3) for name, scale in learned.items()})
         return model.with_parameters(moved)
 
 
 def _activation_scales(graph: ir.Graph) -> dict[str, np.ndarray]:
-    """The scales that are constants, which those of weights are not: they are computed from the weights."""
-    found = {}
+    """The scales that are constants, by name. The graph computes those of weights from the weights."""
+    scales = {}
     for node in graph:
         if node.op_type == "QuantizeLinear" and node.domain == "":
             scale = node.inputs[1]
             content = constant_array(scale)
             if scale is not None and scale.is_initializer() and content is not None:
-                found[str(scale.name)] = content
-    return found
+                scales[str(scale.name)] = content
+    return scales
 
 
 def _largest_scale(graph: ir.Graph, name: str) -> np.float32:
-    """With which everything that the integers can say is within the Clips in front of them; infinite without one."""
-    found = np.float32(np.inf)
+    """The largest scale at which the whole range of the integers lies within the Clips in front; infinite without one.
+
+    Beyond a Clip steps would be wasted, and a runtime could not drop the Clip.
+    """
+    largest = np.float32(np.inf)
     for use in graph.initializers[name].uses():
         clip = use.node.inputs[0].producer() if use.node.op_type == "QuantizeLinear" and use.node.inputs[0] else None
         zero = constant_array(use.node.inputs[2]) if len(use.node.inputs) > 2 else None
         if clip is None or clip.op_type != "Clip" or zero is None:
             continue
+        # Integers reach from (min - zero) to (max - zero) steps: each end must stay within its bound of the Clip.
         ends = np.iinfo(zero.dtype)
         for place, steps in ((1, ends.min - int(zero)), (2, ends.max - int(zero))):
             bound = constant_array(clip.inputs[place]) if len(clip.inputs) > place else None
             if bound is None or not steps or not bound / steps > 0:
                 continue
             scale = np.float32(bound / steps)
+            # The product in float32, as runtimes compute it, may be rounded to beyond the bound.
             while abs(scale * np.float32(steps)) > abs(bound):
                 scale = np.nextafter(scale, np.float32(0))
-            found = min(found, scale)
-    return found
+            largest = min(largest, scale)
+    return largest
 
 
 def _with_logarithms(
     model: CompressedModel, scales: dict[str, np.ndarray], largest: dict[str, np.float32]
 ) -> CompressedModel:
-    """A copy in which these scales are multiplied with exp(`<scale>.logarithm`), a parameter that is 0, and bounded."""
+    """A copy that multiplies these scales with exp(`<scale>.logarithm`), parameters that are 0, up to `largest`."""
     result = model.copy()
     graph = result.ir.graph
     names = list(parameter_names(result.ir))
     op = Builder(graph, scope="steps")
     for name, content in scales.items():
         scale = graph.initializers[name]
+        # Listed before the product is made, which must go on reading the scale itself.
         uses = list(scale.uses())
         logarithm = initializer(op, f"{name}{LOGARITHM}", np.zeros(content.shape, np.float32))
         with op.before(graph[0]):

@@ -1,4 +1,4 @@
-"""Dynamic int8: weights rounded once, activations with the range that each batch has."""
+"""Dynamic int8: weights are rounded once, activations at run time with the range of each batch."""
 
 from __future__ import annotations
 
@@ -25,10 +25,15 @@ class DynamicInt8:
     """int8 weights, and activations that are rounded to uint8 by their own range: needs no calibration data.
 
     A Gemm or MatMul becomes MatMulInteger behind a DynamicQuantizeLinear. Finding the range costs a pass over the
-    activations, so it pays where weights are large against them. With `convolutions` a Conv becomes ConvInteger too:
-    as small as in `StaticInt8`, but ONNX Runtime's kernel of it is slow (measured: 6 to 40 times as slow as the float
-    Conv in small networks). One range serves for the whole batch. Layers whose weight's name matches a glob in
-    `exclude` stay in float.
+    activations, so it pays where weights are large against them. One range serves for the whole batch.
+
+    Arguments:
+        per_channel: one scale for each output channel of a weight, else one for the weight.
+        convolutions: a Conv becomes ConvInteger too: as small as in `StaticInt8`, but ONNX Runtime's kernel of it is
+            slow (measured: 6 to 40 times as slow as the float Conv in small networks).
+        exclude: globs of names of weights whose layers stay in float.
+
+    Raises CompressionError from `apply` where the model has no such layer, or is quantized already.
     """
 
     per_channel: bool = True
@@ -47,42 +52,45 @@ class DynamicInt8:
         simulated = float_form(model)
         graph = simulated.graph
         kinds = ("Conv", "Gemm", "MatMul") if self.convolutions else ("Gemm", "MatMul")
-        every = layers(graph, constants(graph), self.exclude)
-        found = [layer for layer in every if layer.node.op_type in kinds and _has_integer_form(layer)]
-        if not found:
+        candidates = layers(graph, constants(graph), self.exclude)
+        chosen = [layer for layer in candidates if layer.node.op_type in kinds and _has_integer_form(layer)]
+        if not chosen:
             hint = "" if self.convolutions else "; convolutions=True takes Conv as well, StaticInt8 makes it quick"
             raise CompressionError(f"DynamicInt8: the model has no {' or '.join(kinds)} to quantize{hint}")
         op = Builder(graph, scope="int8")
-        read: dict[ir.Value, ir.Value] = {}
-        for layer in found:
-            _round(op, layer, self.per_channel, read)
-        work.note(layers=[layer.name for layer in found])
+        # Layers that read the same value share its rounding.
+        rounded_inputs: dict[ir.Value, ir.Value] = {}
+        for layer in chosen:
+            _round(op, layer, self.per_channel, rounded_inputs)
+        work.note(layers=[layer.name for layer in chosen])
         return CompressedModel(simulated, training_form=Model(model.copy().ir))
 
 
 def _has_integer_form(layer: Layer) -> bool:
     node = layer.node
+    # A product of two activations has no weight to store in int8.
     if layer.axis is None:
         return False
+    # MatMulInteger has no factors and no transposition of its data.
     if node.op_type == "Gemm":
         factors = [node.attributes.get_float(name, 1.0) for name in ("alpha", "beta")]
         return factors == [1.0, 1.0] and not node.attributes.get_int("transA", 0)
     return True
 
 
-def _round(op: Builder, layer: Layer, per_channel: bool, read: dict[ir.Value, ir.Value]) -> None:
+def _round(op: Builder, layer: Layer, per_channel: bool, rounded_inputs: dict[ir.Value, ir.Value]) -> None:
     node, (data, weight) = layer.node, layer.node.inputs[:2]
     if data is None or weight is None:
         return
     with op.before(node):
-        if data not in read:
+        if data not in rounded_inputs:
             integers, scale, zero = op.emit("DynamicQuantizeLinear", data, outputs=3)
-            read[data] = op.DequantizeLinear(integers, scale, zero)
-            read[data].shape = data.shape
+            rounded_inputs[data] = op.DequantizeLinear(integers, scale, zero)
+            rounded_inputs[data].shape = data.shape
         axis = layer.axis if per_channel else None
         scale = weight_scale(op, weight, axis, 127)
         rounded = op.QuantizeLinear(weight, scale, axis=axis, output_dtype=int(ir.DataType.INT8))
         rounded = op.DequantizeLinear(rounded, scale, axis=axis)
         rounded.shape = ir.Shape(dims(weight))
-    node.replace_input_with(0, read[data])
+    node.replace_input_with(0, rounded_inputs[data])
     node.replace_input_with(1, rounded)

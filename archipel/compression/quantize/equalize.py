@@ -1,8 +1,8 @@
 """Cross-layer equalization: channels of neighbouring layers made equally large (Nagel et al. 2019, section 4.1).
 
-Between two layers with nothing but Relu (or what else commutes with a positive factor) channel i can be divided by s_i
-where it is made, and multiplied where it is read: the network stays what it is. With s_i = sqrt(r1_i / r2_i), r1 and r2
-the largest weights of the channel on both sides, both become sqrt(r1_i r2_i).
+Where only Relu, or another operator that commutes with a positive factor, lies between two layers, the first can divide
+channel i by s_i and the second multiply with s_i: the network computes the same. With s_i = sqrt(r1_i / r2_i), where r1
+and r2 are the channel's largest weights in both layers, both become sqrt(r1_i r2_i).
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 HOMOGENEOUS = frozenset(
     {"Relu", "LeakyRelu", "MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool", "Dropout"}
 )
-"""With one positive factor for each channel before or after them they give the same."""
+"""Operators with the same result, whether each channel's positive factor is applied before or after them."""
 
 _LAYERS = frozenset({"Conv", "Gemm"})
 _SWEEPS = 40
-_SETTLED = 1e-3
+_SETTLED = 1e-3  # of the logarithm of a factor
 _LARGEST_FACTOR = 1e4
 _HARMLESS_DB = 40.0
 _BATCH = 64
@@ -43,40 +43,44 @@ _BATCH = 64
 
 @dataclass(frozen=True)
 class Pair:
-    """Two layers in a row. `made` are the tensors that channels are divided by way of, `weight` what reads them.
+    """Two layers in a row, whose weights are `first` and `weight`.
 
-    Each of `made` is a name and the axis that has the channels. Between the first layer and its channels is `factor`,
-    [channels], and the tensor `scale`, of BatchNormalization. A channel is read as `repeat` inputs of `weight`.
+    `divided`: (name, axis of the channels) of each tensor that is divided: the first layer's weight and bias, or the
+    scale and shift of the last BatchNormalization behind it. Normalizations multiply the channels with `factor`,
+    [channels], and the last one with the tensor `scale`. A channel is read as `repeat` inputs of `weight`.
     """
 
     first: str
     first_axis: int
     factor: np.ndarray
     scale: str | None
-    made: tuple[tuple[str, int], ...]
+    divided: tuple[tuple[str, int], ...]
     weight: str
     groups: int
     axis: int
     repeat: int
 
 
-def equalized(model: CompressedModel, examples: Examples, work: Work) -> CompressedModel:
+def equalize_channels(model: CompressedModel, examples: Examples, work: Work) -> CompressedModel:
     """`model` with other parameters that compute the same, up to rounding.
 
-    Clip from 0 (Relu6), which no factor passes through, becomes Relu where what it cuts off on the calibration data is
-    below -40 dB of what it lets through.
+    No factor passes through a Clip from 0 (Relu6). Such a Clip becomes Relu where it cuts off less than -40 dB of what
+    it lets through on the calibration data.
     """
     result, opened = _open_clips(model, examples)
-    found = list(pairs(result))
+    neighbours = list(pairs(result))
     values = dict(result.parameters)
-    before = {name: array.dtype for name, array in values.items()}
+    dtypes = {name: array.dtype for name, array in values.items()}
+    # In float64: a tensor is multiplied in every sweep.
     values = {name: array.astype(np.float64) for name, array in values.items()}
+    # A layer is the second of one pair and the first of the next, so each pair disturbs its neighbours: repeat until no
+    # factor differs from 1.
     for _ in range(_SWEEPS):
-        if max((_equalize(pair, values) for pair in found), default=0.0) < _SETTLED:
+        if max((_equalize(pair, values) for pair in neighbours), default=0.0) < _SETTLED:
             break
-    work.note(equalized=[f"{pair.first} -> {pair.weight}" for pair in found], opened_clips=opened)
-    changed = {name for pair in found for name in [pair.weight, *(name for name, _ in pair.made)]}
-    return result.with_parameters({name: values[name].astype(before[name]) for name in sorted(changed)})
+    work.note(equalized=[f"{pair.first} -> {pair.weight}" for pair in neighbours], opened_clips=opened)
+    changed = {name for pair in neighbours for name in [pair.weight, *(name for name, _ in pair.divided)]}
+    return result.with_parameters({name: values[name].astype(dtypes[name]) for name in sorted(changed)})
 
 
 def pairs(model: CompressedModel) -> Iterable[Pair]:
@@ -85,19 +89,20 @@ def pairs(model: CompressedModel) -> Iterable[Pair]:
     parameters = set(model.parameter_names)
     for node in graph:
         if node.op_type in _LAYERS and node.domain == "":
-            found = _pair(node, parameters)
-            if found is not None:
-                yield found
+            pair = _pair(node, parameters)
+            if pair is not None:
+                yield pair
 
 
 def _pair(node: ir.Node, parameters: set[str]) -> Pair | None:
+    """The pair whose first layer is `node`; None where it cannot be equalized."""
     weight = _parameter(node.inputs[1], parameters)
-    if weight is None or (node.op_type == "Gemm" and _scaled(node)):
+    if weight is None or (node.op_type == "Gemm" and _has_factors(node)):
         return None
     axis = 0 if node.op_type == "Conv" or node.attributes.get_int("transB", 0) == 1 else 1
     channels = dims(weight)[axis]
     bias = node.inputs[2] if len(node.inputs) > 2 else None
-    made: list[ir.Value | None] = [node.inputs[1]] if bias is None else [node.inputs[1], bias]
+    producers: list[ir.Value | None] = [node.inputs[1]] if bias is None else [node.inputs[1], bias]
     factor = np.ones(channels if isinstance(channels, int) else 0)
     value = node.outputs[0]
     scale = None
@@ -108,33 +113,35 @@ def _pair(node: ir.Node, parameters: set[str]) -> Pair | None:
         if variance is None or earlier is None:
             return None
         factor = factor * earlier / np.sqrt(variance + after.attributes.get_float("epsilon", EPSILON))
-        # The normalization is divided; what comes before it stays, and so do its statistics.
-        made, scale, value = list(after.inputs[1:3]), after.inputs[1], after.outputs[0]
+        # The normalization is divided. The layer before it stays, or its running statistics would be wrong.
+        producers, scale, value = list(after.inputs[1:3]), after.inputs[1], after.outputs[0]
         after = only_reader(value)
-    value, last = _behind(value)
-    if last is None or last.inputs[0] is not value or (last.op_type == "Gemm" and _scaled(last)):
+    value, second = _next_layer(value)
+    if second is None or second.inputs[0] is not value or (second.op_type == "Gemm" and _has_factors(second)):
         return None
-    read = _parameter(last.inputs[1], parameters)
-    tensors = [_parameter(each, parameters) if each is not made[0] or scale is not None else weight for each in made]
-    if read is None or any(tensor is None for tensor in tensors) or read is weight:
+    reader = _parameter(second.inputs[1], parameters)
+    tensors = [weight if scale is None and v is producers[0] else _parameter(v, parameters) for v in producers]
+    # A tensor that another node reads, or that is no parameter, cannot change, nor can one that both layers read.
+    if reader is None or any(tensor is None for tensor in tensors) or reader is weight:
         return None
-    if last.op_type == "Conv":
-        groups, inputs = last.attributes.get_int("group", 1), 1
-        count = groups * int(dims(read)[1] or 0)
+    if second.op_type == "Conv":
+        groups, inputs = second.attributes.get_int("group", 1), 1
+        count = groups * int(dims(reader)[1] or 0)
     else:
-        groups, inputs = 1, 1 if last.attributes.get_int("transB", 0) else 0
-        count = int(dims(read)[inputs] or 0)
+        groups, inputs = 1, 1 if second.attributes.get_int("transB", 0) else 0
+        count = int(dims(reader)[inputs] or 0)
+    # Behind a Flatten of pictures each channel is several inputs in a row.
     if not len(factor) or count % len(factor):
         return None
     divided = tuple((str(tensor.name), axis if tensor is weight else 0) for tensor in tensors if tensor is not None)
     return Pair(
-        str(weight.name), axis, factor, None if scale is None else str(scale.name), divided, str(read.name), groups,
+        str(weight.name), axis, factor, None if scale is None else str(scale.name), divided, str(reader.name), groups,
         inputs, count // len(factor),
     )  # fmt: skip
 
 
-def _behind(value: ir.Value) -> tuple[ir.Value, ir.Node | None]:
-    """The next layer, and what it reads, behind operators that a factor passes through."""
+def _next_layer(value: ir.Value) -> tuple[ir.Value, ir.Node | None]:
+    """The value that the next layer reads, behind operators that a factor passes through, and that layer."""
     node = only_reader(value)
     while node is not None and node.domain == "":
         if node.op_type in _LAYERS:
@@ -147,7 +154,7 @@ def _behind(value: ir.Value) -> tuple[ir.Value, ir.Node | None]:
 
 
 def _flattens(node: ir.Node) -> bool:
-    """Whether the node makes one axis of all but the first, so that a channel becomes several in a row."""
+    """Whether the node joins all axes but the first, so that a channel becomes several inputs in a row."""
     source, result = node.inputs[0], node.outputs[0]
     if node.op_type not in ("Flatten", "Reshape") or source is None or source.shape is None or result.shape is None:
         return False
@@ -155,13 +162,14 @@ def _flattens(node: ir.Node) -> bool:
     return len(after) == 2 and len(before) > 2 and before[0] is not None and before[0] == after[0]
 
 
-def _scaled(node: ir.Node) -> bool:
+def _has_factors(node: ir.Node) -> bool:
+    """Whether a Gemm scales or transposes what it reads."""
     factors = [node.attributes.get_float(name, 1.0) for name in ("alpha", "beta")]
     return factors != [1.0, 1.0] or bool(node.attributes.get_int("transA", 0))
 
 
 def _parameter(value: ir.Value | None, parameters: set[str]) -> ir.Value | None:
-    """The parameter that a layer reads, through its mask if it has one, where nothing else reads it."""
+    """The parameter behind `value` (and behind its mask), if nothing else reads it."""
     maker = None if value is None else value.producer()
     if maker is not None and maker.op_type == "Mul":
         value = next((v for v in maker.inputs if v is not None and v.name in parameters), None)
@@ -173,13 +181,14 @@ def _parameter(value: ir.Value | None, parameters: set[str]) -> ir.Value | None:
 
 
 def _open_clips(model: CompressedModel, examples: Examples) -> tuple[CompressedModel, list[str]]:
-    """A copy with Relu for every Clip from 0 that cuts off next to nothing on the calibration data; their names."""
+    """A copy with Relu for every Clip from 0 that cuts off next to nothing on the calibration data; their outputs."""
     probe = Model(prepared(model, "frozen").ir)
     op = Builder(probe.ir.graph, scope="clips")
     clips = [node for node in probe.ir.graph if node.op_type == "Clip" and _from_zero(node)]
     names = [str(node.outputs[0].name) for node in clips]
     if not clips:
         return model, []
+    # Two sums of squares for each Clip, computed in the graph: what it cuts off, and what it lets through.
     probe.ir.graph.outputs.clear()
     for index, node in enumerate(clips):
         cut = op.Sub(op.Relu(node.inputs[0]), node.outputs[0])
@@ -197,6 +206,7 @@ def _open_clips(model: CompressedModel, examples: Examples) -> tuple[CompressedM
             node.op_type = "Relu"
             node.resize_inputs(1)
             for bound in bounds:
+                # Clips may share a bound.
                 if bound.is_initializer() and not bound.uses():
                     result.ir.graph.initializers.pop(str(bound.name))
     return result, sorted(opened)
@@ -208,16 +218,17 @@ def _from_zero(node: ir.Node) -> bool:
 
 
 def _equalize(pair: Pair, values: dict[str, np.ndarray]) -> float:
-    """Change the tensors of one pair. Returns the largest logarithm of a factor."""
+    """Divide and multiply the tensors of one pair. Returns the largest magnitude of a factor's logarithm."""
     weight = values[pair.weight]
     by_input = _by_input(pair, weight)
     before = np.abs(np.moveaxis(values[pair.first], pair.first_axis, 0)).reshape(len(pair.factor), -1).max(axis=1)
     before = before * pair.factor * (1.0 if pair.scale is None else np.abs(values[pair.scale]))
     after = np.abs(by_input).reshape(len(pair.factor), -1).max(axis=1)
+    # A channel without weights on one side has no ratio, and keeps the factor 1.
     used = (before > 0) & (after > 0)
     s = np.where(used, np.sqrt(np.where(used, before, 1) / np.where(used, after, 1)), 1.0)
     s = np.clip(s, 1 / _LARGEST_FACTOR, _LARGEST_FACTOR)
-    for name, axis in pair.made:
+    for name, axis in pair.divided:
         values[name] = values[name] / s.reshape([-1 if i == axis else 1 for i in range(values[name].ndim)])
     spread = np.repeat(s, pair.repeat).reshape([-1] + [1] * (by_input.ndim - 1))
     values[pair.weight] = _from_input(pair, by_input * spread, weight.shape)
@@ -225,7 +236,7 @@ def _equalize(pair: Pair, values: dict[str, np.ndarray]) -> float:
 
 
 def _by_input(pair: Pair, weight: np.ndarray) -> np.ndarray:
-    """[inputs, ...]: input channel i of a Conv in groups belongs to one group's rows only."""
+    """[inputs, ...]: in a grouped Conv only one group's rows have weights for an input channel."""
     if pair.groups == 1:
         return np.moveaxis(weight, pair.axis, 0)
     grouped = weight.reshape(pair.groups, -1, *weight.shape[1:])
@@ -233,6 +244,7 @@ def _by_input(pair: Pair, weight: np.ndarray) -> np.ndarray:
 
 
 def _from_input(pair: Pair, by_input: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """The inverse of `_by_input`."""
     if pair.groups == 1:
         return np.moveaxis(by_input, 0, pair.axis)
     grouped = by_input.reshape(pair.groups, shape[1], -1, *shape[2:])

@@ -1,4 +1,4 @@
-"""float16: weights stored in it, or the whole network computed in it."""
+"""float16: stores weights in 16 bits, or computes the whole network in them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from onnx import defs
 from archipel.compression.compressed import CompressedModel
 from archipel.compression.deploy import constants, evaluate_constants
 from archipel.compression.part import Need
-from archipel.compression.quantize.arguments import choices
+from archipel.compression.quantize.arguments import check_choices
 from archipel.compression.quantize.placement import source_name
 from archipel.compression.quantize.simulation import float_form
 from archipel.errors import CompressionError
@@ -28,24 +28,31 @@ if TYPE_CHECKING:
     from archipel.compression.work import Work
 
 HALF, SINGLE = ir.DataType.FLOAT16, ir.DataType.FLOAT
-LARGEST = 65504.0
-_TYPES = ("to", "dtype", "output_datatype")
+LARGEST = 65504.0  # of float16
+_TYPES = ("to", "dtype", "output_datatype")  # attributes that name a type
 
 
 @dataclass(frozen=True)
 class Float16:
-    """Weights in half the bytes. `compute="float32"`: runtimes widen them when they open the graph.
+    """Weights in half the bytes.
 
-    `compute="float16"`: everything is computed in float16 behind a Cast of the inputs and before one of the outputs, as
-    GPUs and NPUs are made for; on a CPU that is slower than float32. What an operator takes in float32 only stays so.
-    Training goes on in float32. Weights whose name matches a glob in `exclude` stay as they are.
+    Training goes on in float32.
+
+    Arguments:
+        compute: "float32": runtimes widen the weights when they open the graph. "float16": the graph computes in
+            float16 between a Cast of the inputs and one of the outputs, for GPUs and NPUs; on a CPU that is slower than
+            float32. Inputs that an operator takes in float32 only stay float32.
+        exclude: globs of names of weights that stay in float32.
+
+    Raises CompressionError from `apply` for weights beyond 65504, the largest float16; for "float16" also for loops and
+    branches.
     """
 
     compute: Literal["float32", "float16"] = "float32"
     exclude: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        choices(self, compute=("float32", "float16"))
+        check_choices(self, compute=("float32", "float16"))
 
     @property
     def needs(self) -> tuple[Need, ...]:
@@ -75,18 +82,19 @@ class Float16:
 def _weights(
     graph: ir.Graph, known: Collection[ir.Value], parameters: set[str], exclude: Collection[str]
 ) -> list[ir.Value]:
-    """The constants made of parameters that the network reads, scalars and statistics left out."""
-    made = {value for name, value in graph.initializers.items() if name in parameters}
-    found: dict[ir.Value, None] = {}
+    """The constants, made of parameters, that the network reads; without scalars and running statistics."""
+    from_parameters = {value for name, value in graph.initializers.items() if name in parameters}
+    weights: dict[ir.Value, None] = {}
     for node in graph:
         inputs = dependencies(node)
         if all(value in known for value in inputs):
-            if any(value in made for value in inputs):
-                made.update(node.outputs)
+            if any(value in from_parameters for value in inputs):
+                from_parameters.update(node.outputs)
         elif node.op_type != "BatchNormalization":
-            read = (v for v in inputs if v in made and v.dtype == SINGLE and rank(v) > 0)
-            found.update(dict.fromkeys(v for v in read if not _matches(source_name(v), exclude)))
-    return list(found)
+            # The node depends on an input: its constants are weights in their last form, behind masks and folding.
+            read = (v for v in inputs if v in from_parameters and v.dtype == SINGLE and rank(v) > 0)
+            weights.update(dict.fromkeys(v for v in read if not _matches(source_name(v), exclude)))
+    return list(weights)
 
 
 def _matches(name: str, globs: Collection[str]) -> bool:
@@ -96,10 +104,12 @@ def _matches(name: str, globs: Collection[str]) -> bool:
 def _store(graph: ir.Graph, weights: Collection[ir.Value], known: Collection[ir.Value]) -> None:
     op = Builder(graph, scope="float16")
     for value in weights:
+        # Constants that are made of this weight, such as a scale, go on reading its float32 form.
         uses = [use for use in value.uses() if not all(v in known for v in dependencies(use.node))]
         maker = value.producer()
         with op.before(graph[0]) if maker is None else op.after(maker):
             wide = op.Cast(op.Cast(value, to=int(HALF)), to=int(SINGLE))
+        # `deploy` keeps a marked node, so that devices store the float16 tensor and widen it themselves.
         unpacking = wide.producer()
         if unpacking is not None:
             unpacking.metadata_props[UNPACK] = ""
@@ -108,13 +118,14 @@ def _store(graph: ir.Graph, weights: Collection[ir.Value], known: Collection[ir.
 
 
 def _compute(graph: ir.Graph, known: Collection[ir.Value]) -> None:
-    """Turn everything that depends on an input to float16. Raises CompressionError for loops and branches."""
+    """Turn all nodes that depend on an input to float16. Raises CompressionError for loops and branches."""
     op = Builder(graph, scope="float16")
     narrow: dict[ir.Value, ir.Value] = {}
+    # Nodes that read an input of the graph or nothing at all (random numbers), but no constants.
     nodes = [node for node in graph if not all(v in known for v in dependencies(node)) or not dependencies(node)]
     nodes = [node for node in nodes if not all(output in known for output in node.outputs)]
 
-    def narrowed(value: ir.Value, node: ir.Node) -> ir.Value:
+    def as_half(value: ir.Value, node: ir.Node) -> ir.Value:
         if value not in narrow:
             with op.before(node):
                 narrow[value] = op.Cast(value, to=int(HALF))
@@ -130,17 +141,20 @@ def _compute(graph: ir.Graph, known: Collection[ir.Value]) -> None:
         for index, value in enumerate(node.inputs):
             if value is None:
                 continue
+            # Types change in the graph's order: an input that is float16 here comes from a node that has been turned.
             if index in takes and value.dtype == SINGLE:
-                node.replace_input_with(index, narrowed(value, node))
+                node.replace_input_with(index, as_half(value, node))
             elif index not in takes and value.dtype == HALF:
                 with op.before(node):
                     node.replace_input_with(index, op.Cast(value, to=int(SINGLE)))
         _narrow_attributes(node)
+        # A clone shares its types with the original, so the output gets a new one.
         for index, output in enumerate(node.outputs):
             if output.dtype == SINGLE and _gives_half(node, index):
-                output.type = ir.TensorType(HALF)  # a clone shares its type with the original
+                output.type = ir.TensorType(HALF)
     for place, output in enumerate(list(graph.outputs)):
         if output.dtype == HALF and output.name:
+            # The model's outputs keep their names and stay float32.
             name, output.name = output.name, op.unique(f"{output.name}/float16")
             wide = op.Cast(output, to=int(SINGLE))
             wide.name, wide.shape = name, output.shape
@@ -151,13 +165,13 @@ def _takes_half(node: ir.Node) -> set[int]:
     """The inputs that the operator takes in float16."""
     schema = defs.get_schema(node.op_type, OPSET, node.domain)
     allowed = {c.type_param_str: set(c.allowed_type_strs) for c in schema.type_constraints}
-    found = set()
+    indices = set()
     for index in range(len(node.inputs)):
         formal = schema.inputs[min(index, len(schema.inputs) - 1)]
         if "tensor(float16)" in allowed.get(formal.type_str, {formal.type_str}):
-            found.add(index)
-    # Its scales and its region may be float16 for the standard, and are not for runtimes.
-    return found - {1, 2} if node.op_type == "Resize" else found
+            indices.add(index)
+    # ONNX allows float16 for the region and the scales of Resize (inputs 1 and 2), runtimes do not.
+    return indices - {1, 2} if node.op_type == "Resize" else indices
 
 
 def _gives_half(node: ir.Node, index: int) -> bool:

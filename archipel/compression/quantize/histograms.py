@@ -1,4 +1,4 @@
-"""Streaming histograms, and the clipping ranges that follow from them."""
+"""Histograms that batches are added to, and clipping ranges from them."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ class Histogram:
 
     def __init__(self, low: float, high: float) -> None:
         self.low, self.high = low, high
+        # With the sums a bin stands for the mean of its values, not for its middle: exact zeros stay zero.
         self._counts = np.zeros(BINS)
         self._sums = np.zeros(BINS)
 
@@ -32,7 +33,7 @@ class Histogram:
         return self._sums[used] / self._counts[used], self._counts[used]
 
     def percentile(self, percent: float) -> tuple[float, float]:
-        """Below and above which all but `percent` of the values lie, on each side, to the width of a bin."""
+        """The range that leaves out 100 - `percent` percent of the values at each end, to the width of a bin."""
         share = np.cumsum(self._counts) / max(self._counts.sum(), 1.0)
         edges = np.linspace(self.low, self.high, BINS + 1)
         low = edges[int(np.searchsorted(share, 1 - percent / 100, side="right"))]
@@ -40,19 +41,21 @@ class Histogram:
         return float(low), float(high)
 
     def magnitude_percentile(self, percent: float) -> float:
-        """The magnitude that all but `percent` of the values have at most."""
+        """The magnitude that `percent` percent of the values do not exceed, to the width of a bin."""
         values, counts = self.points
         order = np.argsort(np.abs(values))
         share = np.cumsum(counts[order]) / max(counts.sum(), 1.0)
         place = min(int(np.searchsorted(share, percent / 100, side="left")), len(order) - 1)
+        # The largest value of a bin lies above its mean.
         half = (self.high - self.low) / BINS / 2
         return min(float(np.abs(values[order[place]])) + half, max(-self.low, self.high))
 
     def least_error(self) -> tuple[float, float]:
-        """The range that unsigned 8-bit rounding loses least with (mean squared error), found one end at a time."""
+        """The range with the least mean squared error of unsigned 8-bit rounding, searched one end at a time."""
         values, counts = self.points
         low, high = min(self.low, 0.0), max(self.high, 0.0)
         shares = np.linspace(1.0, 0.01, _CANDIDATES)
+        # Twice, as the best high end depends on the low end.
         for _ in range(2):
             errors = [_error(values, counts, low, high * share) for share in shares]
             high *= shares[int(np.argmin(errors))]
@@ -62,7 +65,7 @@ class Histogram:
         return low, high
 
     def least_error_magnitude(self) -> float:
-        """As `least_error`, for signed rounding that is symmetric."""
+        """As `least_error`, for symmetric signed rounding: the largest magnitude of the range."""
         values, counts = self.points
         largest = max(-self.low, self.high)
         shares = np.linspace(1.0, 0.01, _CANDIDATES)
@@ -71,8 +74,9 @@ class Histogram:
 
 
 def unsigned_grid(low: float, high: float) -> tuple[float, int]:
-    """Scale and zero point of uint8 for a range that has 0 in it."""
+    """Scale and zero point of uint8 for a range with 0 in it, which gets an integer of its own."""
     scale = (high - low) / 255.0
+    # Of zeros alone: any scale will do, and float32 could not divide by this one.
     if scale < 1e-30:
         return 1.0, 0
     return scale, round(-low / scale)

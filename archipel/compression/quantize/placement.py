@@ -1,8 +1,8 @@
 """Where a static int8 graph rounds: which values, and with whose scale.
 
-The aim is a graph in which every quantized layer reads and writes integers in ONNX Runtime: a layer's output is rounded
-after the activation that follows it, what only moves numbers about keeps their scale, and nothing is rounded that no
-quantized layer reads, so that islands of integers between float operators do not come up.
+The aim is a graph in which every quantized layer reads and writes integers in ONNX Runtime. So a layer's output is
+rounded behind the activation that follows it, and operators that only move numbers about keep the scale. Nothing is
+rounded that no quantized layer reads: an island of integers between float operators would only cost conversions.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from archipel.graph.shapes import constant_array, dims, rank
 from archipel.graph.walk import only_reader, origins
 
 ARITHMETIC = frozenset({"Add", "Mul", "Concat", "AveragePool"})
-"""Computed on integers where all operands are: ONNX Runtime has QLinear kernels for them."""
+"""Operators that compute on integers if all operands are integers: ONNX Runtime has QLinear kernels for them."""
 MOVEMENT = frozenset({"MaxPool", "Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze", "Slice", "Gather", "Split"})
-"""Their output has the scale of their input."""
+"""Operators whose output has the scale of their input."""
 ACTIVATIONS = frozenset({"Relu", "Clip"})
-"""Done by the rounding of their result, where nothing else reads what comes before."""
+"""Operators that the rounding of their result does as well, if nothing else reads their input."""
 
 PASSED = frozenset({"MaxPool", "Reshape", "Transpose", "Squeeze", "Unsqueeze"})
-"""ONNX Runtime moves the rounding of their input behind them. With 8 signed bits it then makes unsigned ones of them,
-forgets an attribute, and refuses its own graph (seen with 1.31): those are rounded behind them as well."""
+"""ONNX Runtime moves the rounding of their input behind them. In int8 it then turns that into uint8, forgets an
+attribute, and refuses its own graph (seen with 1.31): so in int8 their output is rounded too."""
 
 NARROW = 7
 """Channels of pictures: up to here ONNX Runtime's integer convolution takes 0.8 to 2.3 times as long as its float one,
@@ -43,17 +43,17 @@ class Layer:
 
     @property
     def key(self) -> str:
-        """What tells the layer from all others of a graph and its copies: the name of its output."""
+        """The name of its output, which identifies the layer in a graph and in copies of it."""
         return str(self.node.outputs[0].name)
 
     @property
     def name(self) -> str:
-        """What people know the layer by, and `exclude` matches: its weight, else the node."""
+        """The name that reports show and `exclude` matches: the weight's, else the node's."""
         return self.weight or str(self.node.name)
 
     @property
     def narrow(self) -> bool:
-        """Whether it is a convolution of pictures that reads few channels."""
+        """Whether it is a convolution of pictures that reads at most NARROW channels."""
         weight = dims(self.node.inputs[1]) if self.node.op_type == "Conv" and self.node.inputs[1] is not None else ()
         grouped = self.node.attributes.get_int("group", 1) > 1
         return len(weight) == 4 and not grouped and isinstance(weight[1], int) and weight[1] <= NARROW
@@ -61,7 +61,10 @@ class Layer:
 
 @dataclass
 class Placement:
-    """`rounded`: values that get a scale of their own; `sharing`: value -> the value whose scale it has."""
+    """`rounded`: values with a scale of their own; `sharing`: value -> the value whose scale it has.
+
+    `readers` are the nodes that compute on integers.
+    """
 
     layers: list[Layer] = field(default_factory=list)
     rounded: list[ir.Value] = field(default_factory=list)
@@ -70,28 +73,30 @@ class Placement:
 
 
 def layers(graph: ir.Graph, constants: Collection[ir.Value], exclude: Collection[str] = ()) -> list[Layer]:
-    """The layers that can be quantized, but for those whose weight's name matches a glob in `exclude`."""
-    found = []
+    """The layers that can be quantized, without those whose name matches a glob in `exclude`."""
+    chosen = []
     for node in graph:
         layer = _layer(node, constants)
         if layer is not None and not any(layer.name == glob or fnmatchcase(layer.name, glob) for glob in exclude):
-            found.append(layer)
-    return found
+            chosen.append(layer)
+    return chosen
 
 
 def place(
     graph: ir.Graph, constants: Collection[ir.Value], exclude: Collection[str] = (), signed: bool = False
 ) -> Placement:
-    """Where to round so that the layers that can be (see `layers`) compute on integers, signed ones or not."""
+    """Where to round so that all `layers` compute on integers; `signed`: activations are int8, not uint8."""
     result = Placement(layers=layers(graph, constants, exclude))
     chosen = {layer.node for layer in result.layers}
     candidates = _candidates(graph, chosen, constants)
-    # Gemm and MatMul have kernels with integers in and floats out; these have not.
+    # These have kernels for integers only with integers as output. Gemm and MatMul also have kernels with float output.
     needed = {
         _activated(node.outputs[0], candidates)
         for node in candidates
         if node.op_type in ARITHMETIC | {"Conv", "ConvTranspose"}
     }
+    # Backward: a node stays a candidate if it is a layer, or if its output is needed as integers. Then it needs its
+    # inputs as integers.
     for node in reversed(list(graph)):
         if node not in candidates:
             continue
@@ -103,6 +108,7 @@ def place(
                 needed.add(node.inputs[0])
         else:
             candidates.discard(node)
+    # The rounding behind an activation includes it: the value in front of it is not rounded.
     fused = {node.inputs[0] for node in candidates if node.op_type in ACTIVATIONS}
     for value in _in_order(graph):
         if value in needed and value not in fused:
@@ -112,23 +118,25 @@ def place(
                 result.sharing[value] = maker.inputs[0]
             else:
                 result.rounded.append(value)
+    # See PASSED.
     for node in graph if signed else ():
-        read, made = node.inputs[0] if node.inputs else None, node.outputs[0]
-        if read is None or node.op_type not in PASSED or made in result.rounded:
+        source, output = node.inputs[0] if node.inputs else None, node.outputs[0]
+        if source is None or node.op_type not in PASSED or output in result.rounded:
             continue
-        if read in result.rounded or read in result.sharing:
-            result.sharing.setdefault(made, read)
+        if source in result.rounded or source in result.sharing:
+            result.sharing.setdefault(output, source)
     return result
 
 
 def _activated(value: ir.Value, candidates: Collection[ir.Node]) -> ir.Value:
-    """What comes after the activation that the rounding of this value does, if there is one."""
+    """The output of the activation that the rounding of `value` includes, if there is one, else `value`."""
     reader = next((use.node for use in value.uses()), None)
     fused = reader is not None and reader in candidates and reader.op_type in ACTIVATIONS
     return reader.outputs[0] if fused and reader is not None else value
 
 
 def _layer(node: ir.Node, constants: Collection[ir.Value]) -> Layer | None:
+    """The node as a layer; None where integer kernels cannot compute it."""
     if node.domain != "" or node.op_type not in ("Conv", "ConvTranspose", "Gemm", "MatMul"):
         return None
     data, weight = node.inputs[0], node.inputs[1]
@@ -144,6 +152,7 @@ def _layer(node: ir.Node, constants: Collection[ir.Value]) -> Layer | None:
     axis = {"Conv": 0, "ConvTranspose": 1, "MatMul": rank(weight) - 1}.get(node.op_type, 0)
     if node.op_type == "Gemm":
         scaled = node.attributes.get_float("beta", 1.0) != 1.0 or node.attributes.get_float("alpha", 1.0) != 1.0
+        # A bias becomes int32 in the scale of the products: one number for each output, and no factors.
         fits = bias is None or dims(bias) == dims(node.outputs[0])[1:]
         if (bias is not None and (scaled or not fits)) or node.attributes.get_int("transA", 0) == 1:
             return None
@@ -155,35 +164,37 @@ def _layer(node: ir.Node, constants: Collection[ir.Value]) -> Layer | None:
 
 def source_name(weight: ir.Value) -> str:
     """The name of the largest initializer that the value is computed from: its weight, before masks and folding."""
-    found = []
+    sizes = []
     for value in origins(weight):
         if value.producer() is None and value.const_value is not None and value.dtype == ir.DataType.FLOAT:
-            found.append((value.const_value.size, str(value.name)))  # not of masks, which are bool
-    return max(found)[1] if found else str(weight.name)
+            sizes.append((value.const_value.size, str(value.name)))  # masks are bool, and left out
+    return max(sizes)[1] if sizes else str(weight.name)
 
 
 def _candidates(graph: ir.Graph, chosen: Collection[ir.Node], constants: Collection[ir.Value]) -> set[ir.Node]:
-    """Nodes that can compute on integers if what reads them does."""
-    found = set(chosen)
+    """The layers, and nodes behind them that can compute on integers: all that they read comes from candidates."""
+    candidates = set(chosen)
     for node in graph:
-        if node in found or node.domain != "":
+        if node in candidates or node.domain != "":
             continue
         data = _data(node, constants)
         producers = [value.producer() for value in data]
-        if not data or any(producer is None or producer not in found for producer in producers):
+        if not data or any(producer is None or producer not in candidates for producer in producers):
             continue
         if node.op_type in ARITHMETIC:
+            # A float constant has no scale, and ONNX Runtime's integer pooling cannot round sizes up.
             constant = [v for v in node.inputs if v is not None and v in constants and v.dtype == ir.DataType.FLOAT]
             if not constant and not _ceils(node):
-                found.add(node)
+                candidates.add(node)
         elif (node.op_type in MOVEMENT and len(node.outputs) == 1) or (
             node.op_type in ACTIVATIONS and _bounds_from_zero(node) and only_reader(data[0]) is not None
         ):
-            found.add(node)
-    return found
+            candidates.add(node)
+    return candidates
 
 
 def _data(node: ir.Node, constants: Collection[ir.Value]) -> list[ir.Value]:
+    """The float inputs of a node that depend on an input of the graph."""
     values = [value for value in node.inputs if value is not None and value not in constants]
     if node.op_type in MOVEMENT | ACTIVATIONS:
         values = values[:1]
@@ -191,7 +202,7 @@ def _data(node: ir.Node, constants: Collection[ir.Value]) -> list[ir.Value]:
 
 
 def _bounds_from_zero(node: ir.Node) -> bool:
-    """Relu, or a Clip from 0: with a zero point at the lowest integer the rounding does what they do."""
+    """Relu, or a Clip from 0: rounding with the zero point at the lowest integer cuts off the same."""
     if node.op_type == "Relu":
         return True
     low = constant_array(node.inputs[1]) if len(node.inputs) > 1 else None

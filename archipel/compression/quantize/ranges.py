@@ -20,12 +20,12 @@ Method = Literal["minmax", "percentile", "mse"]
 Kind = Literal["uint8", "int8"]
 
 SAMPLE = 2**17
-"""Elements of one value that a histogram takes from a batch; of larger ones as many, drawn at random."""
+"""Most elements of one value that a histogram takes from a batch; from a larger value it takes a random sample."""
 
 
 @dataclass(frozen=True)
 class Range:
-    """From `low` to `high`, float; 0 is always inside, so that zeros (padding, Relu) have an exact integer."""
+    """From `low` to `high`; 0 is always inside, so that zeros (padding, Relu) have an exact integer."""
 
     low: float
     high: float
@@ -38,9 +38,9 @@ class Range:
 
 @dataclass(frozen=True)
 class Observer:
-    """How ranges follow from calibration data. `percentile` counts for that method alone, in percent.
+    """How ranges follow from calibration data. `percentile`, in percent, is for that method alone.
 
-    "minmax" takes all that was seen, "percentile" cuts off the tails, "mse" has the least squared error of rounding.
+    "minmax" takes all values, "percentile" cuts off the tails, "mse" has the least squared error of rounding.
     """
 
     method: Method = "minmax"
@@ -54,14 +54,15 @@ class Observer:
         limits = _limits(model, names, examples, size)
         if self.method == "minmax" or not names:
             return limits
-        found = {name: Histogram(seen.low, seen.high) for name, seen in limits.items()}
-        run = open_session(_sampled(model, names, size))
+        # The first pass gives the ends of the histograms that the second one fills.
+        histograms = {name: Histogram(seen.low, seen.high) for name, seen in limits.items()}
+        run = open_session(_with_samples(model, names, size))
         for batch in examples.batches(size):
-            for histogram, values in zip(found.values(), run(dict(batch.fields))):
+            for histogram, values in zip(histograms.values(), run(dict(batch.fields))):
                 histogram.add(values)
-        return {name: self._chosen(histogram) for name, histogram in found.items()}
+        return {name: self._clipped_range(histogram) for name, histogram in histograms.items()}
 
-    def _chosen(self, seen: Histogram) -> Range:
+    def _clipped_range(self, seen: Histogram) -> Range:
         if self.kind == "int8":
             by_error = self.method == "mse"
             largest = seen.least_error_magnitude() if by_error else seen.magnitude_percentile(self.percentile)
@@ -71,28 +72,30 @@ class Observer:
 
 
 def _limits(model: Model, names: Sequence[str], examples: Examples, size: int) -> dict[str, Range]:
-    """Least and largest, computed inside the graph: what it hands out stays small, whatever the batch."""
-    work, values = _tapped(model, names)
+    """Least and largest, computed inside the graph, so that its outputs stay small whatever the batch."""
+    work, values = _without_outputs(model, names)
     op = Builder(work.ir.graph, scope="observe")
     for index, value in enumerate(values):
-        # Sums are not finite where one element is not; a maximum may pass over NaN.
+        # The sum shows NaN and infinities, which a maximum may pass over.
         for kind in ("ReduceMin", "ReduceMax", "ReduceSum"):
             op.name_output(op(kind, value, keepdims=0), f"{kind}.{index}")
     run = open_session(work)
+    # From 0, which every range includes.
     low, high = np.zeros(len(names)), np.zeros(len(names))
     for batch in examples.batches(size):
-        found = np.array(run(dict(batch.fields)), np.float64).reshape(-1, 3)
-        if not np.isfinite(found).all():
-            name = names[int(np.argmin(np.isfinite(found).all(axis=1)))]
+        extremes = np.array(run(dict(batch.fields)), np.float64).reshape(-1, 3)
+        if not np.isfinite(extremes).all():
+            name = names[int(np.argmin(np.isfinite(extremes).all(axis=1)))]
             raise CompressionError(f"calibration: {name!r} is not finite on the calibration data")
-        low, high = np.minimum(low, found[:, 0]), np.maximum(high, found[:, 1])
+        low, high = np.minimum(low, extremes[:, 0]), np.maximum(high, extremes[:, 1])
     return {name: Range(float(bottom), float(top)) for name, bottom, top in zip(names, low, high)}
 
 
-def _sampled(model: Model, names: Sequence[str], size: int) -> Model:
-    """A graph whose outputs are each value, flat, or SAMPLE elements of it drawn once."""
-    work, values = _tapped(model, names)
+def _with_samples(model: Model, names: Sequence[str], size: int) -> Model:
+    """A graph whose outputs are the values, flat; of a larger value, SAMPLE elements at random places, fixed here."""
+    work, values = _without_outputs(model, names)
     op = Builder(work.ir.graph, scope="sample")
+    # Shares of a value's length, the same for all: a batch may have any size.
     places = op.constant(np.random.default_rng(0).random(SAMPLE, dtype=np.float32))
     for index, value in enumerate(values):
         flat = op.Reshape(value, [-1])
@@ -112,7 +115,7 @@ def _elements(value: ir.Value, size: int) -> int:
     return count
 
 
-def _tapped(model: Model, names: Sequence[str]) -> tuple[Model, list[ir.Value]]:
+def _without_outputs(model: Model, names: Sequence[str]) -> tuple[Model, list[ir.Value]]:
     """A copy without outputs, and its values of these names."""
     work = Model(model.copy().ir)
     graph = work.ir.graph

@@ -1,4 +1,4 @@
-"""Static int8: weights and activations rounded with scales that calibration fixes."""
+"""Static int8: weights and activations are rounded with scales that calibration fixes."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from archipel.compression.compressed import CompressedModel
 from archipel.compression.deploy import constants, evaluate_constants
 from archipel.compression.examples import Examples
 from archipel.compression.part import Need
-from archipel.compression.quantize.arguments import choices, percent, whole
-from archipel.compression.quantize.equalize import equalized
+from archipel.compression.quantize.arguments import check_choices, check_percent, check_whole
+from archipel.compression.quantize.equalize import equalize_channels
 from archipel.compression.quantize.fallback import choose_float_layers, sensitivities
 from archipel.compression.quantize.layerwise import fit_layers
 from archipel.compression.quantize.placement import Layer, layers, place
@@ -35,22 +35,28 @@ FULL, REDUCED = 127, 63
 class StaticInt8:
     """int8 weights and 8-bit activations, in QDQ form: what integer kernels of runtimes and NPUs are made for.
 
-    Ranges of activations come from the first `examples` of the calibration data, in batches of `batch_size`:
-    `calibration="minmax"` takes all that was seen, "percentile" leaves out 100 - `percentile` percent at each end,
-    "mse" has the least squared error of rounding. `weights="mse"` shortens the range of a weight likewise.
-    `activations="uint8"` ("auto" is the same: the kernels of x86-64 and Arm are no slower with it, and Relu is free) or
-    "int8", symmetric, as some accelerators need. `reduce_range` keeps weights to 7 bits, for x86-64 processors without
-    VNNI, whose sums of two products have 16 bits.
+        small, report = compress(model, [StaticInt8(calibration="mse")], calibration=images)
 
-    To lose less: `equalize` makes the channels of neighbouring layers equally large (Nagel et al. 2019, section 4.1),
-    `bias_correction` takes away the shift of each channel's mean (section 4.2), `rounding="adaround"` chooses for each
-    weight the integer above or below by what comes out of the layer (Nagel et al. 2020), in `rounding_steps` steps of
-    training. With `max_drop`, in points of accuracy on the validation data (without accuracy: percent of the loss),
-    the layers that lose most stay in float, as few as keep within it.
+    Arguments:
+        examples, batch_size: how many calibration examples give the ranges of activations, and how many run at a time.
+        calibration: "minmax" takes all values, "percentile" leaves out 100 - `percentile` percent at each end, "mse"
+            takes the range with the least squared error of rounding.
+        per_channel: one scale for each output channel of a weight, else one for the weight.
+        weights: "max" ends the range of a weight at its largest magnitude, "mse" as above.
+        activations: "uint8", or "int8", symmetric, as some accelerators need. "auto" is "uint8": the kernels of x86-64
+            and Arm are no slower with it, and Relu is free.
+        reduce_range: weights of 7 bits, for x86-64 processors without VNNI, whose sums of two products have 16 bits.
+        equalize: makes the channels of neighbouring layers equally large (Nagel et al. 2019, section 4.1).
+        bias_correction: takes away the shift of each channel's mean that rounding causes (section 4.2).
+        rounding: "adaround" chooses the integer above or below each weight by the layer's output (Nagel et al. 2020).
+        rounding_steps: how many steps train the choice for each layer.
+        max_drop: how much quality may be lost, in points of accuracy on the validation data (without accuracy: percent
+            of the loss). The layers that lose most stay in float, as few as possible. None: any loss.
+        exclude: globs of names of weights whose layers stay in float.
+        narrow_convolutions: "float" leaves convolutions of pictures that read fewer than 8 channels (first layers) in
+            float: ONNX Runtime takes up to twice as long for them on integers. "int8" is for integer accelerators.
 
-    Layers whose weight's name matches a glob in `exclude` stay in float, and so do convolutions of pictures that read
-    fewer than 8 channels, as first layers do: on integers ONNX Runtime takes up to twice as long there as in float. An
-    accelerator that has integers only needs `narrow_convolutions="int8"`.
+    Raises CompressionError for a field out of range; from `apply` where nothing can be quantized within `max_drop`.
     """
 
     examples: int = 512
@@ -70,13 +76,13 @@ class StaticInt8:
     narrow_convolutions: Literal["float", "int8"] = "float"
 
     def __post_init__(self) -> None:
-        whole(self, "examples", "batch_size", "rounding_steps")
-        choices(self, calibration=("minmax", "percentile", "mse"), weights=("max", "mse"),
+        check_whole(self, "examples", "batch_size", "rounding_steps")
+        check_choices(self, calibration=("minmax", "percentile", "mse"), weights=("max", "mse"),
                 activations=("auto", "uint8", "int8"), rounding=("nearest", "adaround"),
                 narrow_convolutions=("float", "int8"))  # fmt: skip
-        percent(self, "percentile")
+        check_percent(self, "percentile")
         if self.max_drop is not None and not self.max_drop >= 0:
-            raise CompressionError(f"StaticInt8: max_drop must be from 0, is {self.max_drop!r}")
+            raise CompressionError(f"StaticInt8: max_drop must be 0 or more, is {self.max_drop!r}")
 
     @property
     def scheme(self) -> Scheme:
@@ -95,72 +101,75 @@ class StaticInt8:
         if self.max_drop is not None:
             work.need_validation(self)
         calibration = work.need_calibration(self).take(slice(0, self.examples))
-        given = model
+        original = model
         if self.equalize:
-            model = equalized(model, calibration, work)
+            model = equalize_channels(model, calibration, work)
         source = float_form(model)
-        recipe = self._with_all_excluded(source.graph)
-        found = recipe._calibrate(source, calibration)
-        before = model
+        settings = self._with_all_excluded(source.graph)
+        calibrated = settings._calibrate(source, calibration)
+        unfitted = model
         if self.rounding == "adaround":
-            rounded, _ = simulate(source, self.scheme, found, recipe.exclude)
+            rounded, _ = simulate(source, self.scheme, calibrated, settings.exclude)
             fitted = fit_layers(
                 model, rounded, calibration, work, levels=self.scheme.levels, rounding_steps=self.rounding_steps
             )
             work.note(adaround=fitted.errors)
+            # Only parameters change: they round to the chosen integers wherever the graph is rounded with these scales.
             model = model.with_parameters(fitted.parameters)
             source = float_form(model)
-        form = _Form(recipe, work, calibration, found, before, model, source)
-        left = [] if self.max_drop is None else recipe._in_float(given, form, work)
-        return form.rounded(left)
+        form = _Form(settings, work, calibration, calibrated, unfitted, model, source)
+        float_layers = [] if self.max_drop is None else settings._in_float(original, form, work)
+        return form.round(float_layers)
 
     def _with_all_excluded(self, graph: ir.Graph) -> StaticInt8:
-        """This recipe, with all that stays in float named in `exclude`."""
-        found = layers(graph, constants(graph), self.exclude)
-        if not found:
+        """These settings, with the names of all layers that stay in float in `exclude`."""
+        candidates = layers(graph, constants(graph), self.exclude)
+        if not candidates:
             raise CompressionError("StaticInt8: the model has no Conv, ConvTranspose, Gemm or MatMul to quantize")
-        narrow = [layer.name for layer in found if layer.narrow]
-        # Whoever quantizes a network of one such layer means it.
-        if self.narrow_convolutions == "int8" or len(narrow) == len(found):
+        narrow = [layer.name for layer in candidates if layer.narrow]
+        # If all layers are narrow, leaving them in float would leave nothing to quantize.
+        if self.narrow_convolutions == "int8" or len(narrow) == len(candidates):
             return self
         return replace(self, exclude=(*self.exclude, *narrow))
 
-    def _in_float(self, given: CompressedModel, form: _Form, work: Work) -> list[str]:
-        """The layers that stay in float so that what devices run is within `max_drop`."""
-        start, budget = work.evaluate(given), self.max_drop or 0.0
+    def _in_float(self, original: CompressedModel, form: _Form, work: Work) -> list[str]:
+        """The layers that stay in float to keep within `max_drop`, measured on what devices run."""
+        start, budget = work.evaluate(original), self.max_drop or 0.0
         drops: dict[frozenset[str], float] = {}
 
-        def drop(left: Collection[str]) -> float:
-            key = frozenset(left)
+        # Cached: the search below asks again for sets that it has tried.
+        def measure_drop(float_layers: Collection[str]) -> float:
+            key = frozenset(float_layers)
             if key not in drops:
                 work.progress(len(drops), len(drops) + 1, f"with {len(key)} layers in float")
-                drops[key] = _drop(start, work.evaluate(form.rounded(list(key))))
+                drops[key] = _lost_quality(start, work.evaluate(form.round(list(key))))
             return drops[key]
 
-        if drop([]) <= budget:
-            work.note(float_layers=[], drop=drop([]))
+        if measure_drop([]) <= budget:
+            work.note(float_layers=[], drop=measure_drop([]))
             return []
         ranked = sensitivities(
-            form.source, self.scheme, form.found, form.examples, self.exclude,
+            form.source, self.scheme, form.calibrated, form.examples, self.exclude,
             lambda done, total: work.progress(done, total, "sensitivity of layers"),
         )  # fmt: skip
+        # The least signal-to-noise ratio first.
         order = sorted(ranked, key=lambda name: ranked[name])
-        # With nothing left to round it is the float network.
-        chosen = choose_float_layers(order, lambda left: len(left) == len(order) or drop(left) <= budget)
+        # With all layers in float nothing is rounded, so nothing is lost.
+        chosen = choose_float_layers(order, lambda names: len(names) == len(order) or measure_drop(names) <= budget)
         if len(chosen) == len(order):
             raise CompressionError(
                 f"StaticInt8: with max_drop={self.max_drop:g} no layer can be quantized; allow more, or choose "
                 "rounding='adaround', calibration='mse' or QuantizationAware"
             )
         work.note(float_layers=chosen, signal_to_noise_db={name: round(ranked[name], 1) for name in order},
-                  drop=drop(chosen))  # fmt: skip
+                  drop=measure_drop(chosen))  # fmt: skip
         return chosen
 
     def _calibrate(self, source: ir.Model, examples: Examples) -> Calibrated:
-        """Ranges for every value that may be rounded, and the shares of the weights' ranges that are used."""
+        """Ranges for every value that may be rounded, and with `weights="mse"` the shares of the weights' ranges."""
         placement = place(source.graph, constants(source.graph), self.exclude)
         observer = Observer(self.calibration, self.percentile, self.scheme.kind, self.batch_size)
-        # Where layers may stay in float, a value may lose the neighbour whose scale it has.
+        # If a layer stays in float, a value may lose the neighbour whose scale it shares, and needs its own.
         alone = list(placement.sharing) if self.max_drop is not None else []
         names = [str(value.name) for value in [*placement.rounded, *alone]]
         ranges = observer.ranges(Model(source), names, examples)
@@ -170,45 +179,50 @@ class StaticInt8:
         weighted = {layer.key: layer for layer in layers if layer.axis is not None}
         names = {key: str(layer.node.inputs[1].name) for key, layer in weighted.items() if layer.node.inputs[1]}
         contents = evaluate_constants(source, list(names.values()))
-        found = {}
+        ratios = {}
         for key, name in names.items():
             axis = weighted[key].axis if self.per_channel else None
             shares = best_shares(as_rows(contents[name], axis), self.scheme.levels)
-            found[key] = shares if self.per_channel else shares.reshape(())
-        return found
+            ratios[key] = shares if self.per_channel else shares.reshape(())
+        return ratios
 
 
 @dataclass(frozen=True)
 class _Form:
-    """All that is needed to write the rounding: `model` is fitted, `before` it was, `source` is its `float_form`."""
+    """All that writing the rounding needs: the model before (`unfitted`) and after AdaRound, and `source`, the
+    `float_form` of the latter.
+    """
 
-    recipe: StaticInt8
+    settings: StaticInt8
     work: Work
     examples: Examples
-    found: Calibrated
-    before: CompressedModel
+    calibrated: Calibrated
+    unfitted: CompressedModel
     model: CompressedModel
     source: ir.Model
 
-    def rounded(self, left: list[str]) -> CompressedModel:
-        """The simulated graph in which the layers `left` are in float, with the weights they had before."""
-        exclude, model, source, found = [*self.recipe.exclude, *left], self.model, self.source, self.found
-        kept = self.before.parameters
-        restored = {name: kept[name] for name in left if name in kept}
-        if restored and model is not self.before:
+    def round(self, float_layers: list[str]) -> CompressedModel:
+        """The simulated graph with `float_layers` in float, with their weights from before AdaRound."""
+        exclude = [*self.settings.exclude, *float_layers]
+        model, source, calibrated = self.model, self.source, self.calibrated
+        weights = self.unfitted.parameters
+        restored = {name: weights[name] for name in float_layers if name in weights}
+        # AdaRound moved these weights, which pays only where they are rounded.
+        if restored and model is not self.unfitted:
             model = model.with_parameters(restored)
             source = float_form(model)
-        scheme = self.recipe.scheme
-        if self.recipe.bias_correction:
-            draft, _ = simulate(source, scheme, found, exclude)
-            fitted = fit_layers(model, draft, self.examples, self.work, reference=self.before, correct=True)
-            found = replace(found, corrections=fitted.corrections)
-        simulated, _ = simulate(source, scheme, found, exclude)
+        scheme = self.settings.scheme
+        if self.settings.bias_correction:
+            # The shift depends on which layers round, so corrections are fitted anew for each set.
+            draft, _ = simulate(source, scheme, calibrated, exclude)
+            fitted = fit_layers(model, draft, self.examples, self.work, reference=self.unfitted, correct=True)
+            calibrated = replace(calibrated, corrections=fitted.corrections)
+        simulated, _ = simulate(source, scheme, calibrated, exclude)
         return CompressedModel(simulated, training_form=Model(model.copy().ir))
 
 
-def _drop(before: Score, after: Score) -> float:
-    """Points of accuracy that are lost; where there is no accuracy, percent of the loss that are added."""
+def _lost_quality(before: Score, after: Score) -> float:
+    """The points of accuracy that are lost; without accuracy, by how many percent the loss grows."""
     if before.accuracy is not None and after.accuracy is not None:
         return 100 * (before.accuracy - after.accuracy)
     return 100 * (after.loss - before.loss) / max(abs(before.loss), 1e-30)

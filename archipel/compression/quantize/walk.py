@@ -1,4 +1,4 @@
-"""Run a graph piece by piece over calibration batches, so that a layer can change before what follows is computed."""
+"""Run a graph piece by piece over calibration batches, so that a layer can change before the layers behind it run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _END = 2**62
 
 
 class Walk:
-    """Goes through `model` from the inputs to the outputs; keeps only values that a later node still reads.
+    """Runs `model` once from the inputs to the outputs, and keeps only values that a later node still reads.
 
     Raises CompressionError for a graph with loops or branches.
     """
@@ -38,7 +38,7 @@ class Walk:
         self._count = len(batches)
 
     def before(self, node: ir.Node) -> list[np.ndarray]:
-        """The values of the node's first input, batch by batch; all that comes before the node has been computed."""
+        """The values of the node's first input, batch by batch. Runs all nodes before this one."""
         self._run(self._index[node])
         source = node.inputs[0]
         if source is None or source not in self._kept:
@@ -46,21 +46,24 @@ class Walk:
         return self._kept[source]
 
     def after(self, node: ir.Node) -> list[np.ndarray]:
-        """The values of the node's first output."""
+        """The values of the node's first output, batch by batch. Runs all nodes up to this one."""
         output = node.outputs[0]
+        # An output of the graph may have no reader.
         self._last.setdefault(output, self._index[node])
         self._run(self._index[node] + 1, output)
         return self._kept[output]
 
     def replace(self, value: ir.Value, arrays: list[np.ndarray]) -> None:
-        """Let what comes later read these instead."""
+        """Let later nodes read these arrays instead."""
         self._kept[value] = arrays
 
     def _run(self, end: int, wanted: ir.Value | None = None) -> None:
+        """Run the nodes up to number `end`, exclusive, as one graph, and keep what is read from there on."""
         nodes = self._nodes[self._place : end]
         if nodes:
-            made = [value for node in nodes for value in node.outputs if value.name]
-            outputs = [value for value in made if value is wanted or self._last.get(value, -1) >= end]
+            # Of this piece only values that a later piece reads become outputs.
+            values = [value for node in nodes for value in node.outputs if value.name]
+            outputs = [value for value in values if value is wanted or self._last.get(value, -1) >= end]
             if outputs:
                 self._compute(nodes, outputs)
         self._place = max(end, self._place)
@@ -69,13 +72,14 @@ class Walk:
     def _compute(self, nodes: Sequence[ir.Node], outputs: Sequence[ir.Value]) -> None:
         piece, inputs = _piece(nodes, outputs)
         run = open_session(piece)
-        found = [run({str(v.name): self._kept[v][i] for v in inputs}) for i in range(self._count)]
+        results = [run({str(v.name): self._kept[v][i] for v in inputs}) for i in range(self._count)]
         for place, value in enumerate(outputs):
-            self._kept[value] = [batch[place] for batch in found]
+            self._kept[value] = [batch[place] for batch in results]
 
 
 def _piece(nodes: Sequence[ir.Node], outputs: Sequence[ir.Value]) -> tuple[Model, list[ir.Value]]:
-    """A model of these nodes, and the values of the whole graph that its inputs are."""
+    """A model of these nodes, and the values of the whole graph that are its inputs."""
+    # A copy: a node belongs to one graph.
     copies: dict[ir.Value, ir.Value] = {}
     inputs: list[ir.Value] = []
     initializers: list[ir.Value] = []
@@ -90,10 +94,10 @@ def _piece(nodes: Sequence[ir.Node], outputs: Sequence[ir.Value]) -> tuple[Model
                 initializers.append(copy)
             else:
                 inputs.append(value)
-        made = [ir.Value(name=value.name, type=value.type, shape=value.shape) for value in node.outputs]
-        copies.update(zip(node.outputs, made))
-        read = [None if value is None else copies[value] for value in node.inputs]
-        copied.append(ir.Node(node.domain, node.op_type, read, list(node.attributes.values()), outputs=made,
+        results = [ir.Value(name=value.name, type=value.type, shape=value.shape) for value in node.outputs]
+        copies.update(zip(node.outputs, results))
+        sources = [None if value is None else copies[value] for value in node.inputs]
+        copied.append(ir.Node(node.domain, node.op_type, sources, list(node.attributes.values()), outputs=results,
                               name=node.name, version=OPSET))  # fmt: skip
     graph = ir.Graph(
         [copies[value] for value in inputs], [copies[value] for value in outputs], nodes=copied,

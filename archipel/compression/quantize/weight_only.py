@@ -12,8 +12,8 @@ import onnx_ir as ir
 from archipel.compression.compressed import CompressedModel
 from archipel.compression.deploy import constants, evaluate_constants
 from archipel.compression.part import Need
-from archipel.compression.quantize.arguments import choices, whole
-from archipel.compression.quantize.blocks import Grid, rounded
+from archipel.compression.quantize.arguments import check_choices, check_whole
+from archipel.compression.quantize.blocks import Grid, round_weight
 from archipel.compression.quantize.layerwise import fit_layers
 from archipel.compression.quantize.placement import source_name
 from archipel.compression.quantize.simulation import float_form
@@ -31,14 +31,21 @@ _RECURRENT = ("LSTM", "GRU", "RNN")
 class WeightOnly:
     """Weights of Conv, ConvTranspose, Gemm, MatMul, LSTM, GRU, RNN and embeddings (Gather) in `bits` 8 or 4.
 
-    Each block of `block_size` weights along what a layer sums over has a scale, float32 (4 bits in blocks of 32 are 5
-    bits a weight); None: one scale for each output channel. A convolution's blocks run over its input channels and
-    window as one axis. Weights with at most one block have one scale per channel. `weights="mse"` ends the range of
-    each block where rounding has the least squared error, "max" at its largest. `rounding="adaround"` chooses the
-    integers of Conv, Gemm and MatMul by what comes out of the layer on calibration data, as in `StaticInt8`. Weights
-    with fewer than `smallest` elements, and those whose name matches a glob in `exclude`, stay in float.
-
     Runtimes multiply the integers out when they open the graph: it runs as fast as in float, in as much memory.
+
+    Arguments:
+        bits: 8 or 4.
+        block_size: weights along the axis that a layer sums over that share one float32 scale (4 bits in blocks of 32
+            are 5 bits a weight). A convolution's blocks run over its input channels and window as one axis. None, or a
+            weight of at most one block: one scale for each output channel.
+        weights: "max" ends the range of each block at its largest magnitude, "mse" where rounding has the least squared
+            error.
+        rounding: "adaround" chooses the integers of Conv, Gemm and MatMul on calibration data, as in `StaticInt8`.
+        rounding_steps: how many steps train the choice for each layer.
+        smallest: weights with fewer elements stay in float.
+        exclude: globs of names of weights that stay in float.
+
+    Raises CompressionError for a field out of range; from `apply` where no weight is large enough.
     """
 
     bits: Literal[8, 4] = 8
@@ -50,10 +57,10 @@ class WeightOnly:
     exclude: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        choices(self, bits=(8, 4), weights=("max", "mse"), rounding=("nearest", "adaround"))
-        whole(self, "smallest", "rounding_steps")
+        check_choices(self, bits=(8, 4), weights=("max", "mse"), rounding=("nearest", "adaround"))
+        check_whole(self, "smallest", "rounding_steps")
         if self.block_size is not None:
-            whole(self, "block_size")
+            check_whole(self, "block_size")
 
     @property
     def needs(self) -> tuple[Need, ...]:
@@ -64,7 +71,7 @@ class WeightOnly:
             raise CompressionError(
                 "WeightOnly: the model is quantized already; quantize once, as the last step of a recipe"
             )
-        simulated = self._rounded(model, work)
+        simulated = self._simulate(model, work)
         if self.rounding == "adaround":
             calibration = work.need_calibration(self)
             fitted = fit_layers(
@@ -72,33 +79,36 @@ class WeightOnly:
             )
             work.note(adaround=fitted.errors)
             model = model.with_parameters(fitted.parameters)
-            simulated = self._rounded(model, work)
+            # Anew, from the parameters that round to the chosen integers.
+            simulated = self._simulate(model, work)
         return CompressedModel(simulated, training_form=Model(model.copy().ir))
 
     @property
     def _levels(self) -> int:
         return int(2 ** (self.bits - 1) - 1)
 
-    def _rounded(self, model: CompressedModel, work: Work) -> ir.Model:
+    def _simulate(self, model: CompressedModel, work: Work) -> ir.Model:
         simulated = float_form(model)
-        found = [weight for weight in _weights(simulated.graph) if self._takes(weight)]
-        if not found:
+        weights = [weight for weight in _weights(simulated.graph) if self._takes(weight)]
+        if not weights:
             raise CompressionError(f"WeightOnly: the model has no weight of {self.smallest} elements or more")
         contents = {}
         if self.weights == "mse":
-            contents = evaluate_constants(simulated, [str(weight.value.name) for weight in found])
+            contents = evaluate_constants(simulated, [str(weight.value.name) for weight in weights])
         op = Builder(simulated.graph, scope=f"int{self.bits}")
-        for number, weight in enumerate(found, start=1):
-            work.progress(number, len(found), f"weight {weight.name}")
+        for number, weight in enumerate(weights, start=1):
+            work.progress(number, len(weights), f"weight {weight.name}")
             grid = Grid.of(weight.sizes, weight.inputs, weight.outputs, self.block_size)
             name, shares = str(weight.value.name), None
+            # A factor of the scale in the graph, so that `refresh` scales trained weights alike.
             if name in contents:
                 shares = grid.shares(contents[name].reshape(grid.shape), self._levels)
             with op.before(weight.readers[0][0]):
-                result = rounded(op, weight.value, grid, self.bits, shares, name)
+                result = round_weight(op, weight.value, grid, self.bits, shares, name)
+            # All readers share one rounding.
             for node, index in weight.readers:
                 node.replace_input_with(index, result)
-        work.note(weights=[weight.name for weight in found])
+        work.note(weights=[weight.name for weight in weights])
         return simulated
 
     def _takes(self, weight: _Weight) -> bool:
@@ -111,7 +121,7 @@ class WeightOnly:
 
 @dataclass(frozen=True)
 class _Weight:
-    """A constant that layers multiply with or look up in: who reads it, and which axes are summed over and written."""
+    """A constant that layers multiply with or look up in; `inputs` is the axis of the sum, `outputs` the other one."""
 
     value: ir.Value
     name: str
@@ -129,12 +139,13 @@ def _weights(graph: ir.Graph) -> Iterator[_Weight]:
             value = node.inputs[index]
             if value is not None and value in known and value.dtype == ir.DataType.FLOAT and is_static(dims(value)):
                 readers.setdefault(value, []).append((node, index, inputs, outputs))
-    for value, found in readers.items():
-        _, _, inputs, outputs = found[0]
-        ends = tuple((node, index) for node, index, _, _ in found)
+    for value, slots in readers.items():
+        _, _, inputs, outputs = slots[0]
+        ends = tuple((node, index) for node, index, _, _ in slots)
         maker = value.producer()
         if maker is not None and _flips(maker) and maker.inputs[0] is not None and len(list(value.uses())) == len(ends):
-            # ONNX Runtime moves a Transpose through QuantizeLinear, and leaves the blocks where they were.
+            # The weight is rounded in front of the Transpose: ONNX Runtime would move a Transpose through
+            # QuantizeLinear, and leave the axis of the blocks as it is.
             value, inputs, outputs, ends = maker.inputs[0], 1 - inputs, 1 - outputs, ((maker, 0),)
         sizes = tuple(d for d in dims(value) if isinstance(d, int))
         yield _Weight(value, source_name(value), sizes, inputs, outputs, ends)
@@ -146,11 +157,11 @@ def _flips(node: ir.Node) -> bool:
 
 
 def _slots(node: ir.Node) -> Iterator[tuple[int, int, int]]:
-    """Which inputs of the node are weights: index, the axis that is summed over, the axis of the outputs."""
+    """For each input of the node that is a weight: its index, the axis of the sum, the axis of the outputs."""
     if node.domain != "" or len(node.inputs) < 2:
         return
     if node.op_type in ("Conv", "ConvTranspose"):
-        yield (1, 1, 0)  # both are read in rows of the first axis
+        yield (1, 1, 0)  # blocks lie in the rows of the first axis, for both
     elif node.op_type == "Gemm":
         yield (1, 1, 0) if node.attributes.get_int("transB", 0) else (1, 0, 1)
     elif node.op_type == "MatMul":

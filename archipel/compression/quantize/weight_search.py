@@ -1,4 +1,4 @@
-"""How far below the largest magnitude of a weight its integers should end: the share that loses least."""
+"""Which share of a weight's largest magnitude its integers should span, so that rounding loses least."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ SHARES = np.linspace(1.0, 0.4, 61)
 def best_shares(rows: np.ndarray, levels: int, least: int | None = None) -> np.ndarray:
     """For each of `rows`, [n, elements], the share of max |row| with the least squared error of rounding, [n].
 
-    Integers go from `least` (by default -levels - 1) to `levels`. A share is kept beside the weight as a factor of its
-    scale, so that the scale goes on to follow the weight when that is trained.
+    Integers go from `least` (by default -levels - 1) to `levels`. The graph multiplies the scale with the share, so
+    that the scale follows the weight in training.
     """
     lowest = -levels - 1 if least is None else least
     largest = np.abs(rows).max(axis=1, keepdims=True)
+    # A larger share comes first and wins ties.
     best, error = np.ones(len(rows)), np.full(len(rows), np.inf)
     for share in SHARES:
         scale = np.where(largest > 0, largest * share / levels, 1.0)
         rounded = np.clip(np.round(rows / scale), lowest, levels) * scale
-        found = np.square(rows - rounded).sum(axis=1)
-        better = found < error
-        best[better], error[better] = share, found[better]
+        candidate_error = np.square(rows - rounded).sum(axis=1)
+        better = candidate_error < error
+        best[better], error[better] = share, candidate_error[better]
     return best
 
 

@@ -1,8 +1,7 @@
-"""The trials of a search: Optuna's TPE proposes, an SQLite file remembers.
+"""The trials of a search: Optuna's TPE proposes them, an SQLite file keeps them.
 
-A trial enters the file when it is over, in one transaction, so that nothing half done is ever read. What comes next
-depends on the seed, the trial's number and the trials before it alone; a search that was killed goes on as if it had
-not been.
+A finished trial enters the file in one transaction, so that no half-done trial is ever read. A proposal depends only on
+the seed, the trial's number and the trials before it, so a search goes on after a kill as if nothing had happened.
 """
 
 from __future__ import annotations
@@ -26,15 +25,15 @@ if TYPE_CHECKING:
 Direction = Literal["minimize", "maximize"]
 STUDY = "archipel"
 STARTUP = 10
-"""Trials before TPE has something to go by; those that are not given are random."""
+"""Trials before TPE models them; until then proposals are random."""
 
 
 @dataclass(frozen=True)
 class Trial:
     """Values of the space's parameters, and the number of the point that they led to: 0 is the original.
 
-    `error` says why a recipe could not be applied; `point` is then the one without fine-tuning, or None. `new` is
-    False where a trial before came to the same.
+    `error`: why the recipe could not be applied; `point` is then that of the recipe without fine-tuning, or None.
+    `new`: no earlier trial led to the same point.
     """
 
     values: Mapping[str, Any]
@@ -45,7 +44,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a trial: OBJECTIVES, all to be minimized, and the target's conditions, met where not above 0."""
+    """The result of a trial: OBJECTIVES, all to be minimized, and the excess over each condition, met if at most 0."""
 
     objectives: tuple[float, ...]
     excesses: Mapping[str, float]
@@ -55,7 +54,7 @@ OBJECTIVES = ("quality", "size", "latency", "flops")
 
 
 class History:
-    """The trials so far; those of OBJECTIVES that are `used` guide what is proposed.
+    """The trials so far. The OBJECTIVES in `used` guide the proposals.
 
     Raises MissingExtraError without Optuna, CompressionError for a file that has no such trials.
     """
@@ -71,15 +70,15 @@ class History:
         self._distributions: dict[str, BaseDistribution] = space.distributions()
         self._seed = seed
         self._used = [OBJECTIVES.index(name) for name in used]
-        with _quiet():
+        with _quiet_optuna():
             try:
                 self._storage = optuna.storages.RDBStorage(f"sqlite:///{path.resolve()}")
-                every: list[Direction] = ["minimize"] * len(OBJECTIVES)
+                directions: list[Direction] = ["minimize"] * len(OBJECTIVES)
                 self._study = optuna.create_study(
-                    study_name=STUDY, storage=self._storage, load_if_exists=True, directions=every
+                    study_name=STUDY, storage=self._storage, load_if_exists=True, directions=directions
                 )
             except Exception as error:
-                # SQLAlchemy, Alembic and Optuna each have classes of their own.
+                # SQLAlchemy, Alembic and Optuna each raise exceptions of their own.
                 why = str(error).partition("\n")[0]
                 raise CompressionError(f"{path}: not the trials of a search ({why}); choose another folder") from error
         self.trials: list[Trial] = [_read(trial) for trial in self._study.get_trials(deepcopy=False)]
@@ -89,18 +88,20 @@ class History:
         self._storage.engine.dispose()
 
     def propose(self, outcomes: Sequence[Outcome | None]) -> dict[str, Any]:
-        """Values for the next trial, from what came of all before (None: the recipe failed)."""
+        """Values for the next trial, from the outcomes of all trials before (None: the recipe failed)."""
         number = len(self.trials)
         digest = hashlib.sha256(f"{self._seed}/{number}".encode()).digest()
         optuna = self._optuna
-        with _quiet():
+        # A new study in memory for each proposal: the target, and with it the objectives, may differ from call to call,
+        # and a sampler with this seed carries no state over.
+        with _quiet_optuna():
             sampler = optuna.samplers.TPESampler(seed=int.from_bytes(digest[:4], "little"), n_startup_trials=STARTUP)
             study = optuna.create_study(sampler=sampler, directions=["minimize"] * len(self._used))
             study.add_trials([self._frozen(t, outcome, self._used) for t, outcome in zip(self.trials, outcomes)])
             return dict(study.ask(self._distributions).params)
 
     def add(self, trial: Trial, outcome: Outcome | None) -> None:
-        with _quiet():
+        with _quiet_optuna():
             self._study.add_trial(self._frozen(trial, outcome, range(len(OBJECTIVES))))
         self.trials.append(trial)
 
@@ -121,8 +122,8 @@ def _read(trial: FrozenTrial) -> Trial:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Optuna tells of every study that it makes; ours are made for each trial."""
+def _quiet_optuna() -> Iterator[None]:
+    """Silence Optuna, which logs every study that is created: here one for each trial."""
     import optuna
 
     before = optuna.logging.get_verbosity()

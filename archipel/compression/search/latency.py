@@ -1,4 +1,4 @@
-"""Latency on the Lite runtime: models in turns on one thread, so that a slow phase of the machine meets all of them."""
+"""Latency on the Lite runtime: models run in turns on one thread, so that slow phases of the machine affect all."""
 
 from __future__ import annotations
 
@@ -28,13 +28,14 @@ LEAST, MOST, WARM_UP, SECONDS = 15, 2000, 3, 0.3
 
 
 def latencies(models: Sequence[Model], fields: Mapping[str, np.ndarray], seconds: float = SECONDS) -> list[float]:
-    """The median of one prediction of `fields` in microseconds, for each model; one thread, on the CPU.
+    """The median time of one prediction of `fields` for each model, in microseconds, on one thread of the CPU.
 
     The models run in turns, LEAST to MOST times each, as often as `seconds` for all of them allow.
     """
     with tempfile.TemporaryDirectory(prefix="archipel-latency-") as folder:
         runtimes = [_runtime(model, Path(folder) / str(number)) for number, model in enumerate(models)]
         feed = dict(fields)
+        # The first predictions are slower.
         for runtime in runtimes * WARM_UP:
             runtime.predict(feed)
         times: list[list[int]] = [[] for _ in runtimes]
@@ -42,15 +43,15 @@ def latencies(models: Sequence[Model], fields: Mapping[str, np.ndarray], seconds
         for turn in range(MOST):
             if turn >= LEAST and time.perf_counter() > deadline:
                 break
-            for runtime, found in zip(runtimes, times):
+            for runtime, samples in zip(runtimes, times):
                 started = time.perf_counter_ns()
                 runtime.predict(feed)
-                found.append(time.perf_counter_ns() - started)
-    return [statistics.median(found) / 1e3 for found in times]
+                samples.append(time.perf_counter_ns() - started)
+    return [statistics.median(samples) / 1e3 for samples in times]
 
 
 def _runtime(model: Model, folder: Path) -> ModelRuntime:
-    """The model as a bundle that lives as long as the measurement; nothing of it leaves this machine."""
+    """The model in a bundle of its own, signed by a key that nobody keeps: the runtime opens nothing else."""
     key = generate_key()
     predict = Program(
         kind="predict",

@@ -1,4 +1,4 @@
-"""Points of a search: a recipe, the model that it made, and what was measured of it, in a folder of its own."""
+"""Points of a search: a recipe, the model that it makes, and its measurements, each in a folder of its own."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ RECIPE, MODEL, TRAINABLE, METRICS = "recipe.toml", "model.onnx", "trainable.onnx
 class Metrics:
     """One model, measured.
 
-    `nbytes` of the ONNX file, `zipped` the same deflated, `weights` numbers stored, `flops` for one example (two per
-    multiply-accumulate); `loss` and `accuracy` (0 to 1) on the validation data. `latency_us` is the median of single
-    predictions on one thread, `latency_ratio` that over the original's, measured in turns with it.
+    `nbytes` of the ONNX file, `zipped` of the deflated file, `weights`: numbers in parameters, `flops` for one example
+    (two per multiply-accumulate); `loss` and `accuracy` (0 to 1) on the validation data. `latency_us`: the median of
+    single predictions on one thread, in microseconds; `latency_ratio`: over the original's, measured in turns with it.
     """
 
     nbytes: int
@@ -40,13 +40,13 @@ class Metrics:
 
     @property
     def quality(self) -> float:
-        """Larger is better: the accuracy, or the loss with its sign changed where there is none."""
+        """Larger is better: the accuracy, or without one the negative loss."""
         return -self.loss if self.accuracy is None else self.accuracy
 
 
 @dataclass(frozen=True)
 class Point:
-    """Number (from 1), folder, recipe, seed and metrics; `seconds` that it took."""
+    """A measured recipe, numbered from 1; `seconds`: how long compressing and measuring took."""
 
     number: int
     folder: Path
@@ -57,11 +57,11 @@ class Point:
 
     @property
     def title(self) -> str:
-        """The recipe in one line, with what is not the default."""
-        return ", ".join(map(short, self.recipe))
+        """The recipe in one line, without fields that are defaults."""
+        return ", ".join(map(part_text, self.recipe))
 
     def model(self) -> Model:
-        """The model as devices run it."""
+        """The model in the form that devices run."""
         return Model.from_onnx(self.folder / MODEL)
 
     @classmethod
@@ -88,9 +88,9 @@ def save_point(
     metrics: Metrics,
     seconds: float,
 ) -> Point:
-    """Write a point as a whole or not at all: it appears under its name when everything is on the disk.
+    """Write a point as a whole or not at all: the folder gets its name when all files are on the disk.
 
-    `deployed` is what devices run of `model`: to compute it takes longer than all the rest.
+    `deployed` is `model.deployed()`, which takes longer to compute than all the rest.
     """
     sweep(folder.parent, folder.name)
     command = f"# Made by: archipel compress ORIGINAL -o NEW --recipe {RECIPE} --seed {seed}, with the search's data\n"
@@ -104,15 +104,16 @@ def save_point(
 
 
 def pareto(points: Sequence[Point], cost: Callable[[Metrics], float]) -> tuple[Point, ...]:
-    """The points that no other beats in quality at the same or a lower `cost`; from the cheapest on."""
+    """The points that no other point beats in quality at the same or a lower `cost`, the cheapest first."""
     front: list[Point] = []
+    # From the cheapest on, a point is on the front if it beats the best so far.
     for point in sorted(points, key=lambda p: (cost(p.metrics), -p.metrics.quality, p.number)):
         if not front or point.metrics.quality > front[-1].metrics.quality:
             front.append(point)
     return tuple(front)
 
 
-def short(part: Part) -> str:
+def part_text(part: Part) -> str:
     """`PruneChannels(flops=0.5)`: as `repr`, without the fields that are their defaults."""
     fields = part.__dataclass_fields__  # type: ignore[attr-defined]
     shown = [f"{name}={value!r}" for name, field in fields.items() if (value := getattr(part, name)) != field.default]

@@ -1,4 +1,4 @@
-"""What a search found."""
+"""The result of a search."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ COSTS = {
     "latency": lambda metrics: metrics.latency_ratio,
     "flops": lambda metrics: metrics.flops,
 }
-"""What quality is traded for, by the target's names."""
+"""Costs that quality is traded for, by their names in a target."""
 
 
 @dataclass(frozen=True)
 class SearchResult:
-    """All points in the order in which they were made, and which to take.
+    """All points in the order in which they were made, and the best of them.
 
-    `failed` has the recipes that could not be applied with the reason; `exhausted` says that the space had nothing new
-    before the budget was spent.
+    `failed`: (recipe as TOML, reason) for recipes that could not be applied. `exhausted`: the space held no new recipe
+    before the trials were used up.
     """
 
     target: Target
@@ -42,9 +42,9 @@ class SearchResult:
 
     @property
     def best(self) -> Point | None:
-        """Of the points that meet the target the most accurate one, or None where there is none.
+        """The most accurate point that meets the target, or None.
 
-        A target that bounds the accuracy alone gets the smallest one. Ties go to the smaller, then the faster.
+        If the target bounds only the accuracy: the smallest one. Ties go to the smaller, then the faster point.
         """
 
         def order(point: Point) -> tuple[float, ...]:
@@ -56,7 +56,7 @@ class SearchResult:
 
     @property
     def nearest(self) -> Point | None:
-        """The point that misses the target by least; the best one where some meet it."""
+        """The point that misses the target by least; `best` if there is one."""
         if self.best is not None or not self.points:
             return self.best
         return min(self.points, key=lambda p: (self.target.distance(p.metrics, self.original), p.metrics.nbytes))
@@ -66,7 +66,7 @@ class SearchResult:
         return pareto(self.points, COSTS[cost])
 
     def verdict(self) -> str:
-        """In words: which point meets the target, or what the nearest one misses."""
+        """A sentence: which point meets the target, or what the nearest one misses."""
         best, nearest = self.best, self.nearest
         if best is not None:
             return f"point {best.number} meets {self.target}: {best.title}"

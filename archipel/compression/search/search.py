@@ -1,4 +1,4 @@
-"""`search`: find a recipe that meets a target, by trying recipes and measuring what they make."""
+"""`search`: find a recipe that meets a target, by trying recipes and measuring the models."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ from archipel.training.losses import Loss
 
 TRIALS = 30
 REPEATS = 50
-"""Proposals in a row that lead to recipes that are known: the space holds nothing else worth looking for."""
+"""After so many proposals in a row that lead to known points, the space counts as exhausted."""
 
 
 @dataclass(frozen=True)
 class SearchProgress:
-    """Trial `trial` of `trials`, whose recipe is at `inner`."""
+    """Trial `trial` of `trials`, and the progress of its recipe."""
 
     trial: int
     trials: int
@@ -66,23 +66,29 @@ def search(
 ) -> SearchResult:
     """Try recipes on `model` until `trials` of them are measured or `minutes` are over, and say which meets `target`.
 
-    `target` is text such as "size<100kB, accuracy>=-0.5" (see `search.target`); `data`, `calibration` and `validation`
-    are as in `compress`. Validation data are needed: accuracy is measured on them. Without `data` nothing is trained.
-
-    `space` says what is tried, by default all that the parts of recipes and the data allow.
+        result = search(model, "size<40%, accuracy>=-0.5", train, None, validation, folder="search")
+        print(result.verdict())
 
     First each form of numbers is tried by itself, then Optuna's TPE proposes recipes: towards the Pareto front of
     accuracy and size (and of what else the target bounds) among those that meet it. Recipes are screened without
     fine-tuning; only one whose size, FLOPs and latency meet the target is trained. Latency is measured on the Lite
-    runtime, and guides the search where the target bounds it.
+    runtime, and guides the search only if the target bounds it.
 
-    Every point is a folder below `folder`/points with recipe.toml, model.onnx, trainable.onnx and metrics.json, which
-    has its seed; `compress` with that recipe and seed makes the same bytes. The same call on the same folder goes on
-    where the last one ended, however that was; target, trials and minutes may differ. Raises CompressionError.
+    Arguments:
+        target: text such as "size<100kB, accuracy>=-0.5" (see `search.target`).
+        data, calibration, validation, loss, seed: as in `compress`. `validation` is needed; without `data` no recipe
+            trains.
+        folder: every point is a folder below `folder`/points with recipe.toml, model.onnx, trainable.onnx and
+            metrics.json, which has its seed: `compress` with that recipe and seed makes the same bytes. The same call
+            on the same folder goes on after any end, also with another target, `trials` or `minutes`.
+        space: the recipes to choose from. None: all that the parts and the data allow.
+        on_progress: called with each SearchProgress; may raise KeyboardInterrupt to stop.
+
+    Raises CompressionError for arguments that do not fit, or the folder of another search.
     """
     wanted = parse_target(target) if isinstance(target, str) else target
     if trials < 1 or (minutes is not None and not minutes > 0):
-        raise CompressionError(f"search: trials must be from 1 and minutes above 0, are {trials} and {minutes}")
+        raise CompressionError(f"search: trials must be 1 or more and minutes above 0, got {trials} and {minutes}")
     if validation is None:
         raise CompressionError("search needs validation data to measure accuracy on; pass validation=(inputs, labels)")
     run = _Search(model, wanted, data, calibration, validation, loss, seed, Path(folder), space, on_progress)
@@ -93,6 +99,8 @@ def search(
 
 
 class _Search:
+    """One call of `search` on a folder: its points, its history, and the measurements of the original."""
+
     def __init__(
         self,
         model: Model,
@@ -121,6 +129,7 @@ class _Search:
         self.feed = dict(self.validation.take(slice(0, fixed_batch(model) or 1)).fields)
         self.deployed = CompressedModel.of(model).deployed()
         self._open()
+        # Costs without a bound would pull the search away from accuracy and size.
         guides = [name for name in OBJECTIVES if name in ("quality", "size") or name in target.quantities]
         self.history = History(folder / "trials.sqlite", self.space, seed, guides)
         for trial in self.history.trials:
@@ -133,10 +142,11 @@ class _Search:
         while done < trials and repeats < REPEATS and (deadline is None or time.monotonic() < deadline):
             number = len(self.history.trials)
             if number < len(self.space.anchors):
+                # The trial's number alone decides, so a resumed search makes the same trials.
                 values = self.space.anchors[number]
             else:
                 values = self.history.propose([self._outcome(trial) for trial in self.history.trials])
-            trial = self._tried(values, partial(self._tell, done + 1, trials))
+            trial = self._try(values, partial(self._tell, done + 1, trials))
             self.history.add(trial, self._outcome(trial))
             repeats = 0 if trial.new else repeats + 1
             done += trial.new
@@ -149,10 +159,11 @@ class _Search:
             self.target, self.original, points, tuple(failed.items()), self.folder, self.seed, exhausted
         )
 
-    def _tried(self, values: dict[str, Any], tell: Callable[[Progress], None]) -> Trial:
-        """Screen the recipe, and train it where that can help."""
+    def _try(self, values: dict[str, Any], tell: Callable[[Progress], None]) -> Trial:
+        """Measure the recipe without fine-tuning; with it too, if all but the accuracy meets the target."""
         full = self.space.recipe(values)
         for trial in self.history.trials:
+            # A recipe that failed would fail again.
             if trial.error and self.space.recipe(trial.values) == full:
                 return replace(trial, values=values, new=False)
         number = None
@@ -165,22 +176,23 @@ class _Search:
             return Trial(values, number, True, str(error))
         return Trial(values, number, all(trial.point != number for trial in self.history.trials))
 
-    def _worth_training(self, found: Metrics) -> bool:
-        excesses = self.target.excesses(found, self.original)
+    def _worth_training(self, metrics: Metrics) -> bool:
+        excesses = self.target.excesses(metrics, self.original)
+        # Training changes the accuracy alone.
         return all(excess <= 0 for quantity, excess in excesses.items() if quantity != "accuracy")
 
     def _outcome(self, trial: Trial) -> Outcome | None:
         if trial.point is None:
             return None
-        found = self._metrics(trial.point)
-        objectives = (-found.quality, float(found.nbytes), found.latency_ratio, float(found.flops))
-        return Outcome(objectives, self.target.excesses(found, self.original))
+        metrics = self._metrics(trial.point)
+        objectives = (-metrics.quality, float(metrics.nbytes), metrics.latency_ratio, float(metrics.flops))
+        return Outcome(objectives, self.target.excesses(metrics, self.original))
 
     def _metrics(self, number: int) -> Metrics:
         return self.points[number].metrics if number else self.original
 
     def _point(self, recipe: Sequence[Part], tell: Callable[[Progress], None]) -> int:
-        """The number of the recipe's point, which is made if it is not there; 0 for no parts, the original."""
+        """The number of the recipe's point, which is made if it is missing; 0, the original, for an empty recipe."""
         if not recipe:
             return 0
         for point in self.points.values():
@@ -188,21 +200,24 @@ class _Search:
                 return point.number
         number = max(self.points, default=0) + 1
         running = self.folder / f"running-{hashlib.sha256(write_recipe(recipe).encode()).hexdigest()[:16]}"
-        for stale in self.folder.glob("running-*"):
-            if stale != running:
-                shutil.rmtree(stale)
+        # An interrupted recipe goes on in its folder; those of other recipes are left from a call that chose otherwise.
+        for other in self.folder.glob("running-*"):
+            if other != running:
+                shutil.rmtree(other)
         started = time.monotonic()
         small, report = compress(
             self.model, recipe, **self.sets, loss=self.loss, seed=self.seed,
             folder=running, on_progress=tell,
         )  # fmt: skip
         deployed = small.deployed()
+        # The original again: only times that are measured in turns can be compared.
         before, after = latencies([self.deployed, deployed], self.feed)
         metrics = _metrics(report.after, after, after / before)
         place = self.folder / "points" / f"{number:03d}"
         self.points[number] = save_point(
             place, number, recipe, self.seed, small, deployed, metrics, time.monotonic() - started
         )
+        # Last: if the search is killed before, the point is there or its checkpoints are.
         shutil.rmtree(running)
         return number
 
@@ -211,7 +226,7 @@ class _Search:
             self.on_progress(SearchProgress(trial, trials, inner))
 
     def _open(self) -> None:
-        """Read what the folder has of this search, or begin it there."""
+        """Read the state of this search from the folder, or begin it there."""
         path = self.folder / "search.json"
         fingerprint = self._fingerprint()
         if path.exists():
@@ -226,6 +241,7 @@ class _Search:
                     "the folder or choose another"
                 )
         else:
+            # A kill may have left a partial search.json, which must not count as other content.
             sweep(self.folder, path.name)
             if self.folder.exists() and any(self.folder.iterdir()):
                 raise CompressionError(f"{self.folder}: neither empty nor the folder of a search; choose another")
@@ -235,12 +251,13 @@ class _Search:
             self.original = _metrics(measured, latency, 1.0)
             content = {"run": fingerprint, "seed": self.seed, "original": asdict(self.original)}
             write_durably(path, json.dumps(content, indent=1).encode() + b"\n", 0o666)
-        # After the file that says whose folder this is: one with anything else in it is refused.
+        # After search.json, which marks the folder as this search's: a folder with other content is refused.
         make_folder(self.folder / "points")
         folders = sorted((self.folder / "points").glob("[0-9]*"))
         self.points = {point.number: point for point in map(Point.load, folders)}
 
     def _fingerprint(self) -> str:
+        """A digest of everything that measurements depend on; the target is not part of it."""
         digest = hashlib.sha256(self.model.to_bytes())
         digest.update(f"{self.seed} {self.loss!r} {self.space.choices!r} {self.space.forms!r}".encode())
         for what, arrays in self.sets.items():
@@ -253,7 +270,7 @@ class _Search:
 def _metrics(measured: Measured, latency_us: float, ratio: float) -> Metrics:
     loss, accuracy = measured.loss, measured.accuracy
     if loss is None or not math.isfinite(loss):
-        raise CompressionError(f"the loss on the validation data is {loss}, no number that can be compared")
+        raise CompressionError(f"the loss on the validation data is {loss}, which cannot be compared")
     return Metrics(
         measured.nbytes, measured.zipped, measured.weights, measured.flops, loss, accuracy, latency_us, ratio
     )

@@ -1,7 +1,6 @@
 """The recipes that a search chooses from: structure first, fine-tuning, one form of numbers, fine-tuning again.
 
-A family of recipes is offered where its parts are registered (`recipe.PARTS`), so that it need not be told of new ones
-twice: a new form of numbers is one line in FORMS.
+A form is offered if its part is registered in `recipe.PARTS`; a new form of numbers is one line in FORMS.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ Values = Mapping[str, Any]
 FLOAT32 = "float32"
 
 FORMS: dict[str, tuple[str, dict[str, Any]]] = {
-    # what a report calls it: (kind of part, its fields)
+    # name in reports: (kind of part, its fields)
     "int8": ("static_int8", {}),
     "int8 percentile": ("static_int8", {"calibration": "percentile"}),
     "int8 mse": ("static_int8", {"calibration": "mse"}),
@@ -50,10 +49,10 @@ RATES = (3e-4, 1e-3, 3e-3)
 
 @dataclass(frozen=True)
 class Space:
-    """Names of parameters with what each may be; all are whole numbers, shares or names.
+    """The parameters of recipes and the values of each: whole numbers, shares or names.
 
-    `forms` are numbers' forms by name. `structure` are the parts that remove FLOPs: kind, the field for the share that
-    is to go, other fields. Without `training` data nothing is fine-tuned.
+    `forms`: forms of numbers by name. `structure`: parts that remove FLOPs: kind, the field with the share to remove,
+    other fields. Without `training` data no recipe fine-tunes.
     """
 
     forms: Mapping[str, Part]
@@ -62,40 +61,40 @@ class Space:
 
     @classmethod
     def of(cls, training: bool, calibrated: bool = True) -> Space:
-        """Everything that the registered parts allow with the data that there is."""
+        """All recipes that the registered parts and the data allow."""
         kinds = {kind_of(part): part for part in PARTS}
 
-        def there(kind: str, *fields: str) -> bool:
+        def registered(kind: str, *fields: str) -> bool:
             return kind in kinds and {f.name for f in dataclasses.fields(kinds[kind])}.issuperset(fields)
 
         forms: dict[str, Part] = {
             name: cast(Part, kinds[kind](**fields))
             for name, (kind, fields) in FORMS.items()
-            if there(kind, *fields) and (calibrated or kind != "static_int8")
+            if registered(kind, *fields) and (calibrated or kind != "static_int8")
         }
-        # Without labels importance has no gradients, without examples energy is that of the weights alone.
+        # Taylor importance needs labels, and data-aware energy needs examples.
         lacking = {**({} if training else {"criterion": "l1"}), **({} if calibrated else {"data_aware": False})}
         structure = {
-            name: (kinds[kind], field, {other: value for other, value in lacking.items() if there(kind, other)})
+            name: (kinds[kind], field, {other: value for other, value in lacking.items() if registered(kind, other)})
             for name, (kind, field) in STRUCTURE.items()
-            if there(kind, field)
+            if registered(kind, field)
         }
         return cls(forms, structure, training)
 
     @property
     def choices(self) -> dict[str, tuple[Any, ...]]:
-        """Every parameter and what it may be."""
-        found: dict[str, tuple[Any, ...]] = dict.fromkeys(self.structure, SHARES)
-        found["form"] = (FLOAT32, *self.forms)
+        """Every parameter and its values."""
+        choices: dict[str, tuple[Any, ...]] = dict.fromkeys(self.structure, SHARES)
+        choices["form"] = (FLOAT32, *self.forms)
         if self.training:
-            found["epochs"] = EPOCHS if self.structure else (0,)
-            found["epochs_after"] = EPOCHS_AFTER
-            found["lr"] = RATES
-        return found
+            choices["epochs"] = EPOCHS if self.structure else (0,)
+            choices["epochs_after"] = EPOCHS_AFTER
+            choices["lr"] = RATES
+        return choices
 
     @property
     def anchors(self) -> list[dict[str, Any]]:
-        """What is tried first, in this order, as it is cheap and shows the range: each form of numbers by itself."""
+        """Values to try first, in this order: each form of numbers by itself, which is cheap and shows the range."""
         plain = {name: values[0] for name, values in self.choices.items()}
         return [{**plain, "form": form} for form in self.forms]
 
@@ -110,7 +109,7 @@ class Space:
         }  # fmt: skip
 
     def recipe(self, values: Values) -> list[Part]:
-        """The parts that the values mean. Values that mean nothing here (epochs without a change) are left out."""
+        """The parts that the values stand for. Values without effect (epochs where nothing changed) are left out."""
         parts: list[Part] = []
         for name, (kind, field, others) in self.structure.items():
             if values[name]:
@@ -122,11 +121,11 @@ class Space:
         if form is not None:
             parts.append(form)
             if values.get("epochs_after", 0) and kind_of(type(form)) in TRAINED_AFTER:
-                # A tenth of the rate: what is trained here is the distance of one rounding step.
+                # A tenth of the rate: weights need to move by about one rounding step.
                 options = FineTune(epochs=values["epochs_after"], lr=float(f"{lr / 10:.1g}"), batch_norm="frozen")
                 parts.append(QuantizationAware(options) if isinstance(form, StaticInt8) else options)
         return parts
 
     def screened(self, values: Values) -> dict[str, Any]:
-        """The same without any fine-tuning: bytes, FLOPs and latency are those of the expensive one already."""
+        """The values without fine-tuning: bytes, FLOPs and latency are the same, at a fraction of the time."""
         return {name: 0 if name in ("epochs", "epochs_after") else value for name, value in values.items()}

@@ -89,8 +89,8 @@ def test_channels_go_through(step: object) -> None:
         (Network.sigmoid, "what it sums over is not zero"),
         (Network.shift_all, "what it sums over is not zero"),
         (Network.slice_with_step, "read with a step"),
-        (Network.unknown, "LRN 'LRN': it normalizes over these"),
-        (Network.barrier, "DepthToSpace 'DepthToSpace': an operator that channels are not followed through"),
+        (Network.unknown, "LRN 'LRN': it normalizes over this axis"),
+        (Network.barrier, "DepthToSpace 'DepthToSpace': no rule follows channels through this operator"),
     ],
     ids=lambda value: getattr(value, "__name__", "reason"),
 )

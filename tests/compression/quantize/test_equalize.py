@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from archipel.compression import CompressedModel, Examples
-from archipel.compression.quantize.equalize import equalized, pairs
+from archipel.compression.quantize.equalize import equalize_channels, pairs
 from archipel.compression.work import Work
 from archipel.graph import Model
 from archipel.training.losses import cross_entropy
@@ -18,7 +18,7 @@ from archipel.training.losses import cross_entropy
 
 def made(model: Model, examples: Examples) -> tuple[CompressedModel, dict[str, Any]]:
     work = Work(model, loss=cross_entropy())
-    return equalized(CompressedModel.of(model), examples, work), work.facts
+    return equalize_channels(CompressedModel.of(model), examples, work), work.facts
 
 
 def test_of_two_dense_layers() -> None:

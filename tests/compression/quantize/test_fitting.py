@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from archipel.compression import Examples, StaticInt8
-from archipel.compression.quantize.adaround import Moments, chosen_integers
+from archipel.compression.quantize.adaround import Moments, choose_integers
 from archipel.compression.quantize.fallback import choose_float_layers
 from archipel.compression.quantize.weight_only import WeightOnly
 from archipel.errors import CompressionError
@@ -51,7 +51,7 @@ def test_adaround_against_all_ways_to_round() -> None:
         weight[:, :, 0] = 0.5
         scale = np.full(weight.shape, 0.5 / 7)
         moments = Moments.of(x[None], x[None], weight)
-        integers, before, after = chosen_integers(weight, scale, moments, 7, 400)
+        integers, before, after = choose_integers(weight, scale, moments, 7, 400)
         assert np.all(np.abs(integers - weight / scale) < 1)
         below = np.floor(weight / scale)
         every = np.array(list(product((0, 1), repeat=8)))
@@ -71,7 +71,7 @@ def test_zeros_and_the_largest_stay() -> None:
     weight = rng.standard_normal((1, 5, 12))
     weight[:, :, ::3] = 0
     scale = np.broadcast_to(np.abs(weight).max(axis=2, keepdims=True) / 7, weight.shape)
-    integers, _, _ = chosen_integers(weight, scale, Moments.of(x[None], x[None], weight), 7, 100)
+    integers, _, _ = choose_integers(weight, scale, Moments.of(x[None], x[None], weight), 7, 100)
     assert not integers[:, :, ::3].any()
     largest = np.abs(weight) == np.abs(weight).max(axis=2, keepdims=True)
     np.testing.assert_array_equal(np.abs(integers[largest]), 7)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from archipel.compression import FineTune, QuantizationAware
-from archipel.compression.recipe import PARTS, checked, kind_of, parse_recipe, write_recipe
+from archipel.compression.recipe import PARTS, check_parts, kind_of, parse_recipe, write_recipe
 from archipel.compression.search.space import FORMS, SHARES, STRUCTURE, TRAINED_AFTER, Space
 
 
@@ -16,7 +16,7 @@ def test_every_choice_is_a_recipe_that_a_file_holds(training: bool) -> None:
         for value in values:
             recipe = space.recipe({**base, name: value})
             if recipe:
-                assert parse_recipe(write_recipe(recipe)) == checked(recipe)
+                assert parse_recipe(write_recipe(recipe)) == check_parts(recipe)
                 assert not any(isinstance(part, FineTune) for part in recipe)
 
 

@@ -119,5 +119,5 @@ def test_distance_is_what_is_missing() -> None:
 
 def test_accuracy_of_a_regression_is_an_error() -> None:
     original = dataclasses.replace(ORIGINAL, accuracy=None)
-    with pytest.raises(CompressionError, match="knows no accuracy"):
+    with pytest.raises(CompressionError, match="has no accuracy"):
         parse_target("accuracy>=-0.5").met(original, original)

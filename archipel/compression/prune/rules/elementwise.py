@@ -1,16 +1,16 @@
-"""Operators that work on each element by itself, with broadcasting."""
+"""Elementwise operators, with broadcasting."""
 
 from __future__ import annotations
 
 import onnx_ir as ir
 
-from archipel.compression.prune.links import Links, Quiet, Role, constant_is_zero
+from archipel.compression.prune.links import Links, Role, ZeroWhen, constant_is_zero
 from archipel.graph.shapes import constant_array
 
 
 def keeps_zero(node: ir.Node, links: Links) -> None:
-    """One input, and f(0) = 0."""
-    source = _only(node)
+    """Operators with one input and f(0) = 0."""
+    source = _input(node)
     for axis in range(links.rank(source)):
         links.join(source, axis, node.outputs[0], axis)
     if len(node.outputs) > 1:  # Dropout's mask
@@ -18,92 +18,100 @@ def keeps_zero(node: ir.Node, links: Links) -> None:
             links.link(source, axis, node.outputs[1], axis)
 
 
-def wakes_zero(node: ir.Node, links: Links) -> None:
-    """One input, and f(0) is something else."""
+def moves_zero(node: ir.Node, links: Links) -> None:
+    """Operators with one input and f(0) other than 0."""
     keeps_zero(node, links)
-    links.loud(node.outputs[0])
+    links.declare_nonzero(node.outputs[0])
 
 
 def clip(node: ir.Node, links: Links) -> None:
+    """Zeros stay zeros if 0 lies within known bounds."""
     keeps_zero(node, links)
     low, high = (constant_array(value) for value in [*node.inputs[1:3], None, None][:2])
     given = [value for value in node.inputs[1:3] if value is not None]
     unknown = any(constant_array(value) is None for value in given)
     if unknown or (low is not None and (low > 0).any()) or (high is not None and (high < 0).any()):
-        links.loud(node.outputs[0])
+        links.declare_nonzero(node.outputs[0])
 
 
 def all_zero(node: ir.Node, links: Links) -> None:
     """Sums, minima and maxima: zero where every operand is."""
     for axis, parts in _broadcast(node, links):
-        links.carry(node.outputs[0], axis, ("all", parts))
+        links.declare_zero(node.outputs[0], axis, ("all", parts))
 
 
 def any_zero(node: ir.Node, links: Links) -> None:
-    """Products."""
+    """Products: zero where one operand is."""
     for axis, parts in _broadcast(node, links):
-        links.carry(node.outputs[0], axis, ("any", parts))
+        links.declare_zero(node.outputs[0], axis, ("any", parts))
 
 
 def quotient(node: ir.Node, links: Links) -> None:
-    """A divisor that is zero along with the dividend makes NaN of it; a stored one follows and is never zeroed."""
+    """Zero where the dividend is, unless the divisor is zero too (NaN). A stored divisor is a follower, never zero."""
     for axis, (above, below) in _broadcast(node, links, followers=(1,)):
-        links.carry(node.outputs[0], axis, ("unless", [above, below]))
+        links.declare_zero(node.outputs[0], axis, ("unless", [above, below]))
 
 
 def power(node: ir.Node, links: Links) -> None:
+    """Zero where the base is, if the exponent is known to be positive: 0^0 is 1."""
     exponent = constant_array(node.inputs[1])
     positive = exponent is not None and bool((exponent > 0).all())
     for axis, (base, _) in _broadcast(node, links, followers=(1,)):
-        links.carry(node.outputs[0], axis, base if positive else False)
+        links.declare_zero(node.outputs[0], axis, base if positive else False)
 
 
 def parametric_relu(node: ir.Node, links: Links) -> None:
+    """PRelu: zero where the data are; slopes follow."""
     for axis, (source, _) in _broadcast(node, links, followers=(1,)):
-        links.carry(node.outputs[0], axis, source)
+        links.declare_zero(node.outputs[0], axis, source)
 
 
 def choice(node: ir.Node, links: Links) -> None:
-    """Where."""
+    """Where: zero where both choices are."""
     for axis, (_, yes, no) in _broadcast(node, links, followers=(0,)):
-        links.carry(node.outputs[0], axis, ("all", [yes, no]))
+        links.declare_zero(node.outputs[0], axis, ("all", [yes, no]))
 
 
 def comparison(node: ir.Node, links: Links) -> None:
-    """Comparisons and whatever else says nothing of zeros."""
+    """Comparisons and other operators whose result is not zero where the operands are."""
     for axis, _ in _broadcast(node, links):
-        links.carry(node.outputs[0], axis, False)
+        links.declare_zero(node.outputs[0], axis, False)
 
 
 def expand(node: ir.Node, links: Links) -> None:
     for axis, (source,) in _broadcast(node, links, operands=1):
-        links.carry(node.outputs[0], axis, source)
+        links.declare_zero(node.outputs[0], axis, source)
 
 
 def _broadcast(
     node: ir.Node, links: Links, followers: tuple[int, ...] = (), operands: int | None = None
-) -> list[tuple[int, list[Quiet]]]:
-    """Link the operands to the result; for each of its axes, when each operand is zero along it."""
+) -> list[tuple[int, list[ZeroWhen]]]:
+    """Link the operands to the result. Returns for each of its axes when each operand is zero along it.
+
+    `followers` are the operands that go along with a channel and do not produce it.
+    """
     output = node.outputs[0]
     shape = links.shape(output)
-    found: list[tuple[int, list[Quiet]]] = [(axis, []) for axis in range(len(shape))]
+    axes: list[tuple[int, list[ZeroWhen]]] = [(axis, []) for axis in range(len(shape))]
     for index, value in enumerate(node.inputs[:operands]):
         sizes = links.shape(value)
         if value is None:
             continue
+        # Broadcasting aligns the last axes.
         lead = len(shape) - len(sizes)
-        for axis, parts in found:
+        for axis, parts in axes:
             own = axis - lead
+            # A broadcast operand has the same number for every index: a constant 0, or not zero.
             if own < 0 or (sizes[own] == 1 and shape[axis] != 1):
                 parts.append(constant_is_zero(value))
                 continue
             role = Role.FOLLOWER if index in followers else Role.AFFINE
             links.link(value, own, output, axis, role)
             parts.append(False if index in followers and links.is_stored(value) else (value, own))
-    return found
+    return axes
 
 
-def _only(node: ir.Node) -> ir.Value:
+def _input(node: ir.Node) -> ir.Value:
     value = node.inputs[0]
     if value is None:
         raise ValueError(f"{node.op_type} {node.name!r} has no input")

@@ -1,8 +1,8 @@
-"""Reshape and Flatten: axes are taken apart into factors and put together again.
+"""Reshape and Flatten: they split axes into factors, and join factors to axes.
 
-[channels, height, width] -> [channels * height * width] keeps the channels as the outermost factor: one of them is a
-block of the flat axis. [batch, time, 3 * heads * size] -> [batch, time, 3, heads, size] leaves a choice, for a flat
-index belongs to a head and to a place in it: it goes with the outermost factor that may go at all, that of the heads.
+[channels, height, width] -> [channels * height * width] has the channels as the outermost factor: a channel is a block
+of the flat axis. [batch, time, 3 * heads * size] -> [batch, time, 3, heads, size] leaves a choice, as a flat index
+belongs to a head and to a position in it: it goes with the outermost factor that may go at all, that of the heads.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from archipel.compression.prune.links import Links, Opaque, Role
 
 @dataclass
 class _Axis:
-    """One axis with its factors, outermost first, by number; `open` while its size is not known."""
+    """An axis with the numbers of its factors, outermost first; `open`: its size is unknown, and factors are found."""
 
     value: ir.Value
     place: int
@@ -29,7 +29,7 @@ class _Axis:
 def reshape(node: ir.Node, links: Links) -> None:
     source, output = node.inputs[0], node.outputs[0]
     if source is None:
-        raise Opaque("an input is left out")
+        raise Opaque("an input is missing")
     if 0 in links.shape(source):
         raise Opaque("it has no elements")
     sizes: list[int] = []
@@ -37,7 +37,8 @@ def reshape(node: ir.Node, links: Links) -> None:
     _match(links, ours, theirs, sizes)
     for axis in theirs:
         if axis.open and axis.factors:
-            links.own(output, axis.place, int(np.prod([sizes[f] for f in axis.factors])))
+            # The size of an open axis is the product of its factors, times what is unknown (the batch).
+            links.make_slots(output, axis.place, int(np.prod([sizes[f] for f in axis.factors])))
     clear: list[tuple[_Axis, _Axis]] = []
     holders: dict[int, list[_Axis]] = {}
     for axis in (*ours, *theirs):
@@ -45,6 +46,7 @@ def reshape(node: ir.Node, links: Links) -> None:
             holders.setdefault(factor, []).append(axis)
     unclear: list[int] = []
     for factor, held in holders.items():
+        # A factor that is a whole axis on both sides: that axis passes through.
         if len(held) == 2 and all(len(axis.factors) == 1 for axis in held):
             clear.append((held[0], held[1]))
         else:
@@ -53,7 +55,8 @@ def reshape(node: ir.Node, links: Links) -> None:
         links.join(a.value, a.place, b.value, b.place)
     if unclear:
         stored_output = links.is_stored(output)
-        links.later(lambda labels: _choose(links, node, unclear, holders, sizes, stored_output, labels))
+        # Which factor a flat index goes with depends on which of them may go, known at the end.
+        links.defer(lambda labels: _choose(links, node, unclear, holders, sizes, stored_output, labels))
 
 
 def _axes(links: Links, value: ir.Value) -> list[_Axis]:
@@ -61,7 +64,11 @@ def _axes(links: Links, value: ir.Value) -> list[_Axis]:
 
 
 def _match(links: Links, ours: list[_Axis], theirs: list[_Axis], sizes: list[int]) -> None:
-    """Find the factors from the last axis to the first; what cannot be matched is fixed."""
+    """Find the common factors from the last axis to the first. Axes that cannot be matched must stay.
+
+    `sizes` gets the size of each factor: the innermost factor has number 0.
+    """
+    # `rest` is what no factor covers yet of each axis, None where unknown.
     left, right = [axis for axis in ours if axis.size != 1], [axis for axis in theirs if axis.size != 1]
     rest = {id(axis): axis.size for axis in (*left, *right)}
     for axis in left:
@@ -71,6 +78,7 @@ def _match(links: Links, ours: list[_Axis], theirs: list[_Axis], sizes: list[int
         a, b = left[-1], right[-1]
         x, y = rest[id(a)], rest[id(b)]
         if x is None and y is None:
+            # Two open axes face each other: the batch, if no sizes are left or as many axes are left on both sides.
             if all(rest[id(axis)] is None for axis in (*left, *right)):
                 return
             if len(left) != len(right):
@@ -84,6 +92,7 @@ def _match(links: Links, ours: list[_Axis], theirs: list[_Axis], sizes: list[int
             shared = x  # the result's open axis takes it in
             b.open = True
         elif x % y == 0 or y % x == 0:
+            # One divides the other: the smaller one is the factor, and the larger axis goes on with what is left.
             shared = min(x, y)
         else:
             break
@@ -97,17 +106,18 @@ def _match(links: Links, ours: list[_Axis], theirs: list[_Axis], sizes: list[int
     for axis in (*left, *right):
         if rest[id(axis)] is not None or axis.factors:
             axis.factors.clear()
-            links.fix(axis.value, axis.place, "its elements are shared out in a way that is not followed")
+            links.fix(axis.value, axis.place, "no rule follows how its elements are regrouped")
 
 
 def _consume(axis: _Axis, remaining: list[_Axis], rest: dict[int, int | None], shared: int) -> None:
-    left = rest[id(axis)]
-    if left is None:
+    """Take a factor out of the last remaining axis, and the axis off the list if nothing is left of it."""
+    remainder = rest[id(axis)]
+    if remainder is None:
         return
-    rest[id(axis)] = left // shared
-    if left == shared:
+    rest[id(axis)] = remainder // shared
+    if remainder == shared:
         if axis.size is None:
-            rest[id(axis)] = None  # the repeats of the block
+            rest[id(axis)] = None  # how often the block repeats is unknown
         else:
             remaining.pop()
 
@@ -121,9 +131,10 @@ def _choose(
     stored_output: bool,
     labels: np.ndarray,
 ) -> None:
+    """Tie one factor of each axis, the outermost that may go on both sides; keep the other axes."""
     links.node = node
     taken: set[tuple[ir.Value, int]] = set()
-    # Factors are numbered from the last axis; the outermost come first here.
+    # Factors are numbered from the innermost one, so this starts with the outermost.
     for factor in sorted(unclear, reverse=True):
         held = holders[factor]
         keys = [(axis.value, axis.place) for axis in held]
@@ -132,13 +143,14 @@ def _choose(
         if free and all(lane is not None and _may_go(labels, lane) for lane in lanes):
             taken.update(keys)
             rows = [_rows(lane, axis, factor, sizes) for lane, axis in zip(lanes, held) if lane is not None]
+            # All slots with the same index of this factor are one unit, on both sides.
             anchor = rows[0][:, 0]
             for row in rows:
                 for column in row.T:
                     links.tie(column, anchor)
             if not stored_output:
                 links.mark(held[0].value, held[0].place, Role.AFFINE)
-            links.carry(held[1].value, held[1].place, keys[0])
+            links.declare_zero(held[1].value, held[1].place, keys[0])
     for factor in unclear:
         for axis in holders[factor]:
             if (axis.value, axis.place) not in taken:
@@ -146,7 +158,7 @@ def _choose(
 
 
 def _may_go(labels: np.ndarray, slots: np.ndarray) -> bool:
-    # Slots that are newer than the labels are tied to nothing yet.
+    # Slots that are newer than the labels, made by an earlier decision, are tied to nothing yet.
     return bool(slots.max() >= len(labels) or labels[slots].any())
 
 

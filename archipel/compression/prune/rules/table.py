@@ -1,6 +1,6 @@
-"""Which rule an operator has: how channels go through it, and what of the node must change when some go.
+"""The rule of each operator: how channels go through it, and what changes in the node when channels go.
 
-An operator that is not here is a barrier: whatever channels reach it stay.
+An operator that is not here is a barrier: all channels that reach it stay.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Rule(NamedTuple):
     cut: Callable[[ir.Node, Cuts], None] | None = None
 
 
-def _same(rule: Rule, names: str) -> dict[str, Rule]:
+def _rules(rule: Rule, names: str) -> dict[str, Rule]:
     return dict.fromkeys(names.split(), rule)
 
 
@@ -45,40 +45,40 @@ RULES: dict[str, Rule] = {
     "Gemm": Rule(layers.gemm),
     "MatMul": Rule(layers.matmul),
     "Einsum": Rule(layers.einsum),
-    **_same(Rule(recurrent.recurrent, recurrent.cut_hidden), "LSTM GRU RNN"),
+    **_rules(Rule(recurrent.recurrent, recurrent.cut_hidden), "LSTM GRU RNN"),
     "BatchNormalization": Rule(normalization.batch),
     "InstanceNormalization": Rule(normalization.instance),
     "GroupNormalization": Rule(normalization.group, normalization.cut_group),
     "LayerNormalization": Rule(normalization.layer),
     "LRN": Rule(normalization.local_response),
-    **_same(Rule(normalization.along_axis), "Softmax LogSoftmax Hardmax LpNormalization"),
-    **_same(
+    **_rules(Rule(normalization.along_axis), "Softmax LogSoftmax Hardmax LpNormalization"),
+    **_rules(
         Rule(elementwise.keeps_zero),
         "Identity Cast Dropout Relu LeakyRelu Elu Selu Celu Tanh Gelu HardSwish Mish Softsign ThresholdedRelu Shrink "
         "Abs Neg Sqrt Erf Sin Tan Sinh Asin Atan Asinh Atanh Floor Ceil Round Sign IsNaN IsInf",
     ),
-    **_same(
-        Rule(elementwise.wakes_zero),
+    **_rules(
+        Rule(elementwise.moves_zero),
         "Sigmoid HardSigmoid Exp Log Softplus Cos Cosh Acos Acosh Reciprocal Not BitwiseNot",
     ),
     "Clip": Rule(elementwise.clip),
-    **_same(Rule(elementwise.all_zero), "Add Sub Sum Mean Max Min Or Xor"),
-    **_same(Rule(elementwise.any_zero), "Mul And"),
+    **_rules(Rule(elementwise.all_zero), "Add Sub Sum Mean Max Min Or Xor"),
+    **_rules(Rule(elementwise.any_zero), "Mul And"),
     "Div": Rule(elementwise.quotient),
     "Pow": Rule(elementwise.power),
     "PRelu": Rule(elementwise.parametric_relu),
     "Where": Rule(elementwise.choice),
-    **_same(Rule(elementwise.comparison), "Equal Greater GreaterOrEqual Less LessOrEqual Mod"),
+    **_rules(Rule(elementwise.comparison), "Equal Greater GreaterOrEqual Less LessOrEqual Mod"),
     "Expand": Rule(elementwise.expand, _target),
-    **_same(
+    **_rules(
         Rule(windows.pool), "MaxPool AveragePool LpPool GlobalAveragePool GlobalMaxPool GlobalLpPool"
     ),
     "Resize": Rule(windows.resize, _target),
     "Pad": Rule(windows.pad),
-    **_same(Rule(reduction.total), "ReduceSum ReduceL1 ReduceL2 ReduceSumSquare"),
-    **_same(Rule(reduction.statistic), "ReduceMean ReduceMax ReduceMin ReduceProd"),
-    **_same(Rule(reduction.loud), "ReduceLogSum ReduceLogSumExp"),
-    **_same(Rule(reduction.arg), "ArgMax ArgMin"),
+    **_rules(Rule(reduction.total), "ReduceSum ReduceL1 ReduceL2 ReduceSumSquare"),
+    **_rules(Rule(reduction.statistic), "ReduceMean ReduceMax ReduceMin ReduceProd"),
+    **_rules(Rule(reduction.nonzero_statistic), "ReduceLogSum ReduceLogSumExp"),
+    **_rules(Rule(reduction.arg), "ArgMax ArgMin"),
     "CumSum": Rule(reduction.cumulative),
     "Trilu": Rule(reduction.triangle),
     "Transpose": Rule(layout.transpose),
