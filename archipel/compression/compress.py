@@ -158,8 +158,9 @@ class _Store:
     def restore(self, start: CompressedModel) -> tuple[CompressedModel, list[Step], Measured | None]:
         path = self.folder / _STATE
         if not path.exists():
-            self._write(path, json.dumps({"run": self._fingerprint}).encode())
+            # What another run left first: killed in between, this one must not go on from its checkpoints.
             self._clean("")
+            self._write(path, json.dumps({"run": self._fingerprint}).encode())
             return start, [], None
         try:
             state: dict[str, Any] = json.loads(path.read_bytes())

@@ -131,8 +131,17 @@ class Builder:
         self.graph.inputs.append(value)
         return value
 
+    def initializer(self, name: str, content: np.ndarray) -> ir.Value:
+        """Add an initializer of its own with this content, whose name begins with `name`."""
+        tensor = ir.tensor(np.ascontiguousarray(content) if content.ndim else content, name=self.unique(name))
+        value = ir.Value(
+            name=tensor.name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(content.shape), const_value=tensor
+        )
+        self.graph.register_initializer(value)
+        return value
+
     def constant(self, content: Any, dtype: ir.DataType | None = None) -> ir.Value:
-        """An initializer with this content; ints are int64 unless `dtype` says otherwise."""
+        """The initializer with this content, the same for all who ask; ints are int64 unless `dtype` says otherwise."""
         array = np.asarray(content, None if dtype is None else dtype.numpy())
         # NumPy makes float64 of an empty list; here that is a list of no axes or sizes.
         if array.size == 0 and dtype is None and array.dtype == np.float64:
@@ -141,12 +150,7 @@ class Builder:
         root = self._root
         value = root._constants.get(key)
         if value is None or value.graph is not root.graph:  # a pass may have removed the initializer since
-            tensor = ir.tensor(array, name=self.unique("const"))
-            value = ir.Value(
-                name=tensor.name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(array.shape), const_value=tensor
-            )
-            root.graph.register_initializer(value)
-            root._constants[key] = value
+            root._constants[key] = value = root.initializer("const", array)
         return value
 
     def name_output(self, value: ir.Value, name: str) -> ir.Value:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import onnx_ir as ir
 
 from archipel.compression.compressed import CompressedModel
 from archipel.compression.distil.features import Hint, distance, first_projection, hints, inner_values
@@ -166,7 +165,7 @@ def _training_graph(
         feature = op.input(_FEATURE.format(number), dtype_of(other), shape)
         weight = None
         if hint.project:
-            weight = _add_parameter(op, f"{hint.student}.projection", first_projection(hint, ours, other, rng))
+            weight = op.initializer(f"{hint.student}.projection", first_projection(hint, ours, other, rng))
             projections.append(str(weight.name))
         distances.append(distance(op, hint, ours, feature, weight))
     if distances:
@@ -185,15 +184,6 @@ def _training_graph(
 
 def _size(size: int | str | None, place: int) -> int | str:
     return f"teacher_dim{place}" if size is None else size
-
-
-def _add_parameter(op: Builder, name: str, content: np.ndarray) -> ir.Value:
-    tensor = ir.tensor(content, name=op.unique(name))
-    value = ir.Value(
-        name=tensor.name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(content.shape), const_value=tensor
-    )
-    op.graph.register_initializer(value)
-    return value
 
 
 def _answers(teacher: Model, renamed: dict[str, str], pairs: list[Hint]) -> Callable[[Fields], Fields]:

@@ -67,13 +67,13 @@ def replace(model: ir.Model, weight: LayerWeight, split: Split, rank: int, facto
     with op.before(node):
         if split.windows is not None:
             tensors = _kernels(split.windows, left, right, weight)
-            first, second = (_parameter(op, f"{weight.name}.{n}", t) for n, t in zip(("left", "right"), tensors))
+            first, second = (op.initializer(f"{weight.name}.{n}", t) for n, t in zip(("left", "right"), tensors))
             inner = op.Conv(node.inputs[0], first, **split.windows[0].attributes())
             result = op.Conv(inner, second, bias, **split.windows[1].attributes())
         else:
             flipped = is_transposed(weight)
             tensors = (left.T, right.T) if flipped else (left, right)
-            first, second = (_parameter(op, f"{weight.name}.{n}", t) for n, t in zip(("left", "right"), tensors))
+            first, second = (op.initializer(f"{weight.name}.{n}", t) for n, t in zip(("left", "right"), tensors))
             if node.op_type == "Gemm":
                 # alpha and beta once, in the second layer.
                 inner = op.Gemm(node.inputs[0], first, transB=int(flipped))
@@ -101,15 +101,6 @@ def _kernels(
     # Rows of the matrix are [inputs, first kernel], columns [second kernel, outputs] (`splits`).
     second = right.reshape(rank, -1, outputs).transpose(2, 0, 1).reshape(outputs, rank, *windows[1].kernel)
     return first, second
-
-
-def _parameter(op: Builder, name: str, content: np.ndarray) -> ir.Value:
-    tensor = ir.tensor(np.ascontiguousarray(content), name=op.unique(name))
-    value = ir.Value(
-        name=tensor.name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(content.shape), const_value=tensor
-    )
-    op.graph.register_initializer(value)
-    return value
 
 
 def _root(moments: np.ndarray) -> np.ndarray:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import onnx_ir as ir
 
 from archipel.graph.build import Builder
@@ -32,7 +31,7 @@ def separate_constants(model: ir.Model) -> dict[ir.Value, ir.Value]:
             continue
         for use in list(value.uses())[1:]:
             if use.node.graph is graph:
-                copy = _initializer(op, content, f"{value.name}/copy")
+                copy = op.initializer(f"{value.name}/copy", content)
                 copies[copy] = value
                 use.node.replace_input_with(use.idx, copy)
     return copies
@@ -76,12 +75,3 @@ def _copy_output(op: Builder, node: ir.Node) -> ir.Value:
     copy = ir.Node("", node.op_type, node.inputs, attributes, outputs=[output], name=op.unique(f"{node.name}/copy"))
     op.graph.insert_after(node, copy)
     return output
-
-
-def _initializer(op: Builder, content: np.ndarray, name: str) -> ir.Value:
-    tensor = ir.tensor(content, name=op.unique(name))
-    value = ir.Value(
-        name=tensor.name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(content.shape), const_value=tensor
-    )
-    op.graph.register_initializer(value)
-    return value

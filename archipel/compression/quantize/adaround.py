@@ -17,7 +17,6 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from archipel.compression.quantize.simulation import initializer
 from archipel.graph import Builder, Model
 from archipel.graph.opset import IR_VERSION, OPSET
 from archipel.graph.parameters import record_parameters
@@ -184,7 +183,7 @@ def _rectified_sigmoid(logits: np.ndarray) -> Model:
     """`rounding` -> h = clip(1.2 sigmoid(V) - 0.1, 0, 1) (equation 23), both in the shape of `logits`."""
     graph = ir.Graph([], [], nodes=[], opset_imports={"": OPSET}, name="adaround")
     op = Builder(graph)
-    value = initializer(op, "rounding", logits)
+    value = op.initializer("rounding", logits)
     stretched = op.Add(op.Mul(op.Sigmoid(value), STRETCH_HIGH - STRETCH_LOW), STRETCH_LOW)
     op.name_output(op.Clip(stretched, 0.0, 1.0), "h")
     model = ir.Model(graph, ir_version=IR_VERSION)

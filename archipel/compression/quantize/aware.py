@@ -11,7 +11,6 @@ import onnx_ir as ir
 from archipel.compression.compressed import CompressedModel
 from archipel.compression.fine_tune import FineTune
 from archipel.compression.part import Need
-from archipel.compression.quantize.simulation import initializer
 from archipel.errors import CompressionError
 from archipel.graph import Builder
 from archipel.graph.parameters import parameter_names, record_parameters
@@ -120,7 +119,7 @@ def _with_logarithms(
         scale = graph.initializers[name]
         # Listed before the product is made, which must go on reading the scale itself.
         uses = list(scale.uses())
-        logarithm = initializer(op, f"{name}{LOGARITHM}", np.zeros(content.shape, np.float32))
+        logarithm = op.initializer(f"{name}{LOGARITHM}", np.zeros(content.shape, np.float32))
         with op.before(graph[0]):
             moved = op.Mul(scale, op.Exp(logarithm))
             if np.isfinite(largest[name]):

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from archipel.compression.quantize.simulation import initializer
 from archipel.compression.quantize.weight_search import best_shares
 from archipel.graph import Builder
 from archipel.graph.shapes import dims
@@ -85,7 +84,7 @@ def round_weight(
     matrix = weight if sizes == grid.shape else op.Reshape(weight, list(grid.shape))
     scale = _scale(op, matrix, grid, 2 ** (bits - 1) - 1)
     if shares is not None:
-        scale = op.Mul(scale, initializer(op, f"{name}.weight_ratio", shares.astype(np.float32)))
+        scale = op.Mul(scale, op.initializer(f"{name}.weight_ratio", shares.astype(np.float32)))
     block = grid.block or None
     integers = op.QuantizeLinear(matrix, scale, axis=grid.axis, block_size=block, output_dtype=int(DTYPES[bits]))
     result = op.DequantizeLinear(integers, scale, axis=grid.axis, block_size=block)

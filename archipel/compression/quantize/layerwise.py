@@ -18,7 +18,7 @@ from archipel.compression.low_rank.moments import windows
 from archipel.compression.low_rank.splits import Window, window
 from archipel.compression.quantize.adaround import Moments, choose_integers
 from archipel.compression.quantize.placement import Layer, layers
-from archipel.compression.quantize.simulation import correctable, float_form, initializer
+from archipel.compression.quantize.simulation import correctable, float_form
 from archipel.compression.quantize.walk import Walk
 from archipel.graph import Builder, Model
 from archipel.graph.shapes import dims
@@ -94,7 +94,7 @@ def fit_layers(
             chosen, errors = _round(layer, weight, read, exact, levels, rounding_steps, work.seed)
             scaled = (chosen * weight.scale).astype(np.float32)
             # Before the walk goes past this layer: its output below, and all later layers, see the chosen integers.
-            layer.node.replace_input_with(1, initializer(op, f"{layer.key}.rounded", scaled))
+            layer.node.replace_input_with(1, op.initializer(f"{layer.key}.rounded", scaled))
             result.parameters[weight.name] = _parameter(weight, chosen)
             result.errors[weight.name] = errors
         if correct and correctable(layer):

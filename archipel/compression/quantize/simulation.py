@@ -90,7 +90,7 @@ def _correct(op: Builder, layer: Layer, correction: np.ndarray) -> None:
         node, index = addition
     node.resize_inputs(max(len(node.inputs), index + 1))
     bias = node.inputs[index]
-    constant = initializer(op, f"{layer.key}.bias_correction", correction.astype(np.float32))
+    constant = op.initializer(f"{layer.key}.bias_correction", correction.astype(np.float32))
     with op.before(node):
         node.replace_input_with(index, constant if bias is None else op.Add(bias, constant))
 
@@ -120,7 +120,7 @@ def _round_activations(
         if source not in scales:
             scale, zero = ranges[str(source.name)].grid(kind)
             name = str(source.name)
-            scales[source] = initializer(op, name + SCALE, scale), initializer(op, name + ZERO_POINT, zero)
+            scales[source] = op.initializer(name + SCALE, scale), op.initializer(name + ZERO_POINT, zero)
         scale_value, zero_value = scales[source]
         node = value.producer()
         with op.after(node) if node is not None else op.before(op.graph[0]):
@@ -148,16 +148,6 @@ def _hand_out(graph: ir.Graph, value: ir.Value, result: ir.Value) -> None:
     graph.outputs[list(graph.outputs).index(value)] = result
 
 
-def initializer(op: Builder, name: str, content: np.ndarray) -> ir.Value:
-    """A new initializer; it is no parameter, and training does not move it."""
-    tensor = ir.tensor(content, name=op.unique(name))
-    value = ir.Value(
-        name=tensor.name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(content.shape), const_value=tensor
-    )
-    op.graph.register_initializer(value)
-    return value
-
-
 def _round_weight(
     op: Builder,
     layer: Layer,
@@ -173,7 +163,7 @@ def _round_weight(
     with op.before(node):
         scale = weight_scale(op, weight, scale_axis, scheme.levels)
         if ratio is not None:
-            scale = op.Mul(scale, initializer(op, f"{layer.key}.weight_ratio", ratio.astype(np.float32)))
+            scale = op.Mul(scale, op.initializer(f"{layer.key}.weight_ratio", ratio.astype(np.float32)))
         bias = node.inputs[2] if len(node.inputs) > 2 else None
         # Without a rounded input there is no integer bias, and no bound.
         data_scale = scales.get(node.inputs[0]) if node.inputs[0] is not None else None
