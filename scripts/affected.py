@@ -30,6 +30,27 @@ FOLDERS = {
     "web": ("tests/web_library", "tests/web", "tests/browser"),
 }
 """Folders beside the package, and where their tests are."""
+CONTRACTS = {
+    "archipel/cli/": ("tests/cli/test_commands.py", "tests/cli/models/test_convert_options.py"),
+    "archipel/client/conditions/": (
+        "tests/client/conditions/test_conditions.py",
+        "tests/cli/devices/device/test_device_settings.py",
+    ),
+    "archipel/errors.py": ("tests/server/test_problems.py",),
+    "archipel/operator/": ("tests/operator/test_routes.py", "tests/docs/test_operator_page.py"),
+    "archipel/protocol/": ("tests/docs/test_api_page.py",),
+    "archipel/server/http/": (
+        "tests/docs/test_api_page.py",
+        "tests/operator/test_routes.py",
+        "tests/server/api/test_permissions.py",
+        "tests/server/test_problems.py",
+    ),
+    "archipel/server/settings.py": ("tests/docs",),
+    "archipel/training/losses.py": ("tests/cli/models/test_convert_options.py",),
+    "archipel/training/optimizers.py": ("tests/cli/models/test_convert_options.py",),
+}
+"""Tests of lists that grow with the product: they fail where a new thing is missing in one, so they run whatever the
+imports say."""
 PAGES = "tests/docs"
 """The tests of Markdown pages in the root."""
 MANY = {"conftest.py", "__init__.py"}
@@ -44,7 +65,8 @@ class NoChangesKnown(Exception):
 
 @dataclass(frozen=True)
 class Affected:
-    """A test file. `distance`: 0 if it was changed itself, 1 if it imports what was changed, and so on."""
+    """A test file. `distance`: 0 if it was changed itself or is a contract of what was changed, 1 if it imports that,
+    and so on."""
 
     file: str
     distance: int
@@ -75,7 +97,7 @@ def find_affected(root: Path, changed: Iterable[str]) -> tuple[list[Affected], l
     best: dict[str, int] = {}
     uncovered = []
     for path in changed:
-        found = graph.tests_of(path)
+        found = {**graph.tests_of(path), **dict.fromkeys(graph.contracts_of(path), 0)}
         for file, distance in found.items():
             best[file] = min(distance, best.get(file, distance))
         if not found and not is_test(path):  # a test that is gone needs none
@@ -90,8 +112,8 @@ def choose(
 ) -> tuple[list[str], list[str]]:
     """The files to run, in this order, and those for which there is no time.
 
-    Those that were changed themselves run in any case. Of others the nearest go first, of these the ones in the same
-    room, and of these the shortest; one that does not fit any more leaves its time to the next.
+    Those that were changed themselves, and contracts, run in any case. Of others the nearest go first, of these the
+    ones in the same room, and of these the shortest; one that does not fit any more leaves its time to the next.
     """
     chosen, left = [], []
     for each in sorted(
@@ -141,6 +163,11 @@ class Graph:
         elif parts[0] == "tests" and not found and not is_test(path):
             found = dict.fromkeys(self._neighbours_of(path), 2)
         return found
+
+    def contracts_of(self, path: str) -> list[str]:
+        """Test files of CONTRACTS that go with a changed file."""
+        wanted = tuple(test for begin, tests in CONTRACTS.items() if path.startswith(begin) for test in tests)
+        return [file for file in self._tests if file.startswith(wanted)] if wanted else []
 
     def _sources_of(self, path: str) -> dict[str, int]:
         """Where the walk begins: nodes that are changed when this file is, with their distance from it."""

@@ -10,7 +10,10 @@ import msgspec
 import pytest
 from sqlalchemy.exc import OperationalError
 
+from archipel.errors import ApiError, RefusalError
 from archipel.protocol.messages import Problem
+from archipel.protocol.problems import KINDS
+from archipel.server.http.problems import STATUS
 
 
 def problem(response: Any, status: int, kind: str) -> Problem:
@@ -21,6 +24,14 @@ def problem(response: Any, status: int, kind: str) -> Problem:
     assert found.message
     assert found.request_id == response.headers["X-Request-Id"]
     return found
+
+
+def test_every_refusal_has_a_status() -> None:
+    """ApiError brings its own; all others need a line in STATUS of archipel/server/http/problems.py."""
+    kinds = set(RefusalError.__subclasses__())
+    assert len(kinds) > 4
+    assert kinds - {ApiError} == set(STATUS)
+    assert set(STATUS.values()) <= set(KINDS)
 
 
 def test_not_found_and_wrong_method(world: Any) -> None:
