@@ -15,7 +15,9 @@ from archipel.datasets import digits_by_writer, split_writers
 from archipel.lite_runtime import Runtime
 from archipel.protocol.vector import Layout
 from archipel.training import losses, optimizers
-from tests.server.conftest import Device, Keys, World, data_folder, empty_database, keys, server_settings, world
+from tests.support.devices import Device, Keys
+from tests.support.fixtures.server import data_folder, empty_database, keys, server_settings, world
+from tests.support.world import World
 
 __all__ = ["bundle", "bundle_file", "data_folder", "empty_database", "keys", "made", "server_settings", "world"]
 """Fixtures: import all of them."""

@@ -10,9 +10,8 @@ import numpy as np
 
 from archipel.protocol.messages import Complaints
 from archipel.protocol.vector import pack
-from tests.server.conftest import (  # noqa: F401  (fixtures)
-    ANSWERED,
-    LENGTH,
+from tests.support.devices import ANSWERED
+from tests.support.fixtures.server import (  # noqa: F401  (fixtures)
     bundle_file,
     bundle_maker,
     data_folder,
@@ -21,6 +20,7 @@ from tests.server.conftest import (  # noqa: F401  (fixtures)
     server_settings,
     world,
 )
+from tests.support.tiny_bundle import LENGTH
 
 Misbehaves = Callable[[Any, str], bool]
 """Of a device and a phase: whether it did something else there, so that it does not answer as it should."""

@@ -12,8 +12,8 @@ import pytest
 
 from archipel.bundle import read_weights
 from tests.cli.test_round import reached  # noqa: F401  (a fixture)
-from tests.server.conftest import *  # noqa: F403  (fixtures)
 from tests.server.test_plain_rounds import mean, update
+from tests.support.fixtures.server import *  # noqa: F403
 
 Command = Callable[..., tuple[str, str]]
 

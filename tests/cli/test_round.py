@@ -13,7 +13,7 @@ from werkzeug.serving import make_server
 from archipel.protocol.messages import LeaveRequest
 from archipel.protocol.uploads import contribution, metric_arrays
 from tests.attacks.faults_world import noise_from, play_round
-from tests.server.conftest import *  # noqa: F403  (fixtures)
+from tests.support.fixtures.server import *  # noqa: F403
 
 Command = Callable[..., tuple[str, str]]
 

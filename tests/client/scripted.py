@@ -28,7 +28,7 @@ from archipel.protocol.identity import EnrolmentToken, issue_identity, mint_toke
 from archipel.protocol.policy import plan_digest
 from archipel.protocol.sealed import Sealed, decode, encode, public_bytes, seal
 from archipel.protocol.secagg import KeyTree, Participant, hand_out_keys, merge_complaints
-from tests.client.conftest import POPULATION, W0, make_bundle
+from tests.support.linear_bundle import POPULATION, W0, make_bundle
 
 STEPS = {
     "POST /v1/devices": "enrol",

@@ -15,7 +15,7 @@ from archipel.client import Agent, Event
 from archipel.errors import ClientError, RefusedError, UnreachableError
 from archipel.protocol.messages import RoundStatus
 from archipel.server.database.tables import DeviceSession, Round
-from tests.client.conftest import local_data
+from tests.support.linear_bundle import local_data
 
 
 def ended(federation: Any, task: Any) -> Any:

@@ -19,9 +19,9 @@ from archipel.client import AgentConfig
 from archipel.client.settings import load_device_settings
 from archipel.protocol.sealed import encode
 from archipel.server.database.tables import CheckInRow
-from tests.client.adoption.conftest import FIRST, Registry
-from tests.client.conftest import *  # noqa: F403  (fixtures)
-from tests.docs.conftest import ROOT, blocks
+from tests.support.fixtures.federation import *  # noqa: F403
+from tests.support.pages import ROOT, blocks
+from tests.support.registry import FIRST, Registry
 
 
 def test_the_page_runs(federation: Any, tmp_path: Path, shell: dict[str, str]) -> None:

@@ -14,8 +14,8 @@ from archipel.errors import RefusedError
 from archipel.operator import OperatorClient, TaskRequest, TokenRequest
 from archipel.protocol import unseal
 from archipel.protocol.messages import WeightsStatement
-from tests.client.conftest import *  # noqa: F403  (fixtures)
-from tests.operator.conftest import Served
+from tests.support.fixtures.federation import *  # noqa: F403
+from tests.support.served import Served
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from archipel.protocol.messages import Confirmations, Receipt
 from archipel.protocol.uploads import contribution, upload_layout
 from archipel.server.database.tables import BundleRow
 from archipel.server.devices.queries import _cells, _divided
-from tests.server.conftest import ANSWERED
+from tests.support.devices import ANSWERED
 
 LEAST = 3
 ASK: dict[str, Any] = {"kind": "analytics", "threshold": None, "min_cohort": 3, "deadlines": {"assigning": 5.0}}

@@ -16,8 +16,8 @@ from archipel.errors import ProtocolError
 from archipel.protocol import messages, seal
 from archipel.protocol.messages import Advertisement, AdvertiseRequest, Cohort
 from archipel.protocol.secagg import KeyTree, hand_out_keys
-from tests.protocol.conftest import Round
-from tests.server.conftest import *  # noqa: F403
+from tests.support.fixtures.server import *  # noqa: F403
+from tests.support.rounds import Round
 
 POINTS = {
     "order 1": (1).to_bytes(32, "little"),

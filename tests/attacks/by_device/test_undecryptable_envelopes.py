@@ -17,7 +17,7 @@ import archipel.client.rounds.participation as participation
 from archipel.protocol.messages import Cohort, EncryptedShare, Shares
 from archipel.protocol.secagg import Participant
 from archipel.protocol.secagg.envelope import sign_envelope
-from tests.client.conftest import *  # noqa: F403
+from tests.support.fixtures.federation import *  # noqa: F403
 
 
 class Spoiling(Participant):

@@ -15,7 +15,7 @@ import pytest
 
 from archipel.protocol import messages
 from archipel.server.http.app import create_app
-from tests.server.conftest import (  # noqa: F401  (fixtures)
+from tests.support.fixtures.server import (  # noqa: F401  (fixtures)
     bundle_file,
     data_folder,
     empty_database,

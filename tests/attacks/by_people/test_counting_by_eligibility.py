@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from tests.server.conftest import (  # noqa: F401  (fixtures)
+from tests.server.registry.fleet import GATE, MODEL, STAGES, Fleet
+from tests.support.fixtures.server import (  # noqa: F401  (fixtures)
     bundle_file,
     data_folder,
     empty_database,
     keys,
     world,
 )
-from tests.server.registry.fleet import GATE, MODEL, STAGES, Fleet
 
 TEN = 10
 

@@ -20,9 +20,9 @@ from archipel.errors import RefusedError
 from archipel.operator import OperatorClient
 from archipel.protocol.operator.tasks import RoundInfo, TokenRequest
 from archipel.server.rounds.machine import queries
-from tests.client.conftest import bundle_maker as bundle_maker
-from tests.client.conftest import federation as federation
-from tests.client.conftest import server_host as server_host
+from tests.support.fixtures.federation import bundle_maker as bundle_maker
+from tests.support.fixtures.federation import federation as federation
+from tests.support.fixtures.federation import server_host as server_host
 
 DEVICES = 6
 ASK: dict[str, Any] = {"kind": "analytics", "threshold": None, "min_cohort": DEVICES - 1, "cohort": DEVICES - 1}

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from tests.server.api.test_query_rights import token
-from tests.server.conftest import (  # noqa: F401  (fixtures)
+from tests.server.registry.fleet import GATE, MODEL, STAGES, Fleet
+from tests.support.fixtures.server import (  # noqa: F401  (fixtures)
     bundle_file,
     data_folder,
     empty_database,
     keys,
     world,
 )
-from tests.server.registry.fleet import GATE, MODEL, STAGES, Fleet
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ from archipel.errors import BundleError
 from archipel.lite_runtime import Runtime
 from archipel.protocol.sealed import public_bytes
 from tests.attacks.owner_bundles import WIDTH, slots_bundle
-from tests.client.conftest import federation, server_host  # noqa: F401
+from tests.support.fixtures.federation import federation, server_host  # noqa: F401
 
 SLOTS = 1024
 EXAMPLES = np.random.default_rng(0).uniform(-1, 1, (10, 1, WIDTH)).astype(np.float32)

@@ -24,7 +24,7 @@ from archipel.client.versions import adoption
 from archipel.client.versions.adoption import Adoption
 from archipel.client.versions.offer_book import RETRY_SECONDS
 from tests.attacks.owner_offers import LOOK, Listening, Watched, opposite_data
-from tests.client.adoption.conftest import MODEL
+from tests.support.registry import MODEL
 
 RIGHT, WRONG = (1.0, -1.0, 2.0), (-1.0, 1.0, -2.0)
 """For the first device; the other way round for the second."""

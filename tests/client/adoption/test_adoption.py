@@ -20,8 +20,8 @@ from archipel.client.versions.offer_book import RETRY_SECONDS, RETRY_SOON_SECOND
 from archipel.errors import ClientError
 from archipel.protocol.operator.registry import Gate, RolloutRequest, Stage
 from archipel.protocol.sealed import public_bytes
-from tests.client.adoption.conftest import BEST, BETTER, FIRST, FRAGILE, MODEL, WORSE, X
-from tests.client.conftest import local_data
+from tests.support.linear_bundle import local_data
+from tests.support.registry import BEST, BETTER, FIRST, FRAGILE, MODEL, WORSE, X
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="child processes with limits need Linux")
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.client.adoption.conftest import BETTER, MODEL, X
+from tests.support.registry import BETTER, MODEL, X
 
 SCRIPT = r"""
 import json, os, shutil, signal, sys

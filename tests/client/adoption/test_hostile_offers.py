@@ -15,7 +15,7 @@ from archipel.errors import ClientError, UnreachableError
 from archipel.protocol.messages import MAX_MODELS, Offer
 from archipel.protocol.sealed import Sealed, seal
 from archipel.server.registry.offers import Offers
-from tests.client.adoption.conftest import BEST, BETTER, MODEL
+from tests.support.registry import BEST, BETTER, MODEL
 
 Say = Callable[..., list[Offer]]
 

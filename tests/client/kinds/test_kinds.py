@@ -12,7 +12,7 @@ import pytest
 from archipel import bundle as b
 from archipel.lite_runtime import Runtime
 from archipel.protocol.sealed import public_bytes
-from tests.client.conftest import round_seed
+from tests.support.federation import round_seed
 
 PLAIN = {"privacy": "plain", "threshold": None, "deadlines": {"assigning": 3.0, "updating": 5.0}}
 

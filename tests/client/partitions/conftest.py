@@ -4,21 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
 
 import pytest
 
-from tests.client.partitions.namespaces import Cable, Namespace, UnsupportedError
-
-
-@dataclass
-class Network:
-    """The first device is alone on its cable."""
-
-    alone: Namespace
-    others: Namespace
-    cable: Cable
-    other_cable: Cable
+from tests.client.partitions.namespaces import Cable, Namespace, Network, UnsupportedError
 
 
 @pytest.fixture

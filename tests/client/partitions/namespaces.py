@@ -13,6 +13,7 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 CLONE_NEWNET = 0x40000000
 NOWHERE = "02:00:00:00:00:99"
@@ -117,3 +118,13 @@ class Cable:
         name, _ = self._ends[namespace]
         [there] = [at for other, (_, at) in self._ends.items() if other is not namespace]
         namespace.run("ip", "neighbour", "replace", there, "lladdr", address, "nud", "permanent", "dev", name)
+
+
+@dataclass
+class Network:
+    """The first device is alone on its cable."""
+
+    alone: Namespace
+    others: Namespace
+    cable: Cable
+    other_cable: Cable

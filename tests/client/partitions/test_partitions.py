@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 
 from archipel.client import Agent, Event
-from tests.client.partitions.conftest import Network
-from tests.client.partitions.namespaces import Namespace, UnsupportedError
+from tests.client.partitions.namespaces import Namespace, Network, UnsupportedError
 
 WAYS = ("down", "far end down", "silent", "requests lost", "answers lost")
 EVENTS = ("assigned", "trained", "advertised", "shared", "masked", "uploaded", "confirmed", "unmasked")

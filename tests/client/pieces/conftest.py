@@ -7,14 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from archipel.client.downloads.cache import Cache
 from archipel.server.database.tables import Blob, Reach
-from tests.client.conftest import POPULATION
-
-LIMIT = 64 << 20
+from tests.support.linear_bundle import POPULATION
 
 
 @pytest.fixture
@@ -43,15 +40,3 @@ def keep(federation: Any) -> Callable[[bytes], str]:
         return digest
 
     return store
-
-
-def model(head: int = 0, backbone: int = 0) -> dict[str, np.ndarray]:
-    """2 MB in 20 tensors, and a head of 2.6 kB."""
-    rng, own = np.random.default_rng(backbone), np.random.default_rng(head)
-    made = {f"backbone{n}": rng.standard_normal((100, 256)).astype(np.float32) for n in range(20)}
-    return {**made, "head": own.standard_normal((64, 10)).astype(np.float32)}
-
-
-def received(agent: Any) -> int:
-    traffic = agent._transport.traffic.take()
-    return int(traffic.received + traffic.headers_received + traffic.sent + traffic.headers_sent)

@@ -25,9 +25,9 @@ from archipel.protocol.sealed import decode, encode, public_bytes
 from archipel.server.database.tables import Reach
 from archipel.server.http import api
 from archipel.training import losses, optimizers
-from tests.client.conftest import POPULATION
 from tests.client.faults import Proxy, running
-from tests.client.pieces.conftest import LIMIT, model, received
+from tests.support.linear_bundle import POPULATION
+from tests.support.pieces import LIMIT, model, received
 
 
 def test_a_version_that_differs_in_one_tensor_costs_that_tensor(agent: Any, cache: Cache, keep: Any) -> None:

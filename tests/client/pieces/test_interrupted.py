@@ -18,7 +18,7 @@ from archipel.client import Agent, AgentConfig
 from archipel.client.downloads.cache import Cache
 from archipel.client.downloads.pieces import PieceDownload
 from tests.client.faults import MENDED, Fault, Handler, Proxy, running
-from tests.client.pieces.conftest import LIMIT, model, received
+from tests.support.pieces import LIMIT, model, received
 
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(["tests.client.conftest"])

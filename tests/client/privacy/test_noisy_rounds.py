@@ -18,7 +18,7 @@ from archipel.client.owner_view import look
 from archipel.converter import Signing, Training, convert
 from archipel.converter.request import DEFAULT_PRIVACY
 from archipel.training import losses, optimizers
-from tests.client.conftest import local_data
+from tests.support.linear_bundle import local_data
 
 
 class Column(nn.Module):

@@ -25,10 +25,10 @@ from archipel.errors import (
 from archipel.lite_runtime import DeviceState, load, running_slot
 from archipel.lite_runtime.slots.folder import SlotFolder
 from archipel.lite_runtime.slots.model_slots import Slots
-from tests.lite_runtime.slots.conftest import SCALE, MakeModel, X, statuses
+from tests.support.scaling import SCALE, ScalingModels, X, statuses
 
 
-def test_install_switch_confirm_rollback(model: MakeModel, trusted: list[bytes], tmp_path: Path) -> None:
+def test_install_switch_confirm_rollback(model: ScalingModels, trusted: list[bytes], tmp_path: Path) -> None:
     with Slots(tmp_path / "slots", trusted) as slots:
         assert statuses(slots) == ("", "empty", "empty")
         with pytest.raises(SlotError, match="no slot is active; install a bundle"):
@@ -66,14 +66,14 @@ def test_install_switch_confirm_rollback(model: MakeModel, trusted: list[bytes],
         np.testing.assert_array_equal(slots.predict(X), X * 3)
 
 
-def test_a_bundle_file_is_installed_too(running: Slots, model: MakeModel, tmp_path: Path) -> None:
+def test_a_bundle_file_is_installed_too(running: Slots, model: ScalingModels, tmp_path: Path) -> None:
     b.pack(model(3), tmp_path / "m.bundle")
     running.install(tmp_path / "m.bundle")
     running.switch()
     np.testing.assert_array_equal(running.predict(X), X * 3)
 
 
-def test_batches_from_an_iterator_follow_a_switch(running: Slots, model: MakeModel) -> None:
+def test_batches_from_an_iterator_follow_a_switch(running: Slots, model: ScalingModels) -> None:
     running.install(model(3))
     answers = running.predict(iter([X, X]))
     np.testing.assert_array_equal(next(answers), X * 2)
@@ -82,7 +82,7 @@ def test_batches_from_an_iterator_follow_a_switch(running: Slots, model: MakeMod
 
 
 def test_what_was_learned_stays_with_its_slot(
-    running: Slots, model: MakeModel, trusted: list[bytes], tmp_path: Path
+    running: Slots, model: ScalingModels, trusted: list[bytes], tmp_path: Path
 ) -> None:
     running.runtime.fit(X, epochs=1, batch_size=2)  # one step of 0.5 down
     running.save()
@@ -100,7 +100,7 @@ def test_what_was_learned_stays_with_its_slot(
         np.testing.assert_array_equal(again.predict(X), X * 2)
 
 
-def test_enough_requests_confirm(model: MakeModel, trusted: list[bytes], tmp_path: Path) -> None:
+def test_enough_requests_confirm(model: ScalingModels, trusted: list[bytes], tmp_path: Path) -> None:
     with Slots(tmp_path / "slots", trusted, confirm_after=3) as slots:
         slots.install(model(2))
         slots.switch()
@@ -110,7 +110,7 @@ def test_enough_requests_confirm(model: MakeModel, trusted: list[bytes], tmp_pat
 
 
 def test_installed_with_parameters_of_its_own(
-    running: Slots, model: MakeModel, trusted: list[bytes], tmp_path: Path
+    running: Slots, model: ScalingModels, trusted: list[bytes], tmp_path: Path
 ) -> None:
     w = {"w": np.full(3, 7, np.float32)}
     running.install(model(3), w, version=12, weights="ab" * 32)
@@ -133,7 +133,7 @@ def test_installed_with_parameters_of_its_own(
         running.switch()
 
 
-def test_what_runs_when_a_model_on_trial_was_given_up(running: Slots, model: MakeModel, tmp_path: Path) -> None:
+def test_what_runs_when_a_model_on_trial_was_given_up(running: Slots, model: ScalingModels, tmp_path: Path) -> None:
     running.install(model(3), version=3)
     running.switch()
     running.close()
@@ -163,7 +163,7 @@ def test_what_the_device_keeps_elsewhere(make_bundle: Any, r: Any, trusted: list
 
 
 def test_bundles_that_are_refused_change_nothing(
-    running: Slots, model: MakeModel, trusted: list[bytes], tmp_path: Path
+    running: Slots, model: ScalingModels, trusted: list[bytes], tmp_path: Path
 ) -> None:
     before = running.state
     damaged = tmp_path / "damaged"
@@ -186,13 +186,13 @@ def test_bundles_that_are_refused_change_nothing(
         np.testing.assert_array_equal(small.predict(X), X * 2)
 
 
-def test_a_stranger_s_bundle(running: Slots, model: MakeModel, tmp_path: Path) -> None:
+def test_a_stranger_s_bundle(running: Slots, model: ScalingModels, tmp_path: Path) -> None:
     other = b.generate_key().public_key().public_bytes_raw()
     with Slots(tmp_path / "theirs", [other]) as slots, pytest.raises(SignatureError):
         slots.install(model(2))
 
 
-def test_a_failed_self_test_keeps_the_running_model(running: Slots, model: MakeModel) -> None:
+def test_a_failed_self_test_keeps_the_running_model(running: Slots, model: ScalingModels) -> None:
     running.install(model(3, tested=3.5))
     with pytest.raises(SelfTestError, match="output 'y' deviates"):
         running.switch()
@@ -203,7 +203,7 @@ def test_a_failed_self_test_keeps_the_running_model(running: Slots, model: MakeM
         running.switch()
 
 
-def test_a_graph_that_cannot_be_loaded(running: Slots, model: MakeModel) -> None:
+def test_a_graph_that_cannot_be_loaded(running: Slots, model: ScalingModels) -> None:
     running.install(model(3, graph=SCALE.replace("Mul(", 'Einsum <equation = "a,b->"> ('), vectors=False))
     with pytest.raises(RuntimeProgramError):
         running.switch()
@@ -211,7 +211,7 @@ def test_a_graph_that_cannot_be_loaded(running: Slots, model: MakeModel) -> None
     np.testing.assert_array_equal(running.predict(X), X * 2)
 
 
-def test_what_is_tried_cannot_lose_its_way_back(running: Slots, model: MakeModel) -> None:
+def test_what_is_tried_cannot_lose_its_way_back(running: Slots, model: ScalingModels) -> None:
     running.install(model(3))
     running.switch()
     with pytest.raises(SlotError, match="slot b is still being tried and a is what to return to"):
@@ -220,7 +220,7 @@ def test_what_is_tried_cannot_lose_its_way_back(running: Slots, model: MakeModel
     assert running.install(model(5)) == "a"
 
 
-def test_a_first_model_on_trial_can_be_replaced(model: MakeModel, trusted: list[bytes], tmp_path: Path) -> None:
+def test_a_first_model_on_trial_can_be_replaced(model: ScalingModels, trusted: list[bytes], tmp_path: Path) -> None:
     with Slots(tmp_path / "slots", trusted) as slots:
         slots.install(model(2))
         slots.switch()

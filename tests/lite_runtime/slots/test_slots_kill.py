@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.lite_runtime.slots.conftest import SCALE
+from tests.support.scaling import SCALE
 
 # The states that the course below goes through: active slot, status of a and b.
 COURSE = [

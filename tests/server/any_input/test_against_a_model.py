@@ -23,8 +23,9 @@ from hypothesis.stateful import (
 
 from archipel.bundle import read_weights, write_weights
 from tests.server.any_input.machine import run_machine
-from tests.server.conftest import Keys, close_world, open_world, temporary_folder
 from tests.server.test_plain_rounds import update
+from tests.support.devices import Keys
+from tests.support.world import close_world, open_world, temporary_folder
 
 DEVICES = 5
 LIVE = ("running", "paused")

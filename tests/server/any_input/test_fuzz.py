@@ -12,8 +12,8 @@ import pytest
 from archipel.protocol.messages import Problem
 from archipel.server.http.api import ROUTES
 from tests.mutations import mutations
-from tests.server.conftest import NO_LIMITS
 from tests.server.registry.fleet import MODEL, Fleet
+from tests.support.world import NO_LIMITS
 
 CORPUS = Path(__file__).parent / "corpus"
 TABLE = {route.name: route for routes in ROUTES.values() for route in routes if route.request is not None}

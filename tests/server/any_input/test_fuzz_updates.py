@@ -16,7 +16,7 @@ from archipel.protocol.messages import CheckIn
 from archipel.protocol.plain import decode_plain, plain_size
 from archipel.protocol.vector import Layout, unpack
 from tests.server.any_input.test_fuzz import CORPUS, mutations
-from tests.server.conftest import DELTA_RANGE, WEIGHT_RANGE
+from tests.support.tiny_bundle import DELTA_RANGE, WEIGHT_RANGE
 
 CLIP, LOWEST = 100.0, 1 / 64
 DELTA = {"dtype": "float32", "kind": "delta", "weighting": "examples", "range": DELTA_RANGE, "bits": 16, "clip": CLIP}

@@ -24,7 +24,9 @@ from archipel.protocol.sealed import public_bytes, unseal
 from archipel.protocol.secagg import Participant
 from archipel.protocol.secagg.envelope import sign_envelope
 from tests.server.any_input.machine import run_machine
-from tests.server.conftest import DELTA_STEP, WEIGHT_STEP, Keys, close_world, open_world, temporary_folder
+from tests.support.devices import Keys
+from tests.support.tiny_bundle import DELTA_STEP, WEIGHT_STEP
+from tests.support.world import close_world, open_world, temporary_folder
 
 DEVICES, COHORT, MIN_COHORT, THRESHOLD, SECONDS = 5, 4, 3, 3, 20
 PHASES = ("advertising", "sharing", "complaining", "masking", "confirming", "unmasking")

@@ -14,8 +14,8 @@ from openapi_spec_validator import OpenAPIV31SpecValidator
 from schemathesis import checks
 
 from archipel.server.http.api import ROUTES
-from tests.server.conftest import NO_LIMITS
 from tests.server.registry.fleet import MODEL, Fleet
+from tests.support.world import NO_LIMITS
 
 CHECKS = [
     checks.not_a_server_error,

@@ -12,7 +12,7 @@ from archipel.bundle import generate_key, read_weights
 from archipel.protocol import identity, messages
 from archipel.protocol.sealed import decode, public_bytes
 from archipel.server.database.tables import Device as DeviceRow
-from tests.server.conftest import ANSWERED
+from tests.support.devices import ANSWERED
 
 
 def request_for(device: Any, new: Any) -> messages.RotationRequest:

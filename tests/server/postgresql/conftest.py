@@ -2,53 +2,21 @@
 
 from __future__ import annotations
 
-import os
-import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import create_engine, text
 
-from archipel.server.database.engine import Database
 from archipel.server.http.app import create_app
 from archipel.server.processes.coordinator import Coordinator
 from archipel.server.services import Services
 from archipel.server.settings import load_settings
-from tests.server.conftest import Clock, Keys, World
-from tests.server.postgresql.cluster import Cluster, find
-
-
-@pytest.fixture(scope="session")
-def cluster() -> Iterator[Cluster]:
-    if find("initdb") is None:
-        said = "needs PostgreSQL: scripts/install_postgres.sh --yes"
-        if os.environ.get("CI") == "true":
-            pytest.fail(said)
-        pytest.skip(said)
-    made = Cluster()
-    made.start()
-    yield made
-    made.stop()
-
-
-@pytest.fixture(scope="session")
-def template(cluster: Cluster) -> str:
-    """A migrated database, to be copied."""
-    administer(cluster, "CREATE DATABASE template")
-    database = Database(cluster.url("template"))
-    database.migrate()
-    database.dispose()
-    return "template"
-
-
-@pytest.fixture
-def database_url(cluster: Cluster, template: str) -> Iterator[str]:
-    name = f"t{secrets.token_hex(6)}"
-    administer(cluster, f"CREATE DATABASE {name} TEMPLATE {template}")
-    yield cluster.url(name)
-    administer(cluster, f"DROP DATABASE {name} WITH (FORCE)")
+from tests.support.devices import Keys
+from tests.support.fixtures.postgresql import cluster as cluster
+from tests.support.fixtures.postgresql import database_url as database_url
+from tests.support.fixtures.postgresql import template as template
+from tests.support.world import Clock, World
 
 
 @pytest.fixture
@@ -69,10 +37,3 @@ def world(
     services.database.dispose()
     made.app.extensions["archipel"].database.dispose()
     made.coordinator._services.database.dispose()
-
-
-def administer(cluster: Cluster, statement: str) -> Any:
-    engine = create_engine(cluster.url("postgres").replace("postgresql:", "postgresql+psycopg:"))
-    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-        connection.execute(text(statement))
-    engine.dispose()

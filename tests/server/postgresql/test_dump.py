@@ -8,9 +8,9 @@ from typing import Any
 
 from archipel.server.storage.backup import back_up, restore
 from tests.server.postgresql.cluster import Cluster, find
-from tests.server.postgresql.conftest import administer
 from tests.server.test_backup import move_to
 from tests.server.test_plain_rounds import mean, parameters, same, update
+from tests.support.postgresql import administer
 
 
 def run(program: str, *arguments: str) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from sqlalchemy import create_engine, text
 
-from tests.server.storage.conftest import bucket, moto  # noqa: F401 - fixtures
 from tests.server.storage.test_processes_on_object_store import (  # noqa: F401
     fleet,
     on_bucket,
@@ -16,6 +15,7 @@ from tests.server.storage.test_processes_on_object_store import (  # noqa: F401
     server,
     test_a_secure_round_while_a_web_process_and_the_coordinator_are_killed,
 )
+from tests.support.fixtures.bucket import bucket, moto  # noqa: F401 - fixtures
 
 
 @pytest.fixture(autouse=True)

@@ -28,8 +28,9 @@ from archipel.protocol.sealed import public_bytes
 from archipel.protocol.vector import Layout
 from archipel.server import init_data_folder, load_settings
 from archipel.server.services import Services
-from tests.client.conftest import POPULATION, W0, Federation, make_bundle, round_seed
 from tests.server.processes.test_processes import SERVE, Server
+from tests.support.federation import Federation, round_seed
+from tests.support.linear_bundle import POPULATION, W0, make_bundle
 
 AGENTS = 4
 SHORT, LONG = 8.0, 240.0

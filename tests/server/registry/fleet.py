@@ -14,7 +14,8 @@ from archipel.protocol.uploads import metric_arrays, upload_layout
 from archipel.server.database.registry_tables import Rollout
 from archipel.server.database.tables import BundleRow
 from archipel.server.devices.targeting import place
-from tests.server.conftest import POPULATION, make_bundle
+from tests.support.devices import POPULATION
+from tests.support.tiny_bundle import make_bundle
 
 MODEL = "digits"
 GATE: dict[str, Any] = {

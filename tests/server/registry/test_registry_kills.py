@@ -12,10 +12,11 @@ import pytest
 
 from archipel.protocol.operator.tasks import AuditEntry
 from archipel.server.audit.chain import verify
-from tests.server.conftest import POPULATION, make_bundle
 from tests.server.kills.killed import Server
 from tests.server.kills.test_kills import Through
 from tests.server.registry.fleet import GATE, MODEL, Fleet
+from tests.support.devices import POPULATION
+from tests.support.tiny_bundle import make_bundle
 
 STAGES = [{"percent": 100, "soak_seconds": 60}]
 

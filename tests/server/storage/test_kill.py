@@ -18,7 +18,7 @@ COURSE = """
 import os, random, signal, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
-from tests.server.storage.conftest import settings_of
+from tests.support.places import settings_of
 from archipel.server.storage.blobs import BlobStore
 from archipel.server.storage.spool import UpdateSpool, sum_name
 from archipel.server.storage import open_storage
