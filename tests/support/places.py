@@ -9,7 +9,7 @@ from archipel.server.settings import Settings
 from archipel.server.storage import Storage, open_storage
 from archipel.server.storage.blobs import BlobStore
 from archipel.server.storage.spool import UpdateSpool
-from tests.server.storage.moto_process import TestBucket
+from tests.support.moto_process import TestBucket
 from tests.support.world import World
 
 

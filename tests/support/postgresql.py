@@ -6,7 +6,7 @@ from typing import Any
 
 from sqlalchemy import create_engine, text
 
-from tests.server.postgresql.cluster import Cluster
+from tests.support.cluster import Cluster
 
 
 def administer(cluster: Cluster, statement: str) -> Any:

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from tests.server.registry.fleet import GATE, MODEL, STAGES, Fleet
 from tests.support.fixtures.server import (  # noqa: F401  (fixtures)
     bundle_file,
     data_folder,
@@ -20,6 +19,7 @@ from tests.support.fixtures.server import (  # noqa: F401  (fixtures)
     keys,
     world,
 )
+from tests.support.fleet import GATE, MODEL, STAGES, Fleet
 
 TEN = 10
 

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from tests.server.api.test_query_rights import token
-from tests.server.registry.fleet import GATE, MODEL, STAGES, Fleet
 from tests.support.fixtures.server import (  # noqa: F401  (fixtures)
     bundle_file,
     data_folder,
@@ -19,6 +18,7 @@ from tests.support.fixtures.server import (  # noqa: F401  (fixtures)
     keys,
     world,
 )
+from tests.support.fleet import GATE, MODEL, STAGES, Fleet
 
 
 @pytest.fixture

@@ -23,10 +23,10 @@ from archipel.protocol.sealed import Sealed, decode, encode, seal
 from archipel.server.database.tables import Blob, Task, WeightsEntry
 from archipel.server.http.api import tasks as api_tasks
 from archipel.server.rounds.reach import extend
-from tests.strategies.simulation import clients
 from tests.support.fixtures.federation import federation as federation
 from tests.support.fixtures.federation import server_host as server_host
 from tests.support.fixtures.strategies import make as make
+from tests.support.simulation import clients
 
 SCAFFOLD = PrivacyPolicy(modes=("secure",), min_cohort=3, threshold=0.6, max_clip=2.0, max_bits=24, colluders=0.0)
 TRAP = np.array([300.0, -300.0, 300.0], np.float32)

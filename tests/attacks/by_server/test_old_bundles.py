@@ -29,11 +29,11 @@ from archipel.protocol.sealed import public_bytes
 from tests.attacks.borders_world import person
 from tests.attacks.owner_offers import Listening, Watched
 from tests.client.answers.world import World
-from tests.client.scripted import scripted
 from tests.support.federation import Federation
 from tests.support.fixtures.federation import federation, server_host  # noqa: F401
 from tests.support.linear_bundle import local_data, make_bundle
 from tests.support.registry import make_model
+from tests.support.scripted_server import scripted
 
 NOW = int(time.time())
 

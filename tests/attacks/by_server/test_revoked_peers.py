@@ -28,10 +28,10 @@ from archipel.protocol.secagg import KeyTree, Participant, hand_out_keys
 from archipel.server.devices import revocation_lists
 from tests.attacks.borders_world import person
 from tests.client.answers.world import World
-from tests.client.scripted import scripted
 from tests.support.federation import Federation
 from tests.support.fixtures.federation import federation, server_host  # noqa: F401  (fixtures)
 from tests.support.rounds import signing_key
+from tests.support.scripted_server import scripted
 
 SERVER, ENROLMENT = signing_key("server"), signing_key("enrolment")
 

@@ -25,7 +25,7 @@ from archipel.protocol.sealed import decode, encode, public_bytes
 from archipel.server.database.tables import Reach
 from archipel.server.http import api
 from archipel.training import losses, optimizers
-from tests.client.faults import Proxy, running
+from tests.support.faults import Proxy, running
 from tests.support.linear_bundle import POPULATION
 from tests.support.pieces import LIMIT, model, received
 

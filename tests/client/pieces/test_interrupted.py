@@ -17,7 +17,7 @@ from archipel import bundle as b
 from archipel.client import Agent, AgentConfig
 from archipel.client.downloads.cache import Cache
 from archipel.client.downloads.pieces import PieceDownload
-from tests.client.faults import MENDED, Fault, Handler, Proxy, running
+from tests.support.faults import MENDED, Fault, Handler, Proxy, running
 from tests.support.pieces import LIMIT, model, received
 
 _FORKS = multiprocessing.get_context("forkserver")

@@ -19,7 +19,7 @@ from archipel.client.memory.keystore import DATA_KEY, DEVICE_KEY, NEXT_DEVICE_KE
 from archipel.errors import CertificateError, ClientError, RefusedError, UnreachableError
 from archipel.protocol import messages
 from archipel.protocol.sealed import public_bytes
-from tests.client.faults import Proxy, running, status
+from tests.support.faults import Proxy, running, status
 
 
 def key_of(agent: Agent, name: str = DEVICE_KEY) -> bytes:

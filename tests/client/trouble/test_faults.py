@@ -14,7 +14,7 @@ import pytest
 
 from archipel.client import Agent
 from archipel.errors import RefusedError, UnreachableError
-from tests.client.faults import MENDED, Fault, Handler, Proxy, lost_request, running, status, twice
+from tests.support.faults import MENDED, Fault, Handler, Proxy, lost_request, running, status, twice
 
 STEPS = (
     "PUT advertisement", "GET cohort", "PUT shares", "GET shares", "PUT complaints", "PUT update", "GET survivors",

@@ -12,7 +12,7 @@ import pytest
 from archipel.protocol.messages import Problem
 from archipel.server.http.api import ROUTES
 from tests.mutations import mutations
-from tests.server.registry.fleet import MODEL, Fleet
+from tests.support.fleet import MODEL, Fleet
 from tests.support.world import NO_LIMITS
 
 CORPUS = Path(__file__).parent / "corpus"

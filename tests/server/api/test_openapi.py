@@ -14,7 +14,7 @@ from openapi_spec_validator import OpenAPIV31SpecValidator
 from schemathesis import checks
 
 from archipel.server.http.api import ROUTES
-from tests.server.registry.fleet import MODEL, Fleet
+from tests.support.fleet import MODEL, Fleet
 from tests.support.world import NO_LIMITS
 
 CHECKS = [

@@ -14,8 +14,8 @@ from archipel.server.database.tables import Blob
 from archipel.server.http import pages
 from archipel.server.http.api import ROUTES
 from tests.server.api.matrix import MATRIX, Line
-from tests.server.registry.fleet import MODEL, STAGES, Fleet
 from tests.support.devices import POPULATION, START
+from tests.support.fleet import MODEL, STAGES, Fleet
 
 TABLE = [route for routes in (*ROUTES.values(), pages.routes()) for route in routes]
 NOBODY = ("no token", "stranger", "wrong scheme", "revoked token", "expired token", "revoked device", "old session")

@@ -17,10 +17,10 @@ from archipel.server.audit.chain import verify
 from archipel.server.database.fault_tables import Search, Suspect
 from archipel.server.database.tables import Round
 from tests.attacks.faults_world import upload_noise
-from tests.server.kills.killed import Died, Server
 from tests.server.test_plain_rounds import mean, update
 from tests.server.test_secure_round import expected_parameters, give_updates
 from tests.support.devices import ANSWERED
+from tests.support.killed_server import Died, Server
 
 
 class Through:

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from archipel.protocol.messages import Problem
-from tests.server.postgresql.cluster import Cluster
+from tests.support.cluster import Cluster
 
 
 def test_a_database_that_is_away_is_said_in_one_line(

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from archipel.server.storage.backup import back_up, restore
-from tests.server.postgresql.cluster import Cluster, find
 from tests.server.test_backup import move_to
 from tests.server.test_plain_rounds import mean, parameters, same, update
+from tests.support.cluster import Cluster, find
 from tests.support.postgresql import administer
 
 

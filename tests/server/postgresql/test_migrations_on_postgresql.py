@@ -12,9 +12,9 @@ from sqlalchemy import MetaData, insert, select, text
 
 from archipel.server.database.engine import MIGRATIONS, SCHEMA, Database
 from archipel.server.database.tables import Base
-from tests.server.postgresql.cluster import Cluster
 from tests.server.test_backup import move_to
 from tests.server.test_migrations import before_requests_alone, there_and_back
+from tests.support.cluster import Cluster
 from tests.support.postgresql import administer
 
 NEW = {"alembic_version", "challenges"}

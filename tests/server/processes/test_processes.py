@@ -25,7 +25,7 @@ from archipel.operator import OperatorClient
 from archipel.protocol import messages
 from archipel.protocol.operator.tasks import TaskRequest
 from archipel.server.settings import load_settings
-from tests.server.processes.serving import SERVE, Server
+from tests.support.serving import SERVE, Server
 
 
 def wait_until(what: Callable[[], Any], seconds: float = 15.0) -> None:

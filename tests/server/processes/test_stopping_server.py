@@ -9,7 +9,7 @@ import pytest
 
 from archipel.errors import RefusedError
 from archipel.operator import OperatorClient
-from tests.server.processes.serving import Server
+from tests.support.serving import Server
 
 
 def test_counts_of_the_last_minute_are_written(data_folder: Any) -> None:

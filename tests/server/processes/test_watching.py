@@ -13,7 +13,7 @@ import pytest
 
 from archipel.errors import UnreachableError
 from archipel.operator import OperatorClient, TaskRequest
-from tests.server.processes.serving import Server
+from tests.support.serving import Server
 
 
 @pytest.fixture

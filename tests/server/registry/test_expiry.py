@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from tests.server.registry.fleet import GATE, MODEL, STAGES, Fleet
 from tests.server.registry.test_offers import offered
 from tests.support.devices import START
+from tests.support.fleet import GATE, MODEL, STAGES, Fleet
 
 END = int(START) + 100
 """2027-01-15 08:01:40 UTC."""

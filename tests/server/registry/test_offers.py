@@ -11,8 +11,8 @@ from archipel.errors import CertificateError
 from archipel.protocol import messages
 from archipel.protocol.sealed import unseal
 from archipel.server.database.tables import CheckInRow
-from tests.server.registry.fleet import MODEL, Fleet
 from tests.support.devices import POPULATION
+from tests.support.fleet import MODEL, Fleet
 
 STAGES = [{"percent": 50, "soak_seconds": 60}, {"percent": 100, "soak_seconds": 60}]
 

@@ -12,10 +12,10 @@ import pytest
 
 from archipel.protocol.operator.tasks import AuditEntry
 from archipel.server.audit.chain import verify
-from tests.server.kills.killed import Server
 from tests.server.kills.test_kills import Through
-from tests.server.registry.fleet import GATE, MODEL, Fleet
 from tests.support.devices import POPULATION
+from tests.support.fleet import GATE, MODEL, Fleet
+from tests.support.killed_server import Server
 from tests.support.tiny_bundle import make_bundle
 
 STAGES = [{"percent": 100, "soak_seconds": 60}]

@@ -16,7 +16,7 @@ from archipel.server.database.tables import AuditRow, LeaseRow
 from archipel.server.processes.coordinator import Coordinator
 from archipel.server.processes.lease import Lease
 from archipel.server.services import Services
-from tests.server.registry.fleet import MODEL, Fleet
+from tests.support.fleet import MODEL, Fleet
 
 STAGES = [{"percent": 90, "soak_seconds": 60}, {"percent": 100, "soak_seconds": 30}]
 

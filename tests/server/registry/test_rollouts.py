@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.server.registry.fleet import GATE, MODEL, STAGES, Fleet
+from tests.support.fleet import GATE, MODEL, STAGES, Fleet
 
 
 def actions(world: Any, *prefixes: str) -> list[str]:

@@ -15,12 +15,12 @@ from archipel.server.http.app import create_app
 from archipel.server.processes.coordinator import Coordinator
 from archipel.server.services import Services
 from archipel.server.settings import load_settings
-from tests.server.storage.moto_process import TestBucket
-from tests.server.storage.proxy import Proxy
 from tests.support.devices import Keys
 from tests.support.fixtures.bucket import bucket as bucket
 from tests.support.fixtures.bucket import moto as moto
+from tests.support.moto_process import TestBucket
 from tests.support.places import InBucket, InFolder, Place, WorldOnBucket, settings_of
+from tests.support.store_proxy import Proxy
 from tests.support.world import Clock
 
 

@@ -23,7 +23,7 @@ from tests.server.processes.test_processes import (  # noqa: F401 - its fixtures
     task_request,
     wait_until,
 )
-from tests.server.storage.moto_process import TestBucket
+from tests.support.moto_process import TestBucket
 
 
 @pytest.fixture(autouse=True)

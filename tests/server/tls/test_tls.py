@@ -24,8 +24,8 @@ from archipel.protocol.sealed import public_bytes
 from archipel.protocol.tls import client_context, server_context
 from archipel.server import load_settings
 from archipel.server.processes.tls import WebTls
-from tests.server.processes.serving import SERVE, Server
 from tests.server.tls.authority import Authority
+from tests.support.serving import SERVE, Server
 
 
 @pytest.fixture

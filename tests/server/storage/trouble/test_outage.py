@@ -9,7 +9,7 @@ import pytest
 
 from archipel.server.storage import StorageUnreachableError
 from tests.server.coordinator.test_coordinator import set_updates, weights
-from tests.server.storage.proxy import Proxy
+from tests.support.store_proxy import Proxy
 
 
 def test_uploads_are_asked_for_again_and_a_round_waits(proxy: Proxy, world: Any) -> None:

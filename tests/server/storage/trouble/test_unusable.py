@@ -22,9 +22,9 @@ from archipel.server.settings import load_settings
 from archipel.server.storage import StorageUnreachableError, open_storage
 from archipel.server.storage.blobs import BlobStore
 from archipel.server.storage.spool import UpdateSpool
-from tests.server.storage.moto_process import MotoProcess, TestBucket
-from tests.server.storage.proxy import Proxy
+from tests.support.moto_process import MotoProcess, TestBucket
 from tests.support.places import InBucket, settings_of
+from tests.support.store_proxy import Proxy
 
 SECRET = "the tests' secret"
 
