@@ -64,8 +64,8 @@ def make_linear(folder: Path) -> Linear:
         for tensor in model.graph.initializer:
             tensor.ClearField("float_data")
             tensor.data_location = onnx.TensorProto.EXTERNAL
-            for key, value in {"location": b.WEIGHTS_FILE, "offset": place.offset, "length": place.nbytes}.items():
-                tensor.external_data.add(key=key, value=str(value))
+            for field, value in {"location": b.WEIGHTS_FILE, "offset": place.offset, "length": place.nbytes}.items():
+                tensor.external_data.add(key=field, value=str(value))
         graphs[f"{name}.onnx"] = model.SerializeToString()
     x = roles.Example(name="x", dtype="float32", shape=("n", 4))
     label = roles.Label(name="label", dtype="int64", shape=("n",))

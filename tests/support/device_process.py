@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import msgspec
 import numpy as np
@@ -32,9 +32,9 @@ class Device:
         self.config = self.place / "device.toml"
         self.token = self.place / "my.token"
         self.token.write_bytes(token)
-        np.savez(self.place / "data.npz", **local_data(number))
+        np.savez(self.place / "data.npz", **local_data(number))  # type: ignore[arg-type]
         self.settings(isolated="false")
-        self.process: Any = None
+        self._process: subprocess.Popen[bytes] | None = None
 
     def settings(self, text: str = '[examples]\nfile = "data.npz"\n', **top: str) -> None:
         lines = "".join(f"{name} = {value}\n" for name, value in top.items())
@@ -43,14 +43,26 @@ class Device:
     def start(self, *options: str, **environment: str) -> None:
         """`run --json`; its lines are in `events`."""
         command = [sys.executable, "-m", "archipel.cli.main", "device", "run", str(self.config), "--json", *options]
-        self.process = subprocess.Popen(
+        process = self._process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, **environment}
         )
         self.lines: queue.Queue[bytes] = queue.Queue()
-        self._reader = threading.Thread(
-            target=lambda out: [self.lines.put(line) for line in out], args=(self.process.stdout,)
-        )
+        self._reader = threading.Thread(target=self._read, args=(process.stdout,))
         self._reader.start()
+
+    def _read(self, out: IO[bytes]) -> None:
+        for line in out:
+            self.lines.put(line)
+
+    @property
+    def process(self) -> subprocess.Popen[bytes]:
+        """The last one that was started."""
+        assert self._process is not None
+        return self._process
+
+    @property
+    def alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
 
     def until(self, name: str, seconds: float = 20.0) -> dict[str, Any]:
         """The next event of that name; those before it are passed over."""
@@ -72,6 +84,8 @@ class Device:
     def wait(self) -> int:
         code = int(self.process.wait(20))
         self._reader.join()
+        assert self.process.stdout is not None
+        assert self.process.stderr is not None
         self.process.stdout.close()
         self.error = self.process.stderr.read().decode()
         self.process.stderr.close()

@@ -6,10 +6,11 @@ import hashlib
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from archipel.bundle import generate_key, write_weights
@@ -22,6 +23,8 @@ from tests.support.tiny_bundle import LENGTH, WEIGHT_STEP
 
 START = 1_800_000_000.0
 POPULATION = "pupils"
+Answer = TypeVar("Answer")
+Body = bytes | msgspec.Struct | None
 Transport = Callable[[str, str, bytes | None, dict[str, str]], tuple[int, bytes]]
 
 
@@ -61,23 +64,24 @@ class Device:
         self.chain = identity.issue_identity(seed, certificate, public_bytes(self.key))
         self.token = ""
         self.plan: messages.RoundPlan | None = None
-        self.participant: Any = None
+        self.participant: Participant
+        """Of the secure round that it has joined."""
         self.vector = nothing_learned()
         self.masked = b""
         self.attributes: dict[str, str | float | bool] = {}
         self.versions: dict[str, int] | None = None
         self.offers: list[messages.Offer] = []
 
-    def call(self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> tuple[int, Any]:
+    def call(self, method: str, path: str, body: Body = None, headers: dict[str, str] | None = None) -> tuple[int, Any]:
         data = body if isinstance(body, bytes) or body is None else encode(body)
         extra = {"Authorization": f"Bearer {self.token}"} if self.token else {}
         status, answer = self.transport(method, path, data, {**extra, **(headers or {})})
         return status, msgspec.json.decode(answer) if answer[:1] in (b"{", b"[") else answer
 
-    def ask(self, method: str, path: str, kind: Any, body: Any = None, **headers: str) -> Any:
+    def ask(self, method: str, path: str, kind: type[Answer], body: Body = None, **headers: str) -> Answer:
         status, answer = self.call(method, path, body, headers)
         assert status in (200, 201), (method, path, status, answer)
-        return msgspec.convert(answer, kind) if not isinstance(answer, bytes) else answer
+        return cast("Answer", answer) if isinstance(answer, bytes) else msgspec.convert(answer, kind)
 
     def enrol(self) -> Device:
         request = identity.enrolment_request(self.enrolment_token, self.key)
@@ -147,7 +151,7 @@ class Device:
         headers = {"Digest-SHA256": hashlib.sha256(data).hexdigest(), "Content-Type": "application/octet-stream"}
         self.ask("PUT", f"{self.round}/update", messages.Receipt, data, **headers)
 
-    def updating(self, **arrays: Any) -> None:
+    def updating(self, **arrays: npt.ArrayLike) -> None:
         """Upload a plain update: arrays by output name."""
         self.upload(write_weights({name: np.asarray(array, np.float32) for name, array in arrays.items()}))
 

@@ -11,10 +11,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
 
 Answer = tuple[int, list[tuple[str, str]], bytes]
-Fault = Callable[["Handler", Callable[[], Answer]], None]
+Forward = Callable[[], Answer]
+Fault = Callable[["Handler", Forward], None]
 """What happens to a request instead of passing it on: gets the connection, and what does pass it on."""
 
 
@@ -45,7 +45,7 @@ class Proxy(ThreadingHTTPServer):
     def puts(self, path: str) -> list[bytes]:
         return [body for method, where, _, body in self.seen if method == "PUT" and where.endswith(path)]
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
+    def handle_error(self, request: object, client_address: object) -> None:
         pass
 
 
@@ -107,14 +107,14 @@ class Handler(BaseHTTPRequestHandler):
 
     do_GET = do_PUT = do_POST = _pass
 
-    def log_message(self, *args: Any) -> None:
+    def log_message(self, *args: object) -> None:
         pass
 
 
 def status(code: int, **headers: str) -> Fault:
     """The server is not asked; the answer is a problem of the proxy's own."""
 
-    def fault(handler: Handler, forward: Any) -> None:
+    def fault(handler: Handler, forward: Forward) -> None:
         body = b'{"type":"made up","message":"by the proxy","request_id":"1"}'
         more = [(name.replace("_", "-"), value) for name, value in headers.items()]
         handler.answer(code, [("Content-Length", str(len(body))), ("Connection", "close"), *more], body)
@@ -122,16 +122,16 @@ def status(code: int, **headers: str) -> Fault:
     return fault
 
 
-def lost_request(handler: Handler, forward: Any) -> None:
+def lost_request(handler: Handler, forward: Forward) -> None:
     handler.connection.close()
 
 
-def lost_answer(handler: Handler, forward: Any) -> None:
+def lost_answer(handler: Handler, forward: Forward) -> None:
     forward()
     handler.connection.close()
 
 
-def reset(handler: Handler, forward: Any) -> None:
+def reset(handler: Handler, forward: Forward) -> None:
     """The connection is broken off in the middle of the answer."""
     code, headers, body = forward()
     handler.answer(code, headers, body, cut=len(body) // 2)
@@ -139,30 +139,30 @@ def reset(handler: Handler, forward: Any) -> None:
     handler.connection.close()
 
 
-def truncated(handler: Handler, forward: Any) -> None:
+def truncated(handler: Handler, forward: Forward) -> None:
     code, headers, body = forward()
     handler.answer(code, headers, body, cut=len(body) // 2)
 
 
-def garbage(handler: Handler, forward: Any) -> None:
+def garbage(handler: Handler, forward: Forward) -> None:
     code, headers, body = forward()
     handler.answer(code, headers, bytes(255 - byte for byte in body))
 
 
-def noise(handler: Handler, forward: Any) -> None:
+def noise(handler: Handler, forward: Forward) -> None:
     """Not even HTTP."""
     forward()
     handler.wfile.write(bytes(range(256)) * 8)
 
 
-def page(handler: Handler, forward: Any) -> None:
+def page(handler: Handler, forward: Forward) -> None:
     """As a hotel's network answers before one has paid."""
     body = b"<!doctype html><title>Please log in</title>"
     handler.answer(200, [("Content-Type", "text/html"), ("Content-Length", str(len(body)))], body)
 
 
 def delayed(seconds: float) -> Fault:
-    def fault(handler: Handler, forward: Any) -> None:
+    def fault(handler: Handler, forward: Forward) -> None:
         code, headers, body = forward()
         time.sleep(seconds)
         handler.answer(code, headers, body)
@@ -173,7 +173,7 @@ def delayed(seconds: float) -> Fault:
 slow = delayed(0.1)
 
 
-def dripping(handler: Handler, forward: Any) -> None:
+def dripping(handler: Handler, forward: Forward) -> None:
     """The answer comes in pieces of some bytes."""
     code, headers, body = forward()
     handler.answer(code, headers, b"")
@@ -185,13 +185,13 @@ def dripping(handler: Handler, forward: Any) -> None:
 def silent(seconds: float) -> Fault:
     """The connection stays open and nothing comes: the other end does not know that it is the only one."""
 
-    def fault(handler: Handler, forward: Any) -> None:
+    def fault(handler: Handler, forward: Forward) -> None:
         time.sleep(seconds)
 
     return fault
 
 
-def twice(handler: Handler, forward: Any) -> None:
+def twice(handler: Handler, forward: Forward) -> None:
     """The request is delivered two times; the second answer counts."""
     forward()
     handler.answer(*forward())
@@ -200,7 +200,7 @@ def twice(handler: Handler, forward: Any) -> None:
 def overtaken(seconds: float) -> Fault:
     """The request is delivered after its sender has given it up, and maybe sent it again or gone on."""
 
-    def fault(handler: Handler, forward: Callable[[], Answer]) -> None:
+    def fault(handler: Handler, forward: Forward) -> None:
         def deliver() -> None:
             try:
                 forward()

@@ -159,7 +159,7 @@ class Federation:
         """What plain federated averaging over these devices makes of `start`, in fixed point, without any mask."""
         [info] = [r for r in self.rounds(task) if r.phase == "committed"][-1:]
         digest = self.plan_digest(info.round_id)
-        total: Any = None
+        total: np.ndarray | None = None
         for agent, number in survivors:
             runtime = Runtime(b.open_bundle(self.folder / "linear", [public_bytes(self.publisher_key)]))
             data = local_data(number)
@@ -167,6 +167,7 @@ class Federation:
             layout = Layout.of(runtime.bundle.program("finish"))
             vector = layout.encode(update.arrays, modulus_bits=32, max_cohort=16)
             total = vector if total is None else total + vector
+        assert total is not None
         decoded = layout.decode_sum(total, cohort=len(survivors), modulus_bits=32)
         assert decoded.weight is not None
         return (start + decoded.deltas["w"] / decoded.weight).astype(np.float32)
@@ -174,6 +175,7 @@ class Federation:
     def plan_digest(self, round_id: str) -> str:
         with self.server._services.database.read() as session:
             plan = session.scalar(select(Round.plan).where(Round.round_id == round_id))
+        assert plan is not None
         return plan_digest(decode("plan", plan, Sealed))
 
 

@@ -14,8 +14,9 @@ from archipel.protocol.uploads import metric_arrays, upload_layout
 from archipel.server.database.registry_tables import Rollout
 from archipel.server.database.tables import BundleRow
 from archipel.server.devices.targeting import place
-from tests.support.devices import POPULATION
+from tests.support.devices import POPULATION, Device
 from tests.support.tiny_bundle import make_bundle
+from tests.support.world import World
 
 MODEL = "digits"
 GATE: dict[str, Any] = {
@@ -29,12 +30,12 @@ EXAMPLES = 40
 class Fleet:
     """`bundles` are the digests of the versions, from version 1 on."""
 
-    def __init__(self, world: Any) -> None:
+    def __init__(self, world: World) -> None:
         self.world = world
         self.bundles: list[str] = []
         self.told: set[tuple[str, str]] = set()
 
-    def post(self, path: str, body: Any = None, status: int = 200, headers: Any = None) -> Any:
+    def post(self, path: str, body: object = None, status: int = 200, headers: dict[str, str] | None = None) -> Any:
         code, answer = self.world.operator("POST", f"/v1/{path}", body, headers)
         assert code == status, answer
         return answer
@@ -75,20 +76,22 @@ class Fleet:
     def show(self, rollout: Any) -> Any:
         return self.get(f"rollouts/{rollout['rollout_id']}")
 
-    def place(self, rollout: Any, device: Any) -> float:
+    def place(self, rollout: Any, device: Device) -> float:
         with self.world.services.database.read() as session:
             return place(session.get_one(Rollout, rollout["rollout_id"]).salt, device.id)
 
-    def enrol(self, rollout: Any, inside: int, outside: int = 0, percent: float = 50.0) -> tuple[list[Any], list[Any]]:
+    def enrol(
+        self, rollout: Any, inside: int, outside: int = 0, percent: float = 50.0
+    ) -> tuple[list[Device], list[Device]]:
         """So many new devices whose place is below `percent`, and so many others. The rest never comes again."""
-        found: tuple[list[Any], list[Any]] = ([], [])
+        found: tuple[list[Device], list[Device]] = ([], [])
         while len(found[0]) < inside or len(found[1]) < outside:
             (device,) = self.world.add_devices(1)
             device.versions = {}
             found[self.place(rollout, device) >= percent].append(device)
         return found[0][:inside], found[1][:outside]
 
-    def serve(self, devices: Sequence[Any], accuracy: Mapping[str, float], *, passes: int = 20) -> None:
+    def serve(self, devices: Sequence[Device], accuracy: Mapping[str, float], *, passes: int = 20) -> None:
         """Devices check in and upload what they find for the bundle that they are sent, until nothing is left to do."""
         idle = 0
         for _ in range(passes):
@@ -98,7 +101,7 @@ class Fleet:
             if idle == 2:  # one to say that they wait, one to be sent something
                 return
 
-    def _take_part(self, device: Any, accuracy: Mapping[str, float]) -> bool:
+    def _take_part(self, device: Device, accuracy: Mapping[str, float]) -> bool:
         sealed = device.check_in()
         if sealed is None:
             return False
@@ -108,6 +111,7 @@ class Fleet:
             return True
         assert device.join()
         self.told.add((device.id, round_id))
+        assert device.plan is not None
         arrays = self.arrays(device, accuracy[device.plan.bundle])
         if device.plan.privacy == "plain":
             device.updating(**arrays)
@@ -122,13 +126,20 @@ class Fleet:
         return True
 
     @staticmethod
-    def arrays(device: Any, accuracy: float) -> dict[str, Any]:
+    def arrays(device: Device, accuracy: float) -> dict[str, Any]:
         """What a device uploads that has found this on its examples."""
         plan = device.plan
+        assert plan is not None
         return metric_arrays({"accuracy": accuracy}, plan.metrics, EXAMPLES, plan.max_examples)
 
     def pass_stage(
-        self, rollout: Any, devices: Sequence[Any], new: float, old: float, *, after_first: list[Any] | None = None
+        self,
+        rollout: Any,
+        devices: Sequence[Device],
+        new: float,
+        old: float,
+        *,
+        after_first: list[Device] | None = None,
     ) -> Any:
         """Let the stage soak, and its devices find these accuracies of version 2 and version 1.
 
@@ -156,7 +167,7 @@ class Fleet:
         task = shown["stages"][shown["stage"] - 1]["candidate"]["task_id"]
         return str(task) if self.world.task(task)["state"] == "completed" else ""
 
-    def reopen(self, devices: Sequence[Any]) -> None:
+    def reopen(self, devices: Sequence[Device]) -> None:
         """Sessions last 15 minutes."""
         for device in devices:
             device.open_session()

@@ -16,6 +16,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from flask import Flask
 from sqlalchemy.orm import Session
 
 from archipel.server.database.engine import Database
@@ -23,6 +24,7 @@ from archipel.server.http.app import create_app
 from archipel.server.processes.coordinator import Coordinator
 from archipel.server.rounds import folding
 from archipel.server.services import Services
+from archipel.server.settings import Settings
 
 
 class Died(Exception):
@@ -32,7 +34,7 @@ class Died(Exception):
 class Server:
     """`kill` 0: never. `points` counts those that were passed until the kill."""
 
-    def __init__(self, settings: Any, kill: int = 0) -> None:
+    def __init__(self, settings: Settings, kill: int = 0) -> None:
         self._settings = settings
         self.points = 0
         self.died = False
@@ -74,7 +76,7 @@ class Server:
         self._line.close()
 
 
-def serve(line: Connection, settings: Any, kill: int) -> None:
+def serve(line: Connection, settings: Settings, kill: int) -> None:
     passed = 0
 
     def point() -> None:
@@ -90,6 +92,7 @@ def serve(line: Connection, settings: Any, kill: int) -> None:
     coordinator.recover()
     folding.BATCH = 2
     watch(point)
+    answer: object
     while True:
         now, what, *arguments = line.recv()
         try:
@@ -135,6 +138,6 @@ def _watched_transaction(transaction: Callable[..., Any], point: Callable[[], No
     return call
 
 
-def _request(app: Any, method: str, path: str, body: bytes | None, headers: dict[str, str]) -> tuple[int, bytes]:
+def _request(app: Flask, method: str, path: str, body: bytes | None, headers: dict[str, str]) -> tuple[int, bytes]:
     with app.test_client() as client, client.open(path, method=method, data=body, headers=headers) as response:
         return response.status_code, response.get_data()

@@ -54,7 +54,7 @@ class MotoProcess:
     @cached_property
     def client(self) -> Any:
         """boto3's, which the server does not use."""
-        import boto3
+        import boto3  # type: ignore[import-untyped]
 
         return boto3.client(
             "s3", endpoint_url=self.url, region_name="us-east-1", aws_access_key_id="a", aws_secret_access_key="b"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
+
+from archipel.client import Agent
 
 LIMIT = 64 << 20
 
@@ -16,6 +16,7 @@ def model(head: int = 0, backbone: int = 0) -> dict[str, np.ndarray]:
     return {**made, "head": own.standard_normal((64, 10)).astype(np.float32)}
 
 
-def received(agent: Any) -> int:
+def received(agent: Agent) -> int:
+    assert agent._transport is not None
     traffic = agent._transport.traffic.take()
     return int(traffic.received + traffic.headers_received + traffic.sent + traffic.headers_sent)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from sqlalchemy import create_engine, text
 
 from tests.support.cluster import Cluster
 
 
-def administer(cluster: Cluster, statement: str) -> Any:
+def administer(cluster: Cluster, statement: str) -> None:
     engine = create_engine(cluster.url("postgres").replace("postgresql:", "postgresql+psycopg:"))
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         connection.execute(text(statement))

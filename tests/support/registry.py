@@ -151,7 +151,13 @@ class Registry:
     w: dict[int, np.ndarray]
 
     def add(
-        self, w: tuple[float, ...], *, promote: bool = True, model: str = MODEL, key: Any = None, **more: Any
+        self,
+        w: tuple[float, ...],
+        *,
+        promote: bool = True,
+        model: str = MODEL,
+        key: Ed25519PrivateKey | None = None,
+        **more: Any,
     ) -> VersionInfo:
         """Another version: a bundle of its own."""
         folder = self.federation.folder / f"{model}-{len(list(self.federation.folder.iterdir()))}"
@@ -170,6 +176,7 @@ class Registry:
         self.federation.run(agents, lambda: operator.tasks.get(task.task_id).state != "running")
         assert self.federation.wait(task).state == "completed"
         made = operator.models.register(MODEL, VersionRequest(task_id=task.task_id))
+        assert made.weights is not None
         return self._added(made, operator.weights.read(made.weights)["w"], promote)
 
     def _added(self, info: VersionInfo, w: np.ndarray, promote: bool) -> VersionInfo:
@@ -184,7 +191,7 @@ class Registry:
 
     def answer(self, number: int, personal: float = 0.0) -> np.ndarray:
         """What version `number` says to X."""
-        return X @ self.w[number] + np.float32(personal)
+        return np.asarray(X @ self.w[number] + np.float32(personal))
 
     def loss(self, number: int, device: int = 0) -> float:
         """Of the version on a device's examples, by its definition."""
@@ -199,6 +206,6 @@ class Registry:
             if each.name == name and each.device_id == agent.device_id
         ]
 
-    def counted(self) -> dict[int, int]:
+    def counted(self) -> dict[int, int | None]:
         """How many devices told the server that they fetched each version last."""
         return {each.number: each.downloaded for each in self.federation.operator.models.versions(MODEL)}

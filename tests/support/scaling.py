@@ -29,7 +29,7 @@ class ScalingModels:
     def __init__(self, make_bundle: BundleMaker, folder: Path) -> None:
         self._make_bundle = make_bundle
         self._folder = folder
-        self._made: dict[Any, Path] = {}
+        self._made: dict[tuple[object, ...], Path] = {}
 
     def __call__(
         self, factor: float, graph: str = SCALE, vectors: bool = True, tested: float | None = None, **more: Any

@@ -15,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -206,7 +207,7 @@ class Scripted(ThreadingHTTPServer):
 
     # --- answers --------------------------------------------------------------------------------------------------
 
-    def reply(self, method: str, path: str, body: bytes, headers: Any) -> Reply | bytes | None:
+    def reply(self, method: str, path: str, body: bytes, headers: Message) -> Reply | bytes | None:
         step = step_of(method, path.replace(self.revoked, "REVOKED") if self.revoked else path)
         with self.lock:
             self.steps.append(step)
@@ -218,7 +219,7 @@ class Scripted(ThreadingHTTPServer):
             answer = self._right(step, body, headers)
             return answer if change is None else change(answer)
 
-    def _right(self, step: str, body: bytes, headers: Any) -> Reply:
+    def _right(self, step: str, body: bytes, headers: Message) -> Reply:
         if step in self.files:
             return self._file(self.files[step], headers.get("Range"))
         answer = getattr(self, "_" + step.replace("-", "_"), None)
@@ -412,5 +413,5 @@ class _Handler(BaseHTTPRequestHandler):
 
     do_GET = do_PUT = do_POST = _answer
 
-    def log_message(self, *args: Any) -> None:
+    def log_message(self, *args: object) -> None:
         pass

@@ -5,17 +5,33 @@ from __future__ import annotations
 import socket
 import threading
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING
 
-from werkzeug.serving import WSGIRequestHandler, make_server
+from werkzeug.serving import ThreadedWSGIServer, WSGIRequestHandler
 
 from archipel.server import create_app
 from archipel.server.processes.coordinator import Coordinator
 from archipel.server.services import Services
+from archipel.server.settings import Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
+
+
+class _Web(ThreadedWSGIServer):
+    """Knows its connections, so that they can be closed, and waits for its threads."""
+
+    daemon_threads = False
+
+    def __init__(self, host: str, port: int, app: WSGIApplication) -> None:
+        self.connections: set[socket.socket] = set()
+        super().__init__(host, port, app, _Handler)
 
 
 class _Handler(WSGIRequestHandler):
     protocol_version = "HTTP/1.1"
+    server: _Web
 
     def setup(self) -> None:
         super().setup()
@@ -26,19 +42,19 @@ class _Handler(WSGIRequestHandler):
         with suppress(OSError):
             super().finish()
 
-    def connection_dropped(self, error: BaseException, environ: Any = None) -> None:
+    def connection_dropped(self, error: BaseException, environ: WSGIEnvironment | None = None) -> None:
         # Werkzeug closes an answer only where it can still read from the client.
-        if "tests.answer" in environ:
+        if environ is not None and "tests.answer" in environ:
             environ["tests.answer"].close()
 
-    def log(self, type: str, message: str, *args: Any) -> None:
+    def log(self, type: str, message: str, *args: object) -> None:
         pass
 
 
 class ServerProcess:
     """The web application in threads and a coordinator in another, in this process, on one port."""
 
-    def __init__(self, settings: Any, host: str = "127.0.0.1") -> None:
+    def __init__(self, settings: Settings, host: str = "127.0.0.1") -> None:
         self.settings = settings
         self._host = host
         self._services = Services.open(settings)
@@ -50,13 +66,11 @@ class ServerProcess:
     def start(self) -> None:
         self._app = create_app(self.settings)
 
-        def answering(environ: Any, start_response: Any) -> Any:
-            environ["tests.answer"] = self._app(environ, start_response)
-            return environ["tests.answer"]
+        def answering(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+            answer = environ["tests.answer"] = self._app(environ, start_response)
+            return answer
 
-        self._web: Any = make_server(self._host, self.port, answering, threaded=True, request_handler=_Handler)
-        self._web.connections = set()
-        self._web.daemon_threads = False
+        self._web = _Web(self._host, self.port, answering)
         self.port = self._web.server_port
         self._stop.clear()
         self._threads = [

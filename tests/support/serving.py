@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 SERVE = """
 import sys
@@ -26,25 +25,37 @@ class Server:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.process: Any = None
+        self._process: subprocess.Popen[str] | None = None
         self.url = ""
 
     def start(self, port: int = 0, **settings: str) -> str:
         """Returns its URL. `settings` are given to it by environment variables."""
         environment = os.environ | {"ARCHIPEL_SERVER_RETRY_AFTER": "0.02", "ARCHIPEL_SERVER_CHECK_IN_WINDOW": "5"}
         environment |= {f"ARCHIPEL_SERVER_{name.upper()}": value for name, value in settings.items()}
-        self.process = subprocess.Popen(
+        process = self._process = subprocess.Popen(
             [sys.executable, "-c", SERVE, str(self.folder), str(port)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
             env=environment,
         )
-        line = self.process.stdout.readline()
+        assert process.stdout is not None
+        assert process.stderr is not None
+        line = process.stdout.readline()
         found = re.fullmatch(r"archipel server on (https?://127\.0\.0\.1:\d+)\n", line)
-        assert found, (line, self.process.stderr.read(), (self.folder / "server.log").read_text())
+        assert found, (line, process.stderr.read(), (self.folder / "server.log").read_text())
         self.url = found[1]
         return self.url
+
+    @property
+    def process(self) -> subprocess.Popen[str]:
+        """The last one that was started."""
+        assert self._process is not None
+        return self._process
+
+    @property
+    def alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
 
     def children(self) -> dict[str, int]:
         """Process ids by what they are, all descendants of the supervisor."""
@@ -69,6 +80,7 @@ class Server:
     def stop(self, number: int = signal.SIGTERM) -> int:
         self.process.send_signal(number)
         code = int(self.process.wait(20))
-        self.process.stdout.close()
-        self.process.stderr.close()
+        for pipe in (self.process.stdout, self.process.stderr):
+            assert pipe is not None
+            pipe.close()
         return code

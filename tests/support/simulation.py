@@ -106,7 +106,9 @@ def simulate(
 
 
 def added_up(finish: Program, updates: list[Arrays]) -> DecodedSum:
-    sums = {port: sum(update[port.name].astype(np.float64) for update in updates) for port in ports(finish)}
+    sums = {
+        port: np.sum([update[port.name].astype(np.float64) for update in updates], axis=0) for port in ports(finish)
+    }
     weights = [value for port, value in sums.items() if port.kind == "weight"]
     return DecodedSum(
         deltas={port.tensor: value for port, value in sums.items() if port.kind == "delta"},
@@ -137,7 +139,11 @@ def gradients(module: nn.Module, at: Tensors, x: np.ndarray, y: np.ndarray, buff
 
 def averaged(start: Tensors, ends: list[Tensors], weights: tuple[float, ...] = SIZES) -> Tensors:
     """The weighted mean of the clients' models."""
-    return {name: sum(w * end[name] for w, end in zip(weights, ends, strict=True)) / sum(weights) for name in start}
+    total = sum(weights)
+    return {
+        name: torch.stack([w * end[name] for w, end in zip(weights, ends, strict=True)]).sum(0) / total
+        for name in start
+    }
 
 
 def assert_same(found: Mapping[str, np.ndarray], expected: Mapping[str, torch.Tensor], atol: float = 1e-6) -> None:

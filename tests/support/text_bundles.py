@@ -16,7 +16,7 @@ from archipel import bundle as b
 from archipel.bundle import roles
 from archipel.lite_runtime import Runtime
 
-ONNX_NAMES = {
+ONNX_NAMES: dict[int, str] = {
     onnx.TensorProto.FLOAT: "float32",
     onnx.TensorProto.INT64: "int64",
     onnx.TensorProto.INT32: "int32",
@@ -24,7 +24,7 @@ ONNX_NAMES = {
     onnx.TensorProto.INT8: "int8",
     onnx.TensorProto.BOOL: "bool",
 }
-Role = tuple[type[roles.Port], dict[str, Any]]
+Role = tuple[Callable[..., roles.Port], dict[str, Any]]
 Programs = Mapping[str, tuple[str, str, Mapping[str, Role]]]
 """By name: kind, graph in ONNX's text form, and what each of its inputs and outputs is."""
 Make = Callable[..., Runtime]

@@ -43,8 +43,9 @@ def make_bundle(
 ) -> Path:
     """A bundle with parameters w [3, 2] and b [2], all zero. Its graphs have no nodes: the server runs none."""
     tensors = {"w": np.zeros((3, 2), np.float32), "b": np.zeros(2, np.float32)}
-    w, b = {"dtype": "float32", "shape": (3, 2)}, {"dtype": "float32", "shape": (2,)}
-    update = {"kind": "delta", "weighting": "examples", "range": DELTA_RANGE, "bits": 16, "clip": 100.0}
+    w: dict[str, Any] = {"dtype": "float32", "shape": (3, 2)}
+    b: dict[str, Any] = {"dtype": "float32", "shape": (2,)}
+    update: dict[str, Any] = {"kind": "delta", "weighting": "examples", "range": DELTA_RANGE, "bits": 16, "clip": 100.0}
     finish = Program(
         kind="finish",
         file="finish.onnx",
@@ -86,7 +87,13 @@ def make_bundle(
         Metric(name="loss", dtype="float32", shape=(), reduction="mean"),
         Metric(name="accuracy", dtype="float32", shape=(), reduction="mean"),
     )
-    counted = {"kind": "value", "weighting": "uniform", "dtype": "float32", "range": 32767.0, "bits": 16}
+    counted: dict[str, Any] = {
+        "kind": "value",
+        "weighting": "uniform",
+        "dtype": "float32",
+        "range": 32767.0,
+        "bits": 16,
+    }
     sums = tuple(
         Update(name=tensor, tensor=tensor, shape=shape, **counted)
         for tensor, shape in (("light/sum", ()), ("light/count", ()), ("hours/histogram", (4,)))

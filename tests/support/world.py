@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from flask import Flask
 
 from archipel.protocol.sealed import public_bytes
 from archipel.server.http.app import create_app
@@ -38,8 +39,8 @@ class World:
     clock: Clock
     services: Services
     bundle_file: Path
-    app: Any = None
-    coordinator: Any = None
+    app: Flask
+    coordinator: Coordinator
     devices: list[Device] = field(default_factory=list)
 
     def transport(self, method: str, path: str, body: bytes | None, headers: dict[str, str]) -> tuple[int, bytes]:
@@ -47,7 +48,7 @@ class World:
             return response.status_code, response.get_data()
 
     def operator(
-        self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
+        self, method: str, path: str, body: object = None, headers: dict[str, str] | None = None
     ) -> tuple[int, Any]:
         data = body if isinstance(body, bytes) or body is None else msgspec.json.encode(body)
         extra = {"Authorization": f"Bearer {self.operator_token}", **(headers or {})}

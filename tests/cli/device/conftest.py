@@ -25,7 +25,7 @@ def device_of(federation: Federation) -> Iterator[Callable[[int], Device]]:  # n
 
     yield make
     for device in made:
-        if device.process is not None and device.process.poll() is None:
+        if device.alive:
             device.stop(signal.SIGKILL)
 
 

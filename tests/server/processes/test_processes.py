@@ -39,7 +39,7 @@ def wait_until(what: Callable[[], Any], seconds: float = 15.0) -> None:
 def server(data_folder: Any) -> Iterator[Server]:
     made = Server(data_folder[0])
     yield made
-    if made.process is not None and made.process.poll() is None:
+    if made.alive:
         made.stop(signal.SIGKILL)
         wait_until(lambda: not made.children())
 

@@ -37,7 +37,7 @@ def authority(tmp_path: Path) -> Authority:
 def server(data_folder: Any) -> Iterator[Server]:
     made = Server(data_folder[0])
     yield made
-    if made.process is not None and made.process.poll() is None:
+    if made.alive:
         made.stop(signal.SIGKILL)
 
 
