@@ -20,6 +20,9 @@ from archipel.server.services import Services
 from archipel.server.settings import Settings, init_data_folder, load_settings
 from tests.support.devices import ANSWERED, POPULATION, START, Device, Keys
 
+DataFolder = tuple[Path, str, Keys]
+"""An initialised one, its operator token, the offline keys."""
+
 
 @dataclass
 class Clock:
@@ -140,11 +143,8 @@ class World:
 
 
 @contextmanager
-def temporary_folder(keys: Keys) -> Iterator[tuple[Path, str, Keys]]:
-    """An initialised data folder, its operator token, the offline keys.
-
-    In memory where the system has such a folder: most of a round's time is waiting for the disk to sync.
-    """
+def temporary_folder(keys: Keys) -> Iterator[DataFolder]:
+    """In memory where there is such a folder: most of a round's time is waiting for the disk to sync."""
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None, prefix="archipel-test-") as root:
         token = init_data_folder(

@@ -15,25 +15,7 @@ from archipel.compression import CompressedModel, Examples
 from archipel.compression.work import Work
 from archipel.graph import Model
 from archipel.training.losses import cross_entropy
-
-Arrays = dict[str, np.ndarray]
-
-
-class Network(nn.Module):
-    """A convolution, a depthwise and a pointwise one with Relu6, a residual addition, and a dense layer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.norm1 = nn.Conv2d(2, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8)
-        self.depthwise, self.norm2 = nn.Conv2d(8, 8, 3, padding=1, groups=8, bias=False), nn.BatchNorm2d(8)
-        self.pointwise, self.norm3 = nn.Conv2d(8, 8, 1), nn.BatchNorm2d(8)
-        self.dense = nn.Linear(8 * 16, 5)
-
-    def forward(self, x: Any) -> Any:
-        x = torch.relu(self.norm1(self.conv(x)))
-        y = nn.functional.relu6(self.norm2(self.depthwise(x)))
-        x = nn.functional.max_pool2d(x + self.norm3(self.pointwise(y)), 2)
-        return self.dense(x.flatten(1))
+from tests.support.quantized_network import Arrays, Network
 
 
 @pytest.fixture(scope="package")

@@ -12,16 +12,15 @@ from archipel.server.http.app import create_app
 from archipel.server.processes.coordinator import Coordinator
 from archipel.server.services import Services
 from archipel.server.settings import load_settings
-from tests.support.devices import Keys
 from tests.support.fixtures.postgresql import cluster as cluster
 from tests.support.fixtures.postgresql import database_url as database_url
 from tests.support.fixtures.postgresql import template as template
-from tests.support.world import Clock, World
+from tests.support.world import Clock, DataFolder, World
 
 
 @pytest.fixture
 def world(
-    data_folder: tuple[Path, str, Keys], bundle_file: Path, database_url: str, server_settings: dict[str, Any]
+    data_folder: DataFolder, bundle_file: Path, database_url: str, server_settings: dict[str, Any]
 ) -> Iterator[World]:
     folder, token, keys = data_folder
     changes = {"smallest_answer": 1, **server_settings}

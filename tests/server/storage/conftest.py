@@ -15,13 +15,12 @@ from archipel.server.http.app import create_app
 from archipel.server.processes.coordinator import Coordinator
 from archipel.server.services import Services
 from archipel.server.settings import load_settings
-from tests.support.devices import Keys
 from tests.support.fixtures.bucket import bucket as bucket
 from tests.support.fixtures.bucket import moto as moto
 from tests.support.moto_process import TestBucket
 from tests.support.places import InBucket, InFolder, Place, WorldOnBucket, settings_of
 from tests.support.store_proxy import Proxy
-from tests.support.world import Clock
+from tests.support.world import Clock, DataFolder
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -59,7 +58,7 @@ def place(request: Any, tmp_path: Path) -> Place:
 
 @pytest.fixture
 def world(
-    data_folder: tuple[Path, str, Keys], bundle_file: Path, empty_database: Path, bucket: TestBucket
+    data_folder: DataFolder, bundle_file: Path, empty_database: Path, bucket: TestBucket
 ) -> Iterator[WorldOnBucket]:
     folder, token, keys = data_folder
     shutil.copy(empty_database, folder / "archipel.db")
