@@ -4,10 +4,10 @@ import hashlib
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from archipel import bundle as b
 from archipel.client.downloads.cache import Cache
@@ -45,12 +45,12 @@ def cache(tmp_path: Path) -> Cache:
 
 
 @pytest.fixture
-def key() -> Any:
+def key() -> Ed25519PrivateKey:
     return b.generate_key()
 
 
 @pytest.fixture
-def bundle(bundle_maker: Callable[..., Path], key: Any, source: Source) -> str:
+def bundle(bundle_maker: Callable[..., Path], key: Ed25519PrivateKey, source: Source) -> str:
     file = bundle_maker(key)
     digest = b.open_bundle(file, [public_bytes(key)]).digest
     source.files[f"/v1/bundles/{digest}"] = file.read_bytes()
@@ -64,7 +64,9 @@ def weights(source: Source, number: int, size: int = 4) -> str:
     return digest
 
 
-def test_a_bundle_is_fetched_once(cache: Cache, source: Source, bundle: str, key: Any, tmp_path: Path) -> None:
+def test_a_bundle_is_fetched_once(
+    cache: Cache, source: Source, bundle: str, key: Ed25519PrivateKey, tmp_path: Path
+) -> None:
     for _ in range(2):
         assert cache.bundle(bundle, [public_bytes(key)], source, 1 << 20).digest == bundle
     again = Cache(tmp_path / "cache", 1 << 30)
@@ -73,7 +75,9 @@ def test_a_bundle_is_fetched_once(cache: Cache, source: Source, bundle: str, key
     assert not list((tmp_path / "cache" / "parts").iterdir())
 
 
-def test_a_damaged_copy_on_disk_is_fetched_again(cache: Cache, source: Source, bundle: str, key: Any) -> None:
+def test_a_damaged_copy_on_disk_is_fetched_again(
+    cache: Cache, source: Source, bundle: str, key: Ed25519PrivateKey
+) -> None:
     trusted = [public_bytes(key)]
     folder = cache.bundle(bundle, trusted, source, 1 << 20).folder
     (folder / "train.onnx").write_bytes(b"other")
@@ -82,21 +86,23 @@ def test_a_damaged_copy_on_disk_is_fetched_again(cache: Cache, source: Source, b
 
 
 def test_a_cached_bundle_is_verified_with_the_keys_of_the_moment(
-    cache: Cache, source: Source, bundle: str, key: Any
+    cache: Cache, source: Source, bundle: str, key: Ed25519PrivateKey
 ) -> None:
     cache.bundle(bundle, [public_bytes(key)], source, 1 << 20)
     with pytest.raises(SignatureError):
         cache.bundle(bundle, [public_bytes(b.generate_key())], source, 1 << 20)
 
 
-def test_a_broken_download_is_continued(cache: Cache, source: Source, bundle: str, key: Any) -> None:
+def test_a_broken_download_is_continued(cache: Cache, source: Source, bundle: str, key: Ed25519PrivateKey) -> None:
     source.cut = 100
     with pytest.raises(UnreachableError):
         cache.bundle(bundle, [public_bytes(key)], source, 1 << 20)
     assert cache.bundle(bundle, [public_bytes(key)], source, 1 << 20).digest == bundle
 
 
-def test_a_wrong_part_is_given_up_once(cache: Cache, source: Source, key: Any, tmp_path: Path, bundle: str) -> None:
+def test_a_wrong_part_is_given_up_once(
+    cache: Cache, source: Source, key: Ed25519PrivateKey, tmp_path: Path, bundle: str
+) -> None:
     digest = weights(source, 1)
     (tmp_path / "cache" / "parts" / digest).write_bytes(b"not the beginning of it")
     assert cache.weights(digest, source, 1 << 20)["w"][0] == 1

@@ -4,7 +4,6 @@ import contextlib
 import os
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -15,9 +14,10 @@ from archipel.client import Agent
 from archipel.client.connection.identity import RECORD_FILE, IdentityStore
 from archipel.client.memory.keystore import DEVICE_KEY
 from archipel.errors import CertificateError, ClientError, RefusedError, SignatureError, UnreachableError
+from tests.support.federation import Federation
 
 
-def test_enrolment_makes_a_key_that_only_the_owner_reads(federation: Any) -> None:
+def test_enrolment_makes_a_key_that_only_the_owner_reads(federation: Federation) -> None:
     agent = federation.agent(0)
     folder = agent.config.folder
     assert folder.stat().st_mode & 0o777 == 0o700
@@ -29,7 +29,7 @@ def test_enrolment_makes_a_key_that_only_the_owner_reads(federation: Any) -> Non
     assert not [name for name in os.listdir(folder) if name.endswith(".tmp")]
 
 
-def test_enrolment_may_be_repeated_and_survives_a_restart(federation: Any) -> None:
+def test_enrolment_may_be_repeated_and_survives_a_restart(federation: Federation) -> None:
     agent = federation.agent(0, enrol=False)
     assert agent.device_id == ""
     token = federation.token()
@@ -41,7 +41,7 @@ def test_enrolment_may_be_repeated_and_survives_a_restart(federation: Any) -> No
         assert again.run_once().kind == "waiting"
 
 
-def test_a_crash_before_the_answer_can_be_repeated(federation: Any) -> None:
+def test_a_crash_before_the_answer_can_be_repeated(federation: Federation) -> None:
     agent = federation.agent(0, enrol=False)
     token = federation.token()
     first = agent.enrol(token)
@@ -52,7 +52,7 @@ def test_a_crash_before_the_answer_can_be_repeated(federation: Any) -> None:
         assert again.enrol(token) == first
 
 
-def test_a_crash_before_the_request_keeps_the_key(federation: Any) -> None:
+def test_a_crash_before_the_request_keeps_the_key(federation: Federation) -> None:
     agent = federation.agent(0, enrol=False, server="http://127.0.0.1:9")
     with pytest.raises(UnreachableError):
         agent.enrol(federation.token())
@@ -63,7 +63,7 @@ def test_a_crash_before_the_request_keeps_the_key(federation: Any) -> None:
         assert (again.config.folder / DEVICE_KEY).read_bytes() == key
 
 
-def test_a_token_enrols_one_device(federation: Any) -> None:
+def test_a_token_enrols_one_device(federation: Federation) -> None:
     token = federation.token()
     federation.agent(0, enrol=False).enrol(token)
     with pytest.raises(RefusedError) as caught:
@@ -71,12 +71,12 @@ def test_a_token_enrols_one_device(federation: Any) -> None:
     assert caught.value.status == 409
 
 
-def test_an_expired_token_is_refused(federation: Any) -> None:
+def test_an_expired_token_is_refused(federation: Federation) -> None:
     with pytest.raises(RefusedError, match="expired"):
         federation.agent(0, enrol=False).enrol(federation.token(not_after=int(time.time()) - 5))
 
 
-def test_tokens_that_contradict_themselves_are_refused(federation: Any) -> None:
+def test_tokens_that_contradict_themselves_are_refused(federation: Federation) -> None:
     agent = federation.agent(0, enrol=False)
     with pytest.raises(CertificateError, match="another token's key"):
         agent.enrol(federation.token(seed=b"x" * 32))
@@ -84,19 +84,19 @@ def test_tokens_that_contradict_themselves_are_refused(federation: Any) -> None:
         agent.enrol(federation.token(enrolment_key=generate_key().public_key().public_bytes_raw()))
 
 
-def test_another_servers_token_is_refused_by_the_server(federation: Any) -> None:
+def test_another_servers_token_is_refused_by_the_server(federation: Federation) -> None:
     with pytest.raises(RefusedError) as caught:
         federation.agent(0, enrol=False).enrol(federation.token(server_key=b"k" * 32))
     assert caught.value.status in (403, 422)
 
 
-def test_one_folder_one_population(federation: Any) -> None:
+def test_one_folder_one_population(federation: Federation) -> None:
     agent = federation.agent(0)
     with pytest.raises(ClientError, match="enrolled already, in population 'pupils'"):
         agent.enrol(federation.token(population="staff"))
 
 
-def test_one_folder_one_agent(federation: Any) -> None:
+def test_one_folder_one_agent(federation: Federation) -> None:
     agent = federation.agent(0)
     with pytest.raises(ClientError, match="another agent is using it"):
         Agent(agent.config, examples=dict)
@@ -105,7 +105,7 @@ def test_one_folder_one_agent(federation: Any) -> None:
         agent.run_once()
 
 
-def test_a_folder_that_cannot_be_used_is_named(federation: Any) -> None:
+def test_a_folder_that_cannot_be_used_is_named(federation: Federation) -> None:
     (federation.folder / "file").write_text("in the way")
     with pytest.raises(ClientError, match="cannot be used"):
         Agent(federation.config("file/device"), examples=dict)

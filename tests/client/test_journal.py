@@ -43,7 +43,7 @@ def test_every_step_is_on_disk_when_it_returns(tmp_path: Path) -> None:
         elif step == "confirming":
             opened.store_state(b"state", "model.sealed", 3)
         else:
-            opened.advance(step)  # type: ignore[arg-type]
+            opened.advance(step)
         [again] = journal_in(tmp_path).unfinished()
         assert again.entry == opened.entry
         assert again.entry.step == step

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from archipel.client.connection.session import DeviceSession
 from archipel.client.memory.query_book import FILE, QueryBook
 from archipel.errors import ClientError, PolicyError
 from archipel.protocol.messages import RoundPlan
+from tests.support.federation import Federation
 
 DAY = 86400.0
 IDS = [f"{number:032x}" for number in range(200)]
@@ -163,7 +165,9 @@ def test_a_damaged_book_answers_no_query(book: QueryBook, tmp_path: Path, data: 
     assert (tmp_path / FILE).read_bytes() == data
 
 
-def test_it_is_written_before_the_confirmation_leaves(federation: Any, bundle_maker: Any, monkeypatch: Any) -> None:
+def test_it_is_written_before_the_confirmation_leaves(
+    federation: Federation, bundle_maker: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     federation.bundle_file = bundle_maker(federation.publisher_key, min_cohort=2, min_contributors=3)
     agents = [federation.agent(number) for number in range(3)]
     ids = sorted(agent.device_id for agent in agents)
@@ -186,7 +190,7 @@ def test_it_is_written_before_the_confirmation_leaves(federation: Any, bundle_ma
         assert kept.sets == [b"".join(bytes.fromhex(each) for each in ids)]
 
 
-def test_an_owner_may_ask_for_more(federation: Any, bundle_maker: Any) -> None:
+def test_an_owner_may_ask_for_more(federation: Federation, bundle_maker: Callable[..., Path]) -> None:
     federation.bundle_file = bundle_maker(federation.publisher_key, min_cohort=2, min_contributors=3)
     careful = federation.agent(0, min_contributors=4)
     others = [federation.agent(number) for number in (1, 2)]

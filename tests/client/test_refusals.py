@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from archipel import bundle as b
 from archipel.client import Agent
@@ -83,7 +84,7 @@ def rogue() -> Iterator[Rogue]:
 
 
 @pytest.fixture
-def publisher() -> Any:
+def publisher() -> Ed25519PrivateKey:
     return b.generate_key()
 
 
@@ -93,7 +94,7 @@ def config(tmp_path: Path) -> dict[str, Any]:
 
 
 @pytest.fixture
-def agent(rogue: Rogue, publisher: Any, config: dict[str, Any]) -> Iterator[Agent]:
+def agent(rogue: Rogue, publisher: Ed25519PrivateKey, config: dict[str, Any]) -> Iterator[Agent]:
     from archipel.client import AgentConfig
 
     seed = secrets.token_bytes(32)
@@ -116,7 +117,7 @@ def agent(rogue: Rogue, publisher: Any, config: dict[str, Any]) -> Iterator[Agen
 
 
 @pytest.fixture
-def plan(rogue: Rogue, publisher: Any, bundle_maker: Any) -> m.RoundPlan:
+def plan(rogue: Rogue, publisher: Ed25519PrivateKey, bundle_maker: Callable[..., Path]) -> m.RoundPlan:
     """A plan that is all right, and the files that it needs."""
     file: Path = bundle_maker(publisher)
     digest = b.open_bundle(file, [public_bytes(publisher)]).digest
@@ -137,7 +138,7 @@ def plan(rogue: Rogue, publisher: Any, bundle_maker: Any) -> m.RoundPlan:
     )
 
 
-def refused(agent: Agent, rogue: Rogue, plan: Any, key: Any = None) -> str:
+def refused(agent: Agent, rogue: Rogue, plan: m.RoundPlan, key: Ed25519PrivateKey | None = None) -> str:
     rogue.plan = seal("plan", plan, key or rogue.key)
     outcome = agent.run_once()
     assert outcome.kind == "refused", outcome
@@ -190,7 +191,9 @@ def test_a_statement_of_another_kind_as_plan(agent: Agent, rogue: Rogue, plan: m
     assert agent.run_once().kind == "refused"
 
 
-def test_a_bundle_of_another_publisher(agent: Agent, rogue: Rogue, plan: m.RoundPlan, bundle_maker: Any) -> None:
+def test_a_bundle_of_another_publisher(
+    agent: Agent, rogue: Rogue, plan: m.RoundPlan, bundle_maker: Callable[..., Path]
+) -> None:
     other = b.generate_key()
     file: Path = bundle_maker(other)
     digest = b.open_bundle(file, [public_bytes(other)]).digest
@@ -200,7 +203,7 @@ def test_a_bundle_of_another_publisher(agent: Agent, rogue: Rogue, plan: m.Round
 
 
 def test_another_bundle_than_the_plans(
-    agent: Agent, rogue: Rogue, plan: m.RoundPlan, bundle_maker: Any, publisher: Any
+    agent: Agent, rogue: Rogue, plan: m.RoundPlan, bundle_maker: Callable[..., Path], publisher: Ed25519PrivateKey
 ) -> None:
     file: Path = bundle_maker(publisher, min_cohort=4)
     rogue.files[f"/v1/bundles/{plan.bundle}"] = file.read_bytes()
@@ -277,7 +280,10 @@ def test_more_than_the_owner_allows(
 
 
 def test_an_update_larger_than_declared(
-    config: dict[str, Any], request: pytest.FixtureRequest, bundle_maker: Any, publisher: Any
+    config: dict[str, Any],
+    request: pytest.FixtureRequest,
+    bundle_maker: Callable[..., Path],
+    publisher: Ed25519PrivateKey,
 ) -> None:
     # The manifest's own limit says 1 byte, the vector has 16: what counts is what would be sent.
     config["max_upload_bytes"] = 15

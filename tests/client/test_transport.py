@@ -19,6 +19,7 @@ from archipel.client import AgentConfig
 from archipel.client.connection.transport import Transport
 from archipel.errors import ClientError, RefusedError, UnreachableError
 from archipel.protocol.messages import Receipt
+from tests.support.faults import Handler
 
 Answer = bytes | Callable[[Any], None]
 
@@ -49,7 +50,7 @@ class Script(ThreadingHTTPServer):
     def url(self) -> str:
         return f"http://127.0.0.1:{self.server_port}"
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
+    def handle_error(self, request: pytest.FixtureRequest, client_address: Any) -> None:
         pass
 
 
@@ -105,15 +106,15 @@ def make(script: Script, tmp_path: Path, pauses: list[float]) -> Iterator[Callab
         each.close()
 
 
-def close_before_answering(handler: Any) -> None:
+def close_before_answering(handler: Handler) -> None:
     handler.connection.shutdown(socket.SHUT_RDWR)
 
 
-def hang(handler: Any) -> None:
+def hang(handler: Handler) -> None:
     time.sleep(0.8)
 
 
-def drip(handler: Any) -> None:
+def drip(handler: Handler) -> None:
     handler.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 15\r\n\r\n")
     for byte in STORED:
         handler.wfile.write(bytes([byte]))
@@ -141,7 +142,9 @@ BROKEN: dict[str, Answer] = {
 
 
 @pytest.mark.parametrize("fault", BROKEN)
-def test_one_failure_is_mended_by_the_next_attempt(script: Script, make: Any, pauses: list[float], fault: str) -> None:
+def test_one_failure_is_mended_by_the_next_attempt(
+    script: Script, make: Callable[..., Transport], pauses: list[float], fault: str
+) -> None:
     script.answers = [BROKEN[fault], ok()]
     assert make().call("PUT", "/v1/x", Receipt, body=b"same bytes") == Receipt()
     assert [(method, body) for method, _, _, body in script.seen] == [("PUT", b"same bytes")] * 2
@@ -150,7 +153,7 @@ def test_one_failure_is_mended_by_the_next_attempt(script: Script, make: Any, pa
 
 @pytest.mark.parametrize("fault", BROKEN)
 def test_lasting_failure_ends_in_one_documented_error(
-    script: Script, make: Any, pauses: list[float], fault: str
+    script: Script, make: Callable[..., Transport], pauses: list[float], fault: str
 ) -> None:
     script.answers = [BROKEN[fault]]
     with pytest.raises((UnreachableError, RefusedError)) as caught:
@@ -161,13 +164,13 @@ def test_lasting_failure_ends_in_one_documented_error(
     assert pauses == [0.25, 0.5]
 
 
-def test_an_answer_that_drips_is_given_up(script: Script, make: Any) -> None:
+def test_an_answer_that_drips_is_given_up(script: Script, make: Callable[..., Transport]) -> None:
     script.answers = [drip]
     with pytest.raises(UnreachableError, match="took longer than"):
         make(request_timeout=0.3, attempts=1).call("GET", "/v1/x", Receipt)
 
 
-def test_nobody_listens(make: Any, pauses: list[float]) -> None:
+def test_nobody_listens(make: Callable[..., Transport], pauses: list[float]) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         port = unused.getsockname()[1]
@@ -184,7 +187,7 @@ def test_nobody_listens(make: Any, pauses: list[float]) -> None:
         ("413 Content Too Large", "too_large"), ("422 Unprocessable", "unprocessable"),
     ],
 )  # fmt: skip
-def test_a_refusal_is_final(script: Script, make: Any, status: str, kind: str) -> None:
+def test_a_refusal_is_final(script: Script, make: Callable[..., Transport], status: str, kind: str) -> None:
     for body in (problem(status, kind), ok(b"not json", status), ok(b"", status)):
         script.answers = [body]
         script.seen.clear()
@@ -194,27 +197,31 @@ def test_a_refusal_is_final(script: Script, make: Any, status: str, kind: str) -
         assert len(script.seen) == 1
 
 
-def test_the_reason_is_passed_on(script: Script, make: Any) -> None:
+def test_the_reason_is_passed_on(script: Script, make: Callable[..., Transport]) -> None:
     body = b'{"type":"gone","message":"the phase is over","detail":"since noon","request_id":"1"}'
     script.answers = [ok(body, "410 Gone")]
     with pytest.raises(RefusedError, match=r"the phase is over: since noon \(HTTP 410, gone\)"):
         make().call("GET", "/v1/x", Receipt)
 
 
-def test_redirects_are_not_followed(script: Script, make: Any) -> None:
+def test_redirects_are_not_followed(script: Script, make: Callable[..., Transport]) -> None:
     script.answers = [ok(b"", "302 Found", Location=script.url + "/elsewhere"), ok()]
     with pytest.raises(RefusedError, match="HTTP 302"):
         make().call("GET", "/v1/x", Receipt)
 
 
 @pytest.mark.parametrize(("value", "expected"), [("2", 2.0), ("0.5", 0.5), ("-3", 0.0), ("soon", 0.25), ("nan", 0.25)])
-def test_retry_after_is_honoured(script: Script, make: Any, pauses: list[float], value: str, expected: float) -> None:
+def test_retry_after_is_honoured(
+    script: Script, make: Callable[..., Transport], pauses: list[float], value: str, expected: float
+) -> None:
     script.answers = [problem("503 Service Unavailable", "unavailable", Retry_After=value), ok()]
     make().call("GET", "/v1/x", Receipt)
     assert pauses == [expected]
 
 
-def test_a_retry_after_beyond_the_limit_is_left_to_the_caller(script: Script, make: Any, pauses: list[float]) -> None:
+def test_a_retry_after_beyond_the_limit_is_left_to_the_caller(
+    script: Script, make: Callable[..., Transport], pauses: list[float]
+) -> None:
     script.answers = [problem("503 Service Unavailable", "unavailable", Retry_After="3600"), ok()]
     with pytest.raises(RefusedError) as caught:
         make(max_wait=60.0).call("GET", "/v1/x", Receipt)
@@ -222,15 +229,15 @@ def test_a_retry_after_beyond_the_limit_is_left_to_the_caller(script: Script, ma
     assert pauses == []
 
 
-def test_retry_after_as_a_date(script: Script, make: Any, pauses: list[float]) -> None:
+def test_retry_after_as_a_date(script: Script, make: Callable[..., Transport], pauses: list[float]) -> None:
     date = time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime(time.time() + 30))
     script.answers = [problem("503 Service Unavailable", "unavailable", Retry_After=date), ok()]
     make().call("GET", "/v1/x", Receipt)
     assert 25 < pauses[0] < 31
 
 
-def test_size_is_limited_before_and_while_reading(script: Script, make: Any) -> None:
-    def endless(handler: Any) -> None:
+def test_size_is_limited_before_and_while_reading(script: Script, make: Callable[..., Transport]) -> None:
+    def endless(handler: Handler) -> None:
         handler.wfile.write(b"HTTP/1.1 200 OK\r\n\r\n")
         for _ in range(1000):
             handler.wfile.write(b"x" * 65536)
@@ -243,7 +250,7 @@ def test_size_is_limited_before_and_while_reading(script: Script, make: Any) -> 
         make().call("GET", "/v1/x", Receipt)
 
 
-def test_a_large_page_instead_of_an_answer_is_no_answer(script: Script, make: Any) -> None:
+def test_a_large_page_instead_of_an_answer_is_no_answer(script: Script, make: Callable[..., Transport]) -> None:
     """As a network's login page, or a proxy's own page for an error: the device tries again later."""
     script.answers = [b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999\r\n\r\n"]
     with pytest.raises(UnreachableError, match="failed 3 times"):
@@ -256,7 +263,7 @@ def test_a_large_page_instead_of_an_answer_is_no_answer(script: Script, make: An
         make().call("GET", "/v1/x", Receipt)
 
 
-def test_traffic_counts_bodies_exactly(script: Script, make: Any) -> None:
+def test_traffic_counts_bodies_exactly(script: Script, make: Callable[..., Transport]) -> None:
     script.answers = [ok(), problem("503 Service Unavailable", "unavailable"), ok()]
     transport = make()
     transport.call("PUT", "/v1/x", Receipt, body=b"12345")
@@ -270,7 +277,7 @@ def test_traffic_counts_bodies_exactly(script: Script, make: Any) -> None:
     assert (transport.traffic.sent, transport.traffic.requests) == (0, 0)
 
 
-def test_the_servers_clock_is_known_from_its_answers(script: Script, make: Any) -> None:
+def test_the_servers_clock_is_known_from_its_answers(script: Script, make: Callable[..., Transport]) -> None:
     transport = make()
     assert transport.server_time() is None
     script.answers = [ok(Date="Mon, 01 Jan 2035 00:00:00 GMT")]
@@ -283,7 +290,7 @@ def test_the_servers_clock_is_known_from_its_answers(script: Script, make: Any) 
 DATA = bytes(range(256)) * 1000
 
 
-def ranged(handler: Any) -> None:
+def ranged(handler: Handler) -> None:
     wanted = handler.headers.get("Range")
     if wanted is None:
         handler.wfile.write(ok(DATA))
@@ -297,11 +304,11 @@ def ranged(handler: Any) -> None:
     handler.wfile.write(ok(DATA[first:stop], "206 Partial Content", Content_Range=span))
 
 
-def cut_off(handler: Any) -> None:
+def cut_off(handler: Handler) -> None:
     handler.wfile.write(ok(DATA)[:100_000])
 
 
-def test_a_download_that_breaks_is_continued(script: Script, make: Any, tmp_path: Path) -> None:
+def test_a_download_that_breaks_is_continued(script: Script, make: Callable[..., Transport], tmp_path: Path) -> None:
     script.answers = [cut_off, ranged]
     target = tmp_path / "file"
     transport = make()
@@ -312,7 +319,9 @@ def test_a_download_that_breaks_is_continued(script: Script, make: Any, tmp_path
     assert transport.traffic.received == len(DATA)
 
 
-def test_a_part_from_before_a_restart_is_continued(script: Script, make: Any, tmp_path: Path) -> None:
+def test_a_part_from_before_a_restart_is_continued(
+    script: Script, make: Callable[..., Transport], tmp_path: Path
+) -> None:
     script.answers = [ranged]
     target = tmp_path / "file"
     target.write_bytes(DATA[:77])
@@ -320,7 +329,7 @@ def test_a_part_from_before_a_restart_is_continued(script: Script, make: Any, tm
     assert target.read_bytes() == DATA
 
 
-def test_a_server_without_ranges_sends_all(script: Script, make: Any, tmp_path: Path) -> None:
+def test_a_server_without_ranges_sends_all(script: Script, make: Callable[..., Transport], tmp_path: Path) -> None:
     script.answers = [ok(DATA)]
     target = tmp_path / "file"
     target.write_bytes(b"other")
@@ -328,7 +337,7 @@ def test_a_server_without_ranges_sends_all(script: Script, make: Any, tmp_path: 
     assert target.read_bytes() == DATA
 
 
-def test_a_part_that_is_too_long_is_dropped(script: Script, make: Any, tmp_path: Path) -> None:
+def test_a_part_that_is_too_long_is_dropped(script: Script, make: Callable[..., Transport], tmp_path: Path) -> None:
     script.answers = [ranged]
     target = tmp_path / "file"
     target.write_bytes(DATA + b"more")
@@ -336,7 +345,9 @@ def test_a_part_that_is_too_long_is_dropped(script: Script, make: Any, tmp_path:
     assert target.read_bytes() == DATA
 
 
-def test_a_part_that_is_the_whole_is_not_fetched_again(script: Script, make: Any, tmp_path: Path) -> None:
+def test_a_part_that_is_the_whole_is_not_fetched_again(
+    script: Script, make: Callable[..., Transport], tmp_path: Path
+) -> None:
     script.answers = [ranged, ok(DATA)]
     target = tmp_path / "file"
     target.write_bytes(DATA)
@@ -345,7 +356,9 @@ def test_a_part_that_is_the_whole_is_not_fetched_again(script: Script, make: Any
     assert len(script.seen) == 1
 
 
-def test_another_part_than_asked_for_is_not_taken(script: Script, make: Any, tmp_path: Path) -> None:
+def test_another_part_than_asked_for_is_not_taken(
+    script: Script, make: Callable[..., Transport], tmp_path: Path
+) -> None:
     last = len(DATA) - 1
     for span in (
         f"bytes 5-{last}/{len(DATA)}",
@@ -362,7 +375,7 @@ def test_another_part_than_asked_for_is_not_taken(script: Script, make: Any, tmp
         assert hashlib.sha256(target.read_bytes()).digest() == hashlib.sha256(DATA).digest(), span
 
 
-def test_a_range_ends_where_it_was_asked_to(script: Script, make: Any, tmp_path: Path) -> None:
+def test_a_range_ends_where_it_was_asked_to(script: Script, make: Callable[..., Transport], tmp_path: Path) -> None:
     target, transport = tmp_path / "file", make()
     script.answers = [ranged, ranged]
     for stop in (1000, 1001):
@@ -374,7 +387,7 @@ def test_a_range_ends_where_it_was_asked_to(script: Script, make: Any, tmp_path:
 
 @pytest.mark.parametrize("body", [DATA[:40], DATA[:60]], ids=["short", "long"])
 def test_a_range_with_other_bytes_than_it_says_is_asked_for_again(
-    script: Script, make: Any, tmp_path: Path, body: bytes
+    script: Script, make: Callable[..., Transport], tmp_path: Path, body: bytes
 ) -> None:
     """Without Content-Length, so that only the range tells."""
     head = f"HTTP/1.1 206 Partial Content\r\nContent-Range: bytes 0-49/{len(DATA)}\r\nConnection: close\r\n\r\n"
@@ -385,7 +398,7 @@ def test_a_range_with_other_bytes_than_it_says_is_asked_for_again(
     assert script.seen[1][2]["Range"] == ("bytes=40-49" if len(body) == 40 else "bytes=0-49")
 
 
-def test_a_download_has_a_limit(script: Script, make: Any, tmp_path: Path) -> None:
+def test_a_download_has_a_limit(script: Script, make: Callable[..., Transport], tmp_path: Path) -> None:
     script.answers = [ok(DATA)]
     with pytest.raises(ClientError, match="limit here is 1000"):
         make().download("/v1/f", tmp_path / "file", 1000)
@@ -398,7 +411,7 @@ def test_a_download_has_a_limit(script: Script, make: Any, tmp_path: Path) -> No
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.binary(max_size=200), prefix=st.sampled_from([b"", b"HTTP/1.1 ", b"HTTP/1.1 200 OK\r\n", ok()[:-9]]))
 def test_any_bytes_give_an_answer_or_the_documented_errors(
-    script: Script, make: Any, data: bytes, prefix: bytes
+    script: Script, make: Callable[..., Transport], data: bytes, prefix: bytes
 ) -> None:
     script.answers = [prefix + data]
     try:
@@ -408,13 +421,13 @@ def test_any_bytes_give_an_answer_or_the_documented_errors(
         return
 
 
-def test_waits_differ_by_the_configured_share(make: Any) -> None:
+def test_waits_differ_by_the_configured_share(make: Callable[..., Transport]) -> None:
     transport = make(poll_jitter=0.25)
     waits = [transport.jittered(8.0) for _ in range(200)]
     assert 6.0 <= min(waits) < 6.5 < 9.5 < max(waits) <= 10.0
 
 
 @pytest.mark.parametrize("url", ["", "ftp://x", "example.org", "file:///etc/passwd"])
-def test_urls_are_checked(make: Any, url: str) -> None:
+def test_urls_are_checked(make: Callable[..., Transport], url: str) -> None:
     with pytest.raises(ClientError, match="expected a URL"):
         make(url=url)

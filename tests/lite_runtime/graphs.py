@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from archipel import bundle as b
 from archipel.converter.limits import compute_limits
@@ -18,7 +18,7 @@ from archipel.graph import Model
 def write(
     folder: Path,
     programs: Mapping[str, Model],
-    key: Any,
+    key: Ed25519PrivateKey,
     schedule: Sequence[b.Phase] = (),
     repeats: Mapping[str, str] | None = None,
 ) -> b.Bundle:

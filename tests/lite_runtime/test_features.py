@@ -12,8 +12,9 @@ import pytest
 
 from archipel.bundle import Phase
 from archipel.bundle.roles import Feature
-from archipel.lite_runtime import Runtime
+from archipel.lite_runtime import Progress, Runtime
 from archipel.lite_runtime.sessions import Session
+from tests.support.text_bundles import Roles
 
 W = np.array([[0.5, -1.0], [0.25, 2.0], [1.0, 0.0], [0.1, 0.3]], np.float32)
 BACKBONE = np.random.default_rng(1).standard_normal((3, 4)).astype(np.float32)
@@ -37,11 +38,11 @@ FINISH = """finish (float[4, 2] w_start, float[4, 2] w) => (float[4, 2] d) { d =
 
 
 @pytest.fixture
-def rt(make: Callable[..., Runtime], r: Any) -> Runtime:
+def rt(make: Callable[..., Runtime], r: type[Roles]) -> Runtime:
     return build(make, r, FEATURES)
 
 
-def build(make: Callable[..., Runtime], r: Any, features: str) -> Runtime:
+def build(make: Callable[..., Runtime], r: type[Roles], features: str) -> Runtime:
     w = r.parameter("w")
     feature = (Feature, {})
     programs = {
@@ -120,7 +121,7 @@ def test_local_rounds_use_it_too(rt: Runtime, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_backbone_for_batches_of_one_size(
-    make: Callable[..., Runtime], r: Any, monkeypatch: pytest.MonkeyPatch
+    make: Callable[..., Runtime], r: type[Roles], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rt = build(make, r, FEATURES.replace("[n, ", "[3, "))
     x, y = data()
@@ -144,7 +145,7 @@ def test_what_is_on_disk_has_no_name_and_is_sealed(
     rt._feature_budget = 0
     found: list[bytes] = []
 
-    def look(progress: Any) -> None:
+    def look(progress: Progress) -> None:
         if progress.step == 5:
             assert not list(folder.iterdir())
             found.extend(handle.read_bytes() for handle in files_without_a_name(folder))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +10,7 @@ import pytest
 from archipel.errors import NonFiniteLossError
 from archipel.lite_runtime import Runtime
 from archipel.lite_runtime.training import loop
+from tests.support.text_bundles import Roles
 
 W = np.array([[0.5, -1.0], [0.25, 2.0], [1.0, 0.0]], np.float32)
 STEP = """(float[3, 2] w_new, float[3, 2] m_new, float loss) {
@@ -29,7 +29,7 @@ INPUTS = "float[n, 3] x, float[n, 2] y, float[3, 2] w, float[3, 2] m, float lr"
 
 
 @pytest.fixture(params=["plain", "noise"])
-def rt(make: Callable[..., Runtime], r: Any, request: pytest.FixtureRequest) -> Runtime:
+def rt(make: Callable[..., Runtime], r: type[Roles], request: pytest.FixtureRequest) -> Runtime:
     """SGD with momentum; the second program reads noise, and leaves it out."""
     roles = {
         "x": r.example, "y": r.label, "w": r.parameter("w"), "w_new": r.parameter("w"), "m": r.state("m", "round"),

@@ -17,6 +17,7 @@ from archipel.errors import RuntimeInputError
 from archipel.lite_runtime import Runtime
 from archipel.lite_runtime.training.calls import FitData, RoundData
 from archipel.lite_runtime.training.options import FitOptions, RoundOptions, check_options
+from tests.support.text_bundles import Roles
 
 # What goes beside the options: arrays, functions and objects.
 BESIDE_FIT = [field.name for field in dataclasses.fields(FitData)] + ["callbacks", "control"]
@@ -36,7 +37,7 @@ def test_every_keyword_is_an_option_or_goes_beside_them(
     for field in fields:
         default = keywords[field.name].default
         if field.name == "hyperparameters":
-            assert (default, field.default_factory()) == (None, {})  # type: ignore[operator]
+            assert (default, field.default_factory()) == (None, {})
         elif options is RoundOptions:
             assert (default, field.default) == (inspect.Parameter.empty, msgspec.NODEFAULT)
         else:
@@ -117,7 +118,7 @@ def test_options_cannot_be_changed() -> None:
         FitOptions().epochs = 2  # type: ignore[misc]
 
 
-def test_mistakes_come_before_everything_else(make: Callable[..., Runtime], r: Any) -> None:
+def test_mistakes_come_before_everything_else(make: Callable[..., Runtime], r: type[Roles]) -> None:
     """Before the program is looked for, which this bundle does not have."""
     predict = "predict (float[n] x) => (float[n] y) { y = Neg(x) }"
     runtime = make({"predict": ("predict", predict, {"x": r.example, "y": r.output})}, {"w": np.ones(1, np.float32)})

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from archipel import Model, models, training
 from archipel.errors import NonFiniteLossError, RuntimeInputError, RuntimeProgramError
@@ -19,7 +20,7 @@ from tests.lite_runtime import graphs
 K = 4
 
 
-def build(folder: Path, key: Any, **options: Any) -> Runtime:
+def build(folder: Path, key: Ed25519PrivateKey, **options: Any) -> Runtime:
     model = Model.from_torch(models.mlp(0), torch.zeros(2, 784))
     loss, optimizer = training.losses.cross_entropy(), training.optimizers.sgd(momentum=0.9)
     programs = {
@@ -31,7 +32,7 @@ def build(folder: Path, key: Any, **options: Any) -> Runtime:
 
 
 @pytest.fixture
-def rt(tmp_path: Path, key: Any) -> Runtime:
+def rt(tmp_path: Path, key: Ed25519PrivateKey) -> Runtime:
     return build(tmp_path / "b", key)
 
 

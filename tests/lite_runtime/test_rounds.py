@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from archipel.bundle import Phase
-from archipel.lite_runtime import DeviceState, Runtime
+from archipel.lite_runtime import DeviceState, Progress, Runtime
 from archipel.lite_runtime.shuffle import permutation
+from tests.support.text_bundles import Roles
 
 Make = Callable[..., Runtime]
 
@@ -55,21 +57,21 @@ def cut(count: int, size: int, epochs: int, seed: int, phase: int = 0) -> list[n
     return out
 
 
-def finish_roles(r: Any) -> dict[str, Any]:
+def finish_roles(r: type[Roles]) -> dict[str, Any]:
     return {
         "w": r.parameter("w"), "w0": r.start("w"), "n": r.count("examples"),
         "dw": r.update("w"), "weight": r.update("weight", "weight"),
     }  # fmt: skip
 
 
-def train_roles(r: Any, **more: Any) -> dict[str, Any]:
+def train_roles(r: type[Roles], **more: Any) -> dict[str, Any]:
     return {
         "x": r.example, "y": r.label, "w": r.parameter("w"), "lr": r.hyper(0.1),
         "w_new": r.parameter("w"), "loss": r.metric(), **more,
     }  # fmt: skip
 
 
-def sgd(r: Any) -> tuple[str, str, dict[str, Any]]:
+def sgd(r: type[Roles]) -> tuple[str, str, dict[str, Any]]:
     text = f"""train (float[n, 3] x, float[n] y, float[3] w, float lr) => (float[3] w_new, float loss) {{
         {GRADIENT}
         u = Mul(g, lr)
@@ -81,7 +83,7 @@ def sgd(r: Any) -> tuple[str, str, dict[str, Any]]:
 W0 = np.array([0.1, 0.2, 0.3], np.float32)
 
 
-def test_fedavg(make: Make, r: Any) -> None:
+def test_fedavg(make: Make, r: type[Roles]) -> None:
     rt = make(
         {"train": sgd(r), "finish": ("finish", FEDAVG_FINISH, finish_roles(r))},
         {"w": W0},
@@ -106,7 +108,7 @@ def test_fedavg(make: Make, r: Any) -> None:
     np.testing.assert_array_equal(start, [1, 2, 3])
 
 
-def test_fedprox(make: Make, r: Any) -> None:
+def test_fedprox(make: Make, r: type[Roles]) -> None:
     text = f"""train (float[n, 3] x, float[n] y, float[3] w, float[3] w0, float lr, float mu)
       => (float[3] w_new, float loss) {{
         {GRADIENT}
@@ -139,7 +141,7 @@ def test_fedprox(make: Make, r: Any) -> None:
         np.testing.assert_allclose(ours, theirs, rtol=1e-4)
 
 
-def test_scaffold(make: Make, r: Any) -> None:
+def test_scaffold(make: Make, r: type[Roles]) -> None:
     """Karimireddy et al. 2020, algorithm 1, option II; device state lives from round to round."""
     train = f"""train (float[n, 3] x, float[n] y, float[3] w, float[3] c, float[3] ci, float lr)
       => (float[3] w_new, float loss) {{
@@ -191,7 +193,7 @@ def test_scaffold(make: Make, r: Any) -> None:
         np.testing.assert_allclose(ours, w_ref, rtol=1e-3, atol=1e-4)
 
 
-def test_two_phases_move_different_tensors(make: Make, r: Any) -> None:
+def test_two_phases_move_different_tensors(make: Make, r: type[Roles]) -> None:
     """Collins et al. 2021 (FedRep): first the personal head for some steps, then the shared part for an epoch."""
     text = """train (float[n, 3] x, float[n] y, float[3] w, float b, float lr)
       => (float[3] w_new, float b_new, float loss) {
@@ -239,7 +241,7 @@ def test_two_phases_move_different_tensors(make: Make, r: Any) -> None:
 
 
 @pytest.mark.parametrize("lifetime", ["step", "round", "device"])
-def test_momentum_with_each_lifetime(make: Make, r: Any, lifetime: str) -> None:
+def test_momentum_with_each_lifetime(make: Make, r: type[Roles], lifetime: str) -> None:
     text = f"""train (float[n, 3] x, float[n] y, float[3] w, float[3] m, float lr)
       => (float[3] w_new, float[3] m_new, float loss) {{
         {GRADIENT}
@@ -274,7 +276,7 @@ def test_momentum_with_each_lifetime(make: Make, r: Any, lifetime: str) -> None:
     assert set(rt.state.state) == ({"m"} if lifetime == "device" else set())
 
 
-def test_state_can_begin_as_a_tensor_of_the_bundle(make: Make, r: Any) -> None:
+def test_state_can_begin_as_a_tensor_of_the_bundle(make: Make, r: type[Roles]) -> None:
     text = """train (float[n, 3] x, float[3] v) => (float[3] v_new) {
         zero = Constant <value_ints = [0]> ()
         s = ReduceSum <keepdims = 0> (x, zero)
@@ -297,7 +299,7 @@ def test_state_can_begin_as_a_tensor_of_the_bundle(make: Make, r: Any) -> None:
         np.testing.assert_allclose(update.arrays["total"], x.sum(0) + np.array([1, 2, 3]), rtol=1e-5)
 
 
-def test_personal_copy_begins_as_the_received_parameter(make: Make, r: Any) -> None:
+def test_personal_copy_begins_as_the_received_parameter(make: Make, r: type[Roles]) -> None:
     """Li et al. 2021 (Ditto): a personal model, first equal to the global one as received, pulled towards it."""
     text = f"""train (float[n, 3] x, float[n] y, float[3] v, float[3] w0, float lr)
       => (float[3] v_new, float loss) {{
@@ -328,7 +330,7 @@ def test_personal_copy_begins_as_the_received_parameter(make: Make, r: Any) -> N
         np.testing.assert_array_equal(update.arrays["dw"], np.zeros(3))
 
 
-def test_begin_makes_round_state_and_seed_and_step_are_supplied(make: Make, r: Any) -> None:
+def test_begin_makes_round_state_and_seed_and_step_are_supplied(make: Make, r: type[Roles]) -> None:
     begin = """begin (float[3] w, float[3] c, uint32 seed) => (float[3] s, float t) {
         s = Add(w, c)
         t = Cast <to = 1> (seed)
@@ -385,7 +387,7 @@ def test_begin_makes_round_state_and_seed_and_step_are_supplied(make: Make, r: A
     assert (float(update.arrays["q"]), update.examples) == (18.0, 6)
 
 
-def test_noise_is_drawn_for_every_step_and_for_finish(make: Make, r: Any) -> None:
+def test_noise_is_drawn_for_every_step_and_for_finish(make: Make, r: type[Roles]) -> None:
     train = """train (float[n, 3] x, float[3] s, float[3] z) => (float[3] s_new) { s_new = Add(s, z) }"""
     finish = """finish (float[3] s, int64[3] z) => (float[3] out, float[3] own) {
         out = Identity(s)
@@ -423,7 +425,7 @@ def test_noise_is_drawn_for_every_step_and_for_finish(make: Make, r: Any) -> Non
     assert not np.array_equal(first.arrays["out"], second.arrays["out"])
 
 
-def test_device_state_survives_a_restart(make: Make, r: Any, tmp_path: Any) -> None:
+def test_device_state_survives_a_restart(make: Make, r: type[Roles], tmp_path: Path) -> None:
     state = r.state("seen", "device")
     train = "train (float[n, 3] x, float seen) => (float seen_new) { one = Constant <value_float = 1.0> () \n seen_new = Add(seen, one) }"  # noqa: E501
     finish = "finish (float seen) => (float out) { out = Identity(seen) }"
@@ -445,7 +447,7 @@ def test_device_state_survives_a_restart(make: Make, r: Any, tmp_path: Any) -> N
     assert float(other.local_round(x, seed=0).arrays["out"]) == 3.0
 
 
-def test_a_round_that_fails_leaves_no_trace(make: Make, r: Any) -> None:
+def test_a_round_that_fails_leaves_no_trace(make: Make, r: type[Roles]) -> None:
     state = r.state("seen", "device")
     train = "train (float[n, 3] x, float seen) => (float seen_new) { seen_new = Add(seen, seen) }"
     finish = "finish (float seen) => (float out) { out = Identity(seen) }"
@@ -460,7 +462,7 @@ def test_a_round_that_fails_leaves_no_trace(make: Make, r: Any) -> None:
 
     class LeaveError(Exception): ...
 
-    def leave(progress: Any) -> None:
+    def leave(progress: Progress) -> None:
         if progress.step == 2:
             raise LeaveError
 

@@ -19,9 +19,10 @@ from archipel.server.settings import load_settings
 from archipel.server.storage.backup import back_up, restore
 from tests.server.test_plain_rounds import mean, parameters, same, update
 from tests.server.test_secure_round import expected_parameters, give_updates, new_parameters
+from tests.support.world import World
 
 
-def move_to(world: Any, folder: Path, **settings: Any) -> None:
+def move_to(world: World, folder: Path, **settings: Any) -> None:
     """The world's server goes on with another data folder, as if the old machine were gone."""
     for services in (world.services, world.app.extensions["archipel"], world.coordinator._services):
         services.database.dispose()
@@ -33,7 +34,7 @@ def move_to(world: Any, folder: Path, **settings: Any) -> None:
     world.coordinator.recover()
 
 
-def test_a_secure_round_goes_on_from_its_backup(world: Any, tmp_path: Path) -> None:
+def test_a_secure_round_goes_on_from_its_backup(world: World, tmp_path: Path) -> None:
     task = world.create_task(cohort=3)
     devices = world.add_devices(3)
     world.start_round(devices)
@@ -58,7 +59,7 @@ def test_a_secure_round_goes_on_from_its_backup(world: Any, tmp_path: Path) -> N
 
 
 def test_a_backup_holds_what_was_acknowledged_and_checkpoints(
-    world: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("archipel.server.rounds.folding.BATCH", 2)
     task = world.create_task(privacy="plain", threshold=None, cohort=4)
@@ -80,7 +81,7 @@ def test_a_backup_holds_what_was_acknowledged_and_checkpoints(
 
 
 def test_a_backup_is_for_its_owner_alone_and_complete_or_not_there(
-    world: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world.create_task()
     world.settle()
@@ -105,7 +106,7 @@ def test_a_backup_is_for_its_owner_alone_and_complete_or_not_there(
 
 
 def test_a_relative_target_is_below_the_working_directory(
-    world: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world.create_task()
     world.settle()
@@ -117,7 +118,7 @@ def test_a_relative_target_is_below_the_working_directory(
     assert restore(Path("backup"), Path("new")) == done
 
 
-def test_a_backup_inside_the_data_folder_is_refused(world: Any, tmp_path: Path) -> None:
+def test_a_backup_inside_the_data_folder_is_refused(world: World, tmp_path: Path) -> None:
     folder = Path(world.settings.folder)
     link = tmp_path / "link"
     link.symlink_to(folder)
@@ -127,7 +128,7 @@ def test_a_backup_inside_the_data_folder_is_refused(world: Any, tmp_path: Path) 
     assert not list(folder.rglob("backup*"))
 
 
-def test_a_restored_folder_has_the_public_key(world: Any, tmp_path: Path) -> None:
+def test_a_restored_folder_has_the_public_key(world: World, tmp_path: Path) -> None:
     world.create_task()
     target = tmp_path / "backup"
     back_up(world.settings, target)
@@ -138,7 +139,7 @@ def test_a_restored_folder_has_the_public_key(world: Any, tmp_path: Path) -> Non
     assert load_public_key(tmp_path / "new" / "server.key.pub") == expected
 
 
-def test_a_damaged_backup_is_not_put_back(world: Any, tmp_path: Path) -> None:
+def test_a_damaged_backup_is_not_put_back(world: World, tmp_path: Path) -> None:
     world.create_task()
     world.settle()
     target = tmp_path / "backup"

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,9 +14,10 @@ from archipel.bundle import generate_key, open_bundle
 from archipel.protocol.messages import Pieces
 from archipel.protocol.sealed import decode, public_bytes
 from archipel.server.storage import pieces
+from tests.support.world import World
 
 
-def test_a_bundle_goes_in_once_and_comes_out_the_same(world: Any, tmp_path: Path) -> None:
+def test_a_bundle_goes_in_once_and_comes_out_the_same(world: World, tmp_path: Path) -> None:
     data = world.bundle_file.read_bytes()
     status, info = world.operator("POST", "/v1/bundles", data)
     assert status == 201
@@ -34,7 +35,7 @@ def test_a_bundle_goes_in_once_and_comes_out_the_same(world: Any, tmp_path: Path
     assert world.stored("incoming") == {}
 
 
-def test_ranges_and_etags(world: Any) -> None:
+def test_ranges_and_etags(world: World) -> None:
     digest = world.publish()
     data = world.bundle_file.read_bytes()
     url, operator = f"/v1/bundles/{digest}", {"Authorization": f"Bearer {world.operator_token}"}
@@ -57,7 +58,7 @@ def test_ranges_and_etags(world: Any) -> None:
             assert (only.status_code, only.content_length, only.get_data()) == (200, len(data), b"")
 
 
-def test_what_files_are_made_of(world: Any) -> None:
+def test_what_files_are_made_of(world: World) -> None:
     digest, data = world.publish(), world.bundle_file.read_bytes()
     task = world.create_task()
     world.settle()
@@ -81,7 +82,7 @@ def test_what_files_are_made_of(world: Any) -> None:
 
 
 def test_pieces_are_worked_out_once_and_the_last_few_files_are_kept(
-    world: Any, monkeypatch: pytest.MonkeyPatch
+    world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     blobs = world.app.extensions["archipel"].blobs
     table = pieces.PieceTable(blobs)
@@ -113,7 +114,7 @@ def test_of_many_parts_the_largest_are_told(tmp_path: Path, monkeypatch: pytest.
     assert sorted((piece.length for piece in some.pieces), reverse=True) == lengths[:5]
 
 
-def test_bundles_that_are_refused(world: Any, tmp_path: Path, bundle_maker: Any) -> None:
+def test_bundles_that_are_refused(world: World, tmp_path: Path, bundle_maker: Callable[..., Path]) -> None:
     foreign = bundle_maker(tmp_path / "foreign", generate_key()).read_bytes()
     data = world.bundle_file.read_bytes()
     damaged = bytearray(data)
@@ -132,7 +133,7 @@ def test_bundles_that_are_refused(world: Any, tmp_path: Path, bundle_maker: Any)
     assert world.stored("sha256") == {}
 
 
-def test_a_bundle_beyond_the_limit_is_refused_before_it_is_read(world: Any) -> None:
+def test_a_bundle_beyond_the_limit_is_refused_before_it_is_read(world: World) -> None:
     headers = {"Authorization": f"Bearer {world.operator_token}"}
     length = {"CONTENT_LENGTH": str(world.settings.max_bundle_bytes + 1)}
     with world.app.test_client() as client:
@@ -140,7 +141,7 @@ def test_a_bundle_beyond_the_limit_is_refused_before_it_is_read(world: Any) -> N
         assert (response.status_code, response.get_json()["type"]) == (413, "too_large")
 
 
-def test_blobs_that_are_not_weights_are_not_given_out(world: Any) -> None:
+def test_blobs_that_are_not_weights_are_not_given_out(world: World) -> None:
     world.create_task()
     world.settle()
     (device,) = world.add_devices(1)
@@ -152,7 +153,7 @@ def test_blobs_that_are_not_weights_are_not_given_out(world: Any) -> None:
         assert device.call("GET", f"/v1/bundles/{'0' * 64}{path}")[0] == 404
 
 
-def test_a_task_begins_with_the_bundles_own_parameters(world: Any) -> None:
+def test_a_task_begins_with_the_bundles_own_parameters(world: World) -> None:
     from archipel.bundle import read_weights
 
     task = world.create_task()
@@ -166,7 +167,7 @@ def test_a_task_begins_with_the_bundles_own_parameters(world: Any) -> None:
     np.testing.assert_array_equal(parameters["w"], np.zeros((3, 2), np.float32))
 
 
-def test_the_settings_of_a_task_reach_the_plan(world: Any) -> None:
+def test_the_settings_of_a_task_reach_the_plan(world: World) -> None:
     world.create_task(
         cohort=5,
         min_cohort=3,
@@ -183,7 +184,7 @@ def test_the_settings_of_a_task_reach_the_plan(world: Any) -> None:
     assert devices[0].status().phase_ends == world.clock.now + 7
 
 
-def test_the_threshold_defaults_to_the_policys_smallest(world: Any) -> None:
+def test_the_threshold_defaults_to_the_policys_smallest(world: World) -> None:
     for cohort, expected in ((3, 2), (4, 3), (5, 3), (10, 6), (20, 12)):
         task = world.create_task(cohort=cohort, threshold=None)
         assert task["threshold"] == expected
@@ -202,7 +203,7 @@ IMPOSSIBLE = {
 }
 
 
-def test_impossible_tasks_are_refused(world: Any) -> None:
+def test_impossible_tasks_are_refused(world: World) -> None:
     possible = {
         "name": "digits", "population": "pupils", "rounds": 1, "min_cohort": 3, "cohort": 5, "threshold": 3,
         "bundle": world.publish(),
@@ -214,7 +215,7 @@ def test_impossible_tasks_are_refused(world: Any) -> None:
     assert world.operator("GET", "/v1/tasks") == (200, {"items": [], "next": None})
 
 
-def test_malformed_tasks_are_refused(world: Any) -> None:
+def test_malformed_tasks_are_refused(world: World) -> None:
     for settings in (
         {"rounds": 0},
         {"min_cohort": 0},
@@ -236,7 +237,7 @@ def test_malformed_tasks_are_refused(world: Any) -> None:
         assert (status, answer["type"]) == (400, "bad_request"), settings
 
 
-def test_a_bundle_with_an_unknown_strategy(world: Any, tmp_path: Path, bundle_maker: Any) -> None:
+def test_a_bundle_with_an_unknown_strategy(world: World, tmp_path: Path, bundle_maker: Callable[..., Path]) -> None:
     file = bundle_maker(tmp_path / "odd", world.keys.publisher, name="odd", strategy="fedmagic")
     status, info = world.operator("POST", "/v1/bundles", file.read_bytes())
     assert (status, info["strategy"]) == (201, "fedmagic")
@@ -246,7 +247,7 @@ def test_a_bundle_with_an_unknown_strategy(world: Any, tmp_path: Path, bundle_ma
     assert "fedmagic" in answer["message"]
 
 
-def test_rounds_tell_how_far_each_device_came(world: Any) -> None:
+def test_rounds_tell_how_far_each_device_came(world: World) -> None:
     task = world.create_task()
     devices = world.add_devices(5)
     world.start_round(devices)

@@ -11,11 +11,12 @@ from archipel.bundle import decode_manifest
 from archipel.protocol.uploads import EXAMPLES, contribution, metric_arrays, upload_layout
 from archipel.server.database.tables import BundleRow
 from archipel.server.rounds.results import quantile
+from tests.support.world import World
 
 RANGES = {"loss": 8.0, "accuracy": 1.0}
 
 
-def take_part(world: Any, devices: list[Any], arrays: list[dict[str, Any]]) -> None:
+def take_part(world: World, devices: list[Any], arrays: list[dict[str, Any]]) -> None:
     """Every device uploads its arrays, masked or as they are."""
     world.start_round(devices)
     plan = devices[0].plan
@@ -37,7 +38,7 @@ def take_part(world: Any, devices: list[Any], arrays: list[dict[str, Any]]) -> N
 
 
 @pytest.mark.parametrize("privacy", ["secure", "plain"])
-def test_an_evaluation_is_the_mean_over_all_examples(world: Any, privacy: str) -> None:
+def test_an_evaluation_is_the_mean_over_all_examples(world: World, privacy: str) -> None:
     task = world.create_task(
         kind="evaluation", metrics=RANGES, max_examples=200, privacy=privacy, cohort=4, threshold=None
     )
@@ -62,7 +63,7 @@ def test_an_evaluation_is_the_mean_over_all_examples(world: Any, privacy: str) -
 
 
 @pytest.mark.parametrize("privacy", ["secure", "plain"])
-def test_an_analysis_is_the_sum_and_what_the_bundle_says_of_it(world: Any, privacy: str) -> None:
+def test_an_analysis_is_the_sum_and_what_the_bundle_says_of_it(world: World, privacy: str) -> None:
     task = world.create_task(kind="analytics", privacy=privacy, cohort=3, threshold=None)
     devices = world.add_devices(3)
     histograms = [[1, 4, 0, 0], [0, 2, 2, 0], [0, 0, 6, 1]]
@@ -118,7 +119,7 @@ def test_a_device_without_a_number_takes_no_part() -> None:
         ({"privacy": "secure", "min_cohort": 1, "cohort": 1, "threshold": None}, "min_cohort"),
     ],
 )
-def test_what_cannot_be_is_refused_when_the_task_is_made(world: Any, settings: dict[str, Any], words: str) -> None:
+def test_what_cannot_be_is_refused_when_the_task_is_made(world: World, settings: dict[str, Any], words: str) -> None:
     values = {
         "name": "digits", "population": "pupils", "rounds": 1, "min_cohort": 3, "cohort": 5, "threshold": 3,
         "bundle": world.publish(), **settings,
@@ -127,7 +128,7 @@ def test_what_cannot_be_is_refused_when_the_task_is_made(world: Any, settings: d
     assert (status, words in answer["message"]) == (422, True), answer
 
 
-def test_a_version_can_be_evaluated(world: Any) -> None:
+def test_a_version_can_be_evaluated(world: World) -> None:
     from tests.server.test_plain_rounds import update
 
     trained = world.create_task(privacy="plain", threshold=None, cohort=3)
@@ -146,7 +147,7 @@ def test_a_version_can_be_evaluated(world: Any) -> None:
     assert world.rounds(task["task_id"])[0]["result"]["metrics"]["accuracy"] == pytest.approx(0.5, rel=1e-6)
 
 
-def test_two_tasks_can_take_the_same_devices(world: Any) -> None:
+def test_two_tasks_can_take_the_same_devices(world: World) -> None:
     first = world.create_task(kind="evaluation", metrics=RANGES, privacy="plain", threshold=None, cohort=3)
     devices = world.add_devices(3)
     found = [metric_arrays({"loss": 1.0, "accuracy": 0.5}, RANGES, 10, 1000)] * 3
@@ -165,7 +166,7 @@ def test_two_tasks_can_take_the_same_devices(world: Any) -> None:
     assert world.rounds(second["task_id"])[0]["survivors"] == before["survivors"]
 
 
-def test_devices_of_names_a_committed_round_of_the_population(world: Any) -> None:
+def test_devices_of_names_a_committed_round_of_the_population(world: World) -> None:
     live = world.create_task(cohort=3)
     world.start_round(world.add_devices(3))
     [current] = world.rounds(live["task_id"])

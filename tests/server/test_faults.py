@@ -12,16 +12,18 @@ from archipel.protocol.sealed import decode, seal
 from archipel.protocol.secagg import KeyTree
 from archipel.server.devices.faults import note_fault
 from tests.attacks.faults_world import noise_from, play_round
+from tests.support.devices import Device
+from tests.support.world import World
 
 DAY = 86400.0
 
 
-def note(world: Any, device: Any, round_id: str, reason: str = "wrong") -> bool:
+def note(world: World, device: Device, round_id: str, reason: str = "wrong") -> bool:
     with world.services.database.write() as session:
         return note_fault(session, device_id=device.id, round_id=round_id, reason=reason, now=world.clock.now)
 
 
-def lose_a_round(world: Any, devices: list[Any], *faulty: Any) -> str:
+def lose_a_round(world: World, devices: list[Any], *faulty: Any) -> str:
     """A round in which nobody answers, and these devices do something wrong."""
     world.start_round(devices)
     round_id = str(devices[0].plan.round_id)
@@ -34,15 +36,15 @@ def lose_a_round(world: Any, devices: list[Any], *faulty: Any) -> str:
     return round_id
 
 
-def shown(world: Any, device: Any) -> Any:
+def shown(world: World, device: Device) -> Any:
     return world.operator("GET", f"/v1/devices/{device.id}")[1]
 
 
-def audited(world: Any, action: str) -> list[Any]:
+def audited(world: World, action: str) -> list[Any]:
     return [entry for entry in world.operator("GET", "/v1/audit")[1]["items"] if entry["action"] == action]
 
 
-def test_a_fault_is_noted_once_and_the_round_does_not_count(world: Any) -> None:
+def test_a_fault_is_noted_once_and_the_round_does_not_count(world: World) -> None:
     task = world.create_task(cohort=3)
     devices = world.add_devices(3)
     round_id = lose_a_round(world, devices, devices[0])
@@ -62,7 +64,7 @@ def test_a_fault_is_noted_once_and_the_round_does_not_count(world: Any) -> None:
     assert world.task(task["task_id"])["failed_rounds"] == 1
 
 
-def test_too_many_set_the_device_aside_each_time_for_longer(world: Any) -> None:
+def test_too_many_set_the_device_aside_each_time_for_longer(world: World) -> None:
     world.create_task(cohort=3, rounds=9)
     devices = world.add_devices(4)
     bad, others = devices[0], devices[1:]
@@ -93,7 +95,7 @@ def test_too_many_set_the_device_aside_each_time_for_longer(world: Any) -> None:
         assert entry["detail"]["until"] == pytest.approx(entry["time"] / 1e6 + times * DAY)
 
 
-def test_faults_of_long_ago_are_forgotten(world: Any) -> None:
+def test_faults_of_long_ago_are_forgotten(world: World) -> None:
     world.create_task(cohort=3, rounds=9)
     devices = world.add_devices(3)
     for device in devices:
@@ -107,7 +109,7 @@ def test_faults_of_long_ago_are_forgotten(world: Any) -> None:
     assert (shown(world, devices[0])["quarantine"], shown(world, devices[0])["faults"]) == (None, 3)
 
 
-def test_an_operator_releases_it_and_what_was_counted_is_forgotten(world: Any) -> None:
+def test_an_operator_releases_it_and_what_was_counted_is_forgotten(world: World) -> None:
     world.create_task(cohort=3, rounds=9)
     devices = world.add_devices(3)
     for _ in range(3):
@@ -124,7 +126,7 @@ def test_an_operator_releases_it_and_what_was_counted_is_forgotten(world: Any) -
     assert shown(world, devices[0])["quarantine"] is None
 
 
-def test_the_device_is_told(world: Any) -> None:
+def test_the_device_is_told(world: World) -> None:
     world.create_task(cohort=3, rounds=9)
     devices = world.add_devices(3)
     for _ in range(3):
@@ -139,7 +141,7 @@ def test_the_device_is_told(world: Any) -> None:
             assert told is None
 
 
-def test_a_signed_advertisement_with_forbidden_keys_is_the_devices_own_doing(world: Any) -> None:
+def test_a_signed_advertisement_with_forbidden_keys_is_the_devices_own_doing(world: World) -> None:
     world.create_task(cohort=3)
     devices = world.add_devices(3)
     world.start_round(devices)
@@ -173,7 +175,7 @@ def test_a_signed_advertisement_with_forbidden_keys_is_the_devices_own_doing(wor
     assert shown(world, devices[1])["faults"] == 1
 
 
-def test_a_search_ends_when_nothing_was_spoiled_for_long(world: Any) -> None:
+def test_a_search_ends_when_nothing_was_spoiled_for_long(world: World) -> None:
     world.create_task(cohort=3, rounds=9)
     devices = world.add_devices(3)
     play_round(world, devices, noise_from(devices[0]))

@@ -10,18 +10,20 @@ import pytest
 from archipel.protocol import messages
 from tests.server.test_plain_rounds import mean, parameters, same, update
 from tests.server.test_secure_round import expected_parameters, give_updates, new_parameters
+from tests.support.devices import Device
+from tests.support.world import World
 
 
-def leave(device: Any, reason: messages.LeaveReason | None = None) -> tuple[int, Any]:
+def leave(device: Device, reason: messages.LeaveReason | None = None) -> tuple[int, Any]:
     request = messages.LeaveRequest(reason=reason)
-    return device.call("POST", f"{device.round}/leave", request)  # type: ignore[no-any-return]
+    return device.call("POST", f"{device.round}/leave", request)
 
 
-def shown(world: Any, task: Any) -> dict[str, bool]:
+def shown(world: World, task: Any) -> dict[str, bool]:
     return {each["device_id"]: each["left"] for each in world.rounds(task["task_id"])[-1]["participants"]}
 
 
-def test_the_others_go_on_at_once(world: Any) -> None:
+def test_the_others_go_on_at_once(world: World) -> None:
     task = world.create_task(cohort=4)
     devices = world.add_devices(4)
     world.start_round(devices)
@@ -42,7 +44,7 @@ def test_the_others_go_on_at_once(world: Any) -> None:
     assert shown(world, task) == {device.id: device is gone for device in devices}
 
 
-def test_the_last_answer_may_be_that_one_leaves(world: Any) -> None:
+def test_the_last_answer_may_be_that_one_leaves(world: World) -> None:
     world.create_task(cohort=4)
     devices = world.add_devices(4)
     world.start_round(devices)
@@ -55,7 +57,7 @@ def test_the_last_answer_may_be_that_one_leaves(world: Any) -> None:
     assert devices[1].status().phase == "sharing"
 
 
-def test_where_too_many_leave_the_deadline_is_waited_for(world: Any) -> None:
+def test_where_too_many_leave_the_deadline_is_waited_for(world: World) -> None:
     task = world.create_task(cohort=4, min_cohort=3)
     devices = world.add_devices(4)
     world.start_round(devices)
@@ -71,7 +73,7 @@ def test_where_too_many_leave_the_deadline_is_waited_for(world: Any) -> None:
     assert failed["reason"] == "2 devices advertised keys by the deadline of phase advertising, 3 needed"
 
 
-def test_who_has_left_sends_nothing_and_is_given_nothing_more(world: Any) -> None:
+def test_who_has_left_sends_nothing_and_is_given_nothing_more(world: World) -> None:
     world.create_task(cohort=4)
     devices = world.add_devices(4)
     world.start_round(devices)
@@ -83,7 +85,7 @@ def test_who_has_left_sends_nothing_and_is_given_nothing_more(world: Any) -> Non
     assert devices[1].check_in() is not None
 
 
-def test_who_has_sent_something_cannot_leave(world: Any) -> None:
+def test_who_has_sent_something_cannot_leave(world: World) -> None:
     world.create_task(cohort=4)
     devices = world.add_devices(4)
     world.start_round(devices)
@@ -97,7 +99,7 @@ def test_who_has_sent_something_cannot_leave(world: Any) -> None:
     devices[0].sharing()
 
 
-def test_who_is_not_in_the_round(world: Any) -> None:
+def test_who_is_not_in_the_round(world: World) -> None:
     world.create_task(cohort=4)
     *devices, stranger = world.add_devices(5)
     world.start_round(devices)
@@ -107,7 +109,7 @@ def test_who_is_not_in_the_round(world: Any) -> None:
     assert world.operator("POST", f"{devices[0].round}/leave", {})[0] == 403
 
 
-def test_a_plain_round(world: Any) -> None:
+def test_a_plain_round(world: World) -> None:
     task = world.create_task(privacy="plain", threshold=None, cohort=4)
     devices = world.add_devices(4)
     world.start_round(devices)
@@ -122,7 +124,7 @@ def test_a_plain_round(world: Any) -> None:
 
 
 @pytest.mark.parametrize("ended", [False, True])
-def test_a_buffered_round_waits_for_nobody(world: Any, ended: bool) -> None:
+def test_a_buffered_round_waits_for_nobody(world: World, ended: bool) -> None:
     """There a seat is given back when its time is over: else it would be given to the same device again and again."""
     world.create_task(privacy="plain", mode="asynchronous", threshold=None, cohort=3, concurrency=6, rounds=3)
     devices = world.add_devices(6)
@@ -136,7 +138,7 @@ def test_a_buffered_round_waits_for_nobody(world: Any, ended: bool) -> None:
     devices[0].updating(**update(1, 1.0))
 
 
-def test_refusals_are_counted_by_reason_and_of_no_device(world: Any) -> None:
+def test_refusals_are_counted_by_reason_and_of_no_device(world: World) -> None:
     """Once for each device, however often it says so; who said what is nowhere."""
     task = world.create_task(cohort=6, min_cohort=3, threshold=4)
     devices = world.add_devices(6)
@@ -153,7 +155,7 @@ def test_refusals_are_counted_by_reason_and_of_no_device(world: Any) -> None:
     }  # fmt: skip
 
 
-def test_a_buffered_round_counts_them_too(world: Any) -> None:
+def test_a_buffered_round_counts_them_too(world: World) -> None:
     task = world.create_task(privacy="plain", mode="asynchronous", threshold=None, cohort=3, concurrency=6, rounds=3)
     devices = world.add_devices(6)
     world.start_round(devices)
@@ -163,7 +165,7 @@ def test_a_buffered_round_counts_them_too(world: Any) -> None:
 
 
 @pytest.mark.parametrize("body", [b'{"reason":"I am ill"}', b'{"reason":7}', b'{"why":"cohort"}', b"", b"[]"])
-def test_a_reason_is_one_of_the_list(world: Any, body: bytes) -> None:
+def test_a_reason_is_one_of_the_list(world: World, body: bytes) -> None:
     task = world.create_task(cohort=4)
     devices = world.add_devices(4)
     world.start_round(devices)

@@ -11,6 +11,8 @@ import pytest
 from archipel.protocol import messages
 from archipel.protocol.sealed import Sealed, encode, seal
 from archipel.protocol.secagg import survivors_digest
+from tests.support.devices import Device
+from tests.support.world import World
 
 PHASES = ("advertising", "sharing", "complaining", "masking", "confirming", "unmasking")
 PUTS = {
@@ -35,7 +37,7 @@ class Recorder:
         for device in devices:
             device.transport = self._recording(device, device.transport)
 
-    def _recording(self, device: Any, transport: Any) -> Any:
+    def _recording(self, device: Device, transport: Any) -> Any:
         def record(method: str, path: str, body: bytes | None, headers: dict[str, str]) -> tuple[int, bytes]:
             if method == "PUT":
                 self.sent[device.id, path.rsplit("/", 1)[1]] = (body or b"", headers)
@@ -45,7 +47,7 @@ class Recorder:
 
 
 @pytest.fixture
-def fleet(world: Any) -> Any:
+def fleet(world: World) -> list[Device]:
     world.create_task(cohort=4, min_cohort=3, threshold=3)
     devices = world.add_devices(4)
     world.start_round(devices)
@@ -59,14 +61,14 @@ def variation(name: str, body: bytes) -> bytes:
     return body + b" "
 
 
-def test_who_is_in_a_round_is_told_to_ask_more_often(world: Any, fleet: Any) -> None:
+def test_who_is_in_a_round_is_told_to_ask_more_often(world: World, fleet: list[Device]) -> None:
     [stranger] = world.add_devices(1)
     waiting = stranger.ask("POST", "/v1/check-ins", messages.CheckInResponse, messages.CheckIn()).retry_after
     assert fleet[0].status().retry_after == waiting / 2
 
 
 @pytest.mark.parametrize("phase", PHASES)
-def test_a_message_again_is_acknowledged_and_another_one_refused(world: Any, fleet: Any, phase: str) -> None:
+def test_a_message_again_is_acknowledged_and_another_one_refused(world: World, fleet: list[Device], phase: str) -> None:
     recorder = Recorder(fleet)
     world.run_to(phase, fleet)
     first, name = fleet[0], PUTS[phase]
@@ -96,7 +98,7 @@ def test_a_message_again_is_acknowledged_and_another_one_refused(world: Any, fle
 
 
 @pytest.mark.parametrize("phase", PHASES)
-def test_too_early(world: Any, fleet: Any, phase: str) -> None:
+def test_too_early(world: World, fleet: list[Device], phase: str) -> None:
     world.run_to(phase, fleet)
     device = fleet[0]
     bodies = {
@@ -120,7 +122,7 @@ def test_too_early(world: Any, fleet: Any, phase: str) -> None:
 
 
 @pytest.mark.parametrize("phase", PHASES[:-1])
-def test_a_device_that_dropped_out_can_do_nothing_more(world: Any, fleet: Any, phase: str) -> None:
+def test_a_device_that_dropped_out_can_do_nothing_more(world: World, fleet: list[Device], phase: str) -> None:
     recorder = Recorder(fleet)
     world.run_to(phase, fleet)
     for device in fleet[:3]:
@@ -141,7 +143,7 @@ def test_a_device_that_dropped_out_can_do_nothing_more(world: Any, fleet: Any, p
     assert gone.status().phase == following
 
 
-def test_a_finished_round_is_gone_with_its_reason(world: Any, fleet: Any) -> None:
+def test_a_finished_round_is_gone_with_its_reason(world: World, fleet: list[Device]) -> None:
     recorder = Recorder(fleet)
     world.run_to("masking", fleet)
     fleet[0].masking()
@@ -156,7 +158,7 @@ def test_a_finished_round_is_gone_with_its_reason(world: Any, fleet: Any) -> Non
         assert device.call("GET", f"{device.round}/{name}")[0] == 410
 
 
-def test_the_checks_of_an_upload(world: Any, fleet: Any) -> None:
+def test_the_checks_of_an_upload(world: World, fleet: list[Device]) -> None:
     world.run_to("masking", fleet)
     device = fleet[0]
     path, good = f"{device.round}/update", b"\1" * (9 * device.plan.modulus_bits // 8)
@@ -184,7 +186,7 @@ def test_the_checks_of_an_upload(world: Any, fleet: Any) -> None:
     assert device.call("PUT", path, good, digest)[0] == 200
 
 
-def test_an_advertisement_for_something_else(world: Any, fleet: Any) -> None:
+def test_an_advertisement_for_something_else(world: World, fleet: list[Device]) -> None:
     device, other = fleet[0], fleet[1]
     path = f"{device.round}/advertisement"
     good = device.participant.advertise()
@@ -210,7 +212,7 @@ def test_an_advertisement_for_something_else(world: Any, fleet: Any) -> None:
     assert device.call("PUT", path, good)[0] == 200
 
 
-def test_shares_that_do_not_fit_the_cohort(world: Any, fleet: Any) -> None:
+def test_shares_that_do_not_fit_the_cohort(world: World, fleet: list[Device]) -> None:
     world.run_to("sharing", fleet)
     device = fleet[0]
     cohort = device.ask("GET", f"{device.round}/cohort", messages.Cohort)
@@ -227,7 +229,7 @@ def test_shares_that_do_not_fit_the_cohort(world: Any, fleet: Any) -> None:
     assert device.call("PUT", f"{device.round}/shares", messages.Shares(shares=good))[0] == 200
 
 
-def test_complaints_that_show_nothing(world: Any, fleet: Any) -> None:
+def test_complaints_that_show_nothing(world: World, fleet: list[Device]) -> None:
     """The envelope opens; or the complaint is in another's name. A refused one may be followed by a right one."""
     world.run_to("complaining", fleet)
     device, path = fleet[0], f"{fleet[0].round}/complaints"
@@ -251,7 +253,7 @@ def test_complaints_that_show_nothing(world: Any, fleet: Any) -> None:
     assert device.call("PUT", path, good)[0] == 200
 
 
-def test_a_confirmation_of_other_survivors(world: Any, fleet: Any) -> None:
+def test_a_confirmation_of_other_survivors(world: World, fleet: list[Device]) -> None:
     world.run_to("confirming", fleet)
     device = fleet[0]
     survivors = device.ask("GET", f"{device.round}/survivors", messages.Survivors)
@@ -272,7 +274,7 @@ def test_a_confirmation_of_other_survivors(world: Any, fleet: Any) -> None:
     assert device.call("PUT", f"{device.round}/confirmation", request)[0] == 200
 
 
-def test_unmasking_shares_that_were_not_asked_for(world: Any, fleet: Any) -> None:
+def test_unmasking_shares_that_were_not_asked_for(world: World, fleet: list[Device]) -> None:
     world.run_to("masking", fleet)
     for device in fleet[:3]:
         device.masking()
@@ -300,7 +302,7 @@ def test_unmasking_shares_that_were_not_asked_for(world: Any, fleet: Any) -> Non
     assert encode(good)
 
 
-def test_the_status_for_the_operator(world: Any, fleet: Any) -> None:
+def test_the_status_for_the_operator(world: World, fleet: list[Device]) -> None:
     status, answer = world.operator("GET", fleet[0].round)
     assert (status, answer["phase"]) == (200, "advertising")
     assert answer["phase_ends"] == world.clock.now + 120

@@ -15,6 +15,7 @@ from sqlalchemy import column, inspect, select, table, update
 from archipel.server.database.engine import MIGRATIONS, SCHEMA, Database
 from archipel.server.database.tables import Base, Task
 from tests.server.test_backup import move_to
+from tests.support.world import World
 
 
 def first_schema(path: Path) -> None:
@@ -37,7 +38,7 @@ def _run(url: str, step: Callable[[Config, str], None], revision: str) -> None:
     database.dispose()
 
 
-def take_back(world: Any, old: Path) -> list[str]:
+def take_back(world: World, old: Path) -> list[str]:
     """Put a database of the first schema with the same rows in place of the world's. Returns the tables copied."""
     path = Path(world.settings.folder) / "archipel.db"
     for services in (world.services, world.app.extensions["archipel"], world.coordinator._services):
@@ -62,7 +63,7 @@ def take_back(world: Any, old: Path) -> list[str]:
     return tables
 
 
-def test_a_round_under_way_is_finished_after_the_upgrade(world: Any, tmp_path: Path) -> None:
+def test_a_round_under_way_is_finished_after_the_upgrade(world: World, tmp_path: Path) -> None:
     task = world.create_task(rounds=2, cohort=4)
     devices = world.add_devices(4)
     world.start_round(devices)
@@ -94,7 +95,7 @@ ASKED: dict[str, Any] = {
 }  # fmt: skip
 
 
-def there_and_back(world: Any, url: str) -> None:
+def there_and_back(world: World, url: str) -> None:
     """What a task was asked for is the same after columns have had all of it, and are gone again."""
     tasks = [world.create_task(**ASKED, deadlines={"sharing": 33.0}), world.create_task(eligibility="ram > 1")]
     before = [world.task(task["task_id"]) for task in tasks]
@@ -125,5 +126,5 @@ def there_and_back(world: Any, url: str) -> None:
     assert [world.task(task["task_id"]) for task in tasks] == before
 
 
-def test_settings_of_tasks_are_in_their_requests(world: Any) -> None:
+def test_settings_of_tasks_are_in_their_requests(world: World) -> None:
     there_and_back(world, f"sqlite:///{Path(world.settings.folder) / 'archipel.db'}")

@@ -11,6 +11,7 @@ from archipel.bundle import read_weights, write_weights
 from archipel.server.database.tables import Device
 from archipel.server.devices.revocation import revoke
 from archipel.server.rounds import folding
+from tests.support.world import World
 
 Update = dict[str, np.ndarray]
 
@@ -39,7 +40,7 @@ def mean(updates: list[Update], scales: list[float] | None = None) -> Update:
     }
 
 
-def parameters(world: Any, task: Any) -> Update:
+def parameters(world: World, task: Any) -> Update:
     status, data = world.operator("GET", f"/v1/blobs/{world.task(task['task_id'])['model']}")
     assert status == 200
     return read_weights(data)
@@ -50,7 +51,7 @@ def same(found: Update, expected: Update) -> None:
         np.testing.assert_allclose(found[name], array, rtol=1e-6, atol=1e-7)
 
 
-def test_a_plain_round_takes_the_mean_of_what_arrived(world: Any) -> None:
+def test_a_plain_round_takes_the_mean_of_what_arrived(world: World) -> None:
     task = world.create_task(privacy="plain", threshold=None, goal=4)
     devices = world.add_devices(5)
     world.start_round(devices)
@@ -80,7 +81,7 @@ def test_a_plain_round_takes_the_mean_of_what_arrived(world: Any) -> None:
         ({"c.update": np.zeros(2, np.float32)}, "has the arrays"),
     ],
 )
-def test_an_update_outside_its_bounds_does_not_count(world: Any, change: Update, words: str) -> None:
+def test_an_update_outside_its_bounds_does_not_count(world: World, change: Update, words: str) -> None:
     world.create_task(privacy="plain", threshold=None)
     devices = world.add_devices(3)
     world.start_round_at_deadline(devices)
@@ -94,7 +95,7 @@ def test_an_update_outside_its_bounds_does_not_count(world: Any, change: Update,
     devices[0].updating(**update(1))
 
 
-def test_bytes_that_are_no_update_do_not_count(world: Any) -> None:
+def test_bytes_that_are_no_update_do_not_count(world: World) -> None:
     world.create_task(privacy="plain", threshold=None)
     devices = world.add_devices(3)
     world.start_round_at_deadline(devices)
@@ -104,7 +105,7 @@ def test_bytes_that_are_no_update_do_not_count(world: Any) -> None:
     devices[0].updating(**update(1))
 
 
-def test_a_synchronous_round_needs_its_goal_and_a_semi_synchronous_one_the_minimum(world: Any) -> None:
+def test_a_synchronous_round_needs_its_goal_and_a_semi_synchronous_one_the_minimum(world: World) -> None:
     devices = world.add_devices(5)
     ended = {}
     for mode in ("synchronous", "semi-synchronous"):
@@ -122,7 +123,7 @@ def test_a_synchronous_round_needs_its_goal_and_a_semi_synchronous_one_the_minim
     assert ended == {"synchronous": "failed", "semi-synchronous": "committed"}
 
 
-def test_updates_are_folded_as_they_come_and_their_files_go(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_updates_are_folded_as_they_come_and_their_files_go(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("archipel.server.rounds.folding.BATCH", 2)
     task = world.create_task(privacy="plain", threshold=None, cohort=5)
     devices = world.add_devices(5)
@@ -138,7 +139,7 @@ def test_updates_are_folded_as_they_come_and_their_files_go(world: Any, monkeypa
     same(parameters(world, task), mean(updates))
 
 
-def test_updates_that_change_nothing_are_folded_too(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_updates_that_change_nothing_are_folded_too(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The sum's bytes, and so its name, are the same before and after."""
     monkeypatch.setattr("archipel.server.rounds.folding.BATCH", 2)
     task = world.create_task(privacy="plain", threshold=None, cohort=5)
@@ -152,7 +153,7 @@ def test_updates_that_change_nothing_are_folded_too(world: Any, monkeypatch: pyt
 
 
 def test_an_update_that_comes_again_is_kept_once_and_not_after_it_was_summed(
-    world: Any, monkeypatch: pytest.MonkeyPatch
+    world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(folding, "BATCH", 2)
     world.create_task(privacy="plain", threshold=None, cohort=4)
@@ -178,7 +179,7 @@ def test_an_update_that_comes_again_is_kept_once_and_not_after_it_was_summed(
     assert devices[0].status().phase == "committed"
 
 
-def test_a_revoked_device_cannot_take_its_acknowledged_update_away(world: Any) -> None:
+def test_a_revoked_device_cannot_take_its_acknowledged_update_away(world: World) -> None:
     """A web process believes its session for some seconds more; the round counts on what was acknowledged."""
     task = world.create_task(privacy="plain", threshold=None, cohort=3)
     devices = world.add_devices(3)

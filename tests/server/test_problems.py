@@ -11,6 +11,7 @@ import pytest
 from sqlalchemy.exc import OperationalError
 
 from archipel.protocol.messages import Problem
+from tests.support.world import World
 
 
 def problem(response: Any, status: int, kind: str) -> Problem:
@@ -23,7 +24,7 @@ def problem(response: Any, status: int, kind: str) -> Problem:
     return found
 
 
-def test_not_found_and_wrong_method(world: Any) -> None:
+def test_not_found_and_wrong_method(world: World) -> None:
     client = world.app.test_client()
     problem(client.get("/v1/nothing"), 404, "not_found")
     for path in ("/v1/tasks/not-an-id", "/v1/tasks/0000", "/v1/tasks/%C3%A9"):
@@ -37,7 +38,7 @@ def test_not_found_and_wrong_method(world: Any) -> None:
     problem(client.options("/v1/health"), 405, "unsupported")
 
 
-def test_a_body_that_cannot_be_decoded(world: Any) -> None:
+def test_a_body_that_cannot_be_decoded(world: World) -> None:
     for body, said in (
         (b"", "Input data was truncated"),
         (b"{", "Input data was truncated"),
@@ -53,12 +54,12 @@ def test_a_body_that_cannot_be_decoded(world: Any) -> None:
         assert said in found.detail
 
 
-def test_a_body_that_is_too_large(world: Any) -> None:
+def test_a_body_that_is_too_large(world: World) -> None:
     body = b" " * (world.settings.max_json_bytes + 1)
     problem(world.app.test_client().post("/v1/challenges", data=body), 413, "too_large")
 
 
-def test_an_unexpected_error_tells_nothing_but_its_request_id(world: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unexpected_error_tells_nothing_but_its_request_id(world: World, caplog: pytest.LogCaptureFixture) -> None:
     # An unreadable plan in the database: nothing that a caller can be blamed for.
     task = world.create_task()
     devices = world.add_devices(5)
@@ -78,7 +79,7 @@ def test_an_unexpected_error_tells_nothing_but_its_request_id(world: Any, caplog
     ("code", "said"),
     [(sqlite3.SQLITE_BUSY, "the database is busy"), (sqlite3.SQLITE_FULL, "the server's disk is full")],
 )
-def test_errors_that_pass_say_when_to_try_again(world: Any, code: int, said: str) -> None:
+def test_errors_that_pass_say_when_to_try_again(world: World, code: int, said: str) -> None:
     error = sqlite3.OperationalError("stopped")
     error.sqlite_errorcode = code
     wrapped = OperationalError("SELECT 1", None, error)
@@ -91,14 +92,14 @@ def test_errors_that_pass_say_when_to_try_again(world: Any, code: int, said: str
     assert response.headers["Retry-After"] == "1"
 
 
-def test_health_says_what_is_wrong(world: Any) -> None:
+def test_health_says_what_is_wrong(world: World) -> None:
     client = world.app.test_client()
     assert client.get("/v1/health").get_json()["status"] == "ok"
     (world.settings.blob_folder / "incoming").rmdir()
     assert "incoming" in problem(client.get("/v1/health"), 503, "unavailable").detail
 
 
-def test_the_request_log(world: Any) -> None:
+def test_the_request_log(world: World) -> None:
     (device,) = world.add_devices(1)
     device.check_in()
     client = world.app.test_client()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +17,22 @@ from archipel.protocol.messages import Confirmations, Receipt
 from archipel.protocol.uploads import contribution, upload_layout
 from archipel.server.database.tables import BundleRow
 from archipel.server.devices.queries import _cells, _divided
-from tests.support.devices import ANSWERED
+from tests.support.devices import ANSWERED, Keys
+from tests.support.world import World
 
 LEAST = 3
 ASK: dict[str, Any] = {"kind": "analytics", "threshold": None, "min_cohort": 3, "deadlines": {"assigning": 5.0}}
 
 
 @pytest.fixture
-def bundle_file(keys: Any, bundle_maker: Any, tmp_path: Path) -> Any:
+def bundle_file(keys: Keys, bundle_maker: Callable[..., Path], tmp_path: Path) -> Any:
     """A bundle whose queries need three contributors."""
     return bundle_maker(tmp_path, keys.publisher, min_cohort=2, policy={"min_contributors": LEAST, "queries": 6})
 
 
-def ask(world: Any, there: Sequence[Any], dropping: Sequence[Any] = (), empty: Sequence[Any] = (), **task: Any) -> Any:
+def ask(
+    world: World, there: Sequence[Any], dropping: Sequence[Any] = (), empty: Sequence[Any] = (), **task: Any
+) -> Any:
     """One query while `there` wait, of which `dropping` send keys and nothing else, and `empty` have no examples; its
     round, None if none began, and the task as it is shown then."""
     made = world.create_task(**{**ASK, "cohort": len(there), **task})
@@ -73,7 +76,7 @@ def ids(devices: Sequence[Any]) -> list[str]:
     return sorted(device.id for device in devices)
 
 
-def test_devices_that_were_never_asked_come_first(world: Any) -> None:
+def test_devices_that_were_never_asked_come_first(world: World) -> None:
     devices = world.add_devices(8)
     first, _ = ask(world, devices[:4])
     assert (first["phase"], first["survivors"]) == ("committed", ids(devices[:4]))
@@ -84,7 +87,7 @@ def test_devices_that_were_never_asked_come_first(world: Any) -> None:
     assert (third["phase"], third["survivors"]) == ("committed", ids(devices))
 
 
-def test_a_set_is_asked_again_only_when_it_is_whole(world: Any) -> None:
+def test_a_set_is_asked_again_only_when_it_is_whole(world: World) -> None:
     devices = world.add_devices(5)
     assert ask(world, devices)[0]["phase"] == "committed"
     nothing, shown = ask(world, devices[:4])
@@ -97,7 +100,7 @@ def test_a_set_is_asked_again_only_when_it_is_whole(world: Any) -> None:
     assert (again["phase"], again["survivors"]) == ("committed", ids(devices))
 
 
-def test_a_set_may_be_divided_into_two_that_are_large_enough(world: Any) -> None:
+def test_a_set_may_be_divided_into_two_that_are_large_enough(world: World) -> None:
     devices = world.add_devices(6)
     assert ask(world, devices)[0]["phase"] == "committed"
     half, _ = ask(world, devices[:3])
@@ -105,7 +108,7 @@ def test_a_set_may_be_divided_into_two_that_are_large_enough(world: Any) -> None
     assert ask(world, devices[1:4])[0] is None
 
 
-def test_a_device_that_drops_out_of_a_repeated_set_ends_the_round_before_anybody_is_told(world: Any) -> None:
+def test_a_device_that_drops_out_of_a_repeated_set_ends_the_round_before_anybody_is_told(world: World) -> None:
     devices = world.add_devices(5)
     assert ask(world, devices)[0]["phase"] == "committed"
     failed, _ = ask(world, devices, dropping=devices[:1])
@@ -117,14 +120,14 @@ def test_a_device_that_drops_out_of_a_repeated_set_ends_the_round_before_anybody
     assert {each["furthest"] for each in failed["participants"]} == {"masking", "complaining"}
 
 
-def test_a_device_that_drops_out_of_a_new_set_does_no_harm(world: Any) -> None:
+def test_a_device_that_drops_out_of_a_new_set_does_no_harm(world: World) -> None:
     devices = world.add_devices(5)
     found, _ = ask(world, devices, dropping=devices[:1])
     assert (found["phase"], found["survivors"]) == ("committed", ids(devices[1:]))
     assert found["result"]["contributors"] == 4
 
 
-def test_the_population_is_asked_so_many_times(world: Any) -> None:
+def test_the_population_is_asked_so_many_times(world: World) -> None:
     devices = world.add_devices(3)
     for _ in range(6):
         assert ask(world, devices)[0]["phase"] == "committed"
@@ -140,7 +143,7 @@ def test_the_population_is_asked_so_many_times(world: Any) -> None:
 
 
 def test_with_the_default_policy_thirty_devices_are_asked(
-    world: Any, bundle_maker: Any, keys: Any, tmp_path: Path
+    world: World, bundle_maker: Callable[..., Path], keys: Keys, tmp_path: Path
 ) -> None:
     policy = {"colluders": 1 / 3, "min_contributors": 20, "queries": 30}
     world.bundle_file = bundle_maker(tmp_path, keys.publisher, name="default", min_cohort=10, policy=policy)
@@ -160,7 +163,7 @@ def test_with_the_default_policy_thirty_devices_are_asked(
 
 
 def test_small_cells_of_another_bundle_are_no_obstacle(
-    world: Any, bundle_maker: Any, keys: Any, tmp_path: Path
+    world: World, bundle_maker: Callable[..., Path], keys: Keys, tmp_path: Path
 ) -> None:
     devices = world.add_devices(9)
     assert ask(world, devices[:3])[0]["phase"] == "committed"
@@ -173,7 +176,7 @@ def test_small_cells_of_another_bundle_are_no_obstacle(
     assert ask(world, devices[3:6])[0] is None
 
 
-def test_what_a_task_may_ask_for(world: Any) -> None:
+def test_what_a_task_may_ask_for(world: World) -> None:
     asked = {"name": "q", "population": "pupils", "rounds": 1, "min_cohort": 3, "cohort": 5, "bundle": world.publish()}
     for changes, words in (
         ({"kind": "analytics", "rounds": 7}, "rounds: 7; bundle 'tiny' allows 6 queries in 30 days"),
@@ -207,7 +210,7 @@ def test_no_combination_of_sums_tells_of_fewer_than_a_cell() -> None:
             assert told.count(value) >= 3
 
 
-def test_a_new_cell_needs_contributors_and_not_only_devices(world: Any) -> None:
+def test_a_new_cell_needs_contributors_and_not_only_devices(world: World) -> None:
     """Five with examples, then these and four more of which one has any: the difference would be that one's."""
     devices = world.add_devices(9)
     assert ask(world, devices[:5])[0]["phase"] == "committed"
@@ -220,7 +223,7 @@ def test_a_new_cell_needs_contributors_and_not_only_devices(world: Any) -> None:
     assert (failed["result"], failed["weight_sum"]) == (None, None)
 
 
-def test_wrong_shares_are_noted_where_the_query_then_fails_for_want_of_contributors(world: Any) -> None:
+def test_wrong_shares_are_noted_where_the_query_then_fails_for_want_of_contributors(world: World) -> None:
     devices = world.add_devices(7)
     liar = devices[3]
     honest = liar.answer
@@ -243,7 +246,7 @@ def test_wrong_shares_are_noted_where_the_query_then_fails_for_want_of_contribut
     assert (failed["result"], failed["weight_sum"]) == (None, None)
 
 
-def test_what_is_left_of_a_divided_cell_needs_contributors_too(world: Any) -> None:
+def test_what_is_left_of_a_divided_cell_needs_contributors_too(world: World) -> None:
     devices = world.add_devices(7)
     first, _ = ask(world, devices, empty=devices[:2])
     assert first["result"]["contributors"] == 5

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
 
 import pytest
 
 from archipel.server.rounds.machine import DEADLINES, ORDER, RULES, Counts, Verdict, decide
+from tests.support.world import World
 
 COLLECTING = ("advertising", "sharing", "complaining", "masking", "confirming", "unmasking")
 # cohort 5, min_cohort 4, threshold 3: every phase needs 4 answers, but unmasking needs only the threshold.
@@ -60,7 +60,7 @@ def test_aggregating_ends_only_by_work_or_by_its_deadline() -> None:
 
 
 @pytest.mark.parametrize("phase", COLLECTING)
-def test_at_the_deadline_with_enough_the_round_goes_on(world: Any, phase: str) -> None:
+def test_at_the_deadline_with_enough_the_round_goes_on(world: World, phase: str) -> None:
     task = world.create_task(**TASK)
     devices = world.add_devices(5)
     world.start_round(devices)
@@ -77,7 +77,7 @@ def test_at_the_deadline_with_enough_the_round_goes_on(world: Any, phase: str) -
 
 
 @pytest.mark.parametrize("phase", COLLECTING)
-def test_at_the_deadline_with_too_few_the_round_fails_closed(world: Any, phase: str) -> None:
+def test_at_the_deadline_with_too_few_the_round_fails_closed(world: World, phase: str) -> None:
     task = world.create_task(**TASK)
     devices = world.add_devices(5)
     world.start_round(devices)
@@ -109,7 +109,7 @@ def test_at_the_deadline_with_too_few_the_round_fails_closed(world: Any, phase: 
 
 
 @pytest.mark.parametrize("waiting", [3, 4, 5])
-def test_assigning_waits_for_the_cohort_then_takes_what_is_enough(world: Any, waiting: int) -> None:
+def test_assigning_waits_for_the_cohort_then_takes_what_is_enough(world: World, waiting: int) -> None:
     task = world.create_task(**TASK)
     devices = world.add_devices(5)
     for device in devices[:4]:
@@ -131,7 +131,7 @@ def test_assigning_waits_for_the_cohort_then_takes_what_is_enough(world: Any, wa
         assert {p["device_id"] for p in info["participants"]} == {device.id for device in devices[:waiting]}
 
 
-def test_aggregating_past_its_deadline_fails(world: Any) -> None:
+def test_aggregating_past_its_deadline_fails(world: World) -> None:
     task = world.create_task(**TASK)
     devices = world.add_devices(5)
     world.start_round(devices)

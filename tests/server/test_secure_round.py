@@ -10,6 +10,7 @@ import pytest
 
 from archipel.bundle import read_weights
 from archipel.protocol.messages import Confirmations, Receipt, Unmasking
+from tests.support.world import World
 
 DELTA_STEP, WEIGHT_STEP = 1 / 256, 1 / 4096
 
@@ -33,7 +34,7 @@ def expected_parameters(updates: list[np.ndarray]) -> tuple[np.ndarray, np.ndarr
     return mean[:6].reshape(3, 2).astype(np.float32), mean[6:].astype(np.float32)
 
 
-def new_parameters(world: Any, task: Any) -> dict[str, np.ndarray]:
+def new_parameters(world: World, task: Any) -> dict[str, np.ndarray]:
     status, data = world.operator("GET", f"/v1/blobs/{world.task(task['task_id'])['model']}")
     assert status == 200
     return read_weights(data)
@@ -52,7 +53,7 @@ def new_parameters(world: Any, task: Any) -> dict[str, np.ndarray]:
     ],
 )
 def test_the_new_parameters_are_the_exact_mean_of_the_survivors(
-    world: Any, vanish_before: dict[str, list[int]], survivors: list[int]
+    world: World, vanish_before: dict[str, list[int]], survivors: list[int]
 ) -> None:
     task = world.create_task()
     devices = world.add_devices(5)
@@ -80,7 +81,7 @@ def test_the_new_parameters_are_the_exact_mean_of_the_survivors(
     assert info["weights_out"] == after["model"] != info["weights_in"]
 
 
-def test_rounds_build_on_each_other(world: Any) -> None:
+def test_rounds_build_on_each_other(world: World) -> None:
     task = world.create_task(rounds=3)
     devices = world.add_devices(5)
     w = np.zeros((3, 2), np.float32)
@@ -101,7 +102,7 @@ def test_rounds_build_on_each_other(world: Any) -> None:
     assert len(world.rounds(task["task_id"])) == 3
 
 
-def test_nothing_unmasked_is_stored(world: Any) -> None:
+def test_nothing_unmasked_is_stored(world: World) -> None:
     world.create_task()
     devices = world.add_devices(5)
     world.start_round(devices)
@@ -120,7 +121,7 @@ def test_nothing_unmasked_is_stored(world: Any) -> None:
             assert device.vector.tobytes() not in data
 
 
-def test_spool_and_messages_are_gone_after_the_round(world: Any) -> None:
+def test_spool_and_messages_are_gone_after_the_round(world: World) -> None:
     world.create_task()
     devices = world.add_devices(5)
     world.start_round(devices)
@@ -135,7 +136,7 @@ def test_spool_and_messages_are_gone_after_the_round(world: Any) -> None:
         assert connection.exec_driver_sql("SELECT count(*) FROM check_ins WHERE round_id IS NOT NULL").scalar() == 0
 
 
-def test_the_masking_phase_ends_at_its_goal(world: Any) -> None:
+def test_the_masking_phase_ends_at_its_goal(world: World) -> None:
     task = world.create_task(goal=4)
     devices = world.add_devices(5)
     world.start_round(devices)
@@ -155,7 +156,7 @@ def test_the_masking_phase_ends_at_its_goal(world: Any) -> None:
     assert world.task(task["task_id"])["state"] == "completed"
 
 
-def test_a_device_that_reveals_wrong_shares_is_left_out(world: Any) -> None:
+def test_a_device_that_reveals_wrong_shares_is_left_out(world: World) -> None:
     task = world.create_task()
     devices = world.add_devices(5)
     world.start_round(devices)
@@ -179,7 +180,7 @@ def test_a_device_that_reveals_wrong_shares_is_left_out(world: Any) -> None:
     np.testing.assert_array_equal(new_parameters(world, task)["w"], expected_parameters(updates)[0])
 
 
-def test_an_update_that_is_damaged_on_disk_fails_the_round_closed(world: Any) -> None:
+def test_an_update_that_is_damaged_on_disk_fails_the_round_closed(world: World) -> None:
     task = world.create_task()
     devices = world.add_devices(5)
     world.start_round(devices)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from archipel.server.database.session_cache import CACHE_SECONDS, SessionCache
+from tests.support.world import World
 
 TOKEN, OTHER = b"t" * 32, b"o" * 32
 
 
 @pytest.mark.parametrize("before", [0.5, CACHE_SECONDS / 2, CACHE_SECONDS + 1])
-def test_over_http(world: Any, before: float) -> None:
+def test_over_http(world: World, before: float) -> None:
     """Used shortly before its end, so that it is remembered, and again at its end."""
     (device,) = world.add_devices(1)
     end = world.clock.now + world.settings.session_seconds

@@ -24,7 +24,6 @@ from tests.support.tiny_bundle import LENGTH, WEIGHT_STEP
 START = 1_800_000_000.0
 POPULATION = "pupils"
 Answer = TypeVar("Answer")
-Body = bytes | msgspec.Struct | None
 Transport = Callable[[str, str, bytes | None, dict[str, str]], tuple[int, bytes]]
 
 
@@ -72,13 +71,15 @@ class Device:
         self.versions: dict[str, int] | None = None
         self.offers: list[messages.Offer] = []
 
-    def call(self, method: str, path: str, body: Body = None, headers: dict[str, str] | None = None) -> tuple[int, Any]:
-        data = body if isinstance(body, bytes) or body is None else encode(body)
+    def call(
+        self, method: str, path: str, body: object = None, headers: dict[str, str] | None = None
+    ) -> tuple[int, Any]:
+        data = body if isinstance(body, bytes) or body is None else encode(cast("msgspec.Struct", body))
         extra = {"Authorization": f"Bearer {self.token}"} if self.token else {}
         status, answer = self.transport(method, path, data, {**extra, **(headers or {})})
         return status, msgspec.json.decode(answer) if answer[:1] in (b"{", b"[") else answer
 
-    def ask(self, method: str, path: str, kind: type[Answer], body: Body = None, **headers: str) -> Answer:
+    def ask(self, method: str, path: str, kind: type[Answer], body: object = None, **headers: str) -> Answer:
         status, answer = self.call(method, path, body, headers)
         assert status in (200, 201), (method, path, status, answer)
         return cast("Answer", answer) if isinstance(answer, bytes) else msgspec.convert(answer, kind)

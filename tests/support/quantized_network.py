@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import torch
 from torch import nn
 
+from archipel.compression import CompressedModel
+from archipel.graph import Model
+
 Arrays = dict[str, np.ndarray]
+Apply = Callable[..., tuple[CompressedModel, dict[str, Any]]]
+"""(model, part, examples) -> the changed model and what the part noted."""
+Run = Callable[..., np.ndarray]
+"""The first output of a model, as it is written with `optimized=False`."""
+Stored = Callable[[Model], Arrays]
+"""The initializers of a model, by name."""
 
 
 class Network(nn.Module):

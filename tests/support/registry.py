@@ -189,7 +189,7 @@ class Registry:
     def device(self, number: int = 0, **more: Any) -> Agent:
         return self.federation.agent(number, **{"adopt": True, "allow_plain": True, **more})
 
-    def answer(self, number: int, personal: float = 0.0) -> np.ndarray:
+    def answer(self, number: int, personal: float | np.ndarray = 0.0) -> np.ndarray:
         """What version `number` says to X."""
         return np.asarray(X @ self.w[number] + np.float32(personal))
 

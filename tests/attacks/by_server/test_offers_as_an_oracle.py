@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from archipel.client import Agent
 from archipel.client.versions import adoption
 from archipel.client.versions.adoption import Adoption
 from archipel.client.versions.offer_book import RETRY_SECONDS
@@ -66,7 +67,7 @@ def shape(server: Listening, bundles: list[str]) -> list[Any]:
 Script = Callable[[Watched, Any, list[float]], list[str]]
 
 
-def offers_and_clock(each: Watched, agent: Any, now: list[float]) -> list[str]:
+def offers_and_clock(each: Watched, agent: Agent, now: list[float]) -> list[str]:
     """Better here and worse there; the same again; under a new serial; after a day; restarted; another one; back."""
     server = each.server
     first = server.version(1, (0.0, 0.0, 0.0), 1)

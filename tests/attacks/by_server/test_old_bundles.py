@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -38,7 +39,7 @@ from tests.support.scripted_server import scripted
 NOW = int(time.time())
 
 
-def signed_anew(folder: Path, key: Any, **changes: Any) -> Path:
+def signed_anew(folder: Path, key: Ed25519PrivateKey, **changes: Any) -> Path:
     """The bundle in the folder with another manifest, signed by its publisher, as one file."""
     manifest = decode_manifest((folder / "manifest.json").read_bytes())
     data = encode_manifest(msgspec.structs.replace(manifest, **changes))
@@ -130,7 +131,7 @@ def test_sequences_are_of_one_publisher_and_one_name(tmp_path: Path) -> None:
     book = PublisherBook(tmp_path / "book")
     keys = generate_key(), generate_key()
 
-    def bundle(number: int, key: Any, sequence: int) -> Any:
+    def bundle(number: int, key: Ed25519PrivateKey, sequence: int) -> Any:
         folder = tmp_path / f"{number}"
         make_bundle(folder, key)
         signed_anew(folder, key, sequence=sequence)

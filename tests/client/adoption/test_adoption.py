@@ -21,13 +21,13 @@ from archipel.errors import ClientError
 from archipel.protocol.operator.registry import Gate, RolloutRequest, Stage
 from archipel.protocol.sealed import public_bytes
 from tests.support.linear_bundle import local_data
-from tests.support.registry import BEST, BETTER, FIRST, FRAGILE, MODEL, WORSE, X
+from tests.support.registry import BEST, BETTER, FIRST, FRAGILE, MODEL, WORSE, Registry, X
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="child processes with limits need Linux")
 
 
 @pytest.mark.parametrize("isolated", [False, pytest.param(True, marks=linux)])
-def test_the_first_version_and_a_better_one(registry: Any, isolated: bool) -> None:
+def test_the_first_version_and_a_better_one(registry: Registry, isolated: bool) -> None:
     agent = registry.device(isolated=isolated)
     with pytest.raises(ClientError, match="runs no version of it; it runs: none"):
         agent.model(MODEL)
@@ -56,7 +56,7 @@ def test_the_first_version_and_a_better_one(registry: Any, isolated: bool) -> No
         assert again.model(MODEL).state.a.version == 1  # to return to
 
 
-def test_weights_of_a_task_and_what_is_personal(registry: Any) -> None:
+def test_weights_of_a_task_and_what_is_personal(registry: Registry) -> None:
     """A round moves the personal offset of each device; the next version of the model goes on with it."""
     agents = [registry.device(number) for number in range(3)]
     for agent in agents:
@@ -82,7 +82,7 @@ def test_weights_of_a_task_and_what_is_personal(registry: Any) -> None:
         assert b"personal" not in learned
 
 
-def test_a_round_changes_what_a_model_that_was_given_out_says(registry: Any) -> None:
+def test_a_round_changes_what_a_model_that_was_given_out_says(registry: Registry) -> None:
     agents = [registry.device(number) for number in range(2)]
     agents[1].run_once()
     slots = agents[1].model(MODEL)
@@ -93,7 +93,7 @@ def test_a_round_changes_what_a_model_that_was_given_out_says(registry: Any) -> 
     np.testing.assert_allclose(slots.predict(X), registry.answer(1, kept.personal["b"]), rtol=1e-5)
 
 
-def test_a_worse_version_is_kept_out_and_tried_again(registry: Any) -> None:
+def test_a_worse_version_is_kept_out_and_tried_again(registry: Registry) -> None:
     now = [1e9]
     agent = registry.device()
     agent._adoption = Adoption(agent._device, lambda: now[0])
@@ -122,7 +122,7 @@ def test_a_worse_version_is_kept_out_and_tried_again(registry: Any) -> None:
     assert agent.models == {MODEL: 1, "another": 1}
 
 
-def test_a_device_that_goes_from_round_to_round_adopts_too(registry: Any) -> None:
+def test_a_device_that_goes_from_round_to_round_adopts_too(registry: Registry) -> None:
     agents = [registry.device(number) for number in range(3)]
     for agent in agents:
         agent.run_once()
@@ -142,7 +142,7 @@ def test_a_device_that_goes_from_round_to_round_adopts_too(registry: Any) -> Non
         assert "committed" in names[: names.index("adopted", 4)]
 
 
-def test_how_much_worse_is_the_owners_to_say(registry: Any) -> None:
+def test_how_much_worse_is_the_owners_to_say(registry: Registry) -> None:
     agents = [registry.device(number, max_worse=worse) for number, worse in ((0, 0.0), (1, 1e6))]
     for agent in agents:
         agent.run_once()
@@ -152,7 +152,7 @@ def test_how_much_worse_is_the_owners_to_say(registry: Any) -> None:
     assert [agent.models[MODEL] for agent in agents] == [1, 2]
 
 
-def test_what_the_server_takes_back_is_not_compared(registry: Any) -> None:
+def test_what_the_server_takes_back_is_not_compared(registry: Registry) -> None:
     agent = registry.device()
     agent.run_once()
     for w in (BETTER, BEST):
@@ -178,7 +178,7 @@ def test_what_the_server_takes_back_is_not_compared(registry: Any) -> None:
     assert registry.told(agent, "kept") == []
 
 
-def test_a_version_kept_out_wins_where_it_is_what_the_server_goes_back_to(registry: Any) -> None:
+def test_a_version_kept_out_wins_where_it_is_what_the_server_goes_back_to(registry: Registry) -> None:
     agent = registry.device()
     agent.run_once()
     registry.add(WORSE)
@@ -191,7 +191,7 @@ def test_a_version_kept_out_wins_where_it_is_what_the_server_goes_back_to(regist
     assert agent.models == {MODEL: 2}
 
 
-def test_a_rollout_of_an_older_version_that_is_aborted(registry: Any) -> None:
+def test_a_rollout_of_an_older_version_that_is_aborted(registry: Registry) -> None:
     """Its number says nothing then: what is for all devices is what ran before."""
     agent = registry.device()
     registry.add(BEST, promote=False)
@@ -208,7 +208,7 @@ def test_a_rollout_of_an_older_version_that_is_aborted(registry: Any) -> None:
     assert registry.loss(3) > 1.05 * registry.loss(2)
 
 
-def test_a_rollout_with_its_gate(registry: Any) -> None:
+def test_a_rollout_with_its_gate(registry: Registry) -> None:
     agents = [registry.device(number) for number in range(3)]
     for agent in agents:
         agent.run_once()
@@ -230,7 +230,7 @@ def test_a_rollout_with_its_gate(registry: Any) -> None:
 
 
 @pytest.mark.parametrize("how", ["no evaluate program", "no labelled examples"])
-def test_what_cannot_be_compared_is_adopted_after_the_self_test(registry: Any, how: str) -> None:
+def test_what_cannot_be_compared_is_adopted_after_the_self_test(registry: Registry, how: str) -> None:
     more: dict[str, Any] = {"examples": lambda: {"x": X}} if how == "no labelled examples" else {}
     agent = registry.device(**more)
     agent.run_once()
@@ -243,7 +243,7 @@ def test_what_cannot_be_compared_is_adopted_after_the_self_test(registry: Any, h
 
 
 @pytest.mark.parametrize("error", [OSError(5, "Input/output error", "data.npz"), ClientError("the store is damaged")])
-def test_examples_that_cannot_be_read_say_nothing_about_the_version(registry: Any, error: Exception) -> None:
+def test_examples_that_cannot_be_read_say_nothing_about_the_version(registry: Registry, error: Exception) -> None:
     now, broken = [1e9], [True]
 
     def examples() -> dict[str, np.ndarray]:
@@ -271,7 +271,7 @@ def test_examples_that_cannot_be_read_say_nothing_about_the_version(registry: An
     assert adopted["running"] == pytest.approx(registry.loss(1), rel=1e-5)
 
 
-def test_a_full_disk_says_nothing_about_the_version(registry: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_says_nothing_about_the_version(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
     """At each write of an adoption: it is tried again, unless it had been adopted by then."""
     now = [1e9]
     before: int | None = None
@@ -317,7 +317,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("wrong", "said"), WRONG)
-def test_what_is_not_fit_to_run_is_kept_out(registry: Any, wrong: dict[str, Any], said: str) -> None:
+def test_what_is_not_fit_to_run_is_kept_out(registry: Registry, wrong: dict[str, Any], said: str) -> None:
     agent = registry.device()
     agent.run_once()
     registry.add(BEST, **wrong)
@@ -332,7 +332,7 @@ def test_what_is_not_fit_to_run_is_kept_out(registry: Any, wrong: dict[str, Any]
     assert agent.models == {MODEL: 3}
 
 
-def test_a_bundle_that_is_too_large_or_not_of_a_pinned_publisher(registry: Any) -> None:
+def test_a_bundle_that_is_too_large_or_not_of_a_pinned_publisher(registry: Registry) -> None:
     small = registry.device(0, max_download_bytes=1000)
     strange = registry.device(1, enrol=False)
     strange.enrol(registry.federation.token(publisher_keys=[public_bytes(generate_key())]))
@@ -346,7 +346,7 @@ def test_a_bundle_that_is_too_large_or_not_of_a_pinned_publisher(registry: Any) 
     assert [len(registry.told(agent, "kept")) for agent in (small, strange)] == [1, 1]
 
 
-def test_a_version_that_fails_when_it_is_used(registry: Any) -> None:
+def test_a_version_that_fails_when_it_is_used(registry: Registry) -> None:
     agent = registry.device()
     agent.run_once()
     registry.add(BEST, predict=FRAGILE)
@@ -363,7 +363,7 @@ def test_a_version_that_fails_when_it_is_used(registry: Any) -> None:
     assert "not finite" in kept["reason"]
 
 
-def test_predictions_go_on_while_versions_are_adopted(registry: Any) -> None:
+def test_predictions_go_on_while_versions_are_adopted(registry: Registry) -> None:
     agent = registry.device()
     agent.run_once()
     slots = agent.model(MODEL)
@@ -391,7 +391,7 @@ def test_predictions_go_on_while_versions_are_adopted(registry: Any) -> None:
     np.testing.assert_allclose(slots.predict(X), registry.answer(3), rtol=1e-6)
 
 
-def test_another_process_loads_what_runs(registry: Any) -> None:
+def test_another_process_loads_what_runs(registry: Registry) -> None:
     agent = registry.device()
     agent.run_once()
     agent.model(MODEL).predict(X)
@@ -407,7 +407,7 @@ def test_another_process_loads_what_runs(registry: Any) -> None:
     assert done.stdout.strip() == "[0.1 0.2 0.3]"
 
 
-def test_an_owner_who_does_not_want_versions(registry: Any) -> None:
+def test_an_owner_who_does_not_want_versions(registry: Registry) -> None:
     agent = registry.device(adopt=False)
     agent.run_once()
     assert registry.federation.names(agent) == ["enrolled"]

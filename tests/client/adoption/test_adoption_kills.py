@@ -9,12 +9,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.support.registry import BETTER, MODEL, X
+from tests.support.registry import BETTER, MODEL, Registry, X
 
 SCRIPT = r"""
 import json, os, shutil, signal, sys
@@ -97,7 +96,7 @@ for number in range(1, int((base / "total").read_text()) + 1, stride):
 
 @pytest.mark.parametrize("stride", [14, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("trained", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_killed_at(registry: Any, trained: bool, stride: int) -> None:
+def test_killed_at(registry: Registry, trained: bool, stride: int) -> None:
     """Version 2 is a bundle of its own, or version 1's with weights that a task made."""
     agent = registry.device()
     if trained:

@@ -9,13 +9,14 @@ import msgspec
 import pytest
 
 from archipel.bundle import generate_key
+from archipel.client import Agent, Outcome
 from archipel.client.versions.adoption import Adoption
 from archipel.client.versions.offer_book import FILE, MAX_STARTS
 from archipel.errors import ClientError, UnreachableError
 from archipel.protocol.messages import MAX_MODELS, Offer
 from archipel.protocol.sealed import Sealed, seal
 from archipel.server.registry.offers import Offers
-from tests.support.registry import BEST, BETTER, MODEL
+from tests.support.registry import BEST, BETTER, MODEL, Registry
 
 Say = Callable[..., list[Offer]]
 
@@ -38,17 +39,17 @@ def answer(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[Sealed]], None]:
 
 
 @pytest.fixture
-def offer(registry: Any) -> Offer:
+def offer(registry: Registry) -> Offer:
     """Of version 2, as the server would make it; the device runs version 1."""
     made = registry.add(BEST)
     return Offer(population="pupils", model=MODEL, version=2, bundle=made.bundle, serial=2**50)
 
 
-def sign(registry: Any, offer: Offer, label: str = "offer") -> Sealed:
+def sign(registry: Registry, offer: Offer, label: str = "offer") -> Sealed:
     return seal(label, offer, registry.federation.server.settings.private_key)
 
 
-def test_forged_offers(registry: Any, offer: Offer, answer: Any) -> None:
+def test_forged_offers(registry: Registry, offer: Offer, answer: Callable[[list[Sealed]], None]) -> None:
     agent = registry.device()
     answer([sign(registry, msgspec.structs.replace(offer, version=1, bundle=registry_bundle(registry, 1), serial=5))])
     agent.run_once()
@@ -71,11 +72,13 @@ def test_forged_offers(registry: Any, offer: Offer, answer: Any) -> None:
     assert agent.models == {MODEL: 2}
 
 
-def registry_bundle(registry: Any, number: int) -> str:
+def registry_bundle(registry: Registry, number: int) -> str:
     return str(registry.federation.operator.models.version(MODEL, number).bundle)
 
 
-def test_an_old_offer_that_is_sent_again(registry: Any, monkeypatch: pytest.MonkeyPatch, answer: Any) -> None:
+def test_an_old_offer_that_is_sent_again(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch, answer: Callable[[list[Sealed]], None]
+) -> None:
     """What a device was told once cannot be told again after it was told something newer, over a restart too."""
     heard: list[Sealed] = []
     kept = Adoption.consider
@@ -98,7 +101,9 @@ def test_an_old_offer_that_is_sent_again(registry: Any, monkeypatch: pytest.Monk
         assert "older than" in registry.told(agent, "refused")[-1]["reason"]
 
 
-def test_what_is_not_there_and_what_does_not_fit(registry: Any, offer: Offer, answer: Any) -> None:
+def test_what_is_not_there_and_what_does_not_fit(
+    registry: Registry, offer: Offer, answer: Callable[[list[Sealed]], None]
+) -> None:
     agent = registry.device()
     agent.run_once()
     runs = agent.models[MODEL]
@@ -123,7 +128,9 @@ def test_what_is_not_there_and_what_does_not_fit(registry: Any, offer: Offer, an
         assert agent.models == {MODEL: runs}
 
 
-def test_older_weights_come_back_only_with_an_entry_in_the_log(registry: Any, answer: Any) -> None:
+def test_older_weights_come_back_only_with_an_entry_in_the_log(
+    registry: Registry, answer: Callable[[list[Sealed]], None]
+) -> None:
     agent = registry.device()
     agent.run_once()
     helpers = [registry.federation.agent(number, allow_plain=True) for number in (1, 2)]
@@ -145,7 +152,7 @@ def test_older_weights_come_back_only_with_an_entry_in_the_log(registry: Any, an
 
 
 def test_several_offers_of_one_model_and_more_models_than_there_may_be(
-    registry: Any, offer: Offer, answer: Any
+    registry: Registry, offer: Offer, answer: Callable[[list[Sealed]], None]
 ) -> None:
     agent = registry.device()
     older = msgspec.structs.replace(offer, version=1, bundle=registry_bundle(registry, 1), serial=3)
@@ -162,7 +169,9 @@ def test_several_offers_of_one_model_and_more_models_than_there_may_be(
     assert "more than 16" in registry.told(agent, "refused")[-1]["reason"]
 
 
-def test_offers_to_a_device_that_asked_for_none(registry: Any, offer: Offer, answer: Any) -> None:
+def test_offers_to_a_device_that_asked_for_none(
+    registry: Registry, offer: Offer, answer: Callable[[list[Sealed]], None]
+) -> None:
     agent = registry.device(adopt=False)
     answer([sign(registry, offer)])
     agent.run_once()
@@ -171,7 +180,7 @@ def test_offers_to_a_device_that_asked_for_none(registry: Any, offer: Offer, ans
 
 
 def test_a_server_that_goes_away_while_it_sends(
-    registry: Any, monkeypatch: pytest.MonkeyPatch, outcome_of: Any
+    registry: Registry, monkeypatch: pytest.MonkeyPatch, outcome_of: Callable[[Agent, str], Outcome]
 ) -> None:
     agent = registry.device()
     from archipel.client.connection.session import DeviceSession
@@ -188,7 +197,7 @@ def test_a_server_that_goes_away_while_it_sends(
     assert registry.told(agent, "kept") == []
 
 
-def test_a_version_that_ends_the_process_is_given_up(registry: Any, offer: Offer) -> None:
+def test_a_version_that_ends_the_process_is_given_up(registry: Registry, offer: Offer) -> None:
     agent = registry.device()
     for _ in range(MAX_STARTS):
         agent._adoption._book.begin(msgspec.structs.replace(offer, serial=1))
@@ -200,7 +209,7 @@ def test_a_version_that_ends_the_process_is_given_up(registry: Any, offer: Offer
     assert agent.models == {MODEL: 3}
 
 
-def test_conditions_that_end_meanwhile(registry: Any) -> None:
+def test_conditions_that_end_meanwhile(registry: Registry) -> None:
     asked: list[bool] = []
 
     def conditions() -> str:
@@ -217,7 +226,7 @@ def test_conditions_that_end_meanwhile(registry: Any) -> None:
 @pytest.mark.parametrize(
     "data", [b"", b"{}x", b'{"models":{"a":{"serial":-1}}}', b'{"models":[]}', b"\xff" * (2 << 20)]
 )
-def test_a_damaged_record_is_named(registry: Any, data: bytes) -> None:
+def test_a_damaged_record_is_named(registry: Registry, data: bytes) -> None:
     agent = registry.device()
     path = agent.config.folder / FILE
     path.write_bytes(data)
@@ -230,7 +239,7 @@ def test_a_damaged_record_is_named(registry: Any, data: bytes) -> None:
     assert agent.models == {MODEL: 1}
 
 
-def test_damaged_slots_are_named_and_the_agent_goes_on(registry: Any) -> None:
+def test_damaged_slots_are_named_and_the_agent_goes_on(registry: Registry) -> None:
     agent = registry.device()
     agent.run_once()
     (agent.config.folder / "models" / MODEL / "state.json").write_bytes(b"?")
@@ -241,7 +250,7 @@ def test_damaged_slots_are_named_and_the_agent_goes_on(registry: Any) -> None:
         agent.model(MODEL)
 
 
-def test_a_damaged_model_is_replaced_by_the_next_version(registry: Any) -> None:
+def test_a_damaged_model_is_replaced_by_the_next_version(registry: Registry) -> None:
     agent = registry.device()
     agent.run_once()
     folder = agent.config.folder / "models" / MODEL / "a" / "bundle"

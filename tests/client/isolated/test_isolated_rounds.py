@@ -15,15 +15,17 @@ import numpy as np
 import pytest
 
 from archipel.lite_runtime import IsolatedRuntime
+from archipel.protocol.operator.tasks import TaskInfo
+from tests.support.federation import Federation
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="child processes with limits need Linux")
 
 
-def over(federation: Any, task: Any) -> Any:
+def over(federation: Federation, task: TaskInfo) -> Any:
     return lambda: federation.operator.tasks.get(task.task_id).state != "running"
 
 
-def test_the_sum_and_what_is_remembered_are_those_of_a_round_in_one_process(federation: Any) -> None:
+def test_the_sum_and_what_is_remembered_are_those_of_a_round_in_one_process(federation: Federation) -> None:
     agents = [federation.agent(number, isolated=True) for number in range(3)]
     task = federation.task(cohort=3, rounds=2)
     federation.run(agents, over(federation, task), timeout=60)
@@ -37,7 +39,7 @@ def test_the_sum_and_what_is_remembered_are_those_of_a_round_in_one_process(fede
 
 
 @pytest.mark.parametrize("kind", ["evaluation", "analytics"])
-def test_other_kinds_of_rounds(federation: Any, kind: str) -> None:
+def test_other_kinds_of_rounds(federation: Federation, kind: str) -> None:
     agents = [federation.agent(number, isolated=True) for number in range(3)]
     more: dict[str, Any] = {"metrics": {"mse": 64.0}, "max_examples": 100} if kind == "evaluation" else {}
     task = federation.task(kind=kind, cohort=3, threshold=None, **more)
@@ -54,7 +56,7 @@ def test_other_kinds_of_rounds(federation: Any, kind: str) -> None:
         assert info.result.statistics["y"].value == pytest.approx(float(y.mean()), rel=1e-2)
 
 
-def test_an_agent_that_waits_has_loaded_no_graph_runtime(federation: Any) -> None:
+def test_an_agent_that_waits_has_loaded_no_graph_runtime(federation: Federation) -> None:
     """In a process of its own, through a round: ONNX Runtime is in the child alone, and that is gone afterwards."""
     agent = federation.agent(0)
     agent.close()
@@ -94,7 +96,7 @@ print(json.dumps([events[-1], "onnxruntime" in sys.modules, children]))
     assert json.loads(found[0]) == ["committed", False, []]
 
 
-def test_a_step_that_takes_too_long_is_refused_and_the_agent_goes_on(federation: Any) -> None:
+def test_a_step_that_takes_too_long_is_refused_and_the_agent_goes_on(federation: Federation) -> None:
     agent = federation.agent(0, isolated=True, max_step_seconds=0.000_001)
     others = [federation.agent(number) for number in (1, 2, 3)]
     task = federation.task(cohort=4, deadlines={"advertising": 2.0})
@@ -106,7 +108,9 @@ def test_a_step_that_takes_too_long_is_refused_and_the_agent_goes_on(federation:
     assert agent.run_once().kind == "waiting"
 
 
-def test_a_child_that_dies_costs_the_round_and_nothing_else(federation: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_that_dies_costs_the_round_and_nothing_else(
+    federation: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kept = IsolatedRuntime.local_round
 
     def killed(self: IsolatedRuntime, *arguments: Any, **options: Any) -> Any:
@@ -130,7 +134,7 @@ def test_a_child_that_dies_costs_the_round_and_nothing_else(federation: Any, mon
     assert [entry.result for entry in agent.rounds] == ["refused", "took_part"]
 
 
-def test_conditions_that_end_hold_the_child_between_two_steps(federation: Any) -> None:
+def test_conditions_that_end_hold_the_child_between_two_steps(federation: Federation) -> None:
     """More examples, so that there are many steps; the device is unwilling for a while in the middle of them."""
     many = {name: np.concatenate([array] * 4000) for name, array in federation.data(0).items()}
     since: list[float] = []

@@ -7,11 +7,11 @@ import json
 import subprocess
 import sys
 import threading
-from typing import Any
 
 import pytest
 
 from archipel.client import Agent
+from tests.support.federation import Federation
 
 SKEWED = """
 import json, sys, threading, time
@@ -40,7 +40,7 @@ with Agent(config, examples=lambda: examples, on_event=on_event) as agent:
 
 
 @pytest.mark.parametrize("years", [-20, 20])
-def test_a_clock_that_is_wrong_by_years(federation: Any, years: int) -> None:
+def test_a_clock_that_is_wrong_by_years(federation: Federation, years: int) -> None:
     """Plans are good for a day: one that is ahead of that takes each for an old one that somebody sends again."""
     from archipel.protocol.sealed import encode
 
@@ -71,7 +71,7 @@ def test_a_clock_that_is_wrong_by_years(federation: Any, years: int) -> None:
     assert federation.wait(task).state == "completed"
 
 
-def test_days_without_a_server_and_back(federation: Any) -> None:
+def test_days_without_a_server_and_back(federation: Federation) -> None:
     """Waits grow to `max_offline_wait` and stay there; after the silence the next check-in is answered as ever."""
     agent = federation.agent(0, max_offline_wait=900.0, attempts=1, backoff=0.25)
     assert agent.run_once().kind == "waiting"

@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,12 +17,13 @@ from archipel.client.memory.keystore import DATA_KEY, SECRETS, FileKeys, data_ke
 from archipel.client.memory.vault import Vault
 from archipel.errors import ClientError, StoreError
 from archipel.lite_runtime import ExampleStore
+from tests.support.federation import Federation
 
 DIARY = b"what nobody else may read"
 
 
 @pytest.fixture
-def used(federation: Any) -> Path:
+def used(federation: Federation) -> Path:
     """A device that took part in a round, with examples in its store. Returns its folder."""
     agents = [federation.agent(number) for number in range(3)]
     task = federation.task(cohort=3)
@@ -36,7 +36,7 @@ def used(federation: Any) -> Path:
     return folder
 
 
-def test_nothing_can_be_read_afterwards(federation: Any, used: Path, tmp_path: Path) -> None:
+def test_nothing_can_be_read_afterwards(federation: Federation, used: Path, tmp_path: Path) -> None:
     secrets = {name: FileKeys(used).load(name) for name in SECRETS}
     assert all(DIARY not in path.read_bytes() for path in used.rglob("*") if path.is_file())
     # What a flash disk may keep for a long time: everything but the keys, as it was.
@@ -55,7 +55,7 @@ def test_nothing_can_be_read_afterwards(federation: Any, used: Path, tmp_path: P
         ExampleStore.open(copy / "examples", b"n" * 32)
 
 
-def test_the_device_begins_anew(federation: Any, used: Path) -> None:
+def test_the_device_begins_anew(federation: Federation, used: Path) -> None:
     erase(used)
     with Agent(federation.config(used.name), examples=dict) as agent:
         assert (agent.device_id, agent.rounds) == ("", [])
@@ -64,7 +64,7 @@ def test_the_device_begins_anew(federation: Any, used: Path) -> None:
         assert agent.enrol(federation.token()) not in {other.device_id for other in federation.agents}
 
 
-def test_not_under_a_running_agent_and_not_nowhere(federation: Any, tmp_path: Path) -> None:
+def test_not_under_a_running_agent_and_not_nowhere(federation: Federation, tmp_path: Path) -> None:
     agent = federation.agent(0)
     with pytest.raises(ClientError, match="another agent is using it"):
         erase(agent.config.folder)
@@ -116,7 +116,7 @@ def _run(folder: Path, at: int) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("every", [17, pytest.param(1, marks=pytest.mark.slow)], ids=["some", "all"])
-def test_killed_at_each_step(federation: Any, used: Path, tmp_path: Path, every: int) -> None:
+def test_killed_at_each_step(federation: Federation, used: Path, tmp_path: Path, every: int) -> None:
     whole = tmp_path / "whole"
     shutil.copytree(used, whole)
     steps = int(_run(used, -1).stdout)

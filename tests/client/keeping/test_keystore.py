@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from archipel.client import Agent
 from archipel.client.memory.keystore import DATA_KEY, DEVICE_KEY, FileKeys, data_key
 from archipel.errors import ClientError
+from tests.support.federation import Federation
 
 
 class Memory:
@@ -69,7 +69,7 @@ def test_the_data_key_is_made_once(tmp_path: Path) -> None:
         data_key(keys)
 
 
-def test_the_owners_key_store_keeps_all_secrets(federation: Any) -> None:
+def test_the_owners_key_store_keeps_all_secrets(federation: Federation) -> None:
     keys = Memory()
     config = federation.config("device-0")
     with Agent(config, examples=lambda: federation.data(0), keys=keys) as agent:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from archipel.client import Agent, Event, Outcome
 from archipel.client.conditions.pause import PAUSE_FILE, pause, paused, resume
 from archipel.errors import ClientError
+from tests.support.federation import Federation
 
 
 def test_until_it_is_over_or_taken_back(tmp_path: Path) -> None:
@@ -34,7 +36,9 @@ def test_a_file_that_cannot_be_read_pauses(tmp_path: Path, text: str) -> None:
     assert paused(tmp_path) == ""
 
 
-def test_a_paused_device_does_nothing_until_it_is_resumed(federation: Any, outcome_of: Any) -> None:
+def test_a_paused_device_does_nothing_until_it_is_resumed(
+    federation: Federation, outcome_of: Callable[[Agent, str], Outcome]
+) -> None:
     agent = federation.agent(0)
     pause(agent.config.folder)
     before = agent._transport
@@ -45,10 +49,10 @@ def test_a_paused_device_does_nothing_until_it_is_resumed(federation: Any, outco
     assert agent.run_once().kind == "waiting"
 
 
-def test_a_pause_in_a_round_holds_it_up(federation: Any) -> None:
+def test_a_pause_in_a_round_holds_it_up(federation: Federation) -> None:
     """Set while it trains, taken back a moment later: the round goes on with this device."""
 
-    def on_event(event: Any) -> None:
+    def on_event(event: Event) -> None:
         federation.events.append(event)
         if event.name == "trained":
             pause(agents[0].config.folder, time.time() + 0.3)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,8 +10,10 @@ from cryptography.exceptions import InvalidTag
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from archipel.client import Event
 from archipel.client.memory.vault import Vault
 from archipel.errors import ClientError
+from tests.support.federation import Federation
 
 KEY = bytes(range(32))
 
@@ -79,11 +80,11 @@ def test_the_sealing_is_that_of_the_specification(tmp_path: Path) -> None:
         AESGCM(derived).decrypt(nonce[12:], sealed, b"state/n.sealed")
 
 
-def test_an_agent_leaves_nothing_personal_in_the_clear(federation: Any) -> None:
+def test_an_agent_leaves_nothing_personal_in_the_clear(federation: Federation) -> None:
     """The state counts steps: 4.0 in its file; an update of a plain round waits to be sent beside the journal."""
     seen: list[bytes] = []
 
-    def on_event(event: Any) -> None:
+    def on_event(event: Event) -> None:
         federation.events.append(event)
         if event.name == "masked" or event.name == "uploaded":
             rounds = federation.folder / "device-0" / "rounds"
@@ -104,7 +105,7 @@ def test_an_agent_leaves_nothing_personal_in_the_clear(federation: Any) -> None:
         assert four not in data
 
 
-def test_a_damaged_state_is_a_refusal_that_names_the_file(federation: Any) -> None:
+def test_a_damaged_state_is_a_refusal_that_names_the_file(federation: Federation) -> None:
     agents = [federation.agent(number) for number in range(3)]
     task = federation.task(cohort=3)
     federation.run(agents, lambda: federation.operator.tasks.get(task.task_id).state != "running")

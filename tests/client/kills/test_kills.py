@@ -15,9 +15,11 @@ from sqlalchemy import select
 from archipel.client import Agent, Entry
 from archipel.client.connection.identity import RECORD_FILE
 from archipel.protocol.messages import DeviceId
+from archipel.protocol.operator.tasks import TaskInfo
 from archipel.protocol.sealed import decode, encode
 from archipel.server.database.tables import UPDATE_PHASES, Answer
 from tests.client.kills.victim import Victim
+from tests.support.federation import Federation
 
 PHASES = dict.fromkeys(("advertising", "sharing", "complaining", "masking", "confirming", "unmasking", "updating"), 1.2)
 COMMON: dict[str, Any] = {"cohort": 4, "min_cohort": 3, "deadlines": {**PHASES, "assigning": 15.0}}
@@ -31,12 +33,12 @@ POINTS = {"secure": 210, "plain": 160, "evaluation": 190}
 
 
 @pytest.fixture
-def plain(federation: Any, bundle_maker: Any) -> Any:
+def plain(federation: Federation, bundle_maker: Callable[..., Path]) -> Federation:
     federation.bundle_file = bundle_maker(federation.publisher_key, modes=("secure", "plain"))
     return federation
 
 
-def run(federation: Any, scenario: str, kill: int, *, restart: bool = False) -> int:
+def run(federation: Federation, scenario: str, kill: int, *, restart: bool = False) -> int:
     """One round with three agents and a victim. Returns the points that it passed, 0 where it died."""
     config = federation.config("victim", allow_plain=True)
     values = {field: getattr(config, field) for field in config.__struct_fields__ if field != "attributes"}
@@ -88,7 +90,7 @@ def journal(folder: Path) -> list[Entry]:
     return [decode("entry", path.read_bytes(), Entry) for path in (folder / "rounds").glob("[!.]*.json")]
 
 
-def check(federation: Any, task: Any, others: list[Agent], folder: Path) -> None:
+def check(federation: Federation, task: TaskInfo, others: list[Agent], folder: Path) -> None:
     with Agent(federation.config("victim"), examples=dict) as agent:
         victim = agent.device_id
         numbers = {victim: 0, **{other.device_id: number for number, other in enumerate(others, start=1)}}
@@ -112,7 +114,7 @@ def check(federation: Any, task: Any, others: list[Agent], folder: Path) -> None
     CHECKS[task.kind](federation, task, info, numbers)
 
 
-def check_sum(federation: Any, task: Any, info: Any, numbers: dict[str, int]) -> None:
+def check_sum(federation: Federation, task: TaskInfo, info: Any, numbers: dict[str, int]) -> None:
     start = federation.operator.weights.read(info.weights_in)["w"]
     made = federation.operator.weights.read(info.weights_out)["w"]
     survivors = [(Named(federation, device, numbers[device]), numbers[device]) for device in info.survivors]
@@ -120,7 +122,7 @@ def check_sum(federation: Any, task: Any, info: Any, numbers: dict[str, int]) ->
     np.testing.assert_allclose(made, expected, rtol=1e-6, atol=1e-4 if task.privacy == "plain" else 0)
 
 
-def check_metrics(federation: Any, task: Any, info: Any, numbers: dict[str, int]) -> None:
+def check_metrics(federation: Federation, task: TaskInfo, info: Any, numbers: dict[str, int]) -> None:
     w = federation.operator.weights.read(info.weights_in)["w"]
     data = [federation.data(numbers[device]) for device in info.survivors]
     errors = np.concatenate([fields["x"] @ w - fields["y"] for fields in data])
@@ -133,13 +135,13 @@ CHECKS: dict[str, Callable[..., None]] = {"training": check_sum, "evaluation": c
 class Named:
     """A device of which no more than its folder, where its seeds are, is asked for."""
 
-    def __init__(self, federation: Any, device_id: DeviceId, number: int) -> None:
+    def __init__(self, federation: Federation, device_id: DeviceId, number: int) -> None:
         self.device_id = device_id
         self.config = federation.config(f"device-{number}" if number else "victim")
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_the_points_are_fewer_than_counted_for(plain: Any, scenario: str) -> None:
+def test_the_points_are_fewer_than_counted_for(plain: Federation, scenario: str) -> None:
     points = run(plain, scenario, 0)
     print(scenario, points)
     assert 0.7 * POINTS[scenario] < points < POINTS[scenario], (scenario, points)
@@ -147,6 +149,6 @@ def test_the_points_are_fewer_than_counted_for(plain: Any, scenario: str) -> Non
 
 @pytest.mark.sampled(every=63)
 @pytest.mark.parametrize(("scenario", "kill"), [(name, kill) for name in SCENARIOS for kill in range(1, POINTS[name])])
-def test_killed_at_any_point_it_loses_and_doubles_nothing(plain: Any, scenario: str, kill: int) -> None:
+def test_killed_at_any_point_it_loses_and_doubles_nothing(plain: Federation, scenario: str, kill: int) -> None:
     """After every other kill the server is restarted, too, before the agent comes back."""
     assert run(plain, scenario, kill, restart=kill % 2 == 0) in (0, *range(kill))

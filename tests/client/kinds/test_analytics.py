@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -15,6 +13,7 @@ from archipel.cli.main import archipel
 from archipel.converter import Analysis, Histogram, Mean, Quantiles, Signing, Sum
 from archipel.converter.request import DEFAULT_PRIVACY
 from archipel.errors import RefusedError
+from tests.support.federation import Federation
 
 EDGES = list(range(0, 241, 5))
 BOUNDS = [0.0, 30.0, 60.0, 120.0]
@@ -40,7 +39,7 @@ def minutes() -> np.ndarray:
 
 
 @pytest.fixture
-def usage(federation: Any) -> Any:
+def usage(federation: Federation) -> Federation:
     """A federation whose bundle is the one of docs/operations.md, with a statistic of every kind."""
     federation.bundle_file = federation.folder / "usage.bundle"
     convert(
@@ -62,7 +61,7 @@ def usage(federation: Any) -> Any:
     return federation
 
 
-def test_an_analysis_by_the_converter_is_that_of_numpy(usage: Any) -> None:
+def test_an_analysis_by_the_converter_is_that_of_numpy(usage: Federation) -> None:
     agents = [usage.agent(number, examples=lambda number=number: {"times": sessions(number)}) for number in range(3)]
     task = usage.task(kind="analytics", threshold=None, cohort=3)
     usage.run(agents, lambda: usage.operator.tasks.get(task.task_id).state != "running")
@@ -93,12 +92,12 @@ def test_an_analysis_by_the_converter_is_that_of_numpy(usage: Any) -> None:
         assert len("".join(bar[2:])) == pytest.approx(40 * count / counts.max(), abs=0.5)
 
 
-def test_such_a_bundle_cannot_be_trained(usage: Any) -> None:
+def test_such_a_bundle_cannot_be_trained(usage: Federation) -> None:
     with pytest.raises(RefusedError, match="no strategy, so it cannot be trained"):
         usage.task()
 
 
-def show(usage: Any, round_id: str) -> str:
+def show(usage: Federation, round_id: str) -> str:
     """What `archipel round show` prints."""
     connection = ["--server", f"http://127.0.0.1:{usage.server.port}"]
     environment = {"ARCHIPEL_TOKEN": usage.operator_token}

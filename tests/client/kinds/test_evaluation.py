@@ -16,6 +16,7 @@ from archipel.converter import Signing, Training, convert
 from archipel.errors import RefusedError
 from archipel.protocol.measures import measured, measures
 from archipel.training import losses, optimizers
+from tests.support.federation import Federation
 
 SIZES = (7, 30, 1)
 
@@ -34,7 +35,7 @@ def examples(number: int) -> dict[str, np.ndarray]:
 
 
 @pytest.fixture
-def fleet(federation: Any, network: nn.Module) -> tuple[Any, list[Any]]:
+def fleet(federation: Federation, network: nn.Module) -> tuple[Any, list[Any]]:
     made = convert(
         network, federation.folder / "net", example=torch.zeros(2, 4),
         training=Training(losses.cross_entropy(), optimizers.sgd(lr=0.1), strategy="fedavg"),
@@ -57,7 +58,7 @@ def fleet(federation: Any, network: nn.Module) -> tuple[Any, list[Any]]:
     return federation, agents
 
 
-def evaluate(federation: Any, agents: list[Any], metrics: dict[str, float], privacy: str) -> Any:
+def evaluate(federation: Federation, agents: list[Any], metrics: dict[str, float], privacy: str) -> Any:
     task = federation.task(kind="evaluation", metrics=metrics, privacy=privacy, threshold=None, cohort=3, min_cohort=3)
     federation.run(agents, lambda: federation.operator.tasks.get(task.task_id).state != "running")
     [info] = federation.rounds(task)

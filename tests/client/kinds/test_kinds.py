@@ -3,40 +3,44 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from archipel import bundle as b
+from archipel.client import Agent, Outcome
 from archipel.lite_runtime import Runtime
+from archipel.protocol.operator.tasks import TaskInfo
 from archipel.protocol.sealed import public_bytes
-from tests.support.federation import round_seed
+from tests.support.federation import Federation, round_seed
 
 PLAIN = {"privacy": "plain", "threshold": None, "deadlines": {"assigning": 3.0, "updating": 5.0}}
 
 
 @pytest.fixture
-def plain(federation: Any, bundle_maker: Any) -> Any:
+def plain(federation: Federation, bundle_maker: Callable[..., Path]) -> Federation:
     """A federation whose publisher allows plain rounds."""
     federation.bundle_file = bundle_maker(federation.publisher_key, modes=("secure", "plain"), min_cohort=2)
     return federation
 
 
-def until_ended(federation: Any, task: Any, agents: list[Any]) -> Any:
+def until_ended(federation: Federation, task: TaskInfo, agents: list[Any]) -> Any:
     federation.run(agents, lambda: federation.operator.tasks.get(task.task_id).state != "running")
     return federation.operator.tasks.get(task.task_id)
 
 
-def trained(federation: Any, digest: str, agent: Any, number: int) -> dict[str, np.ndarray]:
+def trained(federation: Federation, digest: str, agent: Agent, number: int) -> dict[str, np.ndarray]:
     """What this device must have uploaded, by the runtime itself."""
     folder = next(federation.folder.glob("other-*/"))
     runtime = Runtime(b.open_bundle(folder, [public_bytes(federation.publisher_key)]))
     return runtime.local_round(federation.data(number), seed=round_seed(agent.config.folder, digest)).arrays
 
 
-def test_a_plain_round_is_the_mean_in_floating_point(plain: Any) -> None:
+def test_a_plain_round_is_the_mean_in_floating_point(plain: Federation) -> None:
     agents = [plain.agent(number, allow_plain=True) for number in range(3)]
     task = plain.task(**PLAIN, cohort=3)
     done = until_ended(plain, task, agents)
@@ -52,7 +56,9 @@ def test_a_plain_round_is_the_mean_in_floating_point(plain: Any) -> None:
         assert agent.rounds[-1].result == "took_part"
 
 
-def test_a_device_whose_owner_allows_secure_rounds_only_refuses(plain: Any, outcome_of: Any) -> None:
+def test_a_device_whose_owner_allows_secure_rounds_only_refuses(
+    plain: Federation, outcome_of: Callable[[Agent, str], Outcome]
+) -> None:
     agents = [plain.agent(number, allow_plain=number > 0) for number in range(3)]
     plain.task(**PLAIN, cohort=3, min_cohort=2)
     while (done := agents[0].run_once()).kind != "refused":
@@ -63,7 +69,7 @@ def test_a_device_whose_owner_allows_secure_rounds_only_refuses(plain: Any, outc
     assert "allow_plain" in done.reason
 
 
-def test_asynchronous_devices_work_on_without_waiting_for_each_other(plain: Any) -> None:
+def test_asynchronous_devices_work_on_without_waiting_for_each_other(plain: Federation) -> None:
     agents = [plain.agent(number, allow_plain=True) for number in range(4)]
     task = plain.task(
         privacy="plain", mode="asynchronous", threshold=None, min_cohort=2, cohort=2, concurrency=4, rounds=6
@@ -83,7 +89,7 @@ def test_asynchronous_devices_work_on_without_waiting_for_each_other(plain: Any)
     assert all(entry.result != "refused" for agent in agents for entry in agent.rounds)
 
 
-def test_secure_groups_take_turns(federation: Any) -> None:
+def test_secure_groups_take_turns(federation: Federation) -> None:
     agents = [federation.agent(number) for number in range(6)]
     task = federation.task(mode="asynchronous", cohort=3, threshold=3, concurrency=6, rounds=4)
     done = until_ended(federation, task, agents)
@@ -95,7 +101,7 @@ def test_secure_groups_take_turns(federation: Any) -> None:
 
 
 @pytest.mark.parametrize("privacy", ["secure", "plain"])
-def test_an_evaluation_is_that_of_all_examples_together(plain: Any, privacy: str) -> None:
+def test_an_evaluation_is_that_of_all_examples_together(plain: Federation, privacy: str) -> None:
     agents = [plain.agent(number, allow_plain=True) for number in range(3)]
     task = plain.task(
         kind="evaluation", metrics={"mse": 64.0}, max_examples=100, privacy=privacy, threshold=None, cohort=3
@@ -111,7 +117,7 @@ def test_an_evaluation_is_that_of_all_examples_together(plain: Any, privacy: str
 
 
 @pytest.mark.parametrize("privacy", ["secure", "plain"])
-def test_an_analysis_is_that_of_all_examples_together(plain: Any, privacy: str) -> None:
+def test_an_analysis_is_that_of_all_examples_together(plain: Federation, privacy: str) -> None:
     agents = [plain.agent(number, allow_plain=True) for number in range(3)]
     task = plain.task(kind="analytics", privacy=privacy, threshold=None, cohort=3)
     done = until_ended(plain, task, agents)

@@ -14,7 +14,9 @@ import numpy as np
 import pytest
 
 from archipel.client import Agent, Event
+from archipel.protocol.operator.tasks import TaskInfo
 from tests.client.partitions.namespaces import Namespace, Network, UnsupportedError
+from tests.support.federation import Federation
 
 WAYS = ("down", "far end down", "silent", "requests lost", "answers lost")
 EVENTS = ("assigned", "trained", "advertised", "shared", "masked", "uploaded", "confirmed", "unmasked")
@@ -26,7 +28,7 @@ PHASES = ("advertising", "sharing", "complaining", "masking", "confirming", "unm
 class Devices:
     """Four agents; the first is alone on its cable."""
 
-    def __init__(self, federation: Any, network: Network, **config: Any) -> None:
+    def __init__(self, federation: Federation, network: Network, **config: Any) -> None:
         self.federation, self.network = federation, network
         self.told: Callable[[Event], None] = lambda event: None
         self.agents = []
@@ -93,7 +95,7 @@ class Devices:
             assert time.monotonic() < deadline, [self.federation.names(agent) for agent in self.agents]
             time.sleep(0.02)
 
-    def check_sum(self, info: Any, task: Any) -> None:
+    def check_sum(self, info: Any, task: TaskInfo) -> None:
         federation = self.federation
         survivors = [(agent, n) for n, agent in enumerate(self.agents) if agent.device_id in info.survivors]
         expected = federation.expected_weights(federation.operator.weights.read(info.weights_in)["w"], survivors, task)
@@ -125,7 +127,9 @@ def cases(*quick: tuple[str, str]) -> Any:
 
 
 @cases(("down", "trained"), ("answers lost", "masked"))
-def test_a_cable_that_is_mended_within_the_phase(federation: Any, network: Network, way: str, event: str) -> None:
+def test_a_cable_that_is_mended_within_the_phase(
+    federation: Federation, network: Network, way: str, event: str
+) -> None:
     """The round goes on with all of them, and the update of each is in the sum once."""
     devices = Devices(federation, network)
     task = federation.task(cohort=4, min_cohort=4, deadlines=dict.fromkeys(PHASES, 10.0))
@@ -143,7 +147,9 @@ def test_a_cable_that_is_mended_within_the_phase(federation: Any, network: Netwo
 
 
 @cases(("answers lost", "confirmed"))
-def test_a_cable_that_is_mended_when_the_round_is_over(federation: Any, network: Network, way: str, event: str) -> None:
+def test_a_cable_that_is_mended_when_the_round_is_over(
+    federation: Federation, network: Network, way: str, event: str
+) -> None:
     """The others end the round without the device, or with its update; it comes back in time and takes part again."""
     devices = Devices(federation, network, patience=1.0)
     task = federation.task(cohort=4, min_cohort=3, deadlines=dict.fromkeys(PHASES, 1.5))
@@ -168,7 +174,7 @@ def test_a_cable_that_is_mended_when_the_round_is_over(federation: Any, network:
 
 
 @pytest.mark.parametrize("what", ["netem delay 60ms 20ms loss 8%", "tbf rate 256kbit burst 4kb latency 400ms"])
-def test_a_bad_line(federation: Any, network: Network, what: str) -> None:
+def test_a_bad_line(federation: Federation, network: Network, what: str) -> None:
     try:
         network.cable.spoil(*what.split())
     except UnsupportedError as error:
@@ -178,7 +184,7 @@ def test_a_bad_line(federation: Any, network: Network, what: str) -> None:
         devices.clean_round()
 
 
-def test_the_server_is_away_for_everybody(federation: Any, network: Network) -> None:
+def test_the_server_is_away_for_everybody(federation: Federation, network: Network) -> None:
     """Both cables are cut in the middle of a round, which fails; afterwards all of them take part again."""
     devices = Devices(federation, network, patience=0.5)
     federation.task(cohort=4, min_cohort=3, deadlines=dict.fromkeys(PHASES, 1.0))

@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from archipel.client import Agent
 from archipel.client.downloads.cache import Cache
 from archipel.server.database.tables import Blob, Reach
+from tests.support.federation import Federation
 from tests.support.linear_bundle import POPULATION
 
 
@@ -20,7 +21,7 @@ def cache(tmp_path: Path) -> Cache:
 
 
 @pytest.fixture
-def agent(federation: Any) -> Any:
+def agent(federation: Federation) -> Agent:
     agent = federation.agent(0)
     agent.run_once()
     agent._transport.traffic.take()
@@ -28,7 +29,7 @@ def agent(federation: Any) -> Any:
 
 
 @pytest.fixture
-def keep(federation: Any) -> Callable[[bytes], str]:
+def keep(federation: Federation) -> Callable[[bytes], str]:
     """Store weights on the server as a round's are; their digest."""
 
     def store(data: bytes) -> str:

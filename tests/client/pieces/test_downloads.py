@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from archipel import bundle as b
+from archipel.client import Agent
 from archipel.client.connection.session import DeviceSession
 from archipel.client.downloads.cache import Cache
 from archipel.client.downloads.pieces import MAX_FETCHES, PieceDownload
@@ -26,11 +27,14 @@ from archipel.server.database.tables import Reach
 from archipel.server.http import api
 from archipel.training import losses, optimizers
 from tests.support.faults import Proxy, running
+from tests.support.federation import Federation
 from tests.support.linear_bundle import POPULATION
 from tests.support.pieces import LIMIT, model, received
 
 
-def test_a_version_that_differs_in_one_tensor_costs_that_tensor(agent: Any, cache: Cache, keep: Any) -> None:
+def test_a_version_that_differs_in_one_tensor_costs_that_tensor(
+    agent: Agent, cache: Cache, keep: Callable[[bytes], str]
+) -> None:
     data = [b.write_weights(model(head)) for head in range(3)]
     costs = []
     for weights in data:
@@ -43,7 +47,9 @@ def test_a_version_that_differs_in_one_tensor_costs_that_tensor(agent: Any, cach
     assert max(costs[1:]) < 0.004 * len(data[0]), costs
 
 
-def test_adapters_beside_a_frozen_model_cost_the_adapters(agent: Any, cache: Cache, keep: Any) -> None:
+def test_adapters_beside_a_frozen_model_cost_the_adapters(
+    agent: Agent, cache: Cache, keep: Callable[[bytes], str]
+) -> None:
     costs = []
     for version in range(2):
         rng = np.random.default_rng(version)
@@ -58,7 +64,7 @@ def test_adapters_beside_a_frozen_model_cost_the_adapters(agent: Any, cache: Cac
     assert costs[1] < 32_000 + 0.02 * costs[0]
 
 
-def test_all_tensors_changed_costs_a_question(agent: Any, cache: Cache, keep: Any) -> None:
+def test_all_tensors_changed_costs_a_question(agent: Agent, cache: Cache, keep: Callable[[bytes], str]) -> None:
     costs = []
     for backbone in range(2):
         weights = b.write_weights(model(backbone=backbone))
@@ -68,7 +74,7 @@ def test_all_tensors_changed_costs_a_question(agent: Any, cache: Cache, keep: An
     assert abs(costs[1] - costs[0]) < 0.002 * len(weights)
 
 
-def test_of_a_small_model_only_the_bundle_is_asked_about(federation: Any) -> None:
+def test_of_a_small_model_only_the_bundle_is_asked_about(federation: Federation) -> None:
     """And not even that where there is nothing to be found."""
     with running(Proxy(federation.server.port)) as proxy:
         agents = [federation.agent(0, server=proxy.url), federation.agent(1), federation.agent(2)]
@@ -87,7 +93,7 @@ def test_of_a_small_model_only_the_bundle_is_asked_about(federation: Any) -> Non
 
 
 @pytest.fixture
-def versions(federation: Any) -> list[str]:
+def versions(federation: Federation) -> list[str]:
     """Two bundles of one network whose last layer differs."""
     digests = []
     for seed in (1, 2):
@@ -110,7 +116,7 @@ def versions(federation: Any) -> list[str]:
 
 
 def test_a_new_bundle_with_the_same_backbone(
-    federation: Any, agent: Any, cache: Cache, keep: Any, versions: list[str]
+    federation: Federation, agent: Agent, cache: Cache, keep: Callable[[bytes], str], versions: list[str]
 ) -> None:
     keys = [public_bytes(federation.publisher_key)]
     costs = []
@@ -126,7 +132,9 @@ def test_a_new_bundle_with_the_same_backbone(
     assert received(agent) < 0.02 * len(manifest_weights)
 
 
-def test_a_damaged_file_of_the_cache_is_no_source(agent: Any, cache: Cache, keep: Any, tmp_path: Path) -> None:
+def test_a_damaged_file_of_the_cache_is_no_source(
+    agent: Agent, cache: Cache, keep: Callable[[bytes], str], tmp_path: Path
+) -> None:
     first, second = b.write_weights(model(0)), b.write_weights(model(1))
     digest = keep(first)
     cache.weights(digest, PieceDownload(agent._session, cache.index), LIMIT)
@@ -205,7 +213,7 @@ LIES: dict[str, Callable[[Pieces], Any]] = {
 # The test server leaves a file to the collector where a client hangs up on its answer.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("lie", LIES)
-def test_lies_cost_a_download_and_no_more(agent: Any, cache: Cache, keep: Any, lie: str) -> None:
+def test_lies_cost_a_download_and_no_more(agent: Agent, cache: Cache, keep: Callable[[bytes], str], lie: str) -> None:
     cache.weights(keep(b.write_weights(model(0))), PieceDownload(agent._session, cache.index), LIMIT)
     second = b.write_weights(model(1))
     liar: Any = Liar(agent._session, LIES[lie])
@@ -216,7 +224,9 @@ def test_lies_cost_a_download_and_no_more(agent: Any, cache: Cache, keep: Any, l
     assert liar.fetched <= MAX_FETCHES + 1
 
 
-def test_an_older_server(federation: Any, agent: Any, cache: Cache, keep: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_older_server(
+    federation: Federation, agent: Agent, cache: Cache, keep: Callable[[bytes], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     federation.server.stop()
     older = tuple(route for route in api.ROUTES["bundles"] if not route.path.endswith("/pieces"))
     monkeypatch.setitem(api.ROUTES, "bundles", older)
@@ -229,7 +239,7 @@ def test_an_older_server(federation: Any, agent: Any, cache: Cache, keep: Any, m
 
 
 @pytest.mark.parametrize("error", [UnreachableError("cut"), RefusedError(503, "x", "later")])
-def test_a_server_that_does_not_say(agent: Any, cache: Cache, keep: Any, error: Exception) -> None:
+def test_a_server_that_does_not_say(agent: Agent, cache: Cache, keep: Callable[[bytes], str], error: Exception) -> None:
     cache.weights(keep(b.write_weights(model(0))), PieceDownload(agent._session, cache.index), LIMIT)
 
     def refuse(pieces: Pieces) -> Pieces:
@@ -240,7 +250,9 @@ def test_a_server_that_does_not_say(agent: Any, cache: Cache, keep: Any, error: 
     assert b.write_weights(cache.weights(keep(second), PieceDownload(liar, cache.index), LIMIT)) == second
 
 
-def test_what_the_server_has_must_be_what_was_asked_for(agent: Any, cache: Cache, keep: Any, federation: Any) -> None:
+def test_what_the_server_has_must_be_what_was_asked_for(
+    agent: Agent, cache: Cache, keep: Callable[[bytes], str], federation: Federation
+) -> None:
     cache.weights(keep(b.write_weights(model(0))), PieceDownload(agent._session, cache.index), LIMIT)
     second = b.write_weights(model(1))
     digest = keep(second)
@@ -272,7 +284,7 @@ def test_strictly_decoded() -> None:
             decode("pieces", wrong, Pieces)
 
 
-def test_a_round_fetches_the_bundles_tensors_once(federation: Any, versions: list[str]) -> None:
+def test_a_round_fetches_the_bundles_tensors_once(federation: Federation, versions: list[str]) -> None:
     """The first round's weights are those of its bundle."""
     data = {"input": np.zeros((4, 64), np.float32), "label": np.zeros(4, np.int64)}
     agents = [federation.agent(number, examples=lambda: data) for number in range(3)]

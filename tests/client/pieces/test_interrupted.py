@@ -7,7 +7,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,8 @@ from archipel import bundle as b
 from archipel.client import Agent, AgentConfig
 from archipel.client.downloads.cache import Cache
 from archipel.client.downloads.pieces import PieceDownload
-from tests.support.faults import MENDED, Fault, Handler, Proxy, running
+from tests.support.faults import MENDED, Fault, Forward, Handler, Proxy, running
+from tests.support.federation import Federation
 from tests.support.pieces import LIMIT, model, received
 
 _FORKS = multiprocessing.get_context("forkserver")
@@ -26,7 +27,7 @@ CHANGED = ("backbone3", "backbone7", "backbone8", "backbone15", "head")
 
 
 @pytest.fixture
-def proxy(federation: Any) -> Iterator[Proxy]:
+def proxy(federation: Federation) -> Iterator[Proxy]:
     with running(Proxy(federation.server.port)) as made:
         yield made
 
@@ -39,7 +40,7 @@ def versions() -> tuple[bytes, bytes]:
 
 
 def test_an_interrupted_file_is_continued_and_a_damaged_one_made_anew(
-    agent: Any, cache: Cache, keep: Any, tmp_path: Path
+    agent: Agent, cache: Cache, keep: Callable[[bytes], str], tmp_path: Path
 ) -> None:
     first, second = b.write_weights(model(0)), b.write_weights(model(1))
     cache.weights(keep(first), PieceDownload(agent._session, cache.index), LIMIT)
@@ -64,7 +65,7 @@ def test_an_interrupted_file_is_continued_and_a_damaged_one_made_anew(
 
 
 def test_a_source_that_goes_while_it_is_copied(
-    agent: Any, cache: Cache, keep: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    agent: Agent, cache: Cache, keep: Callable[[bytes], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = b.write_weights(model(0)), b.write_weights(model(1))
     source = tmp_path / "cache" / "blobs" / keep(first)
@@ -88,7 +89,12 @@ def test_a_source_that_goes_while_it_is_copied(
 
 @pytest.mark.parametrize("fault", sorted(MENDED.keys() - {"dripping"}))
 def test_every_other_request_meets_a_fault(
-    federation: Any, proxy: Proxy, cache: Cache, keep: Any, versions: tuple[bytes, bytes], fault: str
+    federation: Federation,
+    proxy: Proxy,
+    cache: Cache,
+    keep: Callable[[bytes], str],
+    versions: tuple[bytes, bytes],
+    fault: str,
 ) -> None:
     agent = federation.agent(0, server=proxy.url, read_timeout=1.0)
     agent.run_once()
@@ -117,14 +123,16 @@ def fetch(config: dict[str, Any], digest: str) -> None:
         cache.weights(digest, PieceDownload(session, cache.index), LIMIT)
 
 
-def test_killed_in_every_range(federation: Any, proxy: Proxy, keep: Any, versions: tuple[bytes, bytes]) -> None:
+def test_killed_in_every_range(
+    federation: Federation, proxy: Proxy, keep: Callable[[bytes], str], versions: tuple[bytes, bytes]
+) -> None:
     """With half of the range sent; another process goes on each time."""
     with federation.agent(0, server=proxy.url) as agent:
         config = {name: getattr(agent.config, name) for name in agent.config.__struct_fields__ if name != "attributes"}
     fetch(config, keep(versions[0]))
     digest, sent, process = keep(versions[1]), 0, _FORKS.Process()
 
-    def kill(handler: Handler, forward: Any) -> None:
+    def kill(handler: Handler, forward: Forward) -> None:
         nonlocal sent
         code, headers, body = forward()
         assert code == 206
@@ -133,7 +141,7 @@ def test_killed_in_every_range(federation: Any, proxy: Proxy, keep: Any, version
         time.sleep(0.3)
         os.kill(process.pid, signal.SIGKILL)
 
-    def count(handler: Handler, forward: Any) -> None:
+    def count(handler: Handler, forward: Forward) -> None:
         nonlocal sent
         code, headers, body = forward()
         sent += len(body)

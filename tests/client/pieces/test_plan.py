@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import zipfile
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -154,7 +153,7 @@ def stored(tmp_path: Path) -> tuple[Path, PieceIndex, list[Piece]]:
     return path, index, pieces_of(path).pieces
 
 
-def test_found_are_only_those_whose_bytes_are_here(stored: Any) -> None:
+def test_found_are_only_those_whose_bytes_are_here(stored: tuple[Path, PieceIndex, list[Piece]]) -> None:
     path, index, pieces = stored
     foreign = Piece(offset=0, length=pieces[0].length, sha256="f" * 64)
     other_length = Piece(offset=0, length=5, sha256=pieces[0].sha256)
@@ -171,7 +170,7 @@ def test_found_are_only_those_whose_bytes_are_here(stored: Any) -> None:
 
 
 def test_files_are_read_once_and_lists_that_are_lost_or_damaged_are_made_again(
-    stored: Any, monkeypatch: pytest.MonkeyPatch
+    stored: tuple[Path, PieceIndex, list[Piece]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, index, pieces = stored
     expected = index.find(pieces)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -18,6 +18,7 @@ from archipel.client.owner_view import look
 from archipel.converter import Signing, Training, convert
 from archipel.converter.request import DEFAULT_PRIVACY
 from archipel.training import losses, optimizers
+from tests.support.federation import Federation
 from tests.support.linear_bundle import local_data
 
 
@@ -30,7 +31,7 @@ class Column(nn.Module):
         return self.linear(x)[:, 0]
 
 
-def test_the_owner_sees_what_the_rounds_cost(federation: Any, tmp_path: Any) -> None:
+def test_the_owner_sees_what_the_rounds_cost(federation: Federation, tmp_path: Path) -> None:
     bundle = convert(
         Column(), tmp_path / "private", example=torch.zeros(2, 3),
         training=Training(losses.mse(), optimizers.sgd(lr=0.1), strategy="dpsgd",

@@ -13,25 +13,26 @@ import numpy as np
 import pytest
 
 from archipel.bundle import generate_key, load_private_key, save_private_key
-from archipel.client import Agent
+from archipel.client import Agent, Event
 from archipel.client.connection.identity import RECORD_FILE, IdentityStore
 from archipel.client.memory.keystore import DATA_KEY, DEVICE_KEY, NEXT_DEVICE_KEY
 from archipel.errors import CertificateError, ClientError, RefusedError, UnreachableError
 from archipel.protocol import messages
 from archipel.protocol.sealed import public_bytes
-from tests.support.faults import Proxy, running, status
+from tests.support.faults import Forward, Handler, Proxy, running, status
+from tests.support.federation import Federation
 
 
 def key_of(agent: Agent, name: str = DEVICE_KEY) -> bytes:
     return public_bytes(load_private_key(agent.config.folder / name))
 
 
-def rotations(federation: Any, agent: Agent) -> int:
+def rotations(federation: Federation, agent: Agent) -> int:
     """How often the server says that the device has replaced its key."""
     return int(federation.operator.devices.get(agent.device_id).rotations)
 
 
-def test_the_key_is_another_and_the_device_the_same(federation: Any) -> None:
+def test_the_key_is_another_and_the_device_the_same(federation: Federation) -> None:
     agent = federation.agent(0)
     device_id, old = agent.device_id, key_of(agent)
     agent.run_once()
@@ -54,7 +55,7 @@ def test_the_key_is_another_and_the_device_the_same(federation: Any) -> None:
         assert rotations(federation, again) == 2
 
 
-def test_a_round_with_agents_that_replaced_their_keys(federation: Any) -> None:
+def test_a_round_with_agents_that_replaced_their_keys(federation: Federation) -> None:
     agents = [federation.agent(number) for number in range(4)]
     for agent in agents[1:3]:
         assert agent.rotate_key()
@@ -69,11 +70,11 @@ def test_a_round_with_agents_that_replaced_their_keys(federation: Any) -> None:
     np.testing.assert_allclose(federation.operator.weights.read(info.weights_out)["w"], expected, rtol=1e-6)
 
 
-def test_in_a_round_it_is_put_off_until_that_is_over(federation: Any) -> None:
+def test_in_a_round_it_is_put_off_until_that_is_over(federation: Federation) -> None:
     agents = [federation.agent(number) for number in range(3)]
     asked: list[bool] = []
 
-    def once(event: Any) -> None:
+    def once(event: Event) -> None:
         federation.events.append(event)
         if event.name == "trained" and not asked:
             asked.append(agents[0].rotate_key())
@@ -88,7 +89,7 @@ def test_in_a_round_it_is_put_off_until_that_is_over(federation: Any) -> None:
     assert not (agents[0].config.folder / NEXT_DEVICE_KEY).exists()
 
 
-def test_before_enrolment_and_as_often_as_it_can_be(federation: Any) -> None:
+def test_before_enrolment_and_as_often_as_it_can_be(federation: Federation) -> None:
     agent = federation.agent(0, enrol=False)
     with pytest.raises(ClientError, match="not enrolled"):
         agent.rotate_key()
@@ -100,7 +101,7 @@ def test_before_enrolment_and_as_often_as_it_can_be(federation: Any) -> None:
     assert agent.run_once().kind == "waiting"
 
 
-def test_an_unreachable_server_leaves_the_old_key_in_use_and_the_next_one_waiting(federation: Any) -> None:
+def test_an_unreachable_server_leaves_the_old_key_in_use_and_the_next_one_waiting(federation: Federation) -> None:
     agent = federation.agent(0)
     old = key_of(agent)
     federation.server.stop()
@@ -115,7 +116,7 @@ def test_an_unreachable_server_leaves_the_old_key_in_use_and_the_next_one_waitin
     assert rotations(federation, agent) == 1
 
 
-def test_a_revoked_device(federation: Any) -> None:
+def test_a_revoked_device(federation: Federation) -> None:
     agent = federation.agent(0)
     federation.operator.devices.revoke(agent.device_id)
     for call in (agent.run_once, agent.rotate_key):
@@ -125,7 +126,7 @@ def test_a_revoked_device(federation: Any) -> None:
         agent.run_forever(threading.Event())
 
 
-def test_a_key_that_is_not_the_records_is_not_used(federation: Any) -> None:
+def test_a_key_that_is_not_the_records_is_not_used(federation: Federation) -> None:
     agent = federation.agent(0)
     agent.close()
     path: Path = agent.config.folder / DEVICE_KEY
@@ -181,7 +182,7 @@ POINTS = {
 
 
 @pytest.mark.parametrize("point", POINTS)
-def test_killed_at(federation: Any, point: str) -> None:
+def test_killed_at(federation: Federation, point: str) -> None:
     agent = federation.agent(0)
     agent.close()
     argument = json.dumps([str(agent.config.folder), point])
@@ -197,7 +198,7 @@ def test_killed_at(federation: Any, point: str) -> None:
     assert not list(agent.config.folder.glob(".*.tmp"))
 
 
-def test_killed_again_and_again(federation: Any) -> None:
+def test_killed_again_and_again(federation: Federation) -> None:
     """Each time a step further, in one and the same rotation."""
     agent = federation.agent(0)
     agent.close()
@@ -210,15 +211,15 @@ def test_killed_again_and_again(federation: Any) -> None:
         assert rotations(federation, again) == 1
 
 
-def test_a_request_that_is_delivered_long_after_its_answer_was_given_up(federation: Any) -> None:
+def test_a_request_that_is_delivered_long_after_its_answer_was_given_up(federation: Federation) -> None:
     """The server answers to the next key from one moment to the next, while the device goes on with the old one."""
     late: list[Any] = []
 
-    def hold(handler: Any, forward: Any) -> None:
+    def hold(handler: Handler, forward: Forward) -> None:
         late.append(forward)
         status(409)(handler, forward)
 
-    def deliver(handler: Any, forward: Any) -> None:
+    def deliver(handler: Handler, forward: Forward) -> None:
         late.pop()()
         handler.answer(*forward())
 

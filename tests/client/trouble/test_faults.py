@@ -14,7 +14,9 @@ import pytest
 
 from archipel.client import Agent
 from archipel.errors import RefusedError, UnreachableError
-from tests.support.faults import MENDED, Fault, Handler, Proxy, lost_request, running, status, twice
+from archipel.protocol.operator.tasks import TaskInfo
+from tests.support.faults import MENDED, Fault, Forward, Handler, Proxy, lost_request, running, status, twice
+from tests.support.federation import Federation
 
 STEPS = (
     "PUT advertisement", "GET cohort", "PUT shares", "GET shares", "PUT complaints", "PUT update", "GET survivors",
@@ -23,12 +25,12 @@ STEPS = (
 
 
 @pytest.fixture
-def proxy(federation: Any) -> Iterator[Proxy]:
+def proxy(federation: Federation) -> Iterator[Proxy]:
     with running(Proxy(federation.server.port)) as made:
         yield made
 
 
-def run(federation: Any, proxy: Proxy, *, rounds: int = 1, **config: Any) -> tuple[Any, list[Agent]]:
+def run(federation: Federation, proxy: Proxy, *, rounds: int = 1, **config: Any) -> tuple[Any, list[Agent]]:
     """Three devices, the first behind the proxy; until the task has ended."""
     options = {"read_timeout": 2.0, **config}
     agents = [federation.agent(0, server=proxy.url, **options), federation.agent(1), federation.agent(2)]
@@ -37,7 +39,7 @@ def run(federation: Any, proxy: Proxy, *, rounds: int = 1, **config: Any) -> tup
     return task, agents
 
 
-def check_sum(federation: Any, task: Any, agents: list[Agent]) -> None:
+def check_sum(federation: Federation, task: TaskInfo, agents: list[Agent]) -> None:
     assert federation.operator.tasks.get(task.task_id).state == "completed"
     [info] = federation.rounds(task)
     assert len(info.survivors) == len(agents)
@@ -54,7 +56,7 @@ def check_sum(federation: Any, task: Any, agents: list[Agent]) -> None:
         for number in range(len(MENDED))
     ],
 )
-def test_every_step_survives_every_passing_fault(federation: Any, proxy: Proxy, shift: int) -> None:
+def test_every_step_survives_every_passing_fault(federation: Federation, proxy: Proxy, shift: int) -> None:
     """Each step meets one fault; over all shifts each step meets each fault."""
     faults = list(MENDED.values())
     left = {tuple(step.split()): faults[(number + shift) % len(faults)] for number, step in enumerate(STEPS)}
@@ -79,7 +81,7 @@ def test_every_step_survives_every_passing_fault(federation: Any, proxy: Proxy, 
         (415, "PUT update"), (422, "PUT shares"),
     ],
 )  # fmt: skip
-def test_a_refusal_makes_the_device_leave(federation: Any, proxy: Proxy, code: int, step: str) -> None:
+def test_a_refusal_makes_the_device_leave(federation: Federation, proxy: Proxy, code: int, step: str) -> None:
     method, path = step.split()
     proxy.fault = lambda m, p: status(code) if m == method and p.endswith(path) else None
     agents = [federation.agent(0, server=proxy.url), *(federation.agent(number) for number in (1, 2))]
@@ -94,7 +96,7 @@ def test_a_refusal_makes_the_device_leave(federation: Any, proxy: Proxy, code: i
 
 @pytest.mark.parametrize(("step", "result"), [("PUT shares", "dropped"), ("PUT confirmation", "took_part")])
 def test_a_phase_that_is_over_ends_the_part_not_always_the_round(
-    federation: Any, proxy: Proxy, step: str, result: str
+    federation: Federation, proxy: Proxy, step: str, result: str
 ) -> None:
     """410 before the device's update counts: leave. After: the update is in the sum, and the result still matters."""
     method, path = step.split()
@@ -109,7 +111,7 @@ def test_a_phase_that_is_over_ends_the_part_not_always_the_round(
     assert late.rounds[0].result == result
 
 
-def test_too_early_is_waited_out(federation: Any, proxy: Proxy) -> None:
+def test_too_early_is_waited_out(federation: Federation, proxy: Proxy) -> None:
     """The proxy claims that the phase has come before it has; the server says 409, and the device asks again."""
     early = {"left": 2}
 
@@ -119,7 +121,7 @@ def test_too_early_is_waited_out(federation: Any, proxy: Proxy) -> None:
             return ahead
         return None
 
-    def ahead(handler: Handler, forward: Any) -> None:
+    def ahead(handler: Handler, forward: Forward) -> None:
         code, headers, body = forward()
         body = body.replace(b'"advertising"', b'"sharing"')
         headers = [(name, value) for name, value in headers if name.lower() != "content-length"]
@@ -138,7 +140,7 @@ def test_too_early_is_waited_out(federation: Any, proxy: Proxy) -> None:
     check_sum(federation, task, agents)
 
 
-def test_an_answer_of_this_device_that_differs_makes_it_leave(federation: Any, proxy: Proxy) -> None:
+def test_an_answer_of_this_device_that_differs_makes_it_leave(federation: Federation, proxy: Proxy) -> None:
     proxy.fault = lambda m, p: status(409) if m == "PUT" and p.endswith("/shares") else None
     agents = [federation.agent(0, server=proxy.url), *(federation.agent(number) for number in (1, 2))]
     federation.task(cohort=3)
@@ -146,7 +148,7 @@ def test_an_answer_of_this_device_that_differs_makes_it_leave(federation: Any, p
     assert "HTTP 409" in agents[0].rounds[0].reason
 
 
-def test_a_server_that_stays_away_is_left(federation: Any, proxy: Proxy) -> None:
+def test_a_server_that_stays_away_is_left(federation: Federation, proxy: Proxy) -> None:
     """After `patience` the device gives the round up, and the agent goes on polling."""
     dead = threading.Event()
 
@@ -166,7 +168,7 @@ def test_a_server_that_stays_away_is_left(federation: Any, proxy: Proxy) -> None
     assert agents[0].run_once().kind == "waiting"
 
 
-def test_random_faults_never_spoil_a_sum(federation: Any, proxy: Proxy) -> None:
+def test_random_faults_never_spoil_a_sum(federation: Federation, proxy: Proxy) -> None:
     rng = random.Random(7)
     faults = [fault for name, fault in MENDED.items() if name != "slow"]
     proxy.fault = lambda method, path: rng.choice(faults) if rng.random() < 0.25 else None
@@ -200,7 +202,7 @@ def test_random_faults_never_spoil_a_sum(federation: Any, proxy: Proxy) -> None:
         assert own != ["took_part"] or agent.device_id in info.survivors
 
 
-def test_a_proof_that_is_delivered_twice_is_made_anew(federation: Any, proxy: Proxy) -> None:
+def test_a_proof_that_is_delivered_twice_is_made_anew(federation: Federation, proxy: Proxy) -> None:
     """The second delivery is refused: its nonce was used by the first."""
     left = [twice, twice]
     proxy.fault = lambda method, path: left.pop() if path == "/v1/sessions" and left else None

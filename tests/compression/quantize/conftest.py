@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from archipel.compression import CompressedModel, Examples
 from archipel.compression.work import Work
 from archipel.graph import Model
 from archipel.training.losses import cross_entropy
-from tests.support.quantized_network import Arrays, Network
+from tests.support.quantized_network import Apply, Network, Run, Stored
 
 
 @pytest.fixture(scope="package")
@@ -44,7 +43,7 @@ def examples() -> Examples:
 
 
 @pytest.fixture(scope="package")
-def apply() -> Callable[..., tuple[CompressedModel, Arrays]]:
+def apply() -> Apply:
     """(model, part, examples) -> the changed model and what the part noted."""
 
     def applied(
@@ -57,7 +56,7 @@ def apply() -> Callable[..., tuple[CompressedModel, Arrays]]:
 
 
 @pytest.fixture(scope="package")
-def run() -> Callable[..., np.ndarray]:
+def run() -> Run:
     """The first output of a model, as it is written with `optimized=False`."""
 
     def answer(model: Model, x: np.ndarray, optimized: bool = True) -> np.ndarray:
@@ -72,6 +71,6 @@ def run() -> Callable[..., np.ndarray]:
 
 
 @pytest.fixture(scope="package")
-def stored() -> Callable[[Model], Arrays]:
+def stored() -> Stored:
     """The initializers of a model, by name."""
     return lambda model: {n: v.const_value.numpy() for n, v in model.ir.graph.initializers.items()}

@@ -20,7 +20,7 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Digits:
     assert (report.after.accuracy or 0) > 0.85
     model.save(folder / "model.onnx")
     few = {name: array[:256] for name, array in train.items()}
-    np.savez(folder / "train.npz", **few)  # type: ignore[arg-type]
+    np.savez(folder / "train.npz", **few)
     np.savez(folder / "validation.npz", **validation)  # type: ignore[arg-type]
     np.save(folder / "x.npy", few["x"])
     return Digits(Model.from_onnx(folder / "model.onnx"), few, validation, folder)

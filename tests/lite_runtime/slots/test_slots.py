@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -26,6 +25,7 @@ from archipel.lite_runtime import DeviceState, load, running_slot
 from archipel.lite_runtime.slots.folder import SlotFolder
 from archipel.lite_runtime.slots.model_slots import Slots
 from tests.support.scaling import SCALE, ScalingModels, X, statuses
+from tests.support.text_bundles import BundleMaker, Roles
 
 
 def test_install_switch_confirm_rollback(model: ScalingModels, trusted: list[bytes], tmp_path: Path) -> None:
@@ -143,7 +143,9 @@ def test_what_runs_when_a_model_on_trial_was_given_up(running: Slots, model: Sca
         assert running_slot(tmp_path / "slots").name == found
 
 
-def test_what_the_device_keeps_elsewhere(make_bundle: Any, r: Any, trusted: list[bytes], tmp_path: Path) -> None:
+def test_what_the_device_keeps_elsewhere(
+    make_bundle: BundleMaker, r: type[Roles], trusted: list[bytes], tmp_path: Path
+) -> None:
     own = DeviceState({"b": np.full(3, 10, np.float32)})
     meaning = {"x": r.example, "w": r.parameter("w"), "b": r.personal("b"), "y": r.output}
     graph = "predict (float[n, 3] x, float[3] w, float[3] b) => (float[n, 3] y) { z = Mul(x, w) \n y = Add(z, b) }"

@@ -13,7 +13,7 @@ from archipel.protocol.messages import Problem
 from archipel.server.http.api import ROUTES
 from tests.mutations import mutations
 from tests.support.fleet import MODEL, Fleet
-from tests.support.world import NO_LIMITS
+from tests.support.world import NO_LIMITS, World
 
 CORPUS = Path(__file__).parent / "corpus"
 TABLE = {route.name: route for routes in ROUTES.values() for route in routes if route.request is not None}
@@ -36,7 +36,7 @@ def test_mutations_begin_at_what_the_route_reads(name: str) -> None:
 
 
 @pytest.mark.parametrize("caller", ["device", "admin"])
-def test_no_body_makes_the_server_fail(world: Any, caller: str) -> None:
+def test_no_body_makes_the_server_fail(world: World, caller: str) -> None:
     Fleet(world).create()
     world.create_task(cohort=4)
     devices = world.add_devices(4)

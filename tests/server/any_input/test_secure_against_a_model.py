@@ -24,7 +24,7 @@ from archipel.protocol.sealed import public_bytes, unseal
 from archipel.protocol.secagg import Participant
 from archipel.protocol.secagg.envelope import sign_envelope
 from tests.server.any_input.machine import run_machine
-from tests.support.devices import Keys
+from tests.support.devices import Device, Keys
 from tests.support.tiny_bundle import DELTA_STEP, WEIGHT_STEP
 from tests.support.world import close_world, open_world, temporary_folder
 
@@ -181,7 +181,7 @@ class Rounds(RuleBasedStateMachine):
         for number in who:
             self._check_in(self.devices[number])
 
-    def _check_in(self, device: Any) -> None:
+    def _check_in(self, device: Device) -> None:
         device.open_session()
         sealed = device.check_in()
         mine = [each for each in self.rounds.values() if device.id in each.members and each.phase in PHASES]
@@ -221,7 +221,7 @@ class Rounds(RuleBasedStateMachine):
                 self._answer(device, known)
         self.step()
 
-    def _answer(self, device: Any, known: Modelled) -> None:
+    def _answer(self, device: Device, known: Modelled) -> None:
         device.open_session()
         if known.phase == "masking":
             self.made += 1

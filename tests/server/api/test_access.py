@@ -10,15 +10,16 @@ from sqlalchemy import select
 
 from archipel.server.database.tables import AccessToken
 from archipel.server.http.auth import NOT_VALID
+from tests.support.world import World
 
 
-def make(world: Any, **settings: Any) -> tuple[Any, dict[str, str]]:
+def make(world: World, **settings: Any) -> tuple[Any, dict[str, str]]:
     status, made = world.operator("POST", "/v1/tokens", {"name": "shift", "role": "operator", **settings})
     assert status == 201, made
     return made, {"Authorization": f"Bearer {made['token']}"}
 
 
-def test_a_token_is_shown_once_and_nowhere_else(world: Any) -> None:
+def test_a_token_is_shown_once_and_nowhere_else(world: World) -> None:
     made, headers = make(world)
     assert made["token"].startswith("apt_")
     assert world.operator("GET", "/v1/tasks", headers=headers)[0] == 200
@@ -35,7 +36,7 @@ def test_a_token_is_shown_once_and_nowhere_else(world: Any) -> None:
     assert made["token"] not in repr(made["info"])
 
 
-def test_a_revoked_token_is_worth_nothing_at_once(world: Any) -> None:
+def test_a_revoked_token_is_worth_nothing_at_once(world: World) -> None:
     made, headers = make(world)
     path = f"/v1/tokens/{made['info']['token_id']}/revoke"
     assert world.operator("GET", "/v1/tasks", headers=headers)[0] == 200
@@ -47,7 +48,7 @@ def test_a_revoked_token_is_worth_nothing_at_once(world: Any) -> None:
     assert world.operator("POST", f"/v1/tokens/{'0' * 32}/revoke")[0] == 404
 
 
-def test_a_token_expires(world: Any) -> None:
+def test_a_token_expires(world: World) -> None:
     _, headers = make(world, seconds=60)
     world.clock.now += 59
     assert world.operator("GET", "/v1/tasks", headers=headers)[0] == 200
@@ -55,7 +56,7 @@ def test_a_token_expires(world: Any) -> None:
     assert world.operator("GET", "/v1/tasks", headers=headers)[0] == 401
 
 
-def test_a_token_is_for_its_populations(world: Any) -> None:
+def test_a_token_is_for_its_populations(world: World) -> None:
     mine = world.create_task()
     theirs = world.create_task(population="teachers")
     _, headers = make(world, populations=["pupils"])
@@ -72,7 +73,7 @@ def test_a_token_is_for_its_populations(world: Any) -> None:
     assert world.task(theirs["task_id"])["state"] == "running"
 
 
-def test_a_token_for_one_population_sees_nothing_of_others(world: Any) -> None:
+def test_a_token_for_one_population_sees_nothing_of_others(world: World) -> None:
     world.create_task(population="pupils", cohort=3)
     devices = world.add_devices(3)
     world.start_round(devices)
@@ -88,13 +89,13 @@ def test_a_token_for_one_population_sees_nothing_of_others(world: Any) -> None:
     assert world.operator("GET", "/v1/audit", headers=whole)[0] == 200
 
 
-def test_an_admin_is_one_for_all_populations(world: Any) -> None:
+def test_an_admin_is_one_for_all_populations(world: World) -> None:
     """Or it would make itself a token for those that it was not given."""
     status, answer = world.operator("POST", "/v1/tokens", {"name": "half", "role": "admin", "populations": ["pupils"]})
     assert (status, answer["type"]) == (422, "unprocessable")
 
 
-def test_words_that_fit_whoever_asks(world: Any) -> None:
+def test_words_that_fit_whoever_asks(world: World) -> None:
     """Of a token that nobody knows it is not known whose it was meant to be."""
     made, revoked = make(world)
     world.operator("POST", f"/v1/tokens/{made['info']['token_id']}/revoke")

@@ -16,19 +16,20 @@ from archipel.protocol.operator.tasks import AuditEntry, AuditHead
 from archipel.protocol.sealed import Sealed, unseal
 from archipel.server.audit.chain import FIRST, entry_hash, verify
 from archipel.server.audit.log import append
+from tests.support.world import World
 
 
-def log(world: Any) -> list[AuditEntry]:
+def log(world: World) -> list[AuditEntry]:
     return msgspec.convert(world.operator("GET", "/v1/audit")[1]["items"], list[AuditEntry])
 
 
-def head(world: Any) -> AuditHead:
+def head(world: World) -> AuditHead:
     sealed = msgspec.convert(world.operator("GET", "/v1/audit/head")[1], Sealed)
     return unseal("audit", sealed, world.settings.public_key, AuditHead)
 
 
 @pytest.fixture
-def busy(world: Any) -> Any:
+def busy(world: World) -> World:
     """A world with a committed round, a failed one and a cancelled task."""
     task = world.create_task(rounds=2, cohort=3)
     devices = world.add_devices(3)
@@ -44,7 +45,7 @@ def busy(world: Any) -> Any:
     return world
 
 
-def test_what_happened_is_in_it_in_order(busy: Any) -> None:
+def test_what_happened_is_in_it_in_order(busy: World) -> None:
     entries = log(busy)
     assert [each.action for each in entries] == [
         "bundle.publish", "task.create", *["device.enrol"] * 3, "round.committed", "task.cancel", "round.failed",
@@ -54,7 +55,7 @@ def test_what_happened_is_in_it_in_order(busy: Any) -> None:
     assert verify(entries) == (head(busy).seq, head(busy).hash)
 
 
-def test_what_an_auditor_wants_to_know(world: Any) -> None:
+def test_what_an_auditor_wants_to_know(world: World) -> None:
     task = world.create_task(eligibility="ram >= 1GB", max_contributions=2)
     for values in ({"populations": ["teachers", "pupils"], "seconds": 3600}, {}):
         assert world.operator("POST", "/v1/tokens", {"name": "shift", "role": "operator", **values})[0] == 201
@@ -73,7 +74,7 @@ def test_what_an_auditor_wants_to_know(world: Any) -> None:
     assert verify(log(world)) == (4, free.hash)
 
 
-def test_the_end_of_a_task_that_fails_is_in_it(world: Any) -> None:
+def test_the_end_of_a_task_that_fails_is_in_it(world: World) -> None:
     first = world.create_task()
     [bundle] = world.stored("sha256")
     world.damage(f"sha256/{bundle}")
@@ -94,21 +95,21 @@ def test_the_end_of_a_task_that_fails_is_in_it(world: Any) -> None:
     assert end.detail == {"reason": world.task(task["task_id"])["reason"]}
 
 
-def test_hashes_are_those_that_the_documentation_says(busy: Any) -> None:
+def test_hashes_are_those_that_the_documentation_says(busy: World) -> None:
     for each in busy.operator("GET", "/v1/audit")[1]["items"]:
         told = each.pop("hash")
         text = json.dumps(each, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
         assert hashlib.sha256(text.encode()).hexdigest() == told
 
 
-def test_the_database_refuses_changes(busy: Any) -> None:
+def test_the_database_refuses_changes(busy: World) -> None:
     with sqlite3.connect(Path(busy.settings.folder) / "archipel.db") as connection:
         for statement in ("UPDATE audit SET actor = 'nobody'", "DELETE FROM audit WHERE seq = 2"):
             with pytest.raises(sqlite3.IntegrityError, match="append-only"):
                 connection.execute(statement)
 
 
-def test_an_entry_stands_or_falls_with_what_it_tells(busy: Any) -> None:
+def test_an_entry_stands_or_falls_with_what_it_tells(busy: World) -> None:
     before = log(busy)
     with pytest.raises(ZeroDivisionError), busy.services.database.write() as session:  # noqa: PT012
         append(session, busy.clock.now, "admin:root", "task.create", "x")
@@ -126,7 +127,7 @@ def forged(entries: list[AuditEntry], place: int, **changes: Any) -> list[AuditE
     return made
 
 
-def test_every_kind_of_tampering_is_found(busy: Any) -> None:
+def test_every_kind_of_tampering_is_found(busy: World) -> None:
     entries = log(busy)
     kept = head(busy)
     changed = msgspec.structs.replace(entries[1], actor="operator:other")
@@ -149,12 +150,12 @@ def test_every_kind_of_tampering_is_found(busy: Any) -> None:
     assert verify(entries, heads=[(3, entries[2].hash), (kept.seq, kept.hash)]) == (kept.seq, kept.hash)
 
 
-def test_an_empty_log(world: Any) -> None:
+def test_an_empty_log(world: World) -> None:
     assert log(world) == []
     assert (head(world).seq, head(world).hash) == verify([]) == (0, FIRST)
 
 
-def test_pages(busy: Any) -> None:
+def test_pages(busy: World) -> None:
     found, after = [], 0
     while after is not None:
         page = busy.operator("GET", f"/v1/audit?limit=3&after={after}")[1]

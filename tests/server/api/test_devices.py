@@ -12,28 +12,30 @@ from archipel.protocol import identity, messages
 from archipel.server.http.app import create_app
 from tests.server.coordinator.test_buffered_rounds import asynchronous, seats
 from tests.server.test_plain_rounds import mean, parameters, same, update
+from tests.support.devices import Device
+from tests.support.world import World
 
 PHASES = ("advertising", "sharing", "complaining", "masking", "confirming", "unmasking")
 
 
-def shown(world: Any, device: Any) -> Any:
+def shown(world: World, device: Device) -> Any:
     status, answer = world.operator("GET", f"/v1/devices/{device.id}")
     assert status == 200, answer
     return answer
 
 
-def revoke(world: Any, device: Any) -> Any:
+def revoke(world: World, device: Device) -> Any:
     status, answer = world.operator("POST", f"/v1/devices/{device.id}/revoke")
     assert status == 200, answer
     return answer
 
 
-def limited(world: Any, *populations: str, role: str = "operator") -> dict[str, str]:
+def limited(world: World, *populations: str, role: str = "operator") -> dict[str, str]:
     made = world.operator("POST", "/v1/tokens", {"name": "x", "role": role, "populations": list(populations)})[1]
     return {"Authorization": f"Bearer {made['token']}"}
 
 
-def test_what_is_shown_and_what_is_not(world: Any) -> None:
+def test_what_is_shown_and_what_is_not(world: World) -> None:
     (device,) = world.add_devices(1)
     known = {
         "device_id": device.id, "population": "pupils", "kind": "device", "state": "active",
@@ -48,7 +50,7 @@ def test_what_is_shown_and_what_is_not(world: Any) -> None:
     assert world.operator("GET", f"/v1/devices/{'0' * 32}")[0] == 404
 
 
-def test_pages_by_population_and_state(world: Any) -> None:
+def test_pages_by_population_and_state(world: World) -> None:
     devices = []
     for number in range(7):
         world.clock.now += number % 3
@@ -87,7 +89,7 @@ def test_pages_by_population_and_state(world: Any) -> None:
     assert [each["device_id"] for each in first["items"] + second["items"]] == active[:4]
 
 
-def test_an_operator_sees_and_revokes_devices_of_its_populations_only(world: Any) -> None:
+def test_an_operator_sees_and_revokes_devices_of_its_populations_only(world: World) -> None:
     (device,) = world.add_devices(1)
     other = limited(world, "staff")
     mine = limited(world, "staff", "pupils")
@@ -101,7 +103,7 @@ def test_an_operator_sees_and_revokes_devices_of_its_populations_only(world: Any
     assert world.operator("POST", f"/v1/devices/{device.id}/revoke", headers=mine)[0] == 200
 
 
-def test_a_revoked_device_can_do_nothing_any_more(world: Any) -> None:
+def test_a_revoked_device_can_do_nothing_any_more(world: World) -> None:
     (device,) = world.add_devices(1)
     nonce = device.challenge().nonce
     request = device.session_request(nonce)
@@ -134,7 +136,7 @@ def test_a_revoked_device_can_do_nothing_any_more(world: Any) -> None:
     ]
 
 
-def test_what_it_told_about_itself_is_deleted(world: Any) -> None:
+def test_what_it_told_about_itself_is_deleted(world: World) -> None:
     (device,) = world.add_devices(1)
     device.attributes = {"serial": "A-77"}
     device.check_in()
@@ -143,7 +145,7 @@ def test_what_it_told_about_itself_is_deleted(world: Any) -> None:
         assert connection.exec_driver_sql("SELECT attributes FROM check_ins").scalar_one() in ("{}", {})
 
 
-def test_another_web_process_believes_its_session_for_five_seconds_and_stores_nothing(world: Any) -> None:
+def test_another_web_process_believes_its_session_for_five_seconds_and_stores_nothing(world: World) -> None:
     world.create_task(cohort=3)
     devices = world.add_devices(3)
     other = create_app(world.settings, clock=world.clock)
@@ -165,7 +167,7 @@ def test_another_web_process_believes_its_session_for_five_seconds_and_stores_no
     other.extensions["archipel"].database.dispose()
 
 
-def test_it_is_not_taken_into_a_round(world: Any) -> None:
+def test_it_is_not_taken_into_a_round(world: World) -> None:
     world.create_task(cohort=4)
     devices = world.add_devices(4)
     for device in devices:
@@ -182,7 +184,7 @@ def test_it_is_not_taken_into_a_round(world: Any) -> None:
 
 
 @pytest.mark.parametrize("phase", PHASES)
-def test_a_round_goes_on_without_it(world: Any, phase: str) -> None:
+def test_a_round_goes_on_without_it(world: World, phase: str) -> None:
     """What it had sent before counts, as that of a device that vanished at the same moment."""
     task = world.create_task(cohort=5)
     devices = world.add_devices(5)
@@ -211,7 +213,7 @@ def test_a_round_goes_on_without_it(world: Any, phase: str) -> None:
     np.testing.assert_allclose(read_weights(weights)["w"], np.full((3, 2), mean), rtol=1e-6)
 
 
-def test_an_update_that_was_acknowledged_before_stays_in_the_sum(world: Any) -> None:
+def test_an_update_that_was_acknowledged_before_stays_in_the_sum(world: World) -> None:
     task = world.create_task(cohort=4)
     devices = world.add_devices(4)
     world.start_round(devices)
@@ -232,7 +234,7 @@ def test_an_update_that_was_acknowledged_before_stays_in_the_sum(world: Any) -> 
     assert devices[0].id in made["survivors"]
 
 
-def test_in_a_plain_round_too(world: Any) -> None:
+def test_in_a_plain_round_too(world: World) -> None:
     task = world.create_task(privacy="plain", threshold=None, goal=4)
     devices = world.add_devices(5)
     world.start_round(devices)
@@ -250,7 +252,7 @@ def test_in_a_plain_round_too(world: Any) -> None:
     same(parameters(world, task), mean([update(number) for number in (0, 2, 3, 4)]))
 
 
-def test_in_an_asynchronous_task_too(world: Any) -> None:
+def test_in_an_asynchronous_task_too(world: World) -> None:
     """Where a device keeps its seat although the round is over."""
     task = asynchronous(world, cohort=3, concurrency=4)
     devices = world.add_devices(4)
@@ -267,7 +269,7 @@ def test_in_an_asynchronous_task_too(world: Any) -> None:
     assert shown(world, devices[3])["rounds"] == 1
 
 
-def test_populations(world: Any) -> None:
+def test_populations(world: World) -> None:
     world.create_task(cohort=3)
     paused = world.create_task(population="staff")
     world.operator("POST", f"/v1/tasks/{paused['task_id']}/pause")

@@ -10,32 +10,34 @@ import msgspec
 import pytest
 
 from archipel.protocol import identity, messages
+from tests.support.devices import Device
+from tests.support.world import World
 
 
 @pytest.fixture
-def device(world: Any, device_maker: Any) -> Any:
+def device(world: World, device_maker: type[Device]) -> Device:
     return device_maker(world.transport, world.keys, world.settings.public_key)
 
 
-def enrol(device: Any) -> tuple[int, Any]:
+def enrol(device: Device) -> tuple[int, Any]:
     return device.call("POST", "/v1/devices", identity.enrolment_request(device.enrolment_token, device.key))
 
 
-def revoke(world: Any, headers: dict[str, str] | None = None, **body: Any) -> tuple[int, Any]:
+def revoke(world: World, headers: dict[str, str] | None = None, **body: Any) -> tuple[int, Any]:
     return world.operator("POST", "/v1/enrolment-tokens/revoke", body, headers)
 
 
-def token_key(device: Any) -> bytes:
+def token_key(device: Device) -> bytes:
     return msgspec.json.decode(device.enrolment_token.certificate.body, type=messages.TokenCertificate).token_key
 
 
-def limited(world: Any, *populations: str) -> dict[str, str]:
+def limited(world: World, *populations: str) -> dict[str, str]:
     made = world.operator("POST", "/v1/tokens", {"name": "x", "role": "operator", "populations": list(populations)})[1]
     return {"Authorization": f"Bearer {made['token']}"}
 
 
 @pytest.mark.parametrize("by", ["certificate", "key"])
-def test_nobody_enrols_with_a_revoked_token(world: Any, device: Any, by: str) -> None:
+def test_nobody_enrols_with_a_revoked_token(world: World, device: Device, by: str) -> None:
     key = token_key(device)
     sent = {"certificate": device.enrolment_token.certificate} if by == "certificate" else {"token_key": key}
     status, made = revoke(world, **sent)
@@ -54,7 +56,7 @@ def test_nobody_enrols_with_a_revoked_token(world: Any, device: Any, by: str) ->
     assert noted == ["enrolment_token.revoke"]
 
 
-def test_a_token_that_was_used_is_not_revoked_but_its_device(world: Any, device: Any) -> None:
+def test_a_token_that_was_used_is_not_revoked_but_its_device(world: World, device: Device) -> None:
     enrol(device)
     status, answer = revoke(world, certificate=device.enrolment_token.certificate)
     assert (status, answer["type"]) == (409, "conflict")
@@ -62,7 +64,7 @@ def test_a_token_that_was_used_is_not_revoked_but_its_device(world: Any, device:
     assert enrol(device)[0] == 200
 
 
-def test_what_is_no_token(world: Any, device: Any) -> None:
+def test_what_is_no_token(world: World, device: Device) -> None:
     certificate = device.enrolment_token.certificate
     foreign = identity.mint_token(world.keys.publisher, population="pupils", not_after=2**40, seed=b"s" * 32)
     for body in ({}, {"certificate": certificate, "token_key": b"k" * 32}, {"certificate": foreign}):
@@ -71,7 +73,7 @@ def test_what_is_no_token(world: Any, device: Any) -> None:
     assert revoke(world, token_key=b"k" * 31)[0] == 400
 
 
-def test_operators_revoke_tokens_of_their_populations(world: Any, device: Any) -> None:
+def test_operators_revoke_tokens_of_their_populations(world: World, device: Device) -> None:
     staff, pupils = limited(world, "staff"), limited(world, "pupils")
     certificate = device.enrolment_token.certificate
     assert revoke(world, staff, certificate=certificate)[0] == 403

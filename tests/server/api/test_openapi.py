@@ -15,7 +15,7 @@ from schemathesis import checks
 
 from archipel.server.http.api import ROUTES
 from tests.support.fleet import MODEL, Fleet
-from tests.support.world import NO_LIMITS
+from tests.support.world import NO_LIMITS, World
 
 CHECKS = [
     checks.not_a_server_error,
@@ -44,12 +44,12 @@ def server_settings() -> dict[str, Any]:
 
 
 @pytest.fixture
-def description(world: Any) -> Any:
+def description(world: World) -> dict[str, Any]:
     with world.app.test_client() as client:
         return msgspec.json.decode(client.get("/v1/openapi.json").get_data())
 
 
-def test_it_is_valid_and_has_every_route(description: Any) -> None:
+def test_it_is_valid_and_has_every_route(description: dict[str, Any]) -> None:
     OpenAPIV31SpecValidator(description).validate()
     operations = {each["operationId"]: each for path in description["paths"].values() for each in path.values()}
     assert operations.keys() == ROUTE_OF.keys()
@@ -59,7 +59,7 @@ def test_it_is_valid_and_has_every_route(description: Any) -> None:
 
 
 @pytest.mark.parametrize("examples", [10, pytest.param(200, marks=pytest.mark.slow)])
-def test_answers_are_what_it_says(world: Any, examples: int) -> None:
+def test_answers_are_what_it_says(world: World, examples: int) -> None:
     """In a round under way; half of the requests name it, or a model that is there, the others what schemathesis makes
     up."""
     Fleet(world).create()

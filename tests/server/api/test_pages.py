@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import urllib3
@@ -18,6 +17,7 @@ from flask.testing import FlaskClient
 
 from archipel.server.http import pages
 from archipel.server.http.app import create_app
+from tests.support.world import World
 
 FILES = {
     "index.html": (b"<!doctype html>", "text/html; charset=utf-8"),
@@ -43,7 +43,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def client(world: Any, folder: Path) -> Iterator[FlaskClient]:
+def client(world: World, folder: Path) -> Iterator[FlaskClient]:
     app = create_app(world.settings, demo_page=folder)
     yield app.test_client()
     app.extensions["archipel"].database.dispose()
@@ -125,7 +125,7 @@ def test_nothing_but_the_files_of_the_folder(client: FlaskClient, name: str) -> 
         assert response.get_json()["type"] == "not_found"
 
 
-def test_a_page_that_was_not_built(world: Any, tmp_path: Path) -> None:
+def test_a_page_that_was_not_built(world: World, tmp_path: Path) -> None:
     app = create_app(world.settings, demo_page=tmp_path / "nothing")
     for path in ("/demo/", "/demo/index.html", "/demo/model/digits.bundle"):
         with app.test_client().get(path) as response:
@@ -145,7 +145,7 @@ def test_only_reading(client: FlaskClient) -> None:
             assert response.status_code == 405
 
 
-def test_gunicorn_sends_compressed_files_whole(world: Any, folder: Path, tmp_path: Path) -> None:
+def test_gunicorn_sends_compressed_files_whole(world: World, folder: Path, tmp_path: Path) -> None:
     """It sends files by their descriptor where it can, so what it has to send must not have another's."""
     name = "assets/ort-wasm-DEADBEEF.wasm"
     data = bytes(range(256)) * 400

@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+from tests.support.world import World
 
-def walk(world: Any, path: str, limit: int) -> list[Any]:
+
+def walk(world: World, path: str, limit: int) -> list[Any]:
     found, after = [], ""
     while True:
         status, page = world.operator("GET", f"{path}?limit={limit}{after}")
@@ -19,7 +21,7 @@ def walk(world: Any, path: str, limit: int) -> list[Any]:
         after = f"&after={page['next']}"
 
 
-def test_tasks_newest_first_each_once(world: Any) -> None:
+def test_tasks_newest_first_each_once(world: World) -> None:
     made = []
     for number in range(8):
         world.clock.now += number % 3  # some at the same time
@@ -31,7 +33,7 @@ def test_tasks_newest_first_each_once(world: Any) -> None:
         assert times == sorted(times, reverse=True)
 
 
-def test_a_new_task_does_not_shift_the_next_page(world: Any) -> None:
+def test_a_new_task_does_not_shift_the_next_page(world: World) -> None:
     made = []
     for number in range(4):
         world.clock.now += 1
@@ -44,7 +46,7 @@ def test_a_new_task_does_not_shift_the_next_page(world: Any) -> None:
     assert second["next"] is None
 
 
-def test_rounds_oldest_first(world: Any) -> None:
+def test_rounds_oldest_first(world: World) -> None:
     task = world.create_task(rounds=3, deadlines={"advertising": 5})
     devices = world.add_devices(5)
     for _ in range(3):
@@ -72,7 +74,7 @@ def test_rounds_oldest_first(world: Any) -> None:
         ("after=" + "g" * 32, "after"),
     ],
 )
-def test_a_wrong_query_is_named(world: Any, query: str, word: str) -> None:
+def test_a_wrong_query_is_named(world: World, query: str, word: str) -> None:
     status, answer = world.operator("GET", f"/v1/tasks?{query}")
     assert (status, answer["type"]) == (400, "bad_request")
     assert word in answer["message"] + answer.get("detail", "")

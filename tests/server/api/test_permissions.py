@@ -16,6 +16,7 @@ from archipel.server.http.api import ROUTES
 from tests.server.api.matrix import MATRIX, Line
 from tests.support.devices import POPULATION, START
 from tests.support.fleet import MODEL, STAGES, Fleet
+from tests.support.world import World
 
 TABLE = [route for routes in (*ROUTES.values(), pages.routes()) for route in routes]
 NOBODY = ("no token", "stranger", "wrong scheme", "revoked token", "expired token", "revoked device", "old session")
@@ -30,13 +31,13 @@ def concrete(path: str, **known: str) -> str:
     return re.sub(r"<id:\w+>", "0" * 32, re.sub(r"<digest:\w+>", "0" * 64, path))
 
 
-def access_token(world: Any, role: str, **settings: Any) -> Any:
+def access_token(world: World, role: str, **settings: Any) -> Any:
     status, made = world.operator("POST", "/v1/tokens", {"name": "test", "role": role, **settings})
     assert status == 201, made
     return made
 
 
-def headers(world: Any, caller: str) -> dict[str, str]:
+def headers(world: World, caller: str) -> dict[str, str]:
     """What that caller shows, made in a way that the caller could have come by it."""
     if caller == "no token":
         return {}
@@ -63,12 +64,12 @@ def headers(world: Any, caller: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {token}"}
 
 
-def send(world: Any, method: str, path: str, body: bytes, shown: dict[str, str]) -> tuple[int, bytes, Any]:
+def send(world: World, method: str, path: str, body: bytes, shown: dict[str, str]) -> tuple[int, bytes, Any]:
     with world.app.test_client() as client, client.open(path, method=method, headers=shown, data=body) as answer:
         return answer.status_code, answer.get_data(), answer.headers
 
 
-def test_the_server_has_the_routes_of_the_matrix_and_no_others(world: Any) -> None:
+def test_the_server_has_the_routes_of_the_matrix_and_no_others(world: World) -> None:
     made = {f"{method} {rule.rule}" for rule in world.app.url_map.iter_rules() for method in rule.methods - {"HEAD"}}
     written = [line.route for line in MATRIX]
     assert made == set(written), "add the route to tests/server/api/matrix.py, with who may call it"
@@ -84,7 +85,7 @@ def test_every_cell_is_one_of_the_words() -> None:
 
 
 @pytest.mark.parametrize("caller", CALLERS)
-def test_every_route_with_every_role(world: Any, caller: str) -> None:
+def test_every_route_with_every_role(world: World, caller: str) -> None:
     shown = headers(world, caller)
     column = "nobody" if caller in NOBODY else {"root": "admin"}.get(caller, caller)
     for line in MATRIX:
@@ -101,7 +102,7 @@ def test_every_route_with_every_role(world: Any, caller: str) -> None:
             assert status == 403, where
 
 
-def test_what_anybody_may_ask_tells_nothing_of_devices_tasks_and_models(world: Any) -> None:
+def test_what_anybody_may_ask_tells_nothing_of_devices_tasks_and_models(world: World) -> None:
     """The other side of `yes` for nobody."""
     (device,) = world.add_devices(1)
     Fleet(world).create(1)
@@ -124,7 +125,7 @@ VALID = {
 """Bodies that are decoded; whether the caller is in the round is looked at after that."""
 
 
-def test_a_device_that_is_not_in_the_round_gets_nothing(world: Any) -> None:
+def test_a_device_that_is_not_in_the_round_gets_nothing(world: World) -> None:
     world.create_task()
     devices = world.add_devices(5)
     world.start_round(devices)
@@ -145,7 +146,7 @@ def test_a_device_that_is_not_in_the_round_gets_nothing(world: Any) -> None:
 class Town:
     """Something of every kind that belongs to population `pupils`: ids by their name in paths, bodies by route."""
 
-    def __init__(self, world: Any) -> None:
+    def __init__(self, world: World) -> None:
         self.world = world
         fleet = Fleet(world).create()
         rollout = fleet.begin(gate="none")
@@ -201,7 +202,7 @@ class Town:
 
 
 @pytest.mark.parametrize("role", ["operator", "analyst", "auditor"])
-def test_a_token_for_another_population_sees_and_changes_nothing_of_this_one(world: Any, role: str) -> None:
+def test_a_token_for_another_population_sees_and_changes_nothing_of_this_one(world: World, role: str) -> None:
     town = Town(world)
     shown = {"Authorization": f"Bearer {access_token(world, role, populations=[OTHER])['token']}"}
     before = town.changes()
@@ -224,7 +225,7 @@ def test_a_token_for_another_population_sees_and_changes_nothing_of_this_one(wor
 
 
 @pytest.mark.parametrize("role", ["operator", "auditor"])
-def test_a_token_for_this_population_is_let_in(world: Any, role: str) -> None:
+def test_a_token_for_this_population_is_let_in(world: World, role: str) -> None:
     """So that what is refused above is refused for its population, and not because there is nothing."""
     town = Town(world)
     shown = {"Authorization": f"Bearer {access_token(world, role, populations=[POPULATION])['token']}"}

@@ -6,18 +6,20 @@ from typing import Any
 
 import pytest
 
+from tests.support.world import World
+
 METRICS = {"kind": "evaluation", "metrics": {"loss": 8.0}}
 ANALYSIS = {"kind": "analytics"}
 TRAINING: dict[str, Any] = {"kind": "training"}
 
 
-def token(world: Any, role: str, **more: Any) -> dict[str, str]:
+def token(world: World, role: str, **more: Any) -> dict[str, str]:
     status, made = world.operator("POST", "/v1/tokens", {"name": role, "role": role, **more})
     assert status == 201, made
     return {"Authorization": f"Bearer {made['token']}"}
 
 
-def create(world: Any, headers: dict[str, str], **changes: Any) -> tuple[int, Any]:
+def create(world: World, headers: dict[str, str], **changes: Any) -> tuple[int, Any]:
     asked = {
         "name": "q", "population": "pupils", "rounds": 1, "min_cohort": 3, "cohort": 5, "bundle": world.publish(),
         **changes,
@@ -30,14 +32,14 @@ def create(world: Any, headers: dict[str, str], **changes: Any) -> tuple[int, An
     ("role", "training", "query"),
     [("operator", 201, 403), ("analyst", 403, 201), ("auditor", 403, 403), ("admin", 201, 201)],
 )
-def test_who_may_make_which_tasks(world: Any, role: str, training: int, query: int) -> None:
+def test_who_may_make_which_tasks(world: World, role: str, training: int, query: int) -> None:
     headers = token(world, role)
     assert create(world, headers, **TRAINING)[0] == training
     assert create(world, headers, **METRICS)[0] == query
     assert create(world, headers, **ANALYSIS)[0] == query
 
 
-def test_analysts_control_queries_and_nothing_else(world: Any) -> None:
+def test_analysts_control_queries_and_nothing_else(world: World) -> None:
     analyst, operator = token(world, "analyst"), token(world, "operator")
     trained = create(world, operator)[1]["task_id"]
     asked = create(world, analyst, **ANALYSIS)[1]["task_id"]
@@ -57,7 +59,7 @@ def test_analysts_control_queries_and_nothing_else(world: Any) -> None:
     assert world.operator("GET", "/v1/tasks", headers=analyst)[0] == 200
 
 
-def test_an_analyst_is_bound_to_populations(world: Any) -> None:
+def test_an_analyst_is_bound_to_populations(world: World) -> None:
     headers = token(world, "analyst", populations=["teachers"])
     bundle = world.operator("POST", "/v1/bundles?population=teachers", world.bundle_file.read_bytes())[1]["digest"]
     assert create(world, headers, **ANALYSIS)[0] == 403
@@ -69,7 +71,7 @@ class TestApproval:
     def server_settings(self) -> dict[str, Any]:
         return {"query_approval": True}
 
-    def test_a_query_waits_for_somebody_else(self, world: Any) -> None:
+    def test_a_query_waits_for_somebody_else(self, world: World) -> None:
         one, other, operator = token(world, "analyst"), token(world, "analyst"), token(world, "operator")
         made = create(world, one, **ANALYSIS, cohort=3)[1]
         path = f"/v1/tasks/{made['task_id']}"
@@ -94,16 +96,16 @@ class TestApproval:
         [approved] = [each for each in entries if each["action"] == "task.approve"]
         assert (approved["actor"], approved["subject"]) == (done["approved_by"], made["task_id"])
 
-    def test_training_needs_none(self, world: Any) -> None:
+    def test_training_needs_none(self, world: World) -> None:
         assert create(world, token(world, "operator"))[1]["state"] == "running"
 
-    def test_what_is_proposed_may_be_withdrawn(self, world: Any) -> None:
+    def test_what_is_proposed_may_be_withdrawn(self, world: World) -> None:
         one, other = token(world, "analyst"), token(world, "analyst")
         path = f"/v1/tasks/{create(world, one, **METRICS)[1]['task_id']}"
         assert world.operator("POST", f"{path}/cancel", headers=one)[1]["state"] == "cancelled"
         assert world.operator("POST", f"{path}/approve", headers=other)[0] == 409
 
-    def test_nor_is_it_approved_for_another_population(self, world: Any) -> None:
+    def test_nor_is_it_approved_for_another_population(self, world: World) -> None:
         one, other = token(world, "analyst"), token(world, "analyst", populations=["teachers"])
         path = f"/v1/tasks/{create(world, one, **METRICS)[1]['task_id']}"
         # For whom it is of another population it does not exist.

@@ -6,11 +6,12 @@ import gc
 import gzip
 import hashlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
 import pytest
+from flask import Flask
 from hypothesis import given
 from hypothesis import strategies as st
 from werkzeug.test import Client
@@ -20,6 +21,8 @@ from archipel.server.http.app import create_app
 from archipel.server.http.request_limits import RequestLimits, Slots, TokenBuckets, address_source
 from archipel.server.http.routes import Route
 from archipel.server.settings import load_settings
+from tests.support.devices import Device
+from tests.support.world import World
 
 FEW = {"requests_per_second": 1.0, "anonymous_per_second": 1.0, "burst_seconds": 3.0, "concurrent_requests": 2}
 
@@ -47,7 +50,7 @@ def passing(monkeypatch: pytest.MonkeyPatch) -> Passing:
 
 
 @pytest.fixture
-def strict(world: Any, passing: Passing) -> Any:
+def strict(world: World, passing: Passing) -> Iterator[Flask]:
     """A web application with the same data and narrow limits."""
     app = create_app(msgspec.structs.replace(world.settings, **FEW), clock=world.clock)
     yield app
@@ -135,7 +138,7 @@ def statuses(ask: Callable[[], Any], count: int) -> list[int]:
     return found
 
 
-def test_each_device_and_each_token_for_itself(world: Any, strict: Any, passing: Passing) -> None:
+def test_each_device_and_each_token_for_itself(world: World, strict: Flask, passing: Passing) -> None:
     one, other = world.add_devices(2)
     client = strict.test_client()
     for device in (one, other):
@@ -146,7 +149,7 @@ def test_each_device_and_each_token_for_itself(world: Any, strict: Any, passing:
     assert statuses(lambda: client.post("/v1/check-ins", data=b"{}", headers=bearer(one.token)), 2) == [200, 429]
 
 
-def test_addresses_that_have_proved_nothing(world: Any, strict: Any) -> None:
+def test_addresses_that_have_proved_nothing(world: World, strict: Flask) -> None:
     client = strict.test_client()
 
     def challenge(address: str, **headers: str) -> Any:
@@ -166,7 +169,7 @@ def test_addresses_that_have_proved_nothing(world: Any, strict: Any) -> None:
 
 
 @pytest.mark.usefixtures("passing")
-def test_behind_proxies_the_address_is_the_one_that_they_saw(world: Any) -> None:
+def test_behind_proxies_the_address_is_the_one_that_they_saw(world: World) -> None:
     app = create_app(msgspec.structs.replace(world.settings, **FEW, trusted_proxies=2), clock=world.clock)
     client = app.test_client()
 
@@ -183,7 +186,7 @@ def test_behind_proxies_the_address_is_the_one_that_they_saw(world: Any) -> None
 class Waiting:
     """An upload whose body comes only when it is let."""
 
-    def __init__(self, app: Any, device: Any) -> None:
+    def __init__(self, app: Any, device: Device) -> None:
         self.begun, self.go = threading.Event(), threading.Event()
         self.status = 0
         self._app, self._device = app, device
@@ -209,7 +212,7 @@ class Waiting:
         self._thread.join()
 
 
-def test_at_the_same_time(world: Any, strict: Any, passing: Passing) -> None:
+def test_at_the_same_time(world: World, strict: Flask, passing: Passing) -> None:
     world.create_task(cohort=3)
     devices = world.add_devices(3)
     world.start_round(devices)
@@ -231,7 +234,7 @@ def test_at_the_same_time(world: Any, strict: Any, passing: Passing) -> None:
 
 @pytest.mark.parametrize("extra", [{}, {"Range": "bytes=1-"}])
 def test_a_download_counts_until_it_has_been_sent(
-    world: Any, strict: Any, passing: Passing, extra: dict[str, str]
+    world: World, strict: Flask, passing: Passing, extra: dict[str, str]
 ) -> None:
     digest = world.publish()
     client = Client(strict)
@@ -250,7 +253,7 @@ def test_a_download_counts_until_it_has_been_sent(
         assert response.status_code == 200
 
 
-def test_requests_that_fail_are_over(world: Any, strict: Any, passing: Passing) -> None:
+def test_requests_that_fail_are_over(world: World, strict: Flask, passing: Passing) -> None:
     client = Client(strict)
     headers = bearer(world.operator_token)
     for _ in range(3):
@@ -261,7 +264,7 @@ def test_requests_that_fail_are_over(world: Any, strict: Any, passing: Passing) 
         assert response.status_code == 200
 
 
-def test_a_compressed_body_is_refused(world: Any) -> None:
+def test_a_compressed_body_is_refused(world: World) -> None:
     (device,) = world.add_devices(1)
     packed = gzip.compress(b"{}")
     for coding, status in (("gzip", 415), ("br", 415), ("GZIP, identity", 415), ("identity", 400), ("Identity", 400)):
@@ -271,14 +274,14 @@ def test_a_compressed_body_is_refused(world: Any) -> None:
     assert device.call("PUT", f"/v1/rounds/{'0' * 32}/update", packed, headers)[0] == 415
 
 
-def test_the_defaults_leave_room_for_a_device_that_polls_twenty_times_a_second(world: Any) -> None:
+def test_the_defaults_leave_room_for_a_device_that_polls_twenty_times_a_second(world: World) -> None:
     settings = load_settings(world.settings.folder, environment={})
     buckets = TokenBuckets(settings.requests_per_second, settings.requests_per_second * settings.burst_seconds)
     assert not any(buckets.take("device", number / 20) for number in range(20 * 60))
     assert settings.concurrent_requests < settings.threads
 
 
-def test_routes_are_all_behind_the_limits(world: Any, strict: Any) -> None:
+def test_routes_are_all_behind_the_limits(world: World, strict: Flask) -> None:
     """No view was registered past them."""
     from archipel.server.http.api import ROUTES
     from tests.server.api.test_permissions import concrete

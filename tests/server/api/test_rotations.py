@@ -12,19 +12,20 @@ from archipel.bundle import generate_key, read_weights
 from archipel.protocol import identity, messages
 from archipel.protocol.sealed import decode, public_bytes
 from archipel.server.database.tables import Device as DeviceRow
-from tests.support.devices import ANSWERED
+from tests.support.devices import ANSWERED, Device
+from tests.support.world import World
 
 
-def request_for(device: Any, new: Any) -> messages.RotationRequest:
+def request_for(device: Device, new: Any) -> messages.RotationRequest:
     return identity.rotation_request(device.chain, device.key, new, device.server_key)
 
 
-def send(device: Any, request: messages.RotationRequest) -> tuple[int, Any]:
+def send(device: Device, request: messages.RotationRequest) -> tuple[int, Any]:
     device.token = ""
     return device.call("PUT", f"/v1/devices/{device.id}/key", request)
 
 
-def rotate(device: Any) -> messages.RotationRequest:
+def rotate(device: Device) -> messages.RotationRequest:
     """Replace the key, and use the new one from then on."""
     new = generate_key()
     request = request_for(device, new)
@@ -35,12 +36,12 @@ def rotate(device: Any) -> messages.RotationRequest:
     return request
 
 
-def audited(world: Any) -> list[Any]:
+def audited(world: World) -> list[Any]:
     entries = world.operator("GET", "/v1/audit")[1]["items"]
     return [(each["actor"], each["subject"], each["detail"]) for each in entries if each["action"] == "device.rotate"]
 
 
-def test_the_new_key_opens_sessions_and_the_old_one_does_not(world: Any) -> None:
+def test_the_new_key_opens_sessions_and_the_old_one_does_not(world: World) -> None:
     (device,) = world.add_devices(1)
     old, token = device.key, device.token
     device.check_in()  # the session is in the cache
@@ -61,7 +62,7 @@ def test_the_new_key_opens_sessions_and_the_old_one_does_not(world: Any) -> None
     assert audited(world) == [(f"device:{device.id}", device.id, {"number": 1})]
 
 
-def test_the_same_request_may_be_sent_again_and_an_older_one_changes_nothing(world: Any) -> None:
+def test_the_same_request_may_be_sent_again_and_an_older_one_changes_nothing(world: World) -> None:
     (device,) = world.add_devices(1)
     first = rotate(device)
     assert send(device, first) == (200, {"device_id": device.id, "rotations": 1})
@@ -76,7 +77,7 @@ def test_the_same_request_may_be_sent_again_and_an_older_one_changes_nothing(wor
     assert kept == device.chain
 
 
-def test_who_may_not(world: Any) -> None:
+def test_who_may_not(world: World) -> None:
     device, other = world.add_devices(2)
     new = generate_key()
     good = request_for(device, new)
@@ -94,7 +95,7 @@ def test_who_may_not(world: Any) -> None:
     assert "was revoked" in answer["message"]
 
 
-def test_another_key_after_the_key_was_replaced(world: Any) -> None:
+def test_another_key_after_the_key_was_replaced(world: World) -> None:
     """By whoever still has the old one."""
     (device,) = world.add_devices(1)
     late = request_for(device, generate_key())
@@ -103,7 +104,7 @@ def test_another_key_after_the_key_was_replaced(world: Any) -> None:
     assert (status, answer["message"]) == (403, "the key was replaced already, by another one")
 
 
-def test_no_key_is_anybodys_twice(world: Any, device_maker: Any) -> None:
+def test_no_key_is_anybodys_twice(world: World, device_maker: type[Device]) -> None:
     device, other = world.add_devices(2)
     status, answer = send(device, request_for(device, other.key))
     assert (status, answer["type"]) == (409, "conflict")
@@ -121,7 +122,7 @@ def test_no_key_is_anybodys_twice(world: Any, device_maker: Any) -> None:
         assert (status, answer["type"]) == (409, "conflict")
 
 
-def test_a_device_that_has_replaced_its_key_does_not_enrol_again(world: Any) -> None:
+def test_a_device_that_has_replaced_its_key_does_not_enrol_again(world: World) -> None:
     (device,) = world.add_devices(1)
     again = identity.enrolment_request(device.enrolment_token, device.key)
     rotate(device)
@@ -133,7 +134,7 @@ def test_a_device_that_has_replaced_its_key_does_not_enrol_again(world: Any) -> 
 
 
 @pytest.mark.parametrize("phase", ["advertising", "masking", "unmasking"])
-def test_not_in_the_middle_of_a_round(world: Any, phase: str) -> None:
+def test_not_in_the_middle_of_a_round(world: World, phase: str) -> None:
     world.create_task(cohort=3)
     devices = world.add_devices(3)
     world.start_round(devices)
@@ -151,7 +152,7 @@ def test_not_in_the_middle_of_a_round(world: Any, phase: str) -> None:
     assert send(devices[0], request)[0] == 200
 
 
-def test_a_round_after_it(world: Any) -> None:
+def test_a_round_after_it(world: World) -> None:
     task = world.create_task(cohort=4)
     devices = world.add_devices(4)
     rotate(devices[1])
@@ -173,7 +174,7 @@ def test_a_round_after_it(world: Any) -> None:
     np.testing.assert_array_equal(weights["w"], np.full((3, 2), 2.5, np.float32))
 
 
-def test_as_often_as_it_can_be(world: Any) -> None:
+def test_as_often_as_it_can_be(world: World) -> None:
     (device,) = world.add_devices(1)
     for _ in range(messages.MAX_ROTATIONS):
         rotate(device)

@@ -14,18 +14,19 @@ from archipel.protocol.operator.tasks import AuditEntry
 from archipel.server.audit.chain import verify
 from archipel.server.audit.tally import MOST_SOURCES, Tally
 from archipel.server.http.app import create_app
+from tests.support.world import World
 
 KINDS = ("access.refused", "limit.hit", "session.open")
 
 
-def counted(world: Any) -> list[AuditEntry]:
+def counted(world: World) -> list[AuditEntry]:
     """The entries that counts became, in a log that is whole."""
     entries = msgspec.convert(world.operator("GET", "/v1/audit")[1]["items"], list[AuditEntry])
     verify(entries)
     return [each for each in entries if each.action in KINDS]
 
 
-def ask(world: Any, token: str, address: str, path: str = "/v1/tasks", app: Any = None) -> int:
+def ask(world: World, token: str, address: str, path: str = "/v1/tasks", app: Any = None) -> int:
     with (
         (app or world.app).test_client() as client,
         client.get(
@@ -35,7 +36,7 @@ def ask(world: Any, token: str, address: str, path: str = "/v1/tasks", app: Any 
         return int(response.status_code)
 
 
-def test_refusals_of_a_minute_are_one_entry(world: Any) -> None:
+def test_refusals_of_a_minute_are_one_entry(world: World) -> None:
     for _ in range(3):
         assert ask(world, "wrong", "203.0.113.7") == 401
     assert ask(world, "apt_wrong", "2001:db8::1") == 401
@@ -54,7 +55,7 @@ def test_refusals_of_a_minute_are_one_entry(world: Any) -> None:
     assert refused.time == opened.time == round(world.clock.now * 1e6)
 
 
-def test_proofs_that_do_not_verify_are_refusals_too(world: Any) -> None:
+def test_proofs_that_do_not_verify_are_refusals_too(world: World) -> None:
     device, other = world.add_devices(2)
     device.key = generate_key()
     device.token = ""
@@ -68,7 +69,7 @@ def test_proofs_that_do_not_verify_are_refusals_too(world: Any) -> None:
     assert refused.detail == {"count": 2, "sources": 1, "address:127.0.0.1": 2}
 
 
-def test_however_many_there_are_a_minute_is_one_entry_of_each_kind(world: Any) -> None:
+def test_however_many_there_are_a_minute_is_one_entry_of_each_kind(world: World) -> None:
     narrow = msgspec.structs.replace(world.settings, anonymous_per_second=0.001, burst_seconds=2000.0)
     app = create_app(narrow, clock=world.clock)
     for number in range(300):
@@ -84,7 +85,7 @@ def test_however_many_there_are_a_minute_is_one_entry_of_each_kind(world: Any) -
     app.extensions["archipel"].database.dispose()
 
 
-def test_no_more_sources_are_remembered_than_there_is_room_for(world: Any) -> None:
+def test_no_more_sources_are_remembered_than_there_is_room_for(world: World) -> None:
     tally = Tally()
     for number in range(3 * MOST_SOURCES):
         tally.count("limit.hit", f"address:{number}", world.clock.now)
@@ -100,7 +101,7 @@ def test_no_more_sources_are_remembered_than_there_is_room_for(world: Any) -> No
 
 
 def test_a_database_that_is_not_there_keeps_nobody_waiting_and_loses_no_count(
-    world: Any, caplog: pytest.LogCaptureFixture
+    world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     ask(world, "wrong", "203.0.113.7")
     database = world.app.extensions["archipel"].database
@@ -118,7 +119,7 @@ def test_a_database_that_is_not_there_keeps_nobody_waiting_and_loses_no_count(
     assert (entry.subject, entry.detail["count"]) == ("2027-01-15T08:00Z", 2)
 
 
-def test_who_opened_a_session_is_in_the_request_log(world: Any) -> None:
+def test_who_opened_a_session_is_in_the_request_log(world: World) -> None:
     (device,) = world.add_devices(1)
     lines = [msgspec.json.decode(line) for line in world.settings.request_log.read_bytes().splitlines()]
     assert [line["device"] for line in lines if line["path"] == "/v1/sessions"] == [device.id]

@@ -7,19 +7,21 @@ from typing import Any
 
 import pytest
 
+from tests.support.world import World
 
-def finish(world: Any, devices: list[Any]) -> None:
+
+def finish(world: World, devices: list[Any]) -> None:
     world.run_to("unmasking", devices)
     for device in devices:
         device.unmasking()
     world.settle()
 
 
-def control(world: Any, task: Any, what: str) -> tuple[int, Any]:
+def control(world: World, task: Any, what: str) -> tuple[int, Any]:
     return world.operator("POST", f"/v1/tasks/{task['task_id']}/{what}")
 
 
-def test_a_paused_task_finishes_its_round_and_opens_no_other(world: Any) -> None:
+def test_a_paused_task_finishes_its_round_and_opens_no_other(world: World) -> None:
     task = world.create_task(rounds=2, cohort=3)
     devices = world.add_devices(3)
     world.start_round(devices)
@@ -38,7 +40,7 @@ def test_a_paused_task_finishes_its_round_and_opens_no_other(world: Any) -> None
     assert world.task(task["task_id"])["state"] == "completed"
 
 
-def test_a_task_whose_last_round_ends_while_it_is_paused_is_complete(world: Any) -> None:
+def test_a_task_whose_last_round_ends_while_it_is_paused_is_complete(world: World) -> None:
     task = world.create_task(cohort=3)
     devices = world.add_devices(3)
     world.start_round(devices)
@@ -47,7 +49,7 @@ def test_a_task_whose_last_round_ends_while_it_is_paused_is_complete(world: Any)
     assert world.task(task["task_id"])["state"] == "completed"
 
 
-def test_a_paused_task_can_be_cancelled(world: Any) -> None:
+def test_a_paused_task_can_be_cancelled(world: World) -> None:
     task = world.create_task(cohort=3)
     devices = world.add_devices(3)
     world.start_round(devices)
@@ -60,7 +62,7 @@ def test_a_paused_task_can_be_cancelled(world: Any) -> None:
         assert (status, answer["message"]) == (409, "the task is cancelled")
 
 
-def test_switching_twice_is_audited_once(world: Any) -> None:
+def test_switching_twice_is_audited_once(world: World) -> None:
     task = world.create_task()
     for what in ("pause", "pause", "resume", "resume"):
         assert control(world, task, what)[0] == 200
@@ -69,14 +71,14 @@ def test_switching_twice_is_audited_once(world: Any) -> None:
 
 
 @pytest.fixture
-def values(world: Any) -> dict[str, Any]:
+def values(world: World) -> dict[str, Any]:
     return {
         "name": "digits", "population": "pupils", "rounds": 1, "min_cohort": 3, "cohort": 5,
         "bundle": world.publish(),
     }  # fmt: skip
 
 
-def test_the_same_key_makes_one_task(world: Any, values: Any) -> None:
+def test_the_same_key_makes_one_task(world: World, values: dict[str, Any]) -> None:
     key = {"Idempotency-Key": "a" * 24}
     status, first = world.operator("POST", "/v1/tasks", values, key)
     assert status == 201
@@ -94,7 +96,7 @@ def test_the_same_key_makes_one_task(world: Any, values: Any) -> None:
     assert len(world.operator("GET", "/v1/tasks")[1]["items"]) == 3
 
 
-def test_requests_at_the_same_time_make_one_task(world: Any, values: Any) -> None:
+def test_requests_at_the_same_time_make_one_task(world: World, values: dict[str, Any]) -> None:
     answers = []
 
     def ask() -> None:
@@ -110,7 +112,7 @@ def test_requests_at_the_same_time_make_one_task(world: Any, values: Any) -> Non
 
 
 @pytest.mark.parametrize("key", ["short", "x" * 65, "with blanks in between", "ü" * 20])
-def test_a_wrong_key_is_refused(world: Any, values: Any, key: str) -> None:
+def test_a_wrong_key_is_refused(world: World, values: dict[str, Any], key: str) -> None:
     status, answer = world.operator("POST", "/v1/tasks", values, {"Idempotency-Key": key})
     assert status == 400
     assert "16 to 64" in answer["message"]

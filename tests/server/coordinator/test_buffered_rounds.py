@@ -9,9 +9,10 @@ import pytest
 
 from tests.server.test_plain_rounds import Update, mean, parameters, same, update
 from tests.server.test_secure_round import expected_parameters, give_updates, new_parameters
+from tests.support.world import World
 
 
-def asynchronous(world: Any, **settings: Any) -> Any:
+def asynchronous(world: World, **settings: Any) -> Any:
     return world.create_task(
         **{
             "privacy": "plain", "mode": "asynchronous", "threshold": None, "cohort": 3, "concurrency": 6, "rounds": 3,
@@ -20,7 +21,7 @@ def asynchronous(world: Any, **settings: Any) -> Any:
     )  # fmt: skip
 
 
-def seats(world: Any, devices: list[Any]) -> list[Any]:
+def seats(world: World, devices: list[Any]) -> list[Any]:
     """Check in, let the coordinator work, and return those that have a plan now."""
     for device in devices:
         device.check_in()
@@ -28,7 +29,7 @@ def seats(world: Any, devices: list[Any]) -> list[Any]:
     return [device for device in devices if device.join()]
 
 
-def test_late_updates_come_into_a_later_version_and_count_less(world: Any) -> None:
+def test_late_updates_come_into_a_later_version_and_count_less(world: World) -> None:
     task = asynchronous(world, staleness_exponent=0.5)
     devices = world.add_devices(6)
     assert seats(world, devices) == devices
@@ -58,7 +59,7 @@ def test_late_updates_come_into_a_later_version_and_count_less(world: Any) -> No
     assert [row["number"] for row in shown] == [1, 2, 3]
 
 
-def test_no_more_devices_work_at_once_than_asked_for(world: Any) -> None:
+def test_no_more_devices_work_at_once_than_asked_for(world: World) -> None:
     asynchronous(world, cohort=3, concurrency=4)
     devices = world.add_devices(6)
     seated = seats(world, devices)
@@ -69,7 +70,7 @@ def test_no_more_devices_work_at_once_than_asked_for(world: Any) -> None:
     assert len(seats(world, rest)) == 1
 
 
-def test_a_seat_is_given_up_in_time(world: Any) -> None:
+def test_a_seat_is_given_up_in_time(world: World) -> None:
     asynchronous(world, cohort=3, concurrency=3, deadlines={"updating": 60})
     devices = world.add_devices(4)
     seated = seats(world, devices)
@@ -82,7 +83,7 @@ def test_a_seat_is_given_up_in_time(world: Any) -> None:
     assert (status, "time" in answer["message"]) == (410, True)
 
 
-def between_rounds(world: Any, devices: list[Any], **settings: Any) -> str:
+def between_rounds(world: World, devices: list[Any], **settings: Any) -> str:
     """A task whose round was committed with half of the devices while the task is paused: none follows."""
     task = str(asynchronous(world, **settings)["task_id"])
     assert seats(world, devices) == devices
@@ -94,7 +95,7 @@ def between_rounds(world: Any, devices: list[Any], **settings: Any) -> str:
     return task
 
 
-def test_a_task_that_is_cancelled_between_rounds_lets_its_devices_go(world: Any) -> None:
+def test_a_task_that_is_cancelled_between_rounds_lets_its_devices_go(world: World) -> None:
     devices = world.add_devices(6)
     task = between_rounds(world, devices)
     world.operator("POST", f"/v1/tasks/{task}/cancel")
@@ -102,7 +103,7 @@ def test_a_task_that_is_cancelled_between_rounds_lets_its_devices_go(world: Any)
     assert seats(world, devices) == devices
 
 
-def test_a_paused_task_keeps_devices_no_longer_than_their_seats_last(world: Any) -> None:
+def test_a_paused_task_keeps_devices_no_longer_than_their_seats_last(world: World) -> None:
     devices = world.add_devices(6)
     between_rounds(world, devices, deadlines={"updating": 60})
     other = asynchronous(world)
@@ -114,7 +115,7 @@ def test_a_paused_task_keeps_devices_no_longer_than_their_seats_last(world: Any)
     assert {device.plan.task_id for device in devices} == {other["task_id"]}
 
 
-def test_an_update_beyond_the_allowed_staleness_is_refused(world: Any) -> None:
+def test_an_update_beyond_the_allowed_staleness_is_refused(world: World) -> None:
     task = asynchronous(world, max_staleness=0)
     devices = world.add_devices(6)
     seats(world, devices)
@@ -126,7 +127,7 @@ def test_an_update_beyond_the_allowed_staleness_is_refused(world: Any) -> None:
     assert (status, "versions" in answer["message"]) == (410, True)
 
 
-def test_a_buffer_that_does_not_fill_in_time_fails_or_is_taken_as_it_is(world: Any) -> None:
+def test_a_buffer_that_does_not_fill_in_time_fails_or_is_taken_as_it_is(world: World) -> None:
     devices = world.add_devices(5)
     for given, phase in ((3, "committed"), (2, "failed")):
         task = asynchronous(world, cohort=5, deadlines={"buffering": 100, "updating": 1000})
@@ -144,7 +145,7 @@ def test_a_buffer_that_does_not_fill_in_time_fails_or_is_taken_as_it_is(world: A
 
 
 @pytest.mark.parametrize("kill", range(12))
-def test_a_killed_coordinator_loses_no_update(world: Any, kill: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_coordinator_loses_no_update(world: World, kill: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed at its `kill`th durable step (file or transaction) and started again, the versions are the same."""
     from archipel.server.processes import coordinator as module
 
@@ -191,7 +192,7 @@ def test_a_killed_coordinator_loses_no_update(world: Any, kill: int, monkeypatch
     same(parameters(world, task), {name: first[name] + second[name] for name in first})
 
 
-def test_secure_groups_overlap_and_each_makes_a_version_of_the_newest(world: Any) -> None:
+def test_secure_groups_overlap_and_each_makes_a_version_of_the_newest(world: World) -> None:
     task = asynchronous(world, privacy="secure", cohort=3, threshold=3, concurrency=6, rounds=2)
     devices = world.add_devices(6)
     for device in devices[:3]:
@@ -226,7 +227,7 @@ def test_secure_groups_overlap_and_each_makes_a_version_of_the_newest(world: Any
     assert [row["number"] for row in world.rounds(task["task_id"])] == [1, 1]
 
 
-def test_a_group_that_is_not_needed_any_more_says_so(world: Any) -> None:
+def test_a_group_that_is_not_needed_any_more_says_so(world: World) -> None:
     task = asynchronous(world, privacy="secure", threshold=3, cohort=3, rounds=1)
     devices = world.add_devices(6)
     for group in (devices[:3], devices[3:]):

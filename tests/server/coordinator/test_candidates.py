@@ -7,17 +7,19 @@ from typing import Any
 
 import pytest
 
+from tests.support.world import World
+
 PHONE = {"ram": 4 * 2.0**30, "charging": True, "app": "1.4"}
 
 
-def phones(world: Any, count: int, **attributes: Any) -> list[Any]:
+def phones(world: World, count: int, **attributes: Any) -> list[Any]:
     devices = world.add_devices(count)
     for device in devices:
         device.attributes = {**PHONE, **attributes}
     return devices
 
 
-def whole_round(world: Any, devices: Sequence[Any]) -> None:
+def whole_round(world: World, devices: Sequence[Any]) -> None:
     world.clock.now += 1
     world.start_round(devices)
     world.run_to("unmasking", devices)
@@ -26,11 +28,11 @@ def whole_round(world: Any, devices: Sequence[Any]) -> None:
     world.settle()
 
 
-def members(world: Any, task: Any) -> list[set[str]]:
+def members(world: World, task: Any) -> list[set[str]]:
     return [{each["device_id"] for each in made["participants"]} for made in world.rounds(task["task_id"])]
 
 
-def test_only_eligible_devices_are_taken(world: Any) -> None:
+def test_only_eligible_devices_are_taken(world: World) -> None:
     task = world.create_task(eligibility='ram >= 512MiB and charging and app == "1.4"', cohort=5)
     good = phones(world, 5)
     bad = [*phones(world, 2, ram=256.0 * 2**20), *phones(world, 2, charging=False), *phones(world, 2, app="1.3")]
@@ -44,7 +46,7 @@ def test_only_eligible_devices_are_taken(world: Any) -> None:
     assert world.task(task["task_id"])["state"] == "completed"
 
 
-def test_what_a_device_told_last_counts(world: Any) -> None:
+def test_what_a_device_told_last_counts(world: World) -> None:
     task = world.create_task(eligibility="charging", cohort=4, min_cohort=3, deadlines={"assigning": 5})
     devices = phones(world, 4)
     for device in devices[:3]:
@@ -61,7 +63,7 @@ def test_what_a_device_told_last_counts(world: Any) -> None:
     assert members(world, task) == [{device.id for device in devices[1:]}]
 
 
-def test_a_device_contributes_no_more_often_than_allowed(world: Any) -> None:
+def test_a_device_contributes_no_more_often_than_allowed(world: World) -> None:
     task = world.create_task(rounds=3, cohort=3, max_contributions=1)
     first, second = phones(world, 3), phones(world, 3)
     whole_round(world, first)
@@ -73,7 +75,7 @@ def test_a_device_contributes_no_more_often_than_allowed(world: Any) -> None:
     assert members(world, task) == [{device.id for device in each} for each in (first, second)]
 
 
-def test_a_failed_round_is_no_contribution(world: Any) -> None:
+def test_a_failed_round_is_no_contribution(world: World) -> None:
     task = world.create_task(cohort=3, max_contributions=1)
     devices = phones(world, 3)
     world.start_round(devices)
@@ -86,7 +88,7 @@ def test_a_failed_round_is_no_contribution(world: Any) -> None:
     assert [each["phase"] for each in world.rounds(task["task_id"])] == ["failed", "committed"]
 
 
-def test_a_device_rests(world: Any) -> None:
+def test_a_device_rests(world: World) -> None:
     task = world.create_task(rounds=2, cohort=3, rest_seconds=600.0)
     devices = phones(world, 3)
     whole_round(world, devices)
@@ -110,7 +112,7 @@ def test_a_device_rests(world: Any) -> None:
         ({"rest_seconds": -1}, "rest_seconds"),
     ],
 )
-def test_what_cannot_be_is_refused_when_the_task_is_made(world: Any, settings: Any, word: str) -> None:
+def test_what_cannot_be_is_refused_when_the_task_is_made(world: World, settings: Any, word: str) -> None:
     values = {
         "name": "digits", "population": "pupils", "rounds": 1, "min_cohort": 3, "cohort": 5,
         "bundle": world.publish(), **settings,
@@ -120,14 +122,14 @@ def test_what_cannot_be_is_refused_when_the_task_is_made(world: Any, settings: A
     assert word in answer["message"] + answer.get("detail", "")
 
 
-def waits_for(world: Any, task: Any) -> str:
+def waits_for(world: World, task: Any) -> str:
     [listed] = [each for each in world.operator("GET", "/v1/tasks")[1]["items"] if each["task_id"] == task["task_id"]]
     shown = world.task(task["task_id"])
     assert listed["waiting_for"] == shown["waiting_for"]
     return str(shown["waiting_for"])
 
 
-def test_a_task_that_cannot_go_on_says_what_it_waits_for(world: Any) -> None:
+def test_a_task_that_cannot_go_on_says_what_it_waits_for(world: World) -> None:
     other = world.create_task(population="plnat")
     few = world.create_task(cohort=6, min_cohort=6, threshold=6)
     misspelt = world.create_task(eligibility="rma >= 1GB and charging")
@@ -155,7 +157,7 @@ def test_a_task_that_cannot_go_on_says_what_it_waits_for(world: Any) -> None:
 
 
 @pytest.mark.parametrize("privacy", ["secure", "plain"])
-def test_it_says_so_when_all_have_given_what_they_may(world: Any, privacy: str) -> None:
+def test_it_says_so_when_all_have_given_what_they_may(world: World, privacy: str) -> None:
     plain = {"privacy": "plain", "threshold": None, "mode": "asynchronous"} if privacy == "plain" else {}
     task = world.create_task(rounds=2, cohort=3, max_contributions=1, **plain)
     devices = phones(world, 3)

@@ -19,6 +19,8 @@ from archipel.server.database.tables import CheckInRow
 from archipel.server.processes import children
 from archipel.server.processes.coordinator_process import run_coordinator
 from archipel.server.rounds.aggregation import aggregate
+from tests.support.devices import Device
+from tests.support.world import World
 
 COLLECTING = ("advertising", "sharing", "complaining", "masking", "confirming", "unmasking")
 
@@ -32,7 +34,7 @@ def set_updates(devices: list[Any]) -> np.ndarray:
     return np.full((3, 2), mean, np.float32)
 
 
-def weights(world: Any, task_id: str) -> np.ndarray:
+def weights(world: World, task_id: str) -> np.ndarray:
     from archipel.bundle import read_weights
 
     status, data = world.operator("GET", f"/v1/blobs/{world.task(task_id)['model']}")
@@ -41,7 +43,7 @@ def weights(world: Any, task_id: str) -> np.ndarray:
 
 
 @pytest.mark.parametrize("moment", ["at its start", "half way", "at its end"])
-def test_a_coordinator_that_loses_its_memory_in_every_phase_goes_on(world: Any, moment: str) -> None:
+def test_a_coordinator_that_loses_its_memory_in_every_phase_goes_on(world: World, moment: str) -> None:
     task = world.create_task()
     devices = world.add_devices(4)
     world.start_round_at_deadline(devices)
@@ -61,7 +63,7 @@ def test_a_coordinator_that_loses_its_memory_in_every_phase_goes_on(world: Any, 
     np.testing.assert_array_equal(weights(world, task["task_id"]), expected)
 
 
-def test_aggregating_twice_gives_one_version(world: Any) -> None:
+def test_aggregating_twice_gives_one_version(world: World) -> None:
     task = world.create_task()
     devices = world.add_devices(5)
     world.start_round(devices)
@@ -84,7 +86,7 @@ def test_aggregating_twice_gives_one_version(world: Any) -> None:
     assert world.stored("updates") == {}
 
 
-def test_a_spooled_file_without_acknowledgement_does_not_count(world: Any) -> None:
+def test_a_spooled_file_without_acknowledgement_does_not_count(world: World) -> None:
     task = world.create_task()
     devices = world.add_devices(5)
     world.start_round(devices)
@@ -106,7 +108,7 @@ def test_a_spooled_file_without_acknowledgement_does_not_count(world: Any) -> No
     np.testing.assert_array_equal(weights(world, task["task_id"]), np.full((3, 2), 2.5, np.float32))
 
 
-def test_no_round_without_enough_devices(world: Any) -> None:
+def test_no_round_without_enough_devices(world: World) -> None:
     task = world.create_task(min_cohort=3)
     devices = world.add_devices(3)
     for device in devices[:2]:
@@ -122,7 +124,7 @@ def test_no_round_without_enough_devices(world: Any) -> None:
     assert world.task(task["task_id"])["waiting"] == 1
 
 
-def test_what_a_waiting_device_tells_is_kept_and_bounded(world: Any) -> None:
+def test_what_a_waiting_device_tells_is_kept_and_bounded(world: World) -> None:
     (device,) = world.add_devices(1)
     told = {"ram": 512, "charging": True, "app": "1.4"}
     assert device.call("POST", "/v1/check-ins", CheckIn(attributes=told))[0] == 200
@@ -133,7 +135,7 @@ def test_what_a_waiting_device_tells_is_kept_and_bounded(world: Any) -> None:
     assert (status, answer["type"]) == (413, "too_large")
 
 
-def test_polling_writes_a_few_times_per_window_only(world: Any) -> None:
+def test_polling_writes_a_few_times_per_window_only(world: World) -> None:
     (device,) = world.add_devices(1)
     seen = set()
     for _ in range(100):
@@ -144,7 +146,7 @@ def test_polling_writes_a_few_times_per_window_only(world: Any) -> None:
     assert len(seen) in (4, 5)
 
 
-def test_only_the_cohort_is_assigned_and_chosen_at_random(world: Any) -> None:
+def test_only_the_cohort_is_assigned_and_chosen_at_random(world: World) -> None:
     world.create_task(cohort=3, rounds=100)
     devices = world.add_devices(12)
     chosen = set()
@@ -163,7 +165,7 @@ def test_only_the_cohort_is_assigned_and_chosen_at_random(world: Any) -> None:
     assert len(chosen) > 1
 
 
-def test_a_device_is_in_one_live_round_at_a_time(world: Any) -> None:
+def test_a_device_is_in_one_live_round_at_a_time(world: World) -> None:
     bundle = world.publish()
     first, second = world.create_task(bundle=bundle, name="a"), world.create_task(bundle=bundle, name="b")
     devices = world.add_devices(5)
@@ -175,7 +177,7 @@ def test_a_device_is_in_one_live_round_at_a_time(world: Any) -> None:
     assert len([info for info in rounds if info["participants"]]) == 1
 
 
-def test_a_device_that_dropped_out_is_not_sent_the_plan_again(world: Any) -> None:
+def test_a_device_that_dropped_out_is_not_sent_the_plan_again(world: World) -> None:
     world.create_task()
     devices = world.add_devices(5)
     world.start_round(devices)
@@ -196,7 +198,7 @@ def test_a_device_that_dropped_out_is_not_sent_the_plan_again(world: Any) -> Non
     assert devices[1].check_in() is not None
 
 
-def test_a_task_fails_after_too_many_failed_rounds(world: Any) -> None:
+def test_a_task_fails_after_too_many_failed_rounds(world: World) -> None:
     task = world.create_task()
     devices = world.add_devices(5)
     for attempt in range(1, world.settings.max_failed_rounds + 1):
@@ -214,7 +216,7 @@ def test_a_task_fails_after_too_many_failed_rounds(world: Any) -> None:
 
 
 @pytest.mark.parametrize("phase", COLLECTING)
-def test_cancelling_fails_the_live_round(world: Any, phase: str) -> None:
+def test_cancelling_fails_the_live_round(world: World, phase: str) -> None:
     task = world.create_task()
     devices = world.add_devices(5)
     world.start_round(devices)
@@ -228,7 +230,7 @@ def test_cancelling_fails_the_live_round(world: Any, phase: str) -> None:
     assert world.task(task["task_id"])["failed_rounds"] == 0
 
 
-def test_only_one_coordinator_per_data_folder(coordinator_process: Any, world: Any) -> None:
+def test_only_one_coordinator_per_data_folder(coordinator_process: CoordinatorProcess, world: World) -> None:
     coordinator_process.start()
     with pytest.raises(ServerError, match="another server is running on this data folder"):
         run_coordinator(world.settings)
@@ -239,7 +241,7 @@ def test_only_one_coordinator_per_data_folder(coordinator_process: Any, world: A
 class CoordinatorProcess:
     """The coordinator as the supervisor starts it: a process to be killed."""
 
-    def __init__(self, world: Any) -> None:
+    def __init__(self, world: World) -> None:
         self.world = world
         self.process: Any = None
 
@@ -257,7 +259,7 @@ class CoordinatorProcess:
         self.process.send_signal(number)
         self.process.wait(10)
 
-    def wait_for(self, phase: str, device: Any) -> None:
+    def wait_for(self, phase: str, device: Device) -> None:
         deadline = time.monotonic() + 10
         while device.status().phase != phase:
             assert time.monotonic() < deadline, (phase, device.status())
@@ -265,14 +267,16 @@ class CoordinatorProcess:
 
 
 @pytest.fixture
-def coordinator_process(world: Any) -> Iterator[CoordinatorProcess]:
+def coordinator_process(world: World) -> Iterator[CoordinatorProcess]:
     made = CoordinatorProcess(world)
     yield made
     if made.process is not None and made.process.poll() is None:
         made.stop(signal.SIGKILL)
 
 
-def test_a_coordinator_killed_in_every_phase_of_one_round(coordinator_process: Any, world: Any) -> None:
+def test_a_coordinator_killed_in_every_phase_of_one_round(
+    coordinator_process: CoordinatorProcess, world: World
+) -> None:
     """kill -9 in every phase, with the other half of the answers arriving while there is no coordinator."""
     world.clock.now = time.time()
     task = world.create_task()

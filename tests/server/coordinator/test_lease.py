@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,12 +16,13 @@ from archipel.server.processes.coordinator import Coordinator
 from archipel.server.processes.lease import Lease
 from archipel.server.processes.stopping import Stop
 from archipel.server.services import Services
+from tests.support.world import World
 
 A, B = "a" * 32, "b" * 32
 
 
 @pytest.fixture
-def rivals(world: Any) -> Any:
+def rivals(world: World) -> Iterator[list[Coordinator]]:
     """Two coordinators with their own connections and a lease each, on the clock that the test turns."""
     opened = [Services.open(world.settings, clock=world.clock) for _ in range(2)]
     yield [
@@ -31,13 +33,13 @@ def rivals(world: Any) -> Any:
         services.database.dispose()
 
 
-def expire(world: Any) -> None:
+def expire(world: World) -> None:
     """As if nothing had been heard of the holder for long, whichever clock counts."""
     with world.services.database.write() as session:
         session.get_one(LeaseRow, "coordinator").expires = 0.0
 
 
-def test_one_has_it_and_the_others_wait(world: Any, rivals: Any) -> None:
+def test_one_has_it_and_the_others_wait(world: World, rivals: list[Coordinator]) -> None:
     first, second = (each._lease for each in rivals)
     assert [first.take(), second.take(), first.take(), second.take()] == [True, False, True, False]
     assert first.term == 1
@@ -51,7 +53,7 @@ def test_one_has_it_and_the_others_wait(world: Any, rivals: Any) -> None:
     assert first.term == 3
 
 
-def test_a_lease_that_was_lost_is_not_renewed_even_if_it_is_free(world: Any, rivals: Any) -> None:
+def test_a_lease_that_was_lost_is_not_renewed_even_if_it_is_free(world: World, rivals: list[Coordinator]) -> None:
     """The heartbeat of a coordinator in the middle of a step must not make the rest of that step valid again."""
     first, second = (each._lease for each in rivals)
     assert first.take()
@@ -68,7 +70,7 @@ def test_a_lease_that_was_lost_is_not_renewed_even_if_it_is_free(world: Any, riv
     assert first.term == 3
 
 
-def test_who_is_started_again_in_the_same_place_need_not_wait(world: Any, rivals: Any) -> None:
+def test_who_is_started_again_in_the_same_place_need_not_wait(world: World, rivals: list[Coordinator]) -> None:
     first = rivals[0]._lease
     first.take()
     again = Lease(world.services.database, A, clock=world.clock, seconds=10.0)
@@ -79,7 +81,7 @@ def test_who_is_started_again_in_the_same_place_need_not_wait(world: Any, rivals
         first.fence(session)
 
 
-def to_aggregating(world: Any, coordinator: Any) -> Any:
+def to_aggregating(world: World, coordinator: Any) -> Any:
     task = world.create_task(cohort=3)
     devices = world.add_devices(3)
     world.coordinator = coordinator
@@ -91,7 +93,7 @@ def to_aggregating(world: Any, coordinator: Any) -> Any:
 
 
 def test_who_was_replaced_in_the_middle_of_aggregating_commits_nothing(
-    world: Any, rivals: Any, monkeypatch: pytest.MonkeyPatch
+    world: World, rivals: list[Coordinator], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = rivals
     assert first._lease.take()
@@ -120,7 +122,7 @@ def test_who_was_replaced_in_the_middle_of_aggregating_commits_nothing(
 
 
 @pytest.mark.parametrize("what", ["open a round", "advance", "fail"])
-def test_no_transition_without_the_lease(world: Any, rivals: Any, what: str) -> None:
+def test_no_transition_without_the_lease(world: World, rivals: list[Coordinator], what: str) -> None:
     first, second = rivals
     assert first._lease.take()
     task = world.create_task(cohort=3, deadlines={"advertising": 5})
@@ -149,7 +151,7 @@ def test_no_transition_without_the_lease(world: Any, rivals: Any, what: str) -> 
 
 @pytest.mark.parametrize("when", ["before it lists", "after it lists", "after it asks"])
 def test_who_was_replaced_while_it_cleans_up_deletes_nothing_of_a_later_round(
-    world: Any, rivals: Any, monkeypatch: pytest.MonkeyPatch, when: str
+    world: World, rivals: list[Coordinator], monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
     first, second = rivals
     assert first._lease.take()
@@ -195,7 +197,9 @@ def test_who_was_replaced_while_it_cleans_up_deletes_nothing_of_a_later_round(
     assert world.task(task["task_id"])["state"] == "completed"
 
 
-def test_a_long_step_keeps_the_lease_and_a_clean_end_gives_it_back(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_step_keeps_the_lease_and_a_clean_end_gives_it_back(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     services = Services.open(world.settings)  # the true clock
     coordinator = Coordinator(services, Lease(services.database, A, clock=time.time, seconds=1.0))
     rival = Lease(services.database, B, clock=time.time, seconds=1.0)

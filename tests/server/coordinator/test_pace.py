@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 import numpy as np
 import pytest
@@ -15,6 +13,8 @@ from archipel.server.database.tables import CheckInRow
 from archipel.server.devices.pace import LONGEST, Pace, retry_seconds
 from archipel.server.http.app import create_app
 from archipel.server.services import Services
+from tests.support.devices import Device
+from tests.support.world import World
 
 
 @given(st.integers(0, 10**8), st.floats(0.01, 60), st.floats(0.1, 1e5), st.floats(0, 1, exclude_max=True))
@@ -44,7 +44,7 @@ def test_devices_that_came_together_come_apart() -> None:
 
 
 @pytest.fixture
-def crowded(world: Any) -> Any:
+def crowded(world: World) -> World:
     """30 devices where one a second may come."""
     world.app.extensions["archipel"].database.dispose()
     settings = msgspec.structs.replace(world.settings, check_ins_per_second=1.0)
@@ -53,11 +53,11 @@ def crowded(world: Any) -> Any:
     return world
 
 
-def told(device: Any) -> float:
+def told(device: Device) -> float:
     return float(device.ask("POST", "/v1/check-ins", CheckInResponse, CheckIn()).retry_after)
 
 
-def test_a_crowd_is_told_to_come_more_rarely(crowded: Any) -> None:
+def test_a_crowd_is_told_to_come_more_rarely(crowded: World) -> None:
     first = [told(device) for device in crowded.devices]
     assert first == [2.0] * 30  # not yet counted
     crowded.clock.now += 11
@@ -69,7 +69,7 @@ def test_a_crowd_is_told_to_come_more_rarely(crowded: Any) -> None:
             assert session.get_one(CheckInRow, device.id).due == crowded.clock.now + wait
 
 
-def test_an_outage_does_not_make_the_crowd_forgotten(crowded: Any) -> None:
+def test_an_outage_does_not_make_the_crowd_forgotten(crowded: World) -> None:
     for device in crowded.devices:
         told(device)
     crowded.clock.now += 1800
@@ -79,7 +79,7 @@ def test_an_outage_does_not_make_the_crowd_forgotten(crowded: Any) -> None:
     again.database.dispose()
 
 
-def test_only_devices_that_come_soon_are_taken(crowded: Any) -> None:
+def test_only_devices_that_come_soon_are_taken(crowded: World) -> None:
     task = crowded.create_task(cohort=3)
     for device in crowded.devices:
         told(device)

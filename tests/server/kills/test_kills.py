@@ -21,12 +21,13 @@ from tests.server.test_plain_rounds import mean, update
 from tests.server.test_secure_round import expected_parameters, give_updates
 from tests.support.devices import ANSWERED
 from tests.support.killed_server import Died, Server
+from tests.support.world import World
 
 
 class Through:
     """A world whose server is another process; what is asked of it is asked again when that dies."""
 
-    def __init__(self, world: Any, kill: int, devices: int) -> None:
+    def __init__(self, world: World, kill: int, devices: int) -> None:
         self.world = world
         world.publish()
         self.bundle = world.publish()
@@ -168,7 +169,7 @@ def check(through: Through, task_id: str, expected: Any, versions: int = 1) -> N
     assert world.stored("updates") == {}, "left-over updates"
 
 
-def run(world: Any, scenario: str, kill: int) -> Server:
+def run(world: World, scenario: str, kill: int) -> Server:
     through = Through(world, kill, 6 if scenario == "buffered" else 3)
     try:
         SCENARIOS[scenario](through)
@@ -183,13 +184,13 @@ POINTS = {"secure": 160, "plain": 125, "buffered": 250, "evaluated": 115, "spoil
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_the_points_are_fewer_than_counted_for(world: Any, scenario: str) -> None:
+def test_the_points_are_fewer_than_counted_for(world: World, scenario: str) -> None:
     server = run(world, scenario, 0)
     assert 0.8 * POINTS[scenario] < server.points < POINTS[scenario], (scenario, server.points)
 
 
 @pytest.mark.sampled(every=41)
 @pytest.mark.parametrize(("scenario", "kill"), [(name, kill) for name in SCENARIOS for kill in range(1, POINTS[name])])
-def test_killed_at_any_point_it_loses_and_doubles_nothing(world: Any, scenario: str, kill: int) -> None:
+def test_killed_at_any_point_it_loses_and_doubles_nothing(world: World, scenario: str, kill: int) -> None:
     server = run(world, scenario, kill)
     assert server.died or server.points < kill

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
 
 import msgspec
 import pytest
 
 from archipel.protocol.messages import Problem
 from tests.support.cluster import Cluster
+from tests.support.world import World
 
 
 def test_a_database_that_is_away_is_said_in_one_line(
-    world: Any, cluster: Cluster, caplog: pytest.LogCaptureFixture
+    world: World, cluster: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     (device,) = world.add_devices(1)
     caplog.set_level(logging.INFO, "archipel.server")

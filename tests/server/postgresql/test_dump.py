@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import subprocess
 from pathlib import Path
-from typing import Any
 
 from archipel.server.storage.backup import back_up, restore
 from tests.server.test_backup import move_to
 from tests.server.test_plain_rounds import mean, parameters, same, update
 from tests.support.cluster import Cluster, find
 from tests.support.postgresql import administer
+from tests.support.world import World
 
 
 def run(program: str, *arguments: str) -> None:
@@ -19,7 +19,7 @@ def run(program: str, *arguments: str) -> None:
     subprocess.run([path, *arguments], check=True, capture_output=True, timeout=60)
 
 
-def test_a_dump_and_the_files_go_on_elsewhere(world: Any, cluster: Cluster, tmp_path: Path) -> None:
+def test_a_dump_and_the_files_go_on_elsewhere(world: World, cluster: Cluster, tmp_path: Path) -> None:
     task = world.create_task(privacy="plain", threshold=None, cohort=3)
     devices = world.add_devices(3)
     world.start_round(devices)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.config import Config
@@ -16,12 +14,13 @@ from tests.server.test_backup import move_to
 from tests.server.test_migrations import before_requests_alone, there_and_back
 from tests.support.cluster import Cluster
 from tests.support.postgresql import administer
+from tests.support.world import World
 
 NEW = {"alembic_version", "challenges"}
 """Tables whose rows are not taken back: nothing is kept of a challenge any more."""
 
 
-def take_back(world: Any, url: str) -> set[str]:
+def take_back(world: World, url: str) -> set[str]:
     """Fill an empty database of the first schema with the same rows. Returns the tables copied."""
     before_requests_alone(str(world.services.database.engine.url.render_as_string(hide_password=False)))
     old = Database(url)
@@ -41,7 +40,7 @@ def take_back(world: Any, url: str) -> set[str]:
     return {table.name for table in first.sorted_tables} - NEW
 
 
-def test_a_round_under_way_is_finished_after_the_upgrade(world: Any, cluster: Cluster) -> None:
+def test_a_round_under_way_is_finished_after_the_upgrade(world: World, cluster: Cluster) -> None:
     task = world.create_task(rounds=2, cohort=4)
     devices = world.add_devices(4)
     world.start_round(devices)
@@ -66,5 +65,5 @@ def test_a_round_under_way_is_finished_after_the_upgrade(world: Any, cluster: Cl
         administer(cluster, "DROP DATABASE first WITH (FORCE)")
 
 
-def test_settings_of_tasks_are_in_their_requests(world: Any, database_url: str) -> None:
+def test_settings_of_tasks_are_in_their_requests(world: World, database_url: str) -> None:
     there_and_back(world, database_url)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
 
 import msgspec
 import pytest
@@ -21,14 +20,15 @@ from tests.server.coordinator.test_lease import *  # noqa: F403
 from tests.server.test_leaving import *  # noqa: F403
 from tests.server.test_rounds import *  # noqa: F403
 from tests.server.test_secure_round import *  # noqa: F403
+from tests.support.world import World
 
 
-def test_models_and_migrations_agree_here_too(world: Any) -> None:
+def test_models_and_migrations_agree_here_too(world: World) -> None:
     with world.services.database.engine.connect() as connection:
         assert compare_metadata(MigrationContext.configure(connection), Base.metadata) == []
 
 
-def test_the_audit_log_is_append_only_here_too(world: Any) -> None:
+def test_the_audit_log_is_append_only_here_too(world: World) -> None:
     task = world.create_task()
     world.operator("POST", f"/v1/tasks/{task['task_id']}/cancel")
     entries = msgspec.convert(world.operator("GET", "/v1/audit")[1]["items"], list[AuditEntry])
@@ -38,7 +38,7 @@ def test_the_audit_log_is_append_only_here_too(world: Any) -> None:
             session.execute(text(statement))
 
 
-def test_entries_at_the_same_time_follow_each_other(world: Any) -> None:
+def test_entries_at_the_same_time_follow_each_other(world: World) -> None:
     bundle = world.publish()
     threads = [threading.Thread(target=world.create_task, kwargs={"bundle": bundle}) for _ in range(8)]
     for thread in threads:
@@ -49,7 +49,7 @@ def test_entries_at_the_same_time_follow_each_other(world: Any) -> None:
     assert verify(entries)[0] == len(entries) == 9
 
 
-def test_a_bundle_that_many_upload_at_once_is_there_once(world: Any) -> None:
+def test_a_bundle_that_many_upload_at_once_is_there_once(world: World) -> None:
     data = world.bundle_file.read_bytes()
     barrier, statuses = threading.Barrier(8), []
 

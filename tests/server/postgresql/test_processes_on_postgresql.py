@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from sqlalchemy import create_engine, text
@@ -16,10 +15,11 @@ from tests.server.storage.test_processes_on_object_store import (  # noqa: F401
     test_a_secure_round_while_a_web_process_and_the_coordinator_are_killed,
 )
 from tests.support.fixtures.bucket import bucket, moto  # noqa: F401 - fixtures
+from tests.support.world import DataFolder
 
 
 @pytest.fixture(autouse=True)
-def on_postgresql(database_url: str, data_folder: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def on_postgresql(database_url: str, data_folder: DataFolder, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("ARCHIPEL_SERVER_DATABASE", database_url)
     yield
     engine = create_engine(database_url.replace("postgresql:", "postgresql+psycopg:"))

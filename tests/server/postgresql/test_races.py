@@ -10,9 +10,10 @@ from typing import Any
 from archipel.bundle import generate_key
 from archipel.protocol import identity, messages
 from archipel.protocol.sealed import Sealed, unseal
+from tests.support.world import World
 
 
-def test_nothing_fails_or_blocks_and_nobody_who_was_revoked_is_taken(world: Any) -> None:
+def test_nothing_fails_or_blocks_and_nobody_who_was_revoked_is_taken(world: World) -> None:
     tasks = [world.create_task(name=f"t{number}", min_cohort=3, cohort=3) for number in range(5)]
     devices = world.add_devices(24)
     gone, changing = devices[:8], devices[8:16]

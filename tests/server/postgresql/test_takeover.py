@@ -14,6 +14,8 @@ from typing import Any
 import msgspec
 
 from archipel.server.processes import children
+from tests.support.devices import Device
+from tests.support.world import World
 
 
 class Process:
@@ -42,7 +44,7 @@ class Process:
         self.process.wait(20)
 
 
-def wait_for(phase: str, device: Any, seconds: float) -> float:
+def wait_for(phase: str, device: Device, seconds: float) -> float:
     started = time.monotonic()
     while device.status().phase != phase:
         assert time.monotonic() - started < seconds, device.status()
@@ -50,7 +52,7 @@ def wait_for(phase: str, device: Any, seconds: float) -> float:
     return time.monotonic() - started
 
 
-def test_the_other_takes_over_within_fifteen_seconds(world: Any, tmp_path: Path) -> None:
+def test_the_other_takes_over_within_fifteen_seconds(world: World, tmp_path: Path) -> None:
     world.clock.now = time.time()  # the processes have the true clock
     task = world.create_task(cohort=3)
     devices = world.add_devices(3)

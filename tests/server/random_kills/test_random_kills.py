@@ -29,6 +29,7 @@ from archipel.protocol.vector import Layout
 from archipel.server import init_data_folder, load_settings
 from archipel.server.services import Services
 from tests.server.processes.test_processes import SERVE, Server
+from tests.support.cluster import Cluster
 from tests.support.federation import Federation, round_seed
 from tests.support.linear_bundle import POPULATION, W0, make_bundle
 
@@ -109,7 +110,7 @@ def reference(federation: Federation, agents: dict[str, int], info: Any, start: 
      pytest.param("plain", LONG, marks=pytest.mark.slow)],
 )  # fmt: skip
 def test_whatever_dies_every_round_is_the_sum_it_names(
-    tmp_path: Path, cluster: Any, database_url: str, privacy: str, seconds: float
+    tmp_path: Path, cluster: Cluster, database_url: str, privacy: str, seconds: float
 ) -> None:
     enrolment, publisher = b.generate_key(), b.generate_key()
     token = init_data_folder(

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from archipel.server.database.tables import Task
 from archipel.server.devices.targeting import Target, place
 from archipel.server.rounds.candidates import candidates, count_candidates
+from tests.support.world import World
 
 hexadecimal = st.binary(min_size=16, max_size=16).map(bytes.hex)
 percentages = st.floats(min_value=0, max_value=100, exclude_min=True)
@@ -87,7 +88,7 @@ def test_the_expression_comes_on_top() -> None:
     assert Target().everybody
 
 
-def test_rounds_take_the_same_devices(world: Any) -> None:
+def test_rounds_take_the_same_devices(world: World) -> None:
     task = world.create_task()
     devices = world.add_devices(12)
     for device in devices:

@@ -7,7 +7,6 @@ import importlib.util
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -49,7 +48,7 @@ def proxy(bucket: TestBucket, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy
 
 
 @pytest.fixture(params=["folder", "object store"])
-def place(request: Any, tmp_path: Path) -> Place:
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     if request.param == "folder":
         return InFolder(settings_of(tmp_path / "server", "blobs"))
     bucket: TestBucket = request.getfixturevalue("bucket")

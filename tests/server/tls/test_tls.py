@@ -26,6 +26,7 @@ from archipel.server import load_settings
 from archipel.server.processes.tls import WebTls
 from tests.server.tls.authority import Authority
 from tests.support.serving import SERVE, Server
+from tests.support.world import DataFolder
 
 
 @pytest.fixture
@@ -34,14 +35,14 @@ def authority(tmp_path: Path) -> Authority:
 
 
 @pytest.fixture
-def server(data_folder: Any) -> Iterator[Server]:
+def server(data_folder: DataFolder) -> Iterator[Server]:
     made = Server(data_folder[0])
     yield made
     if made.alive:
         made.stop(signal.SIGKILL)
 
 
-def agent(tmp_path: Path, data_folder: Any, url: str, **tls: Any) -> Agent:
+def agent(tmp_path: Path, data_folder: DataFolder, url: str, **tls: Any) -> Agent:
     folder, _, keys = data_folder
     config = AgentConfig(
         folder=tmp_path / secrets.token_hex(4), attempts=2, backoff=0.01, max_wait=0.1, read_timeout=5, **tls
@@ -66,7 +67,7 @@ def agent(tmp_path: Path, data_folder: Any, url: str, **tls: Any) -> Agent:
     return made
 
 
-def test_a_check_in_over_tls(server: Server, authority: Authority, data_folder: Any, tmp_path: Path) -> None:
+def test_a_check_in_over_tls(server: Server, authority: Authority, data_folder: DataFolder, tmp_path: Path) -> None:
     certificate, key = authority.certify("server")
     url = server.start(tls_certificate=str(certificate), tls_key=str(key))
     assert url.startswith("https://")
@@ -93,7 +94,7 @@ def test_a_check_in_over_tls(server: Server, authority: Authority, data_folder: 
     assert server.stop() == 0
 
 
-def no_answer(url: str, data_folder: Any, authority: Authority | None) -> str:
+def no_answer(url: str, data_folder: DataFolder, authority: Authority | None) -> str:
     """What the operator's client says."""
     tls = None if authority is None else client_context(authority.file)
     with OperatorClient(url, data_folder[1], tls=tls) as operator, pytest.raises(UnreachableError) as refusal:
@@ -101,7 +102,7 @@ def no_answer(url: str, data_folder: Any, authority: Authority | None) -> str:
     return str(refusal.value)
 
 
-def test_tls_to_a_server_without_it(server: Server, data_folder: Any) -> None:
+def test_tls_to_a_server_without_it(server: Server, data_folder: DataFolder) -> None:
     url = server.start().replace("http", "https")
     assert "without TLS starts with http://" in no_answer(url, data_folder, None)
     assert server.stop() == 0
@@ -123,7 +124,7 @@ def too_old(url: str) -> str:
 
 
 def test_a_check_in_with_certificates_at_both_ends(
-    server: Server, authority: Authority, data_folder: Any, tmp_path: Path
+    server: Server, authority: Authority, data_folder: DataFolder, tmp_path: Path
 ) -> None:
     clients = Authority(tmp_path, "clients")
     certificate, key = authority.certify("server")
@@ -151,7 +152,7 @@ def server_log(server: Server) -> list[str]:
     return (server.folder / "server.log").read_text().splitlines()
 
 
-def test_commands_over_tls(server: Server, authority: Authority, data_folder: Any, tmp_path: Path) -> None:
+def test_commands_over_tls(server: Server, authority: Authority, data_folder: DataFolder, tmp_path: Path) -> None:
     certificate, key = authority.certify("server")
     url = server.start(tls_certificate=str(certificate), tls_key=str(key), tls_client_ca=str(authority.file))
     mine, my_key = authority.certify("operator")
@@ -166,7 +167,7 @@ def test_commands_over_tls(server: Server, authority: Authority, data_folder: An
 
 
 def test_a_renewed_certificate_is_used_without_a_restart(
-    server: Server, authority: Authority, data_folder: Any, tmp_path: Path
+    server: Server, authority: Authority, data_folder: DataFolder, tmp_path: Path
 ) -> None:
     certificate, key = authority.certify("server")
     url = server.start(tls_certificate=str(certificate), tls_key=str(key))
@@ -194,7 +195,7 @@ def shown(url: str, authority: Authority) -> bytes:
 
 
 def test_files_that_cannot_be_used_are_named_before_anything_starts(
-    authority: Authority, data_folder: Any, tmp_path: Path
+    authority: Authority, data_folder: DataFolder, tmp_path: Path
 ) -> None:
     good, good_key = authority.certify("good")
     expired, expired_key = authority.certify("expired", since=-11)
@@ -258,7 +259,7 @@ def as_dict(settings: Any) -> dict[str, Any]:
     return {name: getattr(settings, name) for name in settings.__struct_fields__}
 
 
-def test_settings_that_contradict_each_other(data_folder: Any) -> None:
+def test_settings_that_contradict_each_other(data_folder: DataFolder) -> None:
     from archipel.errors import ServerError
 
     for name in ("tls_key", "tls_client_ca"):
@@ -268,7 +269,7 @@ def test_settings_that_contradict_each_other(data_folder: Any) -> None:
 
 @pytest.mark.parametrize("secured", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_clients_that_fall_silent_do_not_keep_the_threads(
-    server: Server, authority: Authority, data_folder: Any, secured: bool
+    server: Server, authority: Authority, data_folder: DataFolder, secured: bool
 ) -> None:
     certificate, key = authority.certify("server")
     tls = {"tls_certificate": str(certificate), "tls_key": str(key)} if secured else {}

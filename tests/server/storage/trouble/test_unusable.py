@@ -25,6 +25,7 @@ from archipel.server.storage.spool import UpdateSpool
 from tests.support.moto_process import MotoProcess, TestBucket
 from tests.support.places import InBucket, settings_of
 from tests.support.store_proxy import Proxy
+from tests.support.world import DataFolder
 
 SECRET = "the tests' secret"
 
@@ -79,7 +80,7 @@ def test_what_the_setting_may_be(tmp_path: Path, text: str, parts: Any) -> None:
         "s3://models/a\n",
     ],
 )
-def test_what_the_setting_may_not_be(data_folder: Any, text: str) -> None:
+def test_what_the_setting_may_not_be(data_folder: DataFolder, text: str) -> None:
     folder, _, _ = data_folder
     with pytest.raises(ServerError, match=r"blobs must be a folder or s3://BUCKET/PREFIX") as error:
         load_settings(folder, environment={}, blobs=text)
