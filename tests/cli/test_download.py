@@ -11,7 +11,7 @@ import pytest
 
 from archipel.bundle import read_weights
 from tests.cli.test_round import reached  # noqa: F401  (a fixture)
-from tests.server.test_plain_rounds import mean, update
+from tests.server.rounds.test_plain_rounds import mean, update
 from tests.support.fixtures.server import *  # noqa: F403
 from tests.support.world import World
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.server.api.test_query_rights import token
+from tests.server.http.test_query_rights import token
 from tests.support.fixtures.server import (  # noqa: F401  (fixtures)
     bundle_file,
     data_folder,

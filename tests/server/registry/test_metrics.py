@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from archipel.protocol.uploads import metric_arrays
-from tests.server.test_evaluation_and_analytics import RANGES, take_part
-from tests.server.test_plain_rounds import update
+from tests.server.rounds.test_evaluation_and_analytics import RANGES, take_part
+from tests.server.rounds.test_plain_rounds import update
 from tests.support.world import World
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from archipel.protocol.operator.tasks import AuditEntry
 from archipel.server.audit.chain import verify
-from tests.server.kills.test_kills import Through
+from tests.server.rounds.kills.test_kills import Through
 from tests.support.devices import POPULATION
 from tests.support.fleet import GATE, MODEL, Fleet
 from tests.support.killed_server import Server

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from archipel.bundle import Lineage, read_weights
-from tests.server.test_plain_rounds import update
+from tests.server.rounds.test_plain_rounds import update
 from tests.support.devices import POPULATION
 from tests.support.fleet import MODEL, Fleet
 from tests.support.tiny_bundle import make_bundle

@@ -18,7 +18,7 @@ from archipel.server.processes.coordinator import Coordinator
 from archipel.server.services import Services
 from archipel.server.settings import load_settings
 from archipel.server.storage.lock import LOCK_FILE, only_one
-from tests.server.coordinator.test_coordinator import set_updates
+from tests.server.processes.coordinator.test_coordinator import set_updates
 from tests.support.moto_process import TestBucket
 from tests.support.places import InBucket, InFolder, WorldOnBucket
 from tests.support.world import DataFolder

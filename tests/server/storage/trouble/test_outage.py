@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from archipel.server.storage import StorageUnreachableError
-from tests.server.coordinator.test_coordinator import set_updates, weights
+from tests.server.processes.coordinator.test_coordinator import set_updates, weights
 from tests.support.places import WorldOnBucket
 from tests.support.store_proxy import Proxy
 
