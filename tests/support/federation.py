@@ -29,6 +29,7 @@ from archipel.protocol.sealed import Sealed, decode, public_bytes
 from archipel.protocol.vector import Layout
 from archipel.server import init_data_folder, load_settings
 from archipel.server.database.tables import Round
+from tests.support.database import migrated_database
 from tests.support.linear_bundle import POPULATION, local_data, make_bundle
 from tests.support.server import ServerProcess
 
@@ -185,6 +186,7 @@ def open_federation(folder: Path, server_host: str) -> Iterator[Federation]:
     operator_token = init_data_folder(
         folder / "server", enrolment_key=public_bytes(enrolment), publisher_keys=[public_bytes(publisher)]
     )
+    (folder / "server" / "archipel.db").write_bytes(migrated_database())
     settings = load_settings(
         folder / "server",
         environment={},

@@ -167,10 +167,20 @@ class Registry:
         digest = operator.bundles.upload(file).digest
         return self._added(operator.models.register(model, VersionRequest(bundle=digest)), np.array(w), promote)
 
+    def helpers(self) -> list[Agent]:
+        """Two devices that train; the rounds of `add_trained` are for such alone, and wait for no other."""
+        return [self.federation.agent(number, allow_plain=True, attributes={"helper": True}) for number in (1, 2)]
+
     def add_trained(self, agents: list[Agent], *, promote: bool = True) -> VersionInfo:
         """Another version: what the agents make of version 1 in a plain round."""
         operator = self.federation.operator
-        plain: dict[str, Any] = {"privacy": "plain", "threshold": None, "deadlines": {"assigning": 3, "updating": 5}}
+        only = "helper" if all(agent.config.attributes for agent in agents) else ""
+        plain: dict[str, Any] = {
+            "eligibility": only,
+            "privacy": "plain",
+            "threshold": None,
+            "deadlines": {"assigning": 3, "updating": 5},
+        }
         bundle = operator.models.version(MODEL, 1).bundle
         task = self.federation.task(bundle=bundle, min_cohort=2, cohort=len(agents), **plain)
         self.federation.run(agents, lambda: operator.tasks.get(task.task_id).state != "running")

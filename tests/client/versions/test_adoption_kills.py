@@ -100,7 +100,7 @@ def test_killed_at(registry: Registry, trained: bool, stride: int) -> None:
     """Version 2 is a bundle of its own, or version 1's with weights that a task made."""
     agent = registry.device()
     if trained:
-        registry.add_trained([registry.federation.agent(number, allow_plain=True) for number in (1, 2)], promote=False)
+        registry.add_trained(registry.helpers(), promote=False)
     agent.run_once()
     agent.close()
     if trained:

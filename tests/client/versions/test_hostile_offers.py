@@ -107,7 +107,7 @@ def test_what_is_not_there_and_what_does_not_fit(
     agent = registry.device()
     agent.run_once()
     runs = agent.models[MODEL]
-    agents = [registry.federation.agent(number, allow_plain=True) for number in (1, 2)]
+    agents = registry.helpers()
     weights = registry.add_trained(agents, promote=False).weights
     foreign = registry.federation.operator.bundles.upload(registry.federation.bundle_file)
     # A task that never begins: without one no device of the population could fetch it.
@@ -133,7 +133,7 @@ def test_older_weights_come_back_only_with_an_entry_in_the_log(
 ) -> None:
     agent = registry.device()
     agent.run_once()
-    helpers = [registry.federation.agent(number, allow_plain=True) for number in (1, 2)]
+    helpers = registry.helpers()
     older = registry.add_trained(helpers)
     for number in (2, 3, 4):  # the slots hold the last two
         agent.run_once()
