@@ -47,7 +47,7 @@ def noise_from(*spoilers: Any) -> Misbehaves:
     return misbehaves
 
 
-def play(world: World, task_id: str, devices: Sequence[Any], misbehaves: Misbehaves, *, rounds: int = 200) -> None:  # noqa: F811
+def play(world: World, task_id: str, devices: Sequence[Device], misbehaves: Misbehaves, *, rounds: int = 200) -> None:  # noqa: F811
     """All devices take part in everything until the task ends, in so many rounds at most."""
     for _ in range(rounds):
         if world.task(task_id)["state"] != "running":
@@ -56,7 +56,7 @@ def play(world: World, task_id: str, devices: Sequence[Any], misbehaves: Misbeha
     raise AssertionError(f"the task did not end within {rounds} rounds")
 
 
-def play_round(world: World, devices: Sequence[Any], misbehaves: Misbehaves) -> list[Any]:  # noqa: F811
+def play_round(world: World, devices: Sequence[Device], misbehaves: Misbehaves) -> list[Any]:  # noqa: F811
     """One round, and who was in it. Where too few wait for a whole cohort it begins at its deadline."""
     for device in devices:
         device.check_in()

@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from archipel.bundle import PrivacyPolicy, pack, roles
 from archipel.bundle.roles import Metric
+from archipel.client import Agent
 from archipel.converter import Signing, Training, convert
 from archipel.errors import RefusedError
 from archipel.protocol.measures import measured, measures
@@ -58,7 +59,7 @@ def fleet(federation: Federation, network: nn.Module) -> tuple[Any, list[Any]]:
     return federation, agents
 
 
-def evaluate(federation: Federation, agents: list[Any], metrics: dict[str, float], privacy: str) -> Any:
+def evaluate(federation: Federation, agents: list[Agent], metrics: dict[str, float], privacy: str) -> Any:
     task = federation.task(kind="evaluation", metrics=metrics, privacy=privacy, threshold=None, cohort=3, min_cohort=3)
     federation.run(agents, lambda: federation.operator.tasks.get(task.task_id).state != "running")
     [info] = federation.rounds(task)

@@ -28,7 +28,7 @@ def plain(federation: Federation, bundle_maker: Callable[..., Path]) -> Federati
     return federation
 
 
-def until_ended(federation: Federation, task: TaskInfo, agents: list[Any]) -> Any:
+def until_ended(federation: Federation, task: TaskInfo, agents: list[Agent]) -> Any:
     federation.run(agents, lambda: federation.operator.tasks.get(task.task_id).state != "running")
     return federation.operator.tasks.get(task.task_id)
 

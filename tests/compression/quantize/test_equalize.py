@@ -51,7 +51,7 @@ def test_a_network_with_normalizations(network: Model, module: nn.Module, exampl
             super().__init__()
             self.inner = module
 
-        def forward(self, x: Any) -> Any:
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
             m = self.inner
             x = torch.relu(m.norm1(m.conv(x)))  # type: ignore[operator]
             x = torch.relu(m.norm2(m.depthwise(x)))  # type: ignore[operator]

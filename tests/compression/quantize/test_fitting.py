@@ -157,7 +157,7 @@ class Uneven(nn.Module):
             self.uneven.bias.mul_(factors)
             self.last.weight.view(5, 8, 64).div_(factors[:, None])
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.last(torch.relu(self.uneven(torch.relu(self.first(x)))).flatten(1))
 
 

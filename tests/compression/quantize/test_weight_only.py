@@ -58,7 +58,7 @@ def test_transposed_and_matrix_products(apply: Apply, run: Run) -> None:
             self.matrix = nn.Parameter(torch.randn(40, 12))
             self.up = nn.ConvTranspose1d(12, 6, 4)
 
-        def forward(self, x: Any) -> Any:
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.up((x @ self.matrix).transpose(1, 2))
 
     network = Both()
@@ -81,7 +81,7 @@ def test_recurrent_weights_and_embeddings(kind: type[nn.RNNBase], apply: Apply, 
             torch.manual_seed(0)
             self.words, self.cells = nn.Embedding(30, 48), kind(48, 8, batch_first=True, bidirectional=True)
 
-        def forward(self, x: Any) -> Any:
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.cells(self.words(x))[0]
 
     network = Reader()

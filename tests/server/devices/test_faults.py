@@ -23,7 +23,7 @@ def note(world: World, device: Device, round_id: str, reason: str = "wrong") -> 
         return note_fault(session, device_id=device.id, round_id=round_id, reason=reason, now=world.clock.now)
 
 
-def lose_a_round(world: World, devices: list[Any], *faulty: Any) -> str:
+def lose_a_round(world: World, devices: list[Device], *faulty: Any) -> str:
     """A round in which nobody answers, and these devices do something wrong."""
     world.start_round(devices)
     round_id = str(devices[0].plan.round_id)

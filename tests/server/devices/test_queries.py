@@ -17,7 +17,7 @@ from archipel.protocol.messages import Confirmations, Receipt
 from archipel.protocol.uploads import contribution, upload_layout
 from archipel.server.database.tables import BundleRow
 from archipel.server.devices.queries import _cells, _divided
-from tests.support.devices import ANSWERED, Keys
+from tests.support.devices import ANSWERED, Device, Keys
 from tests.support.world import World
 
 LEAST = 3
@@ -31,7 +31,7 @@ def bundle_file(keys: Keys, bundle_maker: Callable[..., Path], tmp_path: Path) -
 
 
 def ask(
-    world: World, there: Sequence[Any], dropping: Sequence[Any] = (), empty: Sequence[Any] = (), **task: Any
+    world: World, there: Sequence[Device], dropping: Sequence[Device] = (), empty: Sequence[Device] = (), **task: Any
 ) -> Any:
     """One query while `there` wait, of which `dropping` send keys and nothing else, and `empty` have no examples; its
     round, None if none began, and the task as it is shown then."""
@@ -72,7 +72,7 @@ def ask(
     return (rounds[0] if rounds else None), shown
 
 
-def ids(devices: Sequence[Any]) -> list[str]:
+def ids(devices: Sequence[Device]) -> list[str]:
     return sorted(device.id for device in devices)
 
 

@@ -15,7 +15,8 @@ from archipel.errors import MessageError
 from archipel.protocol.messages import CheckIn
 from archipel.protocol.plain import decode_plain, plain_size
 from archipel.protocol.vector import Layout, unpack
-from tests.server.http.test_fuzz import CORPUS, mutations
+from tests.mutations import mutations
+from tests.server.http.test_fuzz import CORPUS
 from tests.support.tiny_bundle import DELTA_RANGE, WEIGHT_RANGE
 
 CLIP, LOWEST = 100.0, 1 / 64

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+from tests.support.devices import Device
 from tests.support.world import World
 
 
-def finish(world: World, devices: list[Any]) -> None:
+def finish(world: World, devices: list[Device]) -> None:
     world.run_to("unmasking", devices)
     for device in devices:
         device.unmasking()

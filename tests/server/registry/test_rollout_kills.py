@@ -16,6 +16,7 @@ from archipel.server.database.tables import AuditRow, LeaseRow
 from archipel.server.processes.coordinator import Coordinator
 from archipel.server.processes.lease import Lease
 from archipel.server.services import Services
+from tests.support.devices import Device
 from tests.support.fleet import MODEL, Fleet
 from tests.support.world import World
 
@@ -72,7 +73,7 @@ def mortal(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
     return world
 
 
-def once(world: World, fleet: Fleet, devices: list[Any], outcome: str) -> dict[str, Any]:
+def once(world: World, fleet: Fleet, devices: list[Device], outcome: str) -> dict[str, Any]:
     """One rollout, from the same beginning to its end. Returns all that can be compared."""
     if fleet.model()["promoted"] == 2:
         fleet.post(f"models/{MODEL}/rollback")

@@ -9,6 +9,7 @@ import pytest
 
 from tests.server.rounds.test_plain_rounds import Update, mean, parameters, same, update
 from tests.server.rounds.test_secure_round import expected_parameters, give_updates, new_parameters
+from tests.support.devices import Device
 from tests.support.world import World
 
 
@@ -21,7 +22,7 @@ def asynchronous(world: World, **settings: Any) -> Any:
     )  # fmt: skip
 
 
-def seats(world: World, devices: list[Any]) -> list[Any]:
+def seats(world: World, devices: list[Device]) -> list[Any]:
     """Check in, let the coordinator work, and return those that have a plan now."""
     for device in devices:
         device.check_in()
@@ -83,7 +84,7 @@ def test_a_seat_is_given_up_in_time(world: World) -> None:
     assert (status, "time" in answer["message"]) == (410, True)
 
 
-def between_rounds(world: World, devices: list[Any], **settings: Any) -> str:
+def between_rounds(world: World, devices: list[Device], **settings: Any) -> str:
     """A task whose round was committed with half of the devices while the task is paused: none follows."""
     task = str(asynchronous(world, **settings)["task_id"])
     assert seats(world, devices) == devices

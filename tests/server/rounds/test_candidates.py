@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.devices import Device
 from tests.support.world import World
 
 PHONE = {"ram": 4 * 2.0**30, "charging": True, "app": "1.4"}
@@ -19,7 +20,7 @@ def phones(world: World, count: int, **attributes: Any) -> list[Any]:
     return devices
 
 
-def whole_round(world: World, devices: Sequence[Any]) -> None:
+def whole_round(world: World, devices: Sequence[Device]) -> None:
     world.clock.now += 1
     world.start_round(devices)
     world.run_to("unmasking", devices)

@@ -11,12 +11,13 @@ from archipel.bundle import decode_manifest
 from archipel.protocol.uploads import EXAMPLES, contribution, metric_arrays, upload_layout
 from archipel.server.database.tables import BundleRow
 from archipel.server.rounds.results import quantile
+from tests.support.devices import Device
 from tests.support.world import World
 
 RANGES = {"loss": 8.0, "accuracy": 1.0}
 
 
-def take_part(world: World, devices: list[Any], arrays: list[dict[str, Any]]) -> None:
+def take_part(world: World, devices: list[Device], arrays: list[dict[str, Any]]) -> None:
     """Every device uploads its arrays, masked or as they are."""
     world.start_round(devices)
     plan = devices[0].plan

@@ -32,7 +32,7 @@ READABLE_FROM = {
 class Recorder:
     """Remembers what each device sent, to send it again."""
 
-    def __init__(self, devices: list[Any]) -> None:
+    def __init__(self, devices: list[Device]) -> None:
         self.sent: dict[tuple[str, str], tuple[bytes, dict[str, str]]] = {}
         for device in devices:
             device.transport = self._recording(device, device.transport)

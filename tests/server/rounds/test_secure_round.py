@@ -10,12 +10,13 @@ import pytest
 
 from archipel.bundle import read_weights
 from archipel.protocol.messages import Confirmations, Receipt, Unmasking
+from tests.support.devices import Device
 from tests.support.world import World
 
 DELTA_STEP, WEIGHT_STEP = 1 / 256, 1 / 4096
 
 
-def give_updates(devices: list[Any], weights: list[int]) -> list[np.ndarray]:
+def give_updates(devices: list[Device], weights: list[int]) -> list[np.ndarray]:
     """Every device gets a vector of small signed integers; returns them as int64, the last entry its weight."""
     generator = np.random.default_rng(7)
     updates = []

@@ -25,7 +25,7 @@ from tests.support.world import World
 COLLECTING = ("advertising", "sharing", "complaining", "masking", "confirming", "unmasking")
 
 
-def set_updates(devices: list[Any]) -> np.ndarray:
+def set_updates(devices: list[Device]) -> np.ndarray:
     """One device after the other: constant vectors 1, 2, 3, ...; returns w after one round."""
     for number, device in enumerate(devices, start=1):
         device.vector = np.full(9, number * 256, np.uint32)
