@@ -34,7 +34,8 @@ class Device:
         self.token.write_bytes(token)
         np.savez(self.place / "data.npz", **local_data(number))  # type: ignore[arg-type]
         self.settings(isolated="false")
-        self._process: subprocess.Popen[bytes] | None = None
+        self.process: subprocess.Popen[bytes]
+        """The last one that was started."""
 
     def settings(self, text: str = '[examples]\nfile = "data.npz"\n', **top: str) -> None:
         lines = "".join(f"{name} = {value}\n" for name, value in top.items())
@@ -43,7 +44,7 @@ class Device:
     def start(self, *options: str, **environment: str) -> None:
         """`run --json`; its lines are in `events`."""
         command = [sys.executable, "-m", "archipel.cli.main", "device", "run", str(self.config), "--json", *options]
-        process = self._process = subprocess.Popen(
+        process = self.process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, **environment}
         )
         self.lines: queue.Queue[bytes] = queue.Queue()
@@ -55,14 +56,8 @@ class Device:
             self.lines.put(line)
 
     @property
-    def process(self) -> subprocess.Popen[bytes]:
-        """The last one that was started."""
-        assert self._process is not None
-        return self._process
-
-    @property
     def alive(self) -> bool:
-        return self._process is not None and self._process.poll() is None
+        return hasattr(self, "process") and self.process.poll() is None
 
     def until(self, name: str, seconds: float = 20.0) -> dict[str, Any]:
         """The next event of that name; those before it are passed over."""

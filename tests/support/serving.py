@@ -25,14 +25,15 @@ class Server:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._process: subprocess.Popen[str] | None = None
+        self.process: subprocess.Popen[str]
+        """The last one that was started."""
         self.url = ""
 
     def start(self, port: int = 0, **settings: str) -> str:
         """Returns its URL. `settings` are given to it by environment variables."""
         environment = os.environ | {"ARCHIPEL_SERVER_RETRY_AFTER": "0.02", "ARCHIPEL_SERVER_CHECK_IN_WINDOW": "5"}
         environment |= {f"ARCHIPEL_SERVER_{name.upper()}": value for name, value in settings.items()}
-        process = self._process = subprocess.Popen(
+        process = self.process = subprocess.Popen(
             [sys.executable, "-c", SERVE, str(self.folder), str(port)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -48,14 +49,8 @@ class Server:
         return self.url
 
     @property
-    def process(self) -> subprocess.Popen[str]:
-        """The last one that was started."""
-        assert self._process is not None
-        return self._process
-
-    @property
     def alive(self) -> bool:
-        return self._process is not None and self._process.poll() is None
+        return hasattr(self, "process") and self.process.poll() is None
 
     def children(self) -> dict[str, int]:
         """Process ids by what they are, all descendants of the supervisor."""
